@@ -1,4 +1,6 @@
-"""Holds the sdist and the wheel in a folder to git: python .ci/contents.py FOLDER. Whatever is missing, or too much, is an error."""
+"""Holds the sdist and the wheel in a folder to git: python .ci/contents.py FOLDER. Whatever is
+missing, or too much, is an error.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,21 @@ MADE = ("PKG-INFO", "setup.cfg", "dsgd.egg-info/")  # by setuptools, in an sdist
 
 
 def main(folder: Path) -> None:
-    tracked = set(subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")) - {""}
+    tracked = set(
+        subprocess.run(
+            ["git", "ls-files", "-z"], capture_output=True, text=True, check=True
+        ).stdout.split("\0")
+    ) - {""}
     with tarfile.open(next(folder.glob("*.tar.gz"))) as sdist:
         inside = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
     need_same("sdist", {name for name in inside if not name.startswith(MADE)}, tracked)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    installed = {name for name in tracked if name.split("/")[0] in PACKAGES and not name.startswith(NOT_INSTALLED)}
+    installed = {
+        name
+        for name in tracked
+        if name.split("/")[0] in PACKAGES and not name.startswith(NOT_INSTALLED)
+    }
     need_same("wheel", inside, installed)
 
 

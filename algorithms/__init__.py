@@ -29,7 +29,11 @@ from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.local_sgd import local_sgd
-from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
+from algorithms.synchronous.minibatch_sgd import (
+    minibatch_sgd,
+    model_averaging_sgd,
+    parameter_server_sgd,
+)
 from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
 from algorithms.unequal_work import unequal_work
@@ -43,25 +47,48 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
     "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
-    "csgd": lambda optimizer, workers: compressed_sgd(optimizer, whole_model(random_quantization(4))),
-    "csgd-ring": lambda optimizer, workers: compressed_sgd(optimizer, whole_model(random_quantization(4)), via="ring"),
-    "ec-sgd": lambda optimizer, workers: error_compensated_sgd(optimizer, whole_model(sign), whole_model(sign)),
-    "ef21": lambda optimizer, workers: ef21(optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))),
+    "csgd": lambda optimizer, workers: compressed_sgd(
+        optimizer, whole_model(random_quantization(4))
+    ),
+    "csgd-ring": lambda optimizer, workers: compressed_sgd(
+        optimizer, whole_model(random_quantization(4)), via="ring"
+    ),
+    "ec-sgd": lambda optimizer, workers: error_compensated_sgd(
+        optimizer, whole_model(sign), whole_model(sign)
+    ),
+    "ef21": lambda optimizer, workers: ef21(
+        optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
+    ),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
-    "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
+    "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
+        optimizer, topologies.complete(workers)
+    ),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
     "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
-    "exact-diffusion": lambda optimizer, workers: exact_diffusion(optimizer, topologies.ring(workers)),
-    "gradient-tracking": lambda optimizer, workers: gradient_tracking(optimizer, topologies.ring(workers)),
-    "sgp": lambda optimizer, workers: stochastic_gradient_push(optimizer, topologies.one_peer_exponential(workers)),
-    "choco-sgd": lambda optimizer, workers: choco_sgd(optimizer, topologies.ring(workers), whole_model(sign), 0.5),
-    "deepsqueeze": lambda optimizer, workers: deepsqueeze(optimizer, topologies.ring(workers), whole_model(sign), 0.3),
-    "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(optimizer, topologies.ring(workers)),
+    "exact-diffusion": lambda optimizer, workers: exact_diffusion(
+        optimizer, topologies.ring(workers)
+    ),
+    "gradient-tracking": lambda optimizer, workers: gradient_tracking(
+        optimizer, topologies.ring(workers)
+    ),
+    "sgp": lambda optimizer, workers: stochastic_gradient_push(
+        optimizer, topologies.one_peer_exponential(workers)
+    ),
+    "choco-sgd": lambda optimizer, workers: choco_sgd(
+        optimizer, topologies.ring(workers), whole_model(sign), 0.5
+    ),
+    "deepsqueeze": lambda optimizer, workers: deepsqueeze(
+        optimizer, topologies.ring(workers), whole_model(sign), 0.3
+    ),
+    "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
+        optimizer, topologies.ring(workers)
+    ),
 }
-"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults.
+"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's
+defaults.
 
 Every entry is under all contract tests."""
 

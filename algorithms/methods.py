@@ -1,4 +1,6 @@
-"""Methods of two common kinds: whose state is one model that all workers have, and whose workers have a model each."""
+"""Methods of two common kinds: whose state is one model that all workers have, and whose workers
+have a model each.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from dsgd.base import Algorithm, PyTree, Query, State
 from dsgd.graphs.topology import Topology
 
 
-def one_model(name: str, optimizer: optax.GradientTransformation, update: Callable, ask: Callable | None = None) -> Algorithm:
+def one_model(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    update: Callable,
+    ask: Callable | None = None,
+) -> Algorithm:
     """A method that holds one model, the same for all workers.
 
     Args:
@@ -46,22 +53,33 @@ def local_models(
     tracked: bool = False,
     absent: Callable | None = None,
 ) -> Algorithm:
-    """A method whose workers have a model each, at which they compute gradients; the mean of the models is taken home.
+    """A method whose workers have a model each, at which they compute gradients; the mean of the
+    models is taken home.
 
     Args:
         name: for tables and error messages.
         optimizer: each worker's step.
-        update: (what the workers have, gradients, Communicator) -> the same; leaves `[n, ...]`, the models are its `params`.
-        start: `optimizers.Model` of equal models, leaves `[N, ...]` -> what the workers have; None: nothing else.
+        update: (what the workers have, gradients, Communicator) -> the same; leaves `[n, ...]`, the
+            models are its `params`.
+        start: `optimizers.Model` of equal models, leaves `[N, ...]` -> what the workers have; None:
+            nothing else.
         topology: for as many workers as the problem has; None: the method has none.
-        tracked: whether optimizers get estimates of the mean gradient instead of the workers' own gradients.
+        tracked: whether optimizers get estimates of the mean gradient instead of the workers' own
+            gradients.
         absent: as in `dsgd.Algorithm`.
     """
 
     def of_workers(server, models, gradients, round):
         return server, update(models, gradients, round)
 
-    method = with_server(name, optimizer, of_workers, server=lambda params: (), start=start or (lambda models: models), absent=absent)
+    method = with_server(
+        name,
+        optimizer,
+        of_workers,
+        server=lambda params: (),
+        start=start or (lambda models: models),
+        absent=absent,
+    )
     if topology is None:
         return method
 
@@ -101,11 +119,20 @@ def with_server(
     def step(state, gradients, round):
         return State(*update(state.server, state.workers, gradients, round))
 
-    return Algorithm(name, init, lambda state, round: Query(state.workers.params), step, lambda state: state.workers.params, absent)
+    return Algorithm(
+        name,
+        init,
+        lambda state, round: Query(state.workers.params),
+        step,
+        lambda state: state.workers.params,
+        absent,
+    )
 
 
 def gets_average(before: Any, after: Any) -> Any:
-    """A worker that did not participate keeps what it had, except for its model: it gets the average when it comes back."""
+    """A worker that did not participate keeps what it had, except for its model: it gets the
+    average when it comes back.
+    """
     return before._replace(params=after.params)
 
 

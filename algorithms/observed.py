@@ -12,19 +12,24 @@ from dsgd.work import of_each
 
 @checks.arguments
 def observed(method: Algorithm) -> Algorithm:
-    r"""Returns the same method with the measurements that controllers of local work need in the history, `[records, N]`.
+    r"""Returns the same method with the measurements that controllers of local work need in the
+    history, `[records, N]`.
 
-    $$ |\bar g_n|^2, \quad |g|^2 = \Big|\frac1N \sum_n g_n\Big|^2, \qquad \bar g_n = g_n \Big/ \sum_m w_{nm} $$
+    $$ |\bar g_n|^2, \quad |g|^2 = \Big|\frac1N \sum_n g_n\Big|^2, \qquad \bar g_n = g_n \Big/
+    \sum_m w_{nm} $$
 
-    `local_sqnorms` are of the mean over each worker's samples (NaN of a worker that computed nothing or did not participate),
-    `global_sqnorm` (`[records]`) is of the mean over workers. Of methods that ask only some workers for gradients, the mean is over those.
-    On several devices that is one more all-reduce, which is not counted as traffic.
+    `local_sqnorms` are of the mean over each worker's samples (NaN of a worker that computed
+    nothing or did not participate), `global_sqnorm` (`[records]`) is of the mean over workers. Of
+    methods that ask only some workers for gradients, the mean is over those. On several devices
+    that is one more all-reduce, which is not counted as traffic.
 
-    On a cluster, `measured_compute` is the seconds of all micro-batches that a worker computed, `measured_up` and `measured_down` are the
-    seconds for which its ports were busy, and `measured_bits_up` and `measured_bits_down` the bits that they carried. If messages overlap
-    with the computation, `measured_backward` is the seconds of the last backward pass and `measured_first` those until its first bucket
-    was ready. All of them are of the round before the record's last one; NaN if nothing was measured: before the second round, of workers
-    that computed nothing, and of methods that keep their own time.
+    On a cluster, `measured_compute` is the seconds of all micro-batches that a worker computed,
+    `measured_up` and `measured_down` are the seconds for which its ports were busy, and
+    `measured_bits_up` and `measured_bits_down` the bits that they carried. If messages overlap with
+    the computation, `measured_backward` is the seconds of the last backward pass and
+    `measured_first` those until its first bucket was ready. All of them are of the round before the
+    record's last one; NaN if nothing was measured: before the second round, of workers that
+    computed nothing, and of methods that keep their own time.
 
     Args:
         method: any; its own metrics stay.
@@ -52,7 +57,9 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
     else:
         some = workers.sqnorm_rows(gradients)
         local = jnp.full(round.workers, jnp.nan, some.dtype).at[query.workers].set(some)
-        whole = workers.sqnorm_rows(jax.tree.map(lambda leaf: workers.mean_rows(leaf)[None], gradients))[0]
+        whole = workers.sqnorm_rows(
+            jax.tree.map(lambda leaf: workers.mean_rows(leaf)[None], gradients)
+        )[0]
     if round.present is not None:
         local = jnp.where(round.present, local, jnp.nan)
     if round.work is not None:
@@ -63,5 +70,9 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
 
 def _by_worker(measured: Measured) -> dict[str, jax.Array]:
     some = jnp.any(~jnp.isnan(measured.compute), axis=1)
-    totals = measured._replace(compute=jnp.where(some, jnp.nansum(measured.compute, axis=1), jnp.nan))
-    return {f"measured_{name}": value for name, value in totals._asdict().items() if value is not None}
+    totals = measured._replace(
+        compute=jnp.where(some, jnp.nansum(measured.compute, axis=1), jnp.nan)
+    )
+    return {
+        f"measured_{name}": value for name, value in totals._asdict().items() if value is not None
+    }

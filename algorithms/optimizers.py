@@ -1,7 +1,8 @@
 """What methods share: one optax step on one model or on stacked ones.
 
-Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the optimizer if it fails or if its updates
-do not fit the parameters, and which hold the random keys of its state in `StateKey`s, so that the engine can make them differ.
+Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the
+optimizer if it fails or if its updates do not fit the parameters, and which hold the random keys of
+its state in `StateKey`s, so that the engine can make them differ.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
     """The model before the first step.
 
     Raises:
-        ValueError: the optimizer fails on these parameters, returns updates of another shape, or draws random numbers from a key that is
-            not in its state.
+        ValueError: the optimizer fails on these parameters, returns updates of another shape, or
+            draws random numbers from a key that is not in its state.
     """
     with _named(optimizer):
         memory = optimizer.init(params)
@@ -48,8 +49,12 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def drawn(init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
-    """The model that all workers of a run with this key start from, compiled; it is compiled once while both functions are the same."""
+def drawn(
+    init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array
+) -> Model:
+    """The model that all workers of a run with this key start from, compiled; it is compiled once
+    while both functions are the same.
+    """
     return randomness.of_owner(start(optimizer, init(key)), key)
 
 
@@ -59,16 +64,26 @@ def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params
     return Model(optax.apply_updates(model.params, updates), memory)
 
 
-def change(optimizer: optax.GradientTransformation, gradient: Params, memory: PyTree, params: Params) -> tuple[Params, PyTree]:
+def change(
+    optimizer: optax.GradientTransformation, gradient: Params, memory: PyTree, params: Params
+) -> tuple[Params, PyTree]:
     r"""The optimizer's updates, $-\gamma g$ for `optax.sgd`, and its state after them.
 
     Raises:
-        ValueError: the optimizer fails, or its updates do not have the structure, the shapes and real types of the parameters.
+        ValueError: the optimizer fails, or its updates do not have the structure, the shapes and
+            real types of the parameters.
     """
     with _named(optimizer):
-        updates, after = optimizer.update(gradient, jax.tree.map(_given, memory, is_leaf=is_state_key), params)
+        updates, after = optimizer.update(
+            gradient, jax.tree.map(_given, memory, is_leaf=is_state_key), params
+        )
         if any(map(is_state_key, jax.tree.leaves(memory, is_leaf=is_state_key))):
-            after = jax.tree.map(lambda old, new: old.replaced(new) if is_state_key(old) else new, memory, after, is_leaf=is_state_key)
+            after = jax.tree.map(
+                lambda old, new: old.replaced(new) if is_state_key(old) else new,
+                memory,
+                after,
+                is_leaf=is_state_key,
+            )
     _need_updates(optimizer, updates, params)
     return updates, after
 
@@ -83,8 +98,12 @@ def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
     return jax.vmap(lambda row: start(optimizer, row))(rows)
 
 
-def step_local(optimizer: optax.GradientTransformation, models: Model, gradients: Gradients) -> Model:
-    """Every worker's own step on its own model, leaves `[n, ...]`; large models take the memory of the gradients."""
+def step_local(
+    optimizer: optax.GradientTransformation, models: Model, gradients: Gradients
+) -> Model:
+    """Every worker's own step on its own model, leaves `[n, ...]`; large models take the memory of
+    the gradients.
+    """
 
     def stepped(params, overwritten):
         memory, gradients = overwritten
@@ -100,8 +119,11 @@ def server_step(optimizer: optax.GradientTransformation, model: Model, gradient:
     return workers.if_any(step(optimizer, model, gradient), model)
 
 
-def local_step(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients, round: Communicator) -> Any:
-    """Every worker's own step on its own model; a worker that does not participate, or computes nothing, makes none.
+def local_step(
+    optimizer: optax.GradientTransformation, models: Any, gradients: Gradients, round: Communicator
+) -> Any:
+    """Every worker's own step on its own model; a worker that does not participate, or computes
+    nothing, makes none.
 
     Args:
         optimizer: of each worker.
@@ -114,26 +136,32 @@ def local_step(optimizer: optax.GradientTransformation, models: Any, gradients: 
     return models._replace(params=after.params, optimizer=after.optimizer)
 
 
-def change_local(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients) -> tuple[PyTree, PyTree]:
-    r"""Every worker's own change, $-\gamma g$ for `optax.sgd`, not yet made, and the optimiser's states after it.
+def change_local(
+    optimizer: optax.GradientTransformation, models: Any, gradients: Gradients
+) -> tuple[PyTree, PyTree]:
+    r"""Every worker's own change, $-\gamma g$ for `optax.sgd`, not yet made, and the optimiser's
+    states after it.
 
     Args:
         models: with `params` and `optimizer`, leaves `[n, ...]`.
         gradients: likewise, or what stands for them.
     """
-    updates, memory = jax.vmap(partial(change, optimizer))(gradients, models.optimizer, models.params)
+    updates, memory = jax.vmap(partial(change, optimizer))(
+        gradients, models.optimizer, models.params
+    )
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
 
 
 def require_descent(optimizer: optax.GradientTransformation) -> float:
-    r"""Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails on a number is not looked at.
+    r"""Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails
+    on a number is not looked at.
 
     Returns:
         The size of that step, $\gamma$ for `optax.sgd` and for Adam; NaN if it is not known here.
 
     Raises:
-        ValueError: one whose update needs more than gradients (a line search), or whose first step is not a finite real number or leads
-            up the gradient without a negative step size.
+        ValueError: one whose update needs more than gradients (a line search), or whose first step
+            is not a finite real number or leads up the gradient without a negative step size.
     """
     one: Any = np.float32(1)
     try:
@@ -142,20 +170,28 @@ def require_descent(optimizer: optax.GradientTransformation) -> float:
     except Exception as error:  # it is only a probe: what fails on a scalar may work on the model
         if "required keyword-only argument" in str(error):
             raise ValueError(
-                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients"
+                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); "
+                "expected one that steps on gradients"
                 " alone, optax.sgd(0.1), say"
             ) from error
         return float("nan")
-    if isinstance(step, Tracer) or np.ndim(step):  # step sizes by coordinate: `start` sees whether they fit the model
+    # step sizes by coordinate: `start` sees whether they fit the model
+    if isinstance(step, Tracer) or np.ndim(step):
         return float("nan")
     first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
     if not checks.is_numeric(step):
-        raise ValueError(f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and schedules that return one")
+        raise ValueError(
+            f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and "
+            "schedules that return one"
+        )
     if not np.isfinite(step):
-        raise ValueError(f"{first} is {step}; expected a finite number: pass finite hyperparameters")
+        raise ValueError(
+            f"{first} is {step}; expected a finite number: pass finite hyperparameters"
+        )
     if step > 0 and _ascends(optimizer, memory, one):
         raise ValueError(
-            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end"
+            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive "
+            "step size, optax.sgd(0.1), say, or end"
             " the chain with optax.scale_by_learning_rate(0.1)"
         )
     return abs(float(step))
@@ -166,7 +202,8 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
 
     Random steps may by chance, and every other one of sharpness-aware methods.
     """
-    chosen = re.findall(r"\w+", called(optimizer))[-1] in ("scale", "scale_by_schedule")  # by its user, who gave a negative step size
+    # by its user, who gave a negative step size
+    chosen = re.findall(r"\w+", called(optimizer))[-1] in ("scale", "scale_by_schedule")
     if chosen or any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
     for _ in range(_FIRST):
@@ -178,7 +215,9 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
 
 
 def called(optimizer: optax.GradientTransformation) -> str:
-    """The optimizer's name for error messages: the function that made it, of a chain with its parts."""
+    """The optimizer's name for error messages: the function that made it, of a chain with its
+    parts.
+    """
     return _maker(optimizer.update)
 
 
@@ -202,7 +241,8 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
         said = causes.remedy(error)
         said = said if len(said) <= 200 else f"{said[:180]} ..."
         raise ValueError(
-            f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: {said}); expected an optimizer that steps on"
+            f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: "
+            f"{said}); expected an optimizer that steps on"
             " gradients alone, with masks, labels and schedules that fit the parameters"
         ) from error
 
@@ -212,16 +252,22 @@ def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, para
     where = f"optimizer {called(optimizer)}: its updates"
     if jax.tree.structure(updates) != jax.tree.structure(params):
         checks.require_same(where, updates, params)
-    for (path, leaf), x in zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True):
+    for (path, leaf), x in zip(
+        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True
+    ):
         name = f"{where}{jax.tree_util.keystr(path)}"
         if jnp.shape(leaf) != jnp.shape(x):
             raise ValueError(
-                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected the parameters' shape: an optimizer that"
+                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected the "
+                "parameters' shape: an optimizer that"
                 " clips or sums per-sample gradients needs a problem whose gradients are per sample"
             )
-        if jnp.issubdtype(jnp.result_type(x), jnp.floating) and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        if jnp.issubdtype(jnp.result_type(x), jnp.floating) and not jnp.issubdtype(
+            jnp.result_type(leaf), jnp.floating
+        ):
             raise ValueError(
-                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real numbers: pass real step sizes"
+                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real "
+                "numbers: pass real step sizes"
             )
 
 
@@ -230,15 +276,25 @@ def _given(leaf: Any) -> Any:
     return leaf.key() if is_state_key(leaf) else leaf
 
 
-def _with_state_keys(optimizer: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
+def _with_state_keys(
+    optimizer: optax.GradientTransformation, params: Params, memory: PyTree
+) -> PyTree:
     """The optimizer's state, in which random keys are `StateKey`s."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params))
-    used = randomness.uses(lambda memory, params: change(optimizer, params, memory, params), *shapes)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params)
+    )
+    used = randomness.uses(
+        lambda memory, params: change(optimizer, params, memory, params), *shapes
+    )
     if used.constant:
         raise ValueError(
-            f"optimizer {called(optimizer)}: its update draws random numbers from a key that is not in its state, which are the same in all"
-            " workers, seeds and runs; keep the key in the state that init returns, as optax.add_noise does"
+            f"optimizer {called(optimizer)}: its update draws random numbers from a key that is "
+            "not in its state, which are the same in all"
+            " workers, seeds and runs; keep the key in the state that init returns, as "
+            "optax.add_noise does"
         )
     leaves, treedef = jax.tree.flatten(memory)
     keys = used.keys[: len(leaves)]
-    return treedef.unflatten(StateKey.of(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True))
+    return treedef.unflatten(
+        StateKey.of(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""A worker of synchronous SGD on the real clock, in a process of its own: `train_processes` of DropCompute and of Cannikin.
+"""A worker of synchronous SGD on the real clock, in a process of its own: `train_processes` of
+DropCompute and of Cannikin.
 
-Kimad's processes are no such workers: their messages have a length that changes from round to round, which an all-reduce of a compiled
-program cannot have, and go to and from one server, each over its own connection, on which the bandwidth is measured byte by byte.
+Kimad's processes are no such workers: their messages have a length that changes from round to
+round, which an all-reduce of a compiled program cannot have, and go to and from one server, each
+over its own connection, on which the bandwidth is measured byte by byte.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from dsgd.machines import arrays, nodes
 class RealWorker:
     """The worker that this process is: its data, and the model as all have it.
 
-    Programs are found again where problem and optimizer are the same, in one process: their functions are static arguments.
+    Programs are found again where problem and optimizer are the same, in one process: their
+    functions are static arguments.
 
     Args:
         name: of the function that trains, for messages.
@@ -34,10 +37,13 @@ class RealWorker:
         key: of everything random.
 
     Raises:
-        ValueError: another number of workers than of processes, or a problem without what real processes need.
+        ValueError: another number of workers than of processes, or a problem without what real
+            processes need.
     """
 
-    def __init__(self, name: str, problem: Problem, optimizer: optax.GradientTransformation, key: Key) -> None:
+    def __init__(
+        self, name: str, problem: Problem, optimizer: optax.GradientTransformation, key: Key
+    ) -> None:
         leaves.need_all(name, problem)
         self.mesh: Mesh = nodes.mesh(name, problem.workers)
         self.n: int = jax.process_index()
@@ -47,11 +53,17 @@ class RealWorker:
         self.optimizer: optax.GradientTransformation = optimizer
         first, own = loop.split(key)
         self.key: Key = own
-        self.data: PyTree = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here)
-        self.model: optimizers.Model = jax.device_put(optimizers.drawn(problem.init, optimizer, first), here)
+        self.data: PyTree = jax.device_put(
+            jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here
+        )
+        self.model: optimizers.Model = jax.device_put(
+            optimizers.drawn(problem.init, optimizer, first), here
+        )
 
     def sum(self, own: PyTree) -> PyTree:
-        """The sum over all workers of what each has, leaves `[1, ...]`: an all-reduce of one message, which waits for the last worker."""
+        """The sum over all workers of what each has, leaves `[1, ...]`: an all-reduce of one
+        message, which waits for the last worker.
+        """
         return nodes.own(jax.block_until_ready(_summed(self.mesh, nodes.rows(own, self.mesh))))
 
 

@@ -22,8 +22,10 @@ def warn_if_cancelled(name: str, optimizer: optax.GradientTransformation, round:
     """
     if round.problem is not None and round.problem.weights is not None and _cancels(optimizer):
         warnings.warn(
-            f"{name}: the workers have weights, but steps of this optimizer do not depend on the size of a worker's gradient (as Adam's),"
-            " so that the weights have no effect; pass optax.sgd, with momentum if wanted, or use algorithms.local_sgd(optimizer, 1)"
+            f"{name}: the workers have weights, but steps of this optimizer do not depend on the "
+            "size of a worker's gradient (as Adam's),"
+            " so that the weights have no effect; pass optax.sgd, with momentum if wanted, or use "
+            "algorithms.local_sgd(optimizer, 1)"
             " without a topology, whose average of models has the weights",
             stacklevel=3,
         )

@@ -1,4 +1,6 @@
-"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the extra `docs` installed."""
+"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the
+extra `docs` installed.
+"""
 
 import os
 import shutil
@@ -17,10 +19,20 @@ project = "dsgd"
 author = "the authors of dsgd"
 html_title = "dsgd"
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx-mathjax-offline", "myst_nb", "docstrings", "links"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+    "myst_nb",
+    "docstrings",
+    "links",
+]
 exclude_patterns = ["_build", "extensions"]
 
-html_theme = "furo"  # 46 em of text beside two columns that fold away; formulas and tables scroll by themselves; light and dark
+# 46 em of text beside two columns that fold away; formulas and tables scroll by themselves; light
+# and dark
+html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
@@ -45,7 +57,9 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 
 OTHERS = "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
-nitpick_ignore_regex = [  # what is documented elsewhere, where CI cannot look; names that only type checkers import; letters of shapes
+# what is documented elsewhere, where CI cannot look; names that only type checkers import; letters
+# of shapes
+nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
     ("py:class", "History|Runs|Weights|Axes|Figure|'d'|'bytes'"),
 ]
@@ -55,7 +69,9 @@ NOTEBOOKS = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md")
 
 
 def copy_notebooks() -> None:
-    """Sphinx reads what lies below its own folder: the notebooks are copied there before each build."""
+    """Sphinx reads what lies below its own folder: the notebooks are copied there before each
+    build.
+    """
     there = DOCS / "notebooks"
     shutil.rmtree(there, ignore_errors=True)
     there.mkdir()

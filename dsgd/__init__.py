@@ -1,4 +1,6 @@
-"""Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
+"""Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one
+code.
+"""
 
 from dsgd import clusters, communication, compressors, network, problems, work, workers
 from dsgd.base import (

@@ -1,4 +1,6 @@
-"""The one conversion of array-likes to numpy arrays: values are kept as they are, or refused with the reason and the remedy."""
+"""The one conversion of array-likes to numpy arrays: values are kept as they are, or refused with
+the reason and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from dsgd.base import PyTree
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, np.number, Fraction)
 _DEEPEST = 32  # lists in lists
-_RECTANGULAR = "expected equal shapes: pad the rows, or pass several arrays as a tuple or a dictionary"
+_RECTANGULAR = (
+    "expected equal shapes: pad the rows, or pass several arrays as a tuple or a dictionary"
+)
 
 
 def numbers(where: str, values: Any) -> np.ndarray:
@@ -23,15 +27,18 @@ def numbers(where: str, values: Any) -> np.ndarray:
 
     Args:
         where: names the values in messages.
-        values: an array of numpy, JAX, PyTorch or any library with `__array__` or DLPack, a pandas, polars or pyarrow column or table of
-            numbers, a buffer, a number, or nested lists of these.
+        values: an array of numpy, JAX, PyTorch or any library with `__array__` or DLPack, a pandas,
+            polars or pyarrow column or table of numbers, a buffer, a number, or nested lists of
+            these.
 
     Returns:
-        An array of integers, bool or floating-point numbers, of any number of axes. It may share memory with `values`.
+        An array of integers, bool or floating-point numbers, of any number of axes. It may share
+        memory with `values`.
 
     Raises:
-        ValueError: if a value would be changed or dropped: masks, missing entries, text, categories, dates, complex numbers, sparse
-            matrices, tensors that PyTorch does not convert, rows of different lengths, integers beyond 64 bits.
+        ValueError: if a value would be changed or dropped: masks, missing entries, text,
+            categories, dates, complex numbers, sparse matrices, tensors that PyTorch does not
+            convert, rows of different lengths, integers beyond 64 bits.
     """
     try:
         return _read(values)
@@ -51,8 +58,12 @@ def refusal(values: Any) -> str | None:
 
 
 def hint(values: Any) -> str:
-    """Returns the reason in brackets, for the end of a message, or nothing: for numbers, and for values that no one would call an array."""
-    like = isinstance(values, list | tuple) or any(hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray"))
+    """Returns the reason in brackets, for the end of a message, or nothing: for numbers, and for
+    values that no one would call an array.
+    """
+    like = isinstance(values, list | tuple) or any(
+        hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray")
+    )
     reason = refusal(values) if like else None
     return f" (got {reason})" if reason else ""
 
@@ -60,8 +71,8 @@ def hint(values: Any) -> str:
 def tree(where: str, values: PyTree, convert: Callable[[str, Any], Any] = numbers) -> PyTree:
     """Converts each leaf of a pytree.
 
-    A list of numbers, or of lists of numbers, is one array, as in JSON, and so is a tuple of numbers. Dictionaries, other tuples and lists
-    with arrays are structure.
+    A list of numbers, or of lists of numbers, is one array, as in JSON, and so is a tuple of
+    numbers. Dictionaries, other tuples and lists with arrays are structure.
 
     Args:
         where: names the tree in messages.
@@ -72,7 +83,9 @@ def tree(where: str, values: PyTree, convert: Callable[[str, Any], Any] = number
         ValueError: as `numbers`.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: convert(f"{where}{jax.tree_util.keystr(path)}", leaf), values, is_leaf=is_leaf
+        lambda path, leaf: convert(f"{where}{jax.tree_util.keystr(path)}", leaf),
+        values,
+        is_leaf=is_leaf,
     )
 
 
@@ -86,7 +99,8 @@ def is_leaf(node: Any) -> bool:
 
 
 def kept(where: str, array: np.ndarray) -> np.ndarray:
-    """Returns the array in the type that JAX stores it in, without x64 at most 32 bits, if that keeps the values.
+    """Returns the array in the type that JAX stores it in, without x64 at most 32 bits, if that
+    keeps the values.
 
     Rounding of floating-point numbers counts as keeping them.
 
@@ -95,7 +109,8 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
         array: real numbers, as `numbers` returns them.
 
     Raises:
-        ValueError: if integers would wrap around, or floating-point numbers would become infinite, or all of them zero.
+        ValueError: if integers would wrap around, or floating-point numbers would become infinite,
+            or all of them zero.
     """
     kind = _stored(array.dtype)
     if kind == array.dtype or array.size == 0:
@@ -105,7 +120,10 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
         for value in (array.min(), array.max()):
             if not limits.min <= value <= limits.max:
                 remedy = "pass smaller numbers, floating-point numbers, or set jax_enable_x64"
-                raise ValueError(f"{where}: got the entry {value} in {array.dtype}; expected {kind.name}, as JAX stores it: {remedy}")
+                raise ValueError(
+                    f"{where}: got the entry {value} in {array.dtype}; expected {kind.name}, as "
+                    f"JAX stores it: {remedy}"
+                )
         return array.astype(kind)
     with np.errstate(all="ignore"):
         rounded = array.astype(kind)
@@ -113,7 +131,9 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
     if beyond.any():
         raise ValueError(_out_of_range(where, array[beyond][0], array.dtype, kind))
     if np.abs(rounded).max() < np.finfo(kind).tiny and array.any():
-        raise ValueError(_out_of_range(where, array.ravel()[np.abs(array).argmax()], array.dtype, kind))
+        raise ValueError(
+            _out_of_range(where, array.ravel()[np.abs(array).argmax()], array.dtype, kind)
+        )
     return rounded
 
 
@@ -125,7 +145,9 @@ def _out_of_range(where: str, value: Any, given: np.dtype, kind: np.dtype) -> st
 
 def _stored(dtype: np.dtype) -> np.dtype:
     """JAX's type for it. JAX has no type for long doubles."""
-    return np.dtype(jnp.result_type(float if dtype.kind == "f" and dtype.itemsize > 8 else np.empty(0, dtype)))
+    return np.dtype(
+        jnp.result_type(float if dtype.kind == "f" and dtype.itemsize > 8 else np.empty(0, dtype))
+    )
 
 
 class _Refused(Exception):
@@ -137,7 +159,9 @@ def _read(values: Any, depth: int = 0) -> np.ndarray:
         return _read_list(values, depth)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         masked = f"a masked array with {np.ma.count_masked(values)} of {values.size} entries masked"
-        raise _Refused(f"{masked}; expected no mask: fill it with .filled(value), or leave these samples out")
+        raise _Refused(
+            f"{masked}; expected no mask: fill it with .filled(value), or leave these samples out"
+        )
     if hasattr(values, "toarray") or hasattr(values, "todense") or _is_jax_sparse(values):
         remedy = ".toarray()" if hasattr(values, "toarray") else ".todense()"
         raise _Refused(f"a sparse {type(values).__name__}; expected a dense array: pass {remedy}")
@@ -152,10 +176,18 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
     """One array of any library, or a column of a table."""
     kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
     if kind.startswith(("categor", "enum", "dictionary")):
-        remedy = {"pandas": ".cat.codes, or pandas.get_dummies(table)", "polars": ".to_physical(), or table.to_dummies()"}
-        raise _Refused(f"{which}categories; expected numbers: pass {remedy.get(_library(values), 'their codes')}")
+        remedy = {
+            "pandas": ".cat.codes, or pandas.get_dummies(table)",
+            "polars": ".to_physical(), or table.to_dummies()",
+        }
+        raise _Refused(
+            f"{which}categories; expected numbers: pass "
+            f"{remedy.get(_library(values), 'their codes')}"
+        )
     if missing := _missing(values):
-        raise _Refused(f"{which}{missing} missing entries; expected none: fill them or drop these rows first")
+        raise _Refused(
+            f"{which}{missing} missing entries; expected none: fill them or drop these rows first"
+        )
     array = _as_numpy(values, which)
     if not _is_real(array.dtype):
         raise _Refused(f"{which}{_reason(array)}")
@@ -163,7 +195,8 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
 
 
 def _as_numpy(values: Any, which: str) -> np.ndarray:
-    inner = getattr(getattr(values, "dtype", None), "numpy_dtype", None)  # pandas' nullable types would become objects
+    # pandas' nullable types would become objects
+    inner = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
     try:
         if isinstance(inner, np.dtype) and inner.kind in "biuf":
             return values.to_numpy(dtype=inner)
@@ -171,9 +204,15 @@ def _as_numpy(values: Any, which: str) -> np.ndarray:
             return np.from_dlpack(values)
         return np.asarray(values)
     except Exception as error:  # an object's own conversion may raise anything
-        remedy = ".detach().cpu().numpy(), of a dense float32 tensor" if hasattr(values, "detach") else "what numpy.asarray converts"
+        remedy = (
+            ".detach().cpu().numpy(), of a dense float32 tensor"
+            if hasattr(values, "detach")
+            else "what numpy.asarray converts"
+        )
         said = " ".join(str(error).split())[:120]
-        raise _Refused(f"{which}a {type(values).__name__} that numpy does not convert ({said}); pass {remedy}") from None
+        raise _Refused(
+            f"{which}a {type(values).__name__} that numpy does not convert ({said}); pass {remedy}"
+        ) from None
 
 
 def _read_list(values: list | tuple, depth: int) -> np.ndarray:
@@ -186,9 +225,17 @@ def _read_list(values: list | tuple, depth: int) -> np.ndarray:
     except ValueError:
         raise _Refused(f"rows of different lengths; {_RECTANGULAR}") from None
     except OverflowError:
-        raise _Refused("an integer beyond 64 bits; expected smaller integers or floating-point numbers") from None
-    if array.dtype.kind == "f" and array.size and all(isinstance(each, int | np.integer) for each in _flat(values)):
-        raise _Refused("integers beyond 64 bits; expected smaller integers or floating-point numbers")
+        raise _Refused(
+            "an integer beyond 64 bits; expected smaller integers or floating-point numbers"
+        ) from None
+    if (
+        array.dtype.kind == "f"
+        and array.size
+        and all(isinstance(each, int | np.integer) for each in _flat(values))
+    ):
+        raise _Refused(
+            "integers beyond 64 bits; expected smaller integers or floating-point numbers"
+        )
     if not _is_real(array.dtype):
         raise _Refused(_reason(array))
     return array
@@ -212,7 +259,9 @@ def _columns(values: Any) -> list[tuple[Any, Any]] | None:
     if _library(values) == "pandas" and getattr(values, "ndim", 0) == 2:
         return list(values.items())
     if _library(values) == "polars" and hasattr(values, "collect"):
-        raise _Refused(f"a {type(values).__name__} that is not computed yet; expected numbers: pass .collect()")
+        raise _Refused(
+            f"a {type(values).__name__} that is not computed yet; expected numbers: pass .collect()"
+        )
     if _library(values) == "polars" and hasattr(values, "get_columns"):
         return [(column.name, column) for column in values.get_columns()]
     if _library(values) == "pyarrow" and hasattr(values, "column_names"):
@@ -225,7 +274,9 @@ def _missing(values: Any) -> int:
     if _library(values) == "pandas":
         nullable = not isinstance(getattr(values, "dtype", None), np.dtype)
         return int(values.isna().sum()) if nullable and hasattr(values, "isna") else 0
-    count: Any = getattr(values, "null_count", 0) if _library(values) in ("polars", "pyarrow") else 0
+    count: Any = (
+        getattr(values, "null_count", 0) if _library(values) in ("polars", "pyarrow") else 0
+    )
     number: Any = count() if callable(count) else count
     return int(number)
 
@@ -239,13 +290,20 @@ def _is_jax_sparse(values: Any) -> bool:
 
 
 def _is_plain(values: Any) -> bool:
-    """Whether the type of its elements is all that matters: also of JAX's tracers and shapes, which have no values."""
-    return isinstance(values, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic) and not isinstance(values, np.ma.MaskedArray)
+    """Whether the type of its elements is all that matters: also of JAX's tracers and shapes, which
+    have no values.
+    """
+    return isinstance(
+        values, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
+    ) and not isinstance(values, np.ma.MaskedArray)
 
 
 def _is_real(dtype: Any) -> bool:
-    real = jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating) or dtype == np.bool_
-    return bool(real) and getattr(dtype, "kind", "") != "m"  # numpy counts time differences among the integers
+    real = (
+        jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating) or dtype == np.bool_
+    )
+    # numpy counts time differences among the integers
+    return bool(real) and getattr(dtype, "kind", "") != "m"
 
 
 def _scalars_only(values: list | tuple) -> bool:
@@ -257,12 +315,18 @@ def _scalars_only(values: list | tuple) -> bool:
             return all(issubclass(kind, _SCALARS) for kind in kinds)
         if not all(kind in (list, tuple) or issubclass(kind, _SCALARS) for kind in kinds):
             return False
-        level = list(chain.from_iterable(each if isinstance(each, list | tuple) else (each,) for each in level))
+        level = list(
+            chain.from_iterable(
+                each if isinstance(each, list | tuple) else (each,) for each in level
+            )
+        )
     return False
 
 
 def _flat(values: Any) -> Iterable[Any]:
-    return chain.from_iterable(map(_flat, values)) if isinstance(values, list | tuple) else (values,)
+    return (
+        chain.from_iterable(map(_flat, values)) if isinstance(values, list | tuple) else (values,)
+    )
 
 
 def _reason(array: Any) -> str:
@@ -280,7 +344,10 @@ def _reason(array: Any) -> str:
         return f"an array of {array.dtype}; expected real numbers"
     if array.ndim == 0:
         return f"a {type(array.item()).__name__}; expected an array of numbers"
-    odd = next((each for each in array.flat if not isinstance(each, int | float | np.number | Fraction)), None)
+    odd = next(
+        (each for each in array.flat if not isinstance(each, int | float | np.number | Fraction)),
+        None,
+    )
     if isinstance(odd, str):
         return f"text ({odd!r}); expected numbers: encode it, labels by numpy.unique(labels, return_inverse=True)[1]"
     if all(isinstance(each, int) for each in array.flat):

@@ -1,10 +1,13 @@
-"""The types that all rooms share: what a method, a problem and a compressor are, and what flows between them.
+"""The types that all rooms share: what a method, a problem and a compressor are, and what flows
+between them.
 
-Everything here is a plain tuple or frozen dataclass of pure functions, so that a method is data: it can be built inside a trace
-(`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`), and read in one screen.
+Everything here is a plain tuple or frozen dataclass of pure functions, so that a method is data: it
+can be built inside a trace (`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`),
+and read in one screen.
 
-Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's *block*.
-Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With D = 1 the block is everybody.
+Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's
+*block*. Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With D = 1 the
+block is everybody.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ class State(NamedTuple):
     """What a method carries from round to round.
 
     Args:
-        server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
-        workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
+        server: held once, the same on every device (a global model, the server's error memory, its
+            optimiser state).
+        workers: every leaf has a leading worker axis (local models, error memories, local optimiser
+            states).
         step: int32 scalar, rounds done; the engine counts them.
-        fixed: the leaves of the parameters that are not trained (`Parameters.trainable`); a run puts them here, methods leave it ().
+        fixed: the leaves of the parameters that are not trained (`Parameters.trainable`); a run
+            puts them here, methods leave it ().
     """
 
     server: PyTree = ()
@@ -44,18 +50,23 @@ class State(NamedTuple):
 
 
 class Work(NamedTuple):
-    r"""How much each worker computes in a round: at most M micro-batches, one after the other, of which each is one draw of the problem.
+    r"""How much each worker computes in a round: at most M micro-batches, one after the other, of
+    which each is one draw of the problem.
 
     $$ g_n = \sum_{m=1}^M w_{nm} \frac{1}{b_{nm}} \sum_{i=1}^{b_{nm}} f_n'(x; \xi_{nmi}) $$
 
     Args:
-        samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at most `Problem.batch_size`; 0: it is not
-            computed. Problems without that word have 0 or 1, for a whole draw. Or bool, of any problem: whether it is computed, whole
-            (`Round.work` has it in samples). A worker whose batches are smaller (`Problem.batch_sizes`) computes at most so many.
-        weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not matter. Of a method that takes the mean
-            over workers, its estimate is $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
-        draws: the number of each worker's first micro-batch of this round, int32 `[N]`, the same on every device, in a stream of its own
-            that goes on through the run: the same number is the same batch again; None: draws of this round only.
+        samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at
+            most `Problem.batch_size`; 0: it is not computed. Problems without that word have 0 or
+            1, for a whole draw. Or bool, of any problem: whether it is computed, whole
+            (`Round.work` has it in samples). A worker whose batches are smaller
+            (`Problem.batch_sizes`) computes at most so many.
+        weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not
+            matter. Of a method that takes the mean over workers, its estimate is
+            $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+        draws: the number of each worker's first micro-batch of this round, int32 `[N]`, the same on
+            every device, in a stream of its own that goes on through the run: the same number is
+            the same batch again; None: draws of this round only.
 
     `dsgd.work` makes them.
     """
@@ -66,14 +77,16 @@ class Work(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What workers measured in the last round, with the noise of their clocks; NaN before the first, and where nothing was to be measured.
+    """What workers measured in the last round, with the noise of their clocks; NaN before the
+    first, and where nothing was to be measured.
 
     Args:
         compute: seconds of each micro-batch, `[N, M]`.
         up: seconds for which each worker's sending port was busy, `[N]`.
         down: of its receiving port, `[N]`.
         bits_up, bits_down: what went through them meanwhile, float `[N]`.
-        backward: seconds of the last micro-batch's backward pass, `[N]`, on clusters with an overlap; None on others.
+        backward: seconds of the last micro-batch's backward pass, `[N]`, on clusters with an
+            overlap; None on others.
         first: of them, those until its first bucket was ready, likewise.
     """
 
@@ -92,9 +105,10 @@ class Now(NamedTuple):
     Args:
         cluster: the `dsgd.clusters.Cluster` that the run is on.
         clock: simulated seconds so far, a float scalar.
-        measured: what the workers measured in the last round; None before the cluster's clock is carried, and for methods that do not read
-            it.
-        present: which workers participate in this round, bool `[N]`, the same on every device; None: all.
+        measured: what the workers measured in the last round; None before the cluster's clock is
+            carried, and for methods that do not read it.
+        present: which workers participate in this round, bool `[N]`, the same on every device;
+            None: all.
     """
 
     cluster: Any
@@ -109,9 +123,11 @@ class Round(NamedTuple):
     In an update it is a `dsgd.Communicator`, which can also send.
 
     Args:
-        step: int32 scalar, rounds done before this one: one number for all runs that share a program, so that `lax.cond` on it is a branch.
+        step: int32 scalar, rounds done before this one: one number for all runs that share a
+            program, so that `lax.cond` on it is a branch.
         workers: N, a Python int.
-        key: of this round and the same for all workers, for choices that come before the gradients (which worker is asked).
+        key: of this round and the same for all workers, for choices that come before the gradients
+            (which worker is asked).
         now: the cluster, its clock and who participates; None: the run has no cluster.
         work: in the update, what the query said of it; None: one batch each.
         problem: that the method runs on, without its arrays; None: not known.
@@ -150,8 +166,9 @@ class Query(NamedTuple):
 
     Args:
         params: the model, one for all workers, or the workers' models stacked, leaves `[n, ...]`.
-        workers: None: all; or int32 `[k]`, the same on every device: only these workers compute, at the one model or at their rows of the
-            stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
+        workers: None: all; or int32 `[k]`, the same on every device: only these workers compute, at
+            the one model or at their rows of the stacked ones, and the gradients come back as
+            `[k, ...]`, the same on every device.
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
         work: how much each worker computes; None: one batch, which counts once.
     """
@@ -169,9 +186,10 @@ class Pattern(NamedTuple):
         name: as a user would write it.
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
         vectors: N -> how many full vectors each worker sends in an exchange, on average.
-        messages: N -> the messages of one exchange, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all begin when the last worker is ready,
-            and the slowest port sets the pace.
+        messages: N -> the messages of one exchange, for `network.simulate`; None: they are not
+            listed.
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
+            begin when the last worker is ready, and the slowest port sets the pace.
     """
 
     name: str
@@ -182,17 +200,21 @@ class Pattern(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A distributed first-order method: it asks for gradients at points of its choosing, communicates, and updates its state.
+    """A distributed first-order method: it asks for gradients at points of its choosing,
+    communicates, and updates its state.
 
     Args:
         name: for tables and error messages.
-        init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are `[N, ...]`.
+        init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are
+            `[N, ...]`.
         query: (State, Round) -> Query.
-        update: (State, Gradients, Communicator) -> State. All that is sent is sent by the communicator, which records it.
-        model: State -> params, the model that a user would take home; or the local models, leaves `[n, ...]`: their mean is taken home, and
-            their consensus distance recorded (that of the query's models, if it has such and this is one model).
-        absent: (`State.workers` before a round, and after it) -> what a worker has after it that did not participate, leaves `[n, ...]`;
-            None: what it had before.
+        update: (State, Gradients, Communicator) -> State. All that is sent is sent by the
+            communicator, which records it.
+        model: State -> params, the model that a user would take home; or the local models, leaves
+            `[n, ...]`: their mean is taken home, and their consensus distance recorded (that of the
+            query's models, if it has such and this is one model).
+        absent: (`State.workers` before a round, and after it) -> what a worker has after it that
+            did not participate, leaves `[n, ...]`; None: what it had before.
     """
 
     name: str
@@ -204,12 +226,14 @@ class Algorithm(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What `Compressor.compress` may return instead of the message alone, so that on one device nothing is packed or unpacked.
+    """What `Compressor.compress` may return instead of the message alone, so that on one device
+    nothing is packed or unpacked.
 
     Args:
         message: what travels, a pytree of packed arrays.
-        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops the message from programs in which
-            nobody reads it, as on one device. On several devices it is made in any case, and the sender decodes it as its receivers do.
+        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops
+            the message from programs in which nobody reads it, as on one device. On several devices
+            it is made in any case, and the sender decodes it as its receivers do.
     """
 
     message: PyTree
@@ -220,14 +244,19 @@ class Compressor(NamedTuple):
     """A map to few bits and back. All members act on one flat vector.
 
     Args:
-        compress: (key, x: [d]) -> message, a pytree of packed arrays: what travels; or `Encoded`, the message and what its receivers
-            decode. A compressor that starts warm takes a third argument, `last=None`, the previous message of this vector: zeros before the
-            first one, None from methods that do not keep messages.
-        decompress: (message, d: int) -> decoded: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
-        bits: message -> bits of this message on the wire: an int if all messages for d elements have the same size, else a uint32 scalar.
+        compress: (key, x: [d]) -> message, a pytree of packed arrays: what travels; or `Encoded`,
+            the message and what its receivers decode. A compressor that starts warm takes a third
+            argument, `last=None`, the previous message of this vector: zeros before the first one,
+            None from methods that do not keep messages.
+        decompress: (message, d: int) -> decoded: [d]; where the message is lossy, float64 of
+            float64 elements and float32 of all others.
+        bits: message -> bits of this message on the wire: an int if all messages for d elements
+            have the same size, else a uint32 scalar.
         name: for tables and error messages.
-        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known; None: the compressor is biased.
-        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is none for d; None: it states no contraction.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known; None: the
+            compressor is biased.
+        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is none for d; None: it
+            states no contraction.
     """
 
     compress: Callable
@@ -244,12 +273,16 @@ class Compressor(NamedTuple):
 
     @property
     def layer_wise(self) -> bool:
-        """Whether each leaf of a tree is compressed as a vector, or the tree as one vector (`compressors.whole_model`)."""
+        """Whether each leaf of a tree is compressed as a vector, or the tree as one vector
+        (`compressors.whole_model`).
+        """
         return True
 
     @property
     def warm(self) -> bool:
-        """Whether it starts from the previous message: whether `compress` has a parameter `last`."""
+        """Whether it starts from the previous message: whether `compress` has a parameter
+        `last`.
+        """
         try:
             return "last" in inspect.signature(self.compress).parameters
         except (ValueError, TypeError):  # a function written in C
@@ -265,8 +298,8 @@ class Constants(NamedTuple):
         minimum: f*; where f is not convex, a lower bound of f.
         minimizer: x*, a pytree like the parameters.
         noise: sigma, E|g_n - f_n'|^2 <= sigma^2.
-        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere, but of quadratics whose Hessians
-            differ at x* only.
+        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere, but of
+            quadratics whose Hessians differ at x* only.
     """
 
     smoothness: float | None = None
@@ -277,21 +310,22 @@ class Constants(NamedTuple):
     heterogeneity: float | None = None
 
 
-# Parameters, Sampler and Loss are called like functions, so they are not tuples: `jax.jit` keeps weak references to functions, which
-# tuples do not allow.
+# Parameters, Sampler and Loss are called like functions, so they are not tuples: `jax.jit` keeps
+# weak references to functions, which tuples do not allow.
 
 
 @dataclass(frozen=True, eq=False)
 class Parameters(sameness.Compared):
     """The parameters that a run starts from, and which of them are trained.
 
-    Methods see only leaves that are trainable and floating point, as a tree with None in place of the others. The others stay as `init`
-    makes them: they are neither differentiated nor sent, and cost no bits.
+    Methods see only leaves that are trainable and floating point, as a tree with None in place of
+    the others. The others stay as `init` makes them: they are neither differentiated nor sent, and
+    cost no bits.
 
     Args:
         init: key -> params.
-        trainable: which leaves are trained, a tree of bools that is a prefix of the parameters, or a function from the parameters (their
-            shapes and types) to it; None: all.
+        trainable: which leaves are trained, a tree of bools that is a prefix of the parameters, or
+            a function from the parameters (their shapes and types) to it; None: all.
     """
 
     init: Callable
@@ -303,22 +337,27 @@ class Parameters(sameness.Compared):
 
 @dataclass(frozen=True, eq=False)
 class Sampler(sameness.Compared):
-    """How a worker draws its batches, and what is known of them. `dsgd.problems.minibatch` makes one.
+    """How a worker draws its batches, and what is known of them. `dsgd.problems.minibatch` makes
+    one.
 
     Args:
-        draw: (key, data[n]) -> a batch of worker n; if `numbered`, (key, data[n], int32 k) -> batch k.
+        draw: (key, data[n]) -> a batch of worker n; if `numbered`, (key, data[n], int32 k) -> batch
+            k.
         batch_size: samples in a batch; None: batches do not consist of samples.
-        samples: the largest number of samples of a worker, from which an exact gradient is computed; None: data do not consist of samples.
-        take: (batch, int32 b) -> the batch, of which only the first b samples count in the loss and its gradient, 1 <= b <= batch_size;
-            None: batches cannot be cut.
-        batch_sizes: samples in each worker's batch, `[N]`, if some workers have fewer than `batch_size` samples and the rest of their
-            batch does not count; None: all batches have `batch_size` samples.
-        numbered: whether batches are numbered from 0 through the run, with a key of the run and the worker that is the same for all k, so
-            that a batch may depend on the ones before, as in epochs.
-        keyed: (key, batch from outside) -> the batch with the key of the loss's random numbers, as `draw` returns it; None: the loss draws
-            none.
-        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss is not defined on them, or ""; None:
-            they are not checked.
+        samples: the largest number of samples of a worker, from which an exact gradient is
+            computed; None: data do not consist of samples.
+        take: (batch, int32 b) -> the batch, of which only the first b samples count in the loss and
+            its gradient, 1 <= b <= batch_size; None: batches cannot be cut.
+        batch_sizes: samples in each worker's batch, `[N]`, if some workers have fewer than
+            `batch_size` samples and the rest of their batch does not count; None: all batches have
+            `batch_size` samples.
+        numbered: whether batches are numbered from 0 through the run, with a key of the run and the
+            worker that is the same for all k, so that a batch may depend on the ones before, as in
+            epochs.
+        keyed: (key, batch from outside) -> the batch with the key of the loss's random numbers, as
+            `draw` returns it; None: the loss draws none.
+        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the
+            loss is not defined on them, or ""; None: they are not checked.
     """
 
     draw: Callable
@@ -355,12 +394,14 @@ class Evaluation(sameness.Compared):
     """How the objective is evaluated for the history. What it costs is never counted as traffic.
 
     Args:
-        function: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and the
-            history's `grad_sqnorm` is NaN); None: the mean of the loss and of its gradient over all workers and all data. It reads the
-            workers' weights with `workers.weights()`, or takes `workers.mean` over the workers, which has them.
+        function: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or
+            None: it is not computed, and the history's `grad_sqnorm` is NaN); None: the mean of the
+            loss and of its gradient over all workers and all data. It reads the workers' weights
+            with `workers.weights()`, or takes `workers.mean` over the workers, which has them.
         shared: arguments of `function` that all devices hold (held-out data, averages), a pytree.
-        statistics: (params, data block) -> params, in which leaves that are not trained are estimated from the data: running averages of
-            batch norm. For `function`, and for the model that a run returns; None: there are none.
+        statistics: (params, data block) -> params, in which leaves that are not trained are
+            estimated from the data: running averages of batch norm. For `function`, and for the
+            model that a run returns; None: there are none.
     """
 
     function: Callable | None = None
@@ -369,18 +410,23 @@ class Evaluation(sameness.Compared):
 
 
 class Problem(NamedTuple):
-    r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all $w_n = 1$ it is (5.1).
+    r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all
+    $w_n = 1$ it is (5.1).
 
     Args:
-        init: key -> params, of which all floating-point leaves are trained. Or `Parameters`, which may name some of them.
-        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n. Or a `Loss`, with a gradient.
-        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the samples of workers that have very
-            different numbers of them (`dsgd.engine.pooled`).
+        init: key -> params, of which all floating-point leaves are trained. Or `Parameters`, which
+            may name some of them.
+        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is
+            f_n. Or a `Loss`, with a gradient.
+        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the
+            samples of workers that have very different numbers of them (`dsgd.engine.pooled`).
         sample: (key, data[n]) -> a batch of worker n. Or a `Sampler`.
-        evaluate: (params, data block, shared) -> (scalars by name, gradient or None), see `Evaluation`. Or an `Evaluation`; None: the mean
-            of the loss and of its gradient over all workers and all data.
-        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. Workers' gradients are those of $w_n f_n$; in methods that call
-            `round.weighted_mean`, `average` or `aggregate` these have the weights instead.
+        evaluate: (params, data block, shared) -> (scalars by name, gradient or None), see
+            `Evaluation`. Or an `Evaluation`; None: the mean of the loss and of its gradient over
+            all workers and all data.
+        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. Workers' gradients are those
+            of $w_n f_n$; in methods that call `round.weighted_mean`, `average` or `aggregate` these
+            have the weights instead.
         constants: what is known of f.
         name: for tables and error messages.
     """
@@ -478,7 +524,8 @@ class Result(NamedTuple):
 
     Args:
         state: the last state; leaves `[seeds?, ...]`, those of `state.workers` `[seeds?, N, ...]`.
-        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`; what has one number a worker, `[seeds?, records, N]`).
+        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`; what has one
+            number a worker, `[seeds?, records, N]`).
         params: the model to take home, leaves `[seeds?, ...]`.
     """
 

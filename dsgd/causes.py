@@ -1,6 +1,8 @@
-"""Errors that come out of a user's functions: the last line of what is printed names the function, the cause and a remedy.
+"""Errors that come out of a user's functions: the last line of what is printed names the function,
+the cause and a remedy.
 
-The error keeps its type, its message and its traceback: what is added is a note. JAX adds notes of its own to errors that pass through it.
+The error keeps its type, its message and its traceback: what is added is a note. JAX adds notes of
+its own to errors that pass through it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def noted(where: str) -> Iterator[None]:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Errors from a user's function become ValueErrors that begin with where and why, and do not end in JAX's note on tracebacks.
+    """Errors from a user's function become ValueErrors that begin with where and why, and do not
+    end in JAX's note on tracebacks.
 
     Args:
         where: the function, "finite_sum: loss".
@@ -54,12 +57,14 @@ def explained(where: str) -> Iterator[None]:
 
 
 def put_last(error: Exception) -> None:
-    """Our note, if there is one, comes after those of JAX. If there is none, the error is ours, and ends with its message: JAX's note that
-    it leaves out frames is dropped."""
+    """Our note, if there is one, comes after those of JAX. If there is none, the error is ours, and
+    ends with its message: JAX's note that it leaves out frames is dropped."""
     if ours := _ours(error):
         error.__notes__ = [*(note for note in error.__notes__ if note not in ours), *ours]
     elif isinstance(error, ValueError) and hasattr(error, "__notes__"):
-        error.__notes__ = [note for note in error.__notes__ if "JAX_TRACEBACK_FILTERING" not in note]
+        error.__notes__ = [
+            note for note in error.__notes__ if "JAX_TRACEBACK_FILTERING" not in note
+        ]
 
 
 def of(error: Exception) -> str:
@@ -76,7 +81,9 @@ def _cause(where: str, error: Exception) -> str:
 
 
 def remedy(error: Exception) -> str:
-    """The first line of an error's message, with a remedy if one is known; of JAX's errors on traced values the cause and the remedy."""
+    """The first line of an error's message, with a remedy if one is known; of JAX's errors on
+    traced values the cause and the remedy.
+    """
     if words := next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), ""):
         return words
     said = " ".join((str(error).splitlines() or [""])[0].split())

@@ -27,7 +27,8 @@ _SHOWN = 6  # names of leaves in a message
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
-    """The value as Python's integer, if it is one from 1 to `most`, by default what int32 holds: compiled programs count in it.
+    """The value as Python's integer, if it is one from 1 to `most`, by default what int32 holds:
+    compiled programs count in it.
 
     Raises:
         ValueError: it is not.
@@ -36,7 +37,8 @@ def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
 
 
 def natural(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
-    """The value as Python's integer, if it is one from 0 to `most` (None: any), by default what int32 holds.
+    """The value as Python's integer, if it is one from 0 to `most` (None: any), by default what
+    int32 holds.
 
     Raises:
         ValueError: it is not.
@@ -72,7 +74,9 @@ def truth(where: str, given: Any, example: str) -> bool:
     Raises:
         ValueError: not one truth value.
     """
-    if not isinstance(given, bool) and (getattr(given, "dtype", None) != np.bool_ or np.shape(given)):
+    if not isinstance(given, bool) and (
+        getattr(given, "dtype", None) != np.bool_ or np.shape(given)
+    ):
         raise ValueError(f"{where} returned {typed(given)}; expected True or False, as {example}")
     return bool(given)
 
@@ -85,19 +89,26 @@ def shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     try:
         text = str(value) if isinstance(value, Fraction) else " ".join(repr(value).split())
-    except Exception:  # a class of the user's whose repr fails, a list of integers that are too long to print
+    except Exception:
+        # a class of the user's whose repr fails, a list of integers that are too long to print
         return f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
 def typed(value: Any) -> str:
-    """A value in an error message: an array by its type and shape, numbers and text as they are, all else by its type."""
+    """A value in an error message: an array by its type and shape, numbers and text as they are,
+    all else by its type.
+    """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
-    return shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+    return (
+        shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+    )
 
 
-def require_same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
+def require_same(
+    where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False
+) -> None:
     """Raises a ValueError if two trees differ in structure or shapes.
 
     Args:
@@ -108,8 +119,12 @@ def require_same(where: str, given: PyTree, needed: PyTree, leading: Sequence[in
         types: they must have the same types, too.
     """
     if jax.tree.structure(given) != jax.tree.structure(needed):
-        raise ValueError(f"{where} with leaves {_leaves(given)}; expected the tree with leaves {_leaves(needed)}")
-    for (path, leaf), want in zip(tree_leaves_with_path(given), jax.tree.leaves(needed), strict=True):
+        raise ValueError(
+            f"{where} with leaves {_leaves(given)}; expected the tree with leaves {_leaves(needed)}"
+        )
+    for (path, leaf), want in zip(
+        tree_leaves_with_path(given), jax.tree.leaves(needed), strict=True
+    ):
         shape = (*leading, *jnp.shape(want))
         if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
             expected = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
@@ -124,34 +139,49 @@ def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
         value: anything.
         expected: in words, for the message.
     """
-    if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float) or np.ndim(value) != 0:
+    if (
+        not isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
+        or np.ndim(value) != 0
+    ):
         raise ValueError(f"{where} as {typed(value)}; expected {expected} the same on every device")
 
 
 def _leaves(tree: PyTree) -> str:
     names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
-    return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")
+    return (
+        "(none)"
+        if not names
+        else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")
+    )
 
 
 def arguments(function: F, *, members: bool = True) -> F:
-    """The same function (or the class, of its constructor), which first holds its arguments against its annotations.
+    """The same function (or the class, of its constructor), which first holds its arguments against
+    its annotations.
 
-    What is of another type is a ValueError that names the function, the argument, and what is needed. Ranges are the function's own
-    business, and so are missing and unknown arguments. Traced values pass. `Annotated[T, "a pair"]` says in words what is needed, and
-    `Annotated[Callable[[A, B], C], "(x, y)"]` what a function is called with: one that does not take so many arguments is refused.
-    Keys become typed ones. Numbers of numpy, and arrays without axes, become Python's, which do not overflow and which their owner cannot
-    change afterwards. Integers of more than 64 bits are refused, except for a `seed`.
+    What is of another type is a ValueError that names the function, the argument, and what is
+    needed. Ranges are the function's own business, and so are missing and unknown arguments. Traced
+    values pass. `Annotated[T, "a pair"]` says in words what is needed, and
+    `Annotated[Callable[[A, B], C], "(x, y)"]` what a function is called with: one that does not
+    take so many arguments is refused. Keys become typed ones. Numbers of numpy, and arrays without
+    axes, become Python's, which do not overflow and which their owner cannot change afterwards.
+    Integers of more than 64 bits are refused, except for a `seed`.
 
     Args:
-        function: whose annotations name what is there when it is first called; one that names what only type checkers import is not held.
-        members: whether the functions that make a method, a problem or a compressor are looked at, too. False: the function reports
-            what is wrong with them.
+        function: whose annotations name what is there when it is first called; one that names what
+            only type checkers import is not held.
+        members: whether the functions that make a method, a problem or a compressor are looked at,
+            too. False: the function reports what is wrong with them.
     """
     made: Any = function
     if inspect.isclass(function):
         made.__init__ = _held(made.__init__, made.__name__, members)
         return made
-    return _held(function, function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"), members)
+    return _held(
+        function,
+        function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"),
+        members,
+    )
 
 
 def _held(function: Any, name: str, members: bool) -> Any:
@@ -160,8 +190,16 @@ def _held(function: Any, name: str, members: bool) -> Any:
     @functools.cache
     def needs() -> dict[str, _Need]:
         scope = inspect.unwrap(function).__globals__
-        read = {argument: _read(text, scope) for argument, text in function.__annotations__.items() if argument != "return"}
-        return {argument: _SEED if argument == "seed" and need is _INTEGER else need for argument, need in read.items() if need}
+        read = {
+            argument: _read(text, scope)
+            for argument, text in function.__annotations__.items()
+            if argument != "return"
+        }
+        return {
+            argument: _SEED if argument == "seed" and need is _INTEGER else need
+            for argument, need in read.items()
+            if need
+        }
 
     @functools.wraps(function)
     def holds(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +212,9 @@ def _held(function: Any, name: str, members: bool) -> Any:
                     return value
                 return need.taken(f"{name}: {argument}", value)
             if need and not isinstance(value, Tracer):
-                raise ValueError(f"{name}: {argument} = {_refused(value, need)}{array_likes.hint(value)}")
+                raise ValueError(
+                    f"{name}: {argument} = {_refused(value, need)}{array_likes.hint(value)}"
+                )
             return value
 
         positional = [taken(argument, value) for argument, value in zip(order, args, strict=False)]
@@ -190,7 +230,9 @@ def _unchanged(where: str, value: Any) -> Any:
 
 
 class _Need(NamedTuple):
-    """What an argument must be, how that is said, and what the function gets: of ("run: key", value), the value as a rule."""
+    """What an argument must be, how that is said, and what the function gets: of ("run: key",
+    value), the value as a rule.
+    """
 
     met: Callable[[Any], bool]
     words: str
@@ -224,14 +266,26 @@ def _need(annotation: Any) -> _Need | None:
         if known in (annotation, origin):
             return need
     if origin is Annotated:
-        need, words = _need(inner[0]), next((words for words in inner[1:] if isinstance(words, str)), None)
+        need, words = (
+            _need(inner[0]),
+            next((words for words in inner[1:] if isinstance(words, str)), None),
+        )
         if need is None or words is None:
             return need
-        return need._replace(call=f"{need.call} {words}") if words.startswith("(") else need._replace(words=words)
+        return (
+            need._replace(call=f"{need.call} {words}")
+            if words.startswith("(")
+            else need._replace(words=words)
+        )
     if origin in (Union, types.UnionType):
-        arrays = get_args(numpy.typing.ArrayLike)  # itself a union in older numpy, which falls apart in another
+        # itself a union in older numpy, which falls apart in another
+        arrays = get_args(numpy.typing.ArrayLike)
         apart = arrays and set(arrays) <= set(inner)
-        whole = [numpy.typing.ArrayLike, *(one for one in inner if one not in arrays)] if apart else inner
+        whole = (
+            [numpy.typing.ArrayLike, *(one for one in inner if one not in arrays)]
+            if apart
+            else inner
+        )
         return _any_of([_need(one) for one in whole])
     if origin is Literal:
         kinds = tuple({type(one) for one in inner})
@@ -242,7 +296,11 @@ def _need(annotation: Any) -> _Need | None:
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
     words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
-    return _Need(lambda value: isinstance(value, kind), words, _with_members if kind.__name__ in _MEMBERS else _unchanged)
+    return _Need(
+        lambda value: isinstance(value, kind),
+        words,
+        _with_members if kind.__name__ in _MEMBERS else _unchanged,
+    )
 
 
 def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
@@ -250,7 +308,9 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
     if len(some) < len(needs):
         return None
     *first, last = dict.fromkeys(need.words for need in some)
-    words = f"{', '.join(first)}{',' * any(',' in one for one in first)} or {last}" if first else last
+    words = (
+        f"{', '.join(first)}{',' * any(',' in one for one in first)} or {last}" if first else last
+    )
 
     def taken(where: str, value: Any) -> Any:
         if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
@@ -258,14 +318,23 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
         ordered = [_FRACTION, *some] if _FRACTION in some else some  # exact numbers stay so
         return next(need for need in ordered if need.met(value)).taken(where, value)
 
-    return _Need(lambda value: any(need.met(value) for need in some), words, taken, next((need.call for need in some if need.call), ""))
+    return _Need(
+        lambda value: any(need.met(value) for need in some),
+        words,
+        taken,
+        next((need.call for need in some if need.call), ""),
+    )
 
 
 def _list_of(each: _Need | None) -> _Need:
     """A list, which no string is, nor a tuple with names, nor an array."""
 
     def met(value: Any) -> bool:
-        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes) and not hasattr(value, "_fields")
+        listed = (
+            isinstance(value, Sequence)
+            and not isinstance(value, str | bytes)
+            and not hasattr(value, "_fields")
+        )
         return listed and (each is None or all(map(each.met, value)))
 
     def taken(where: str, value: Any) -> Any:
@@ -279,7 +348,11 @@ def _function_of(count: int | None) -> _Need:
     """A function that can be called with so many arguments (None: any number), and is no class."""
 
     def met(value: Any) -> bool:
-        return callable(value) and not inspect.isclass(value) and (count is None or _takes(value, count))
+        return (
+            callable(value)
+            and not inspect.isclass(value)
+            and (count is None or _takes(value, count))
+        )
 
     return _Need(met, "a function", call="" if count is None else _count(count))
 
@@ -298,11 +371,14 @@ def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str
         raise ValueError(f"{where} = {shown(function)}: need a function ({', '.join(named)})")
     if not _takes(function, len(arguments), keywords):
         given = f"{shown(function)}, which takes {_signature(function)}"
-        raise ValueError(f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})")
+        raise ValueError(
+            f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})"
+        )
 
 
 def _with_members(where: str, value: Any) -> Any:
-    """A method, a problem or a compressor, whose members are functions of what they are called with.
+    """A method, a problem or a compressor, whose members are functions of what they are called
+    with.
 
     Raises:
         ValueError: they are not.
@@ -313,12 +389,16 @@ def _with_members(where: str, value: Any) -> Any:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
-    """Its functions, by name, with the names of their arguments; those of a problem's parts as "loss.gradient"."""
+    """Its functions, by name, with the names of their arguments; those of a problem's parts as
+    "loss.gradient".
+    """
     kind = next(kind.__name__ for kind in type(value).__mro__ if kind.__name__ in _MEMBERS)
     for member, arguments in _MEMBERS[kind].items():
         function = getattr(value, member)
         if isinstance(function, _PARTS.get(member, ())):
-            yield from ((f"{member}.{inner}", its, names) for inner, its, names in _members(function))
+            yield from (
+                (f"{member}.{inner}", its, names) for inner, its, names in _members(function)
+            )
         elif member not in _OPTIONAL or not (function is None or isinstance(function, str)):
             numbered = member == "draw" and value.numbered
             yield member, function, [*arguments.split(), *["k"] * numbered]
@@ -340,7 +420,9 @@ def _count(arguments: int) -> str:
 
 
 def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
-    """Whether it can be called with so many arguments, as far as its signature, or that of what it wraps, tells."""
+    """Whether it can be called with so many arguments, as far as its signature, or that of what it
+    wraps, tells.
+    """
     for wrapped in (True, False):
         try:
             signature = inspect.signature(function, follow_wrapped=wrapped)
@@ -356,11 +438,17 @@ def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
 
 def _signature(function: Any) -> str:
     """Its arguments in an error message."""
-    return re.sub(r"(?s)\s*->.*", "", str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty)))
+    return re.sub(
+        r"(?s)\s*->.*",
+        "",
+        str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty)),
+    )
 
 
 def python_number(value: Any) -> Any:
-    """A number or truth value of numpy, or an array without axes, as Python's, which does not overflow; all else as it is."""
+    """A number or truth value of numpy, or an array without axes, as Python's, which does not
+    overflow; all else as it is.
+    """
     single = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     if single and not isinstance(value, Tracer) and not np.ma.is_masked(value):
         for kind, python in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
@@ -381,7 +469,9 @@ def is_integer(value: Any) -> bool:
 
 def _is_key(value: Any) -> bool:
     """Keys of JAX, of the new type or the old."""
-    return isinstance(value, jax.Array | np.ndarray) and (_is_typed_key(value) or value.dtype == jnp.uint32)
+    return isinstance(value, jax.Array | np.ndarray) and (
+        _is_typed_key(value) or value.dtype == jnp.uint32
+    )
 
 
 def _is_typed_key(value: Any) -> bool:
@@ -392,18 +482,28 @@ def _one_key(where: str, value: Any) -> jax.Array:
     """A typed key, also of the uint32[2] that `jax.random.PRNGKey` returns: the draws are the same.
 
     Raises:
-        ValueError: several keys, data of no key, or a key whose random bits under `jax.vmap` depend on what else is in the batch: results
-            would depend on the number of devices, and two computations of one draw could disagree.
+        ValueError: several keys, data of no key, or a key whose random bits under `jax.vmap` depend
+            on what else is in the batch: results would depend on the number of devices, and two
+            computations of one draw could disagree.
     """
     typed_key = _is_typed_key(value)
-    implementation = str(jax.random.key_impl(value)) if typed_key else "rbg" if value.shape[-1:] == (4,) else _THREEFRY
+    implementation = (
+        str(jax.random.key_impl(value))
+        if typed_key
+        else "rbg"
+        if value.shape[-1:] == (4,)
+        else _THREEFRY
+    )
     if implementation in _OF_BATCHES:
         raise ValueError(
-            f"{where} is of implementation {implementation!r}, whose random bits depend on the number of devices; expected"
+            f"{where} is of implementation {implementation!r}, whose random bits depend on the "
+            "number of devices; expected"
             f" {_THREEFRY!r}; pass jax.random.key(0, impl={_THREEFRY!r})"
         )
     if value.shape != (() if typed_key else (2,)):
-        several = "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
+        several = (
+            "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
+        )
         expected = "one key, jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
         raise ValueError(f"{where} = {typed(value)}: expected {expected}{several}")
     return value if typed_key else jax.random.wrap_key_data(jnp.array(value), impl=_THREEFRY)
@@ -414,7 +514,9 @@ _OF_BATCHES = ("rbg", "unsafe_rbg")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one real number that float64 holds, of Python, a Fraction, or of an array without axes."""
+    """Whether it is one real number that float64 holds, of Python, a Fraction, or of an array
+    without axes.
+    """
     if isinstance(value, Tracer):
         return value.ndim == 0 and is_numeric(value)
     number = python_number(value)
@@ -424,9 +526,13 @@ def is_number(value: Any) -> bool:
 
 
 def _float(value: Any) -> Any:
-    """A number as one that JAX computes with: fractions, and integers that int32 does not hold, become floating-point numbers."""
+    """A number as one that JAX computes with: fractions, and integers that int32 does not hold,
+    become floating-point numbers.
+    """
     number = python_number(value)
-    exact = isinstance(number, Fraction) or (isinstance(number, int) and not -(2**31) <= number < 2**31)
+    exact = isinstance(number, Fraction) or (
+        isinstance(number, int) and not -(2**31) <= number < 2**31
+    )
     return float(number) if exact else number
 
 
@@ -442,31 +548,50 @@ def is_numeric(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     """Whether it is an array of numpy, JAX or another library, also a column or table."""
-    return not isinstance(value, np.generic) and (hasattr(value, "__array__") or hasattr(value, "__dlpack__"))
+    return not isinstance(value, np.generic) and (
+        hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    )
 
 
 def _as_array(where: str, value: Any) -> Any:
-    """Arrays of numpy and JAX, numbers and lists of numbers as they are; what other libraries make, and lists of it, as numpy's arrays."""
-    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray)
+    """Arrays of numpy and JAX, numbers and lists of numbers as they are; what other libraries make,
+    and lists of it, as numpy's arrays.
+    """
+    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(
+        value, np.ma.MaskedArray
+    )
     return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
 
 
 _LISTS = (Sequence, list, tuple)
-_ARRAY = _Need(lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array)
+_ARRAY = _Need(
+    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array
+)
 _NUMBERS = _Need(is_numeric, "numbers", _as_array)
 _NUMBER = _Need(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Need(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Need(
-    lambda value: is_integer(python_number(value)) and not _is_long(value), "an integer", lambda where, value: python_number(value)
+    lambda value: is_integer(python_number(value)) and not _is_long(value),
+    "an integer",
+    lambda where, value: python_number(value),
 )
 _SEED = _Need(  # numpy's seeds are longer
-    lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128, "an integer", _INTEGER.taken
+    lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128,
+    "an integer",
+    _INTEGER.taken,
 )
 _NEEDS = (
     (int, _INTEGER),
     (float, _NUMBER),
     (Fraction, _FRACTION),
-    (bool, _Need(lambda value: isinstance(python_number(value), bool), "True or False", lambda where, value: python_number(value))),
+    (
+        bool,
+        _Need(
+            lambda value: isinstance(python_number(value), bool),
+            "True or False",
+            lambda where, value: python_number(value),
+        ),
+    ),
     (str, _Need(lambda value: isinstance(value, str), "a string")),
     (Path, _Need(lambda value: isinstance(value, Path), "a path")),
     (types.NoneType, _Need(lambda value: value is None, "None")),
@@ -474,7 +599,13 @@ _NEEDS = (
     (jax.Array, _ARRAY),
     (Key, _Need(_is_key, get_args(Key)[1], _one_key)),
     (numpy.typing.ArrayLike, _NUMBERS),
-    (Iterable, _Need(lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (), "an iterator")),
+    (
+        Iterable,
+        _Need(
+            lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (),
+            "an iterator",
+        ),
+    ),
 )
 _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.base`
     "Algorithm": {
@@ -509,8 +640,21 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "clock": "finish ports convention step",
     },
 }
-_PARTS = {"init": Parameters, "loss": Loss, "sample": Sampler, "evaluate": Evaluation}  # of a problem, in place of functions
-_OPTIONAL = {"absent", "refuses", "evaluate", "function", "take", "keyed", "statistics", "omega", "delta", "messages", "clock"}
+# of a problem, in place of functions
+_PARTS = {"init": Parameters, "loss": Loss, "sample": Sampler, "evaluate": Evaluation}
+_OPTIONAL = {
+    "absent",
+    "refuses",
+    "evaluate",
+    "function",
+    "take",
+    "keyed",
+    "statistics",
+    "omega",
+    "delta",
+    "messages",
+    "clock",
+}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

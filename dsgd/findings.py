@@ -32,12 +32,18 @@ class Findings(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found to be wrong. What could not be looked at is no fault: `findings` names it."""
+        """Whether nothing was found to be wrong. What could not be looked at is no fault:
+        `findings` names it.
+        """
         return all(finding.holds is not False for finding in self.findings)
 
     def require(self) -> None:
         """Raises a ValueError where something is wrong; it names all that is."""
-        wrong = [f"{finding.what}: {finding.found}" for finding in self.findings if finding.holds is False]
+        wrong = [
+            f"{finding.what}: {finding.found}"
+            for finding in self.findings
+            if finding.holds is False
+        ]
         if wrong:
             raise ValueError(f"{self.of} does not hold the contract; " + "; ".join(wrong))
 
@@ -50,7 +56,9 @@ class Findings(NamedTuple):
         table.add_column("holds", no_wrap=True)
         table.add_column("found")
         for finding in self.findings:
-            table.add_row(finding.what, {True: "yes", False: "NO", None: "-"}[finding.holds], finding.found)
+            table.add_row(
+                finding.what, {True: "yes", False: "NO", None: "-"}[finding.holds], finding.found
+            )
         console = Console(width=80)
         with console.capture() as captured:
             console.print(table, markup=False)

@@ -1,7 +1,8 @@
 """JAX's modes in which this package works, whatever the user sets for their own code.
 
-Some of JAX's flags change what is an error: NaN (here a record's placeholder before the first round), a promotion of types (which optax
-makes), a transfer to a device. Others change what a compiled program is: `jax_disable_jit`, and the mesh of `jax.set_mesh`.
+Some of JAX's flags change what is an error: NaN (here a record's placeholder before the first
+round), a promotion of types (which optax makes), a transfer to a device. Others change what a
+compiled program is: `jax_disable_jit`, and the mesh of `jax.set_mesh`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
     ("jax_debug_infs", (True,), lambda: jax.debug_infs(False)),
     ("jax_numpy_dtype_promotion", ("strict",), lambda: jax.numpy_dtype_promotion("standard")),
     *(
-        (f"jax_transfer_guard_{way}", ("disallow", "disallow_explicit"), functools.partial(getattr(jax, f"transfer_guard_{way}"), "allow"))
+        (
+            f"jax_transfer_guard_{way}",
+            ("disallow", "disallow_explicit"),
+            functools.partial(getattr(jax, f"transfer_guard_{way}"), "allow"),
+        )
         for way in ("host_to_device", "device_to_device", "device_to_host")
     ),
 )
@@ -38,7 +43,9 @@ _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """JAX's default checks of NaN, infinity, type promotion and transfers; errors end with what `causes` says of them."""
+    """JAX's default checks of NaN, infinity, type promotion and transfers; errors end with what
+    `causes` says of them.
+    """
     with ExitStack() as stack:
         for flag, values, context in _CHANGED:
             if getattr(jax.config, flag) in values:
@@ -51,7 +58,8 @@ def ours() -> Iterator[None]:
 
 
 def outermost(function: F) -> F:
-    """The same function, which compiles programs of its own: with `jit`, without the user's mesh, and in no transformation of JAX.
+    """The same function, which compiles programs of its own: with `jit`, without the user's mesh,
+    and in no transformation of JAX.
 
     Raises:
         ValueError: JAX traces the call.
@@ -65,7 +73,11 @@ def outermost(function: F) -> F:
         with ExitStack() as stack:
             if config.jax_disable_jit:
                 remedy = "jax.debug.print shows values inside of one, and init, query and update of a method can be called by themselves"
-                warnings.warn(f"{name}: jax_disable_jit does not apply, since rounds are compiled programs; {remedy}", stacklevel=4)
+                warnings.warn(
+                    f"{name}: jax_disable_jit does not apply, since rounds are compiled programs; "
+                    f"{remedy}",
+                    stacklevel=4,
+                )
                 stack.enter_context(jax.disable_jit(False))
             if not jax.sharding.get_abstract_mesh().empty:
                 stack.enter_context(jax.set_mesh(_NO_MESH))
@@ -82,8 +94,10 @@ def refuse_tracing(name: str, what: str) -> None:
         what: is traced.
     """
     raise ValueError(
-        f"{name}: {what} traced by jax.jit, jax.grad, jax.vmap or another transformation, but expected values: {name} compiles programs"
-        f" of its own and cannot be transformed; call it outside (dsgd.run with seeds=R makes R runs, dsgd.sweep runs a grid of"
+        f"{name}: {what} traced by jax.jit, jax.grad, jax.vmap or another transformation, but "
+        f"expected values: {name} compiles programs"
+        " of its own and cannot be transformed; call it outside (dsgd.run with seeds=R makes R "
+        "runs, dsgd.sweep runs a grid of"
         " hyperparameters, each as one program)"
     )
 

@@ -22,7 +22,9 @@ from dsgd.runs.sweeps import mean_and_error
 __all__ = ["COLOURS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-"""Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ too."""
+"""Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ
+too.
+"""
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
 
 _AXES = {  # unit in history / unit on the axis, and the axis' label
@@ -51,10 +53,11 @@ def curves(
     """Runs as lines, each the mean over its seeds in a band of one standard error.
 
     Args:
-        runs: a result, a sweep, a history, or a dictionary of these by method, as in `dsgd.frame`: a line for each method and each point of
-            a sweep. Only records that were evaluated are drawn.
-        x: a name in the history, "step", "bits" or "clock", say, or several: a column of panels for each. Of runs whose x differs from
-            seed to seed, the mean.
+        runs: a result, a sweep, a history, or a dictionary of these by method, as in `dsgd.frame`:
+            a line for each method and each point of a sweep. Only records that were evaluated are
+            drawn.
+        x: a name in the history, "step", "bits" or "clock", say, or several: a column of panels for
+            each. Of runs whose x differs from seed to seed, the mean.
         y: likewise, a row of panels for each.
         xscale, yscale: "linear" or "log", of all panels.
 
@@ -62,7 +65,8 @@ def curves(
         The figure, whose `axes` are the panels row by row.
 
     Raises:
-        ValueError: a name that a history does not have, or that has one number a worker; no names; another scale; runs as in `dsgd.frame`.
+        ValueError: a name that a history does not have, or that has one number a worker; no names;
+            another scale; runs as in `dsgd.frame`.
     """
     xs, ys = ([name] if isinstance(name, str) else list(name) for name in (x, y))
     for what, names in (("x", xs), ("y", ys)):
@@ -72,8 +76,17 @@ def curves(
         if scale not in ("linear", "log"):
             raise ValueError(f"curves: {what} = {scale!r}: need 'linear' or 'log'")
     histories = {_named(labels): history for labels, history in single_points("curves", runs)}
-    across = [{label: _series(label, history, "x", name).mean(axis=0) for label, history in histories.items()} for name in xs]
-    up = [{label: _series(label, history, "y", name) for label, history in histories.items()} for name in ys]
+    across = [
+        {
+            label: _series(label, history, "x", name).mean(axis=0)
+            for label, history in histories.items()
+        }
+        for name in xs
+    ]
+    up = [
+        {label: _series(label, history, "y", name) for label, history in histories.items()}
+        for name in ys
+    ]
     sheet, axes = figure(len(xs), len(ys), sharey="row")
     for panel, (rows, columns) in zip(axes, itertools.product(up, across), strict=True):
         panel.set(xscale=xscale, yscale=yscale)
@@ -87,7 +100,10 @@ def curves(
 
 
 def _named(labels: dict[str, Any]) -> str:
-    method, point = labels.get("method"), [f"{name} = {value:.4g}" for name, value in labels.items() if name != "method"]
+    method, point = (
+        labels.get("method"),
+        [f"{name} = {value:.4g}" for name, value in labels.items() if name != "method"],
+    )
     return ", ".join(([] if method is None else [method]) + point)
 
 
@@ -95,10 +111,16 @@ def _series(label: str, history: History, what: str, name: str) -> np.ndarray:
     """`[seeds, records]` in the axis' unit; NaN where it is not finite."""
     if name not in history:
         of = f" of {label}" if label else ""
-        raise ValueError(f"curves: {what} = {name!r}: the history{of} has {', '.join(history)}; need one of these")
+        raise ValueError(
+            f"curves: {what} = {name!r}: the history{of} has {', '.join(history)}; need one of "
+            "these"
+        )
     values = np.asarray(evaluated(history)[name], float) / _AXES.get(name, (1, ""))[0]
     if values.ndim > 2:
-        raise ValueError(f"curves: {what} = {name!r} has one number a worker; need one number a record, as the loss has")
+        raise ValueError(
+            f"curves: {what} = {name!r} has one number a worker; need one number a record, as the "
+            "loss has"
+        )
     return np.atleast_2d(np.where(np.isfinite(values), values, np.nan))
 
 
@@ -107,7 +129,9 @@ def _label(name: str) -> str:
 
 
 def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
-    """The lines' names, and what the bands are: below all panels, or beside them where there are many; panels keep their size."""
+    """The lines' names, and what the bands are: below all panels, or beside them where there are
+    many; panels keep their size.
+    """
     handles, labels = panel.get_legend_handles_labels()  # without those that have no name
     bands = f"bands: standard error over {seeds} seeds" if seeds > 1 else None
     if not labels and not bands:
@@ -123,7 +147,9 @@ def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
         sheet.legend(handles, labels, loc="outside right upper", frameon=False, title=bands)
     else:
         sheet.set_size_inches(width, height + 0.25 * rows + 0.3 * (seeds > 1))
-        sheet.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, title=bands)
+        sheet.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, title=bands
+        )
 
 
 @checks.arguments
@@ -132,8 +158,8 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
 
     Args:
         axes: where to.
-        lines: (x `[records]`, y `[seeds, records]`) by method; the n-th method always has the n-th colour and style. Where the x axis
-            is logarithmic, what cost nothing has no place on it.
+        lines: (x `[records]`, y `[seeds, records]`) by method; the n-th method always has the n-th
+            colour and style. Where the x axis is logarithmic, what cost nothing has no place on it.
 
     Raises:
         ValueError: a line of other shapes.
@@ -141,7 +167,8 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
     for i, (label, (cost, y)) in enumerate(lines.items()):
         if np.ndim(y) != 2 or np.shape(cost) != np.shape(y)[1:]:
             raise ValueError(
-                f"draw_lines: lines[{label!r}] has x {list(np.shape(cost))} and y {list(np.shape(y))}: need [records], [seeds, records]"
+                f"draw_lines: lines[{label!r}] has x {list(np.shape(cost))} and y "
+                f"{list(np.shape(y))}: need [records], [seeds, records]"
             )
         on_axis = cost > (0 if axes.get_xscale() == "log" else -np.inf)
         if not on_axis.any():
@@ -154,7 +181,12 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
 
 @checks.arguments
 def figure(
-    columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.6, sharey: bool | Literal["row"] = True
+    columns: int,
+    rows: int = 1,
+    *,
+    width: float = 4.2,
+    height: float = 3.6,
+    sharey: bool | Literal["row"] = True,
 ) -> tuple[Figure, np.ndarray]:
     """Panels in the house style, with one y axis unless each has its own, row by row.
 
@@ -172,13 +204,18 @@ def figure(
     for name, size in (("width", width), ("height", height)):
         if not 0 < size < np.inf:
             raise ValueError(f"figure: {name} = {size}: need inches, more than 0")
-    columns, rows = checks.positive_int("figure: columns", columns), checks.positive_int("figure: rows", rows)
+    columns, rows = (
+        checks.positive_int("figure: columns", columns),
+        checks.positive_int("figure: rows", rows),
+    )
     sheet = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return sheet, panels(sheet, columns, rows, sharey=sharey)
 
 
 @checks.arguments
-def panels(sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True) -> np.ndarray:
+def panels(
+    sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True
+) -> np.ndarray:
     """Panels in the house style on a figure or a part of one, row by row.
 
     Args:
@@ -190,8 +227,17 @@ def panels(sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Lit
     """
     if not isinstance(sharey, bool | np.bool_) and sharey != "row":
         raise ValueError(f"panels: sharey = {sharey!r}: need True, False or 'row'")
-    columns, rows = checks.positive_int("panels: columns", columns), checks.positive_int("panels: rows", rows)
-    style: dict[Any, Any] = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
+    columns, rows = (
+        checks.positive_int("panels: columns", columns),
+        checks.positive_int("panels: rows", rows),
+    )
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "axes.grid": True,
+        "grid.alpha": 0.3,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
     with mpl.rc_context(style):
         return sheet.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
 

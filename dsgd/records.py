@@ -31,12 +31,16 @@ def expanded(where: str, path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{where} = {str(path)!r}: the home folder of '~' is not known; pass the whole path") from error
+        raise ValueError(
+            f"{where} = {str(path)!r}: the home folder of '~' is not known; pass the whole path"
+        ) from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, which takes its place when the block ends well and vanishes when it does not."""
+    """A temporary file beside `path`, which takes its place when the block ends well and vanishes
+    when it does not.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -52,23 +56,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Numbers, texts, lists and dictionaries as JSON; numbers that are not finite, which JSON does not have, as null; anything else as its
-    text.
+    """Numbers, texts, lists and dictionaries as JSON; numbers that are not finite, which JSON does
+    not have, as null; anything else as its text.
 
     Raises:
-        ValueError: keys that JSON does not have, or lists and dictionaries that contain themselves, or are nested too deep.
+        ValueError: keys that JSON does not have, or lists and dictionaries that contain themselves,
+            or are nested too deep.
     """
     try:
         text = json.dumps(finite(data), indent=2, default=str, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         needed = "keys that are texts or finite numbers, and nothing that contains itself"
-        raise ValueError(f"{path}: not written, as it has no form in JSON ({error}); expected {needed}") from error
+        raise ValueError(
+            f"{path}: not written, as it has no form in JSON ({error}); expected {needed}"
+        ) from error
     with replacing(path) as temporary:
         temporary.write_text(f"{text}\n")
 
 
 def finite(data: Any) -> Any:
-    """The same lists and dictionaries, with numbers of numpy and arrays as Python's, and None for numbers that are not finite."""
+    """The same lists and dictionaries, with numbers of numpy and arrays as Python's, and None for
+    numbers that are not finite.
+    """
     if isinstance(data, np.ndarray | np.generic | jax.Array) and data.dtype.kind in "biuf":
         data = data.tolist()
     if isinstance(data, Mapping):
@@ -91,26 +100,38 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
 
     Args:
         path: where to.
-        histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else `[seeds, records]`. A column that a method
-            lacks is empty there. What has one number a worker, `[seeds, records, N]`, has N columns, `samples[0]` and so on.
+        histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else
+            `[seeds, records]`. A column that a method lacks is empty there. What has one number a
+            worker, `[seeds, records, N]`, has N columns, `samples[0]` and so on.
     """
     histories = {method: dict(by_worker(history)) for method, history in histories.items()}
-    columns = list(dict.fromkeys(name for history in histories.values() for name in history if name != "step"))
+    columns = list(
+        dict.fromkeys(name for history in histories.values() for name in history if name != "step")
+    )
 
     def rows() -> Iterator[list[Any]]:
         for method, history in histories.items():
             for seed in range(history["loss"].shape[0]):
                 series = [history[name][seed] if name in history else None for name in columns]
                 for record, step in enumerate(history["step"]):
-                    yield [method, seed, step, *("" if values is None else values[record] for values in series)]
+                    yield [
+                        method,
+                        seed,
+                        step,
+                        *("" if values is None else values[record] for values in series),
+                    ]
 
     write_rows(path, ["method", "seed", "step", *columns], rows())
 
 
 def by_worker(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """The series of a history with seeds, those of one number a worker, `[seeds, records, N]`, as N of `[seeds, records]`."""
+    """The series of a history with seeds, those of one number a worker, `[seeds, records, N]`, as N
+    of `[seeds, records]`.
+    """
     for name, values in history.items():
         if np.ndim(values) < 3:
             yield name, values
         else:
-            yield from ((f"{name}[{worker}]", values[..., worker]) for worker in range(values.shape[-1]))
+            yield from (
+                (f"{name}[{worker}]", values[..., worker]) for worker in range(values.shape[-1])
+            )

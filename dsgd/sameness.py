@@ -1,4 +1,6 @@
-"""Whether objects are the same, for what is kept by them: users' objects need neither be hashable nor comparable."""
+"""Whether objects are the same, for what is kept by them: users' objects need neither be hashable
+nor comparable.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two objects are equal; if comparing them fails, or gives no bool (as of arrays), whether they are one object."""
+    """Whether two objects are equal; if comparing them fails, or gives no bool (as of arrays),
+    whether they are one object.
+    """
     if one is other:
         return True
     if type(one) is not type(other):
@@ -17,7 +21,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Mapping):
-        return len(one) == len(other) and all(key in other and same(one[key], other[key]) for key in one)
+        return len(one) == len(other) and all(
+            key in other and same(one[key], other[key]) for key in one
+        )
     if isinstance(one, functools.partial):
         return same((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
     try:
@@ -57,7 +63,9 @@ class Key:
 
 
 class Compared:
-    """A frozen dataclass (with eq=False) whose fields are compared as `same` does: JAX, too, keeps traces by the functions' equality."""
+    """A frozen dataclass (with eq=False) whose fields are compared as `same` does: JAX, too, keeps
+    traces by the functions' equality.
+    """
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and same(_fields(self), _fields(other))

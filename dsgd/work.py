@@ -1,9 +1,12 @@
-"""How much each worker computes in a round: local batches of unequal sizes, micro-batches that count or do not.
+"""How much each worker computes in a round: local batches of unequal sizes, micro-batches that
+count or do not.
 
-    algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), work.local_batches([32, 16, 16, 8], batch_size=8, micro_batches=4))
+    algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), work.local_batches([32, 16,
+    16, 8], batch_size=8, micro_batches=4))
 
-Sizes, and what counts, may be traced values, which change while training: M is static. Of those nothing can be refused: numbers out of
-range are cut to it, and where nobody computes anything, gradients are 0.
+Sizes, and what counts, may be traced values, which change while training: M is static. Of those
+nothing can be refused: numbers out of range are cut to it, and where nobody computes anything,
+gradients are 0.
 """
 
 from __future__ import annotations
@@ -36,22 +39,24 @@ def local_batches(
 ) -> Work:
     r"""Worker n computes $b_n$ samples, in micro-batches of B of which the last is what remains.
 
-    $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad \text{(eq. 9 of Cannikin)} $$
+    $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad
+    \text{(eq. 9 of Cannikin)} $$
 
-    $\bar g_n$ is the mean over worker n's samples. A micro-batch that is not full costs as much as a full one where it is simulated.
+    $\bar g_n$ is the mean over worker n's samples. A micro-batch that is not full costs as much as
+    a full one where it is simulated.
 
     Args:
         sizes: b, integers `[N]`, at most M B.
         batch_size: B, of the problem.
         micro_batches: M.
-        average: "samples", the equation: all samples count the same; "workers": all $\bar g_n$ do, $r_n = 1 / N$ (0 of a worker without
-            samples).
-        present: who takes part, bool `[N]` (`Round.present`): the sums, and N, are of those, as is the mean that methods take; None:
-            everybody.
+        average: "samples", the equation: all samples count the same; "workers": all $\bar g_n$ do,
+            $r_n = 1 / N$ (0 of a worker without samples).
+        present: who takes part, bool `[N]` (`Round.present`): the sums, and N, are of those, as is
+            the mean that methods take; None: everybody.
 
     Raises:
-        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1, or M B >= 2^31;
-            another average; present that is not bool `[N]`.
+        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or
+            micro_batches < 1, or M B >= 2^31; another average; present that is not bool `[N]`.
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
@@ -59,14 +64,19 @@ def local_batches(
     M = checks.positive_int("local_batches: micro_batches", micro_batches, most=None)
     if np.iinfo(np.int32).max < M * B:
         numbers = f"{checks.shown(M)[:30]} micro-batches of {checks.shown(B)[:30]}"
-        raise ValueError(f"local_batches: {numbers}: need fewer than 2^31 samples, which are counted in int32")
+        raise ValueError(
+            f"local_batches: {numbers}: need fewer than 2^31 samples, which are counted in int32"
+        )
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
         raise ValueError(f"local_batches: sizes = {checks.typed(each)}: need integers [N]")
     if isinstance(each, np.ndarray):
         if not each.size or each.min() < 0 or each.max() > M * B:
             most = f"0 to {M * B}, the capacity ({M} micro-batches of {B})"
-            raise ValueError(f"local_batches: sizes = {checks.shown(each.tolist())}: need integers [N] from {most}")
+            raise ValueError(
+                f"local_batches: sizes = {checks.shown(each.tolist())}: need integers [N] from "
+                f"{most}"
+            )
         _need_some("local_batches: sizes", each)
     xp, each = _library(each), each.astype(np.int32)
     filled = xp.clip(each[:, None] - B * np.arange(M, dtype=np.int32)[None], 0, B).astype(np.int32)
@@ -74,19 +84,25 @@ def local_batches(
 
 
 @checks.arguments
-def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples", present: ArrayLike | jax.Array | None = None) -> Work:
+def micro_batches(
+    counted: ArrayLike | jax.Array,
+    *,
+    average: str = "samples",
+    present: ArrayLike | jax.Array | None = None,
+) -> Work:
     r"""Worker n computes some of M micro-batches, each a whole batch of the problem.
 
     $$ \frac1N \sum_n g_n = \frac{\sum_{nm} c_{nm} \bar g_{nm}}{\sum_{nm} c_{nm}} $$
 
     Args:
         counted: c, bool `[N, M]`.
-        average: "samples", the equation: all micro-batches that count do so equally; "workers": all workers, whatever each has (0 of one
-            without any).
+        average: "samples", the equation: all micro-batches that count do so equally; "workers": all
+            workers, whatever each has (0 of one without any).
         present: as of `local_batches`.
 
     Raises:
-        ValueError: not bool `[N, M]`, or nothing counts; another average; present that is not bool `[N]`.
+        ValueError: not bool `[N, M]`, or nothing counts; another average; present that is not bool
+            `[N]`.
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
@@ -98,7 +114,8 @@ def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples", p
 
 @checks.arguments
 def weighted(weights: ArrayLike | jax.Array) -> Work:
-    r"""Whole micro-batches with weights of their own, $g_n = \sum_m w_{nm} \bar g_{nm}$; those of weight 0 are not computed.
+    r"""Whole micro-batches with weights of their own, $g_n = \sum_m w_{nm} \bar g_{nm}$; those of
+    weight 0 are not computed.
 
     Args:
         weights: w, floating `[N, M]`.
@@ -108,7 +125,9 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     """
     each = _array(weights)
     if each.ndim != 2 or not jnp.issubdtype(each.dtype, jnp.floating) or not each.size:
-        raise ValueError(f"weighted: weights = {checks.typed(each)}: need floating-point numbers [N, M]")
+        raise ValueError(
+            f"weighted: weights = {checks.typed(each)}: need floating-point numbers [N, M]"
+        )
     if isinstance(each, np.ndarray):
         _need_weights("weighted: weights", each)
         array_likes.kept("weighted: weights", each)
@@ -116,8 +135,11 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     return Work(each != 0, each)
 
 
-def in_samples(work: Work, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None) -> Work:
-    """The same work with `samples` as int32, within what there is; that of problems without a batch size in whole draws.
+def in_samples(
+    work: Work, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None
+) -> Work:
+    """The same work with `samples` as int32, within what there is; that of problems without a batch
+    size in whole draws.
 
     Args:
         work: of N workers.
@@ -156,36 +178,61 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
             raise ValueError(f"{whole} bool samples, for whole micro-batches")
     elif samples.dtype != bool:
         if samples.max() > most:
-            raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need 0 to {most} ({problem.name})")
+            raise ValueError(
+                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need 0 "
+                f"to {most} ({problem.name})"
+            )
         if (over := samples.max(axis=1) > sizes).any():
             n = int(over.argmax())
             few = f"worker {n} has {sizes[n]} samples, fewer than a batch ({problem.name}), and draws without replacement"
-            fix = (
-                "give it at most as many in each micro-batch, bool samples for whole micro-batches, or pass replacement=True to the problem"
+            fix = "give it at most as many in each micro-batch, bool samples for whole micro-batches, or pass replacement=True to the problem"
+            raise ValueError(
+                f"{where} of {samples[n].max()} samples in a micro-batch of worker {n}; {few}: "
+                f"{fix}"
             )
-            raise ValueError(f"{where} of {samples[n].max()} samples in a micro-batch of worker {n}; {few}: {fix}")
         if not cut and not np.isin(samples, (0, most)).all():
             raise ValueError(f"{whole} 0 or {most}")
 
 
 def need_arrays(where: str, work: Any, N: int | None) -> None:
-    """Raises a ValueError where it is work for no problem: its arrays are not those of N workers (None: of any number), or negative, or
-    nobody computes anything."""
+    """Raises a ValueError where it is work for no problem: its arrays are not those of N workers
+    (None: of any number), or negative, or nobody computes anything."""
     if not isinstance(work, Work):
         raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work")
     for name, array in (("samples", work.samples), ("weights", work.weights)):
-        kinds, words = ((jnp.integer, np.bool_), "integers or bool") if name == "samples" else ((jnp.floating,), "floating-point numbers")
+        kinds, words = (
+            ((jnp.integer, np.bool_), "integers or bool")
+            if name == "samples"
+            else ((jnp.floating,), "floating-point numbers")
+        )
         shape = getattr(array, "shape", ())
-        fits = len(shape) == 2 and shape[0] == (shape[0] if N is None else N) and shape == work.samples.shape and all(shape)
+        fits = (
+            len(shape) == 2
+            and shape[0] == (shape[0] if N is None else N)
+            and shape == work.samples.shape
+            and all(shape)
+        )
         if not fits or not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             rows = "N" if N is None else N
-            raise ValueError(f"{where} with {name} as {checks.typed(array)}; need {words} [{rows}, M], M >= 1, samples and weights alike")
+            raise ValueError(
+                f"{where} with {name} as {checks.typed(array)}; need {words} [{rows}, M], M >= 1, "
+                "samples and weights alike"
+            )
     samples, weights, draws = *map(_array, work[:2]), work.draws
-    if draws is not None and (jnp.shape(draws) != samples.shape[:1] or not jnp.issubdtype(jnp.result_type(draws), jnp.integer)):
-        raise ValueError(f"{where} with draws as {checks.typed(draws)}; expected None, or int32 [{samples.shape[0]}]")
+    if draws is not None and (
+        jnp.shape(draws) != samples.shape[:1]
+        or not jnp.issubdtype(jnp.result_type(draws), jnp.integer)
+    ):
+        raise ValueError(
+            f"{where} with draws as {checks.typed(draws)}; expected None, or int32 "
+            f"[{samples.shape[0]}]"
+        )
     if not isinstance(samples, Tracer):
         if samples.min() < 0:
-            raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need at least 0")
+            raise ValueError(
+                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need at "
+                "least 0"
+            )
         _need_some(f"{where} with samples", samples)
     if not isinstance(weights, Tracer):
         _need_weights(f"{where} with weights", weights)
@@ -194,13 +241,18 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
 def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
     """Micro-batches of so many samples, `[N, M]`, of those who are there, with their weights."""
     if average not in AVERAGES:
-        raise ValueError(f"{function}: average = {average!r}: need {' or '.join(map(repr, AVERAGES))}")
+        raise ValueError(
+            f"{function}: average = {average!r}: need {' or '.join(map(repr, AVERAGES))}"
+        )
     number = samples.shape[0]
     if present is not None:
         there = _array(present)
         if there.shape != samples.shape[:1] or there.dtype != bool:
             raise ValueError(f"{function}: present = {checks.typed(there)}: need bool [{number}]")
-        samples, number = _library(samples, there).where(there[:, None], samples, np.zeros((), samples.dtype)), there.sum()
+        samples, number = (
+            _library(samples, there).where(there[:, None], samples, np.zeros((), samples.dtype)),
+            there.sum(),
+        )
     xp = _library(samples)
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
     kind = jnp.result_type(float)
@@ -225,4 +277,6 @@ def _need_some(what: str, values: np.ndarray) -> None:
 
 def _need_weights(what: str, weights: np.ndarray) -> None:
     if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError(f"{what} {weights.min():g} to {weights.max():g}: need finite numbers, at least 0")
+        raise ValueError(
+            f"{what} {weights.min():g} to {weights.max():g}: need finite numbers, at least 0"
+        )

@@ -11,11 +11,16 @@ WIDTH = 80
 
 def main() -> None:
     column = max(map(len, catalogue.COMMANDS)) + 4
-    print("python -m experiments.<name> (--help); python -m experiments.all --quick runs\neach with a small budget.")
+    print(
+        "python -m experiments.<name> (--help); python -m experiments.all --quick runs\neach with "
+        "a small budget."
+    )
     for paper, names in catalogue.papers().items():
         print(f"\n{paper}:")
         for name in names:
-            print(f"  {name:<{column - 2}}{textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=' ...')}")
+            print(
+                f"  {name:<{column - 2}}{textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=' ...')}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Every experiment, one after the other, each in a process of its own; all figures and tables on one page.
+"""Every experiment, one after the other, each in a process of its own; all figures and tables on
+one page.
 
     python -m experiments.all --quick
     python -m experiments.all --docs
 
-The page is written again after each, so that an interruption, or an experiment that fails, costs nothing of the others. It stands alone as
-a file: figures are inside it.
+The page is written again after each, so that an interruption, or an experiment that fails, costs
+nothing of the others. It stands alone as a file: figures are inside it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ class Args:
     quick: bool = False
     """With small budgets: a quarter of an hour in all, on two cores, instead of hours."""
     docs: bool = False
-    """The runs that docs/ shows, with their flags; their figures and tables are put there. On a machine where nothing else runs."""
+    """The runs that docs/ shows, with their flags; their figures and tables are put there. On a
+    machine where nothing else runs.
+    """
     only: tuple[str, ...] = ()
     """Some of them, by name; if nothing is said, all."""
     out: Path = field(default=Path("results"))
-    """Folder for index.html, and a folder for each experiment; those of quick ones are in its folder quick, of docs/ in docs."""
+    """Folder for index.html, and a folder for each experiment; those of quick ones are in its
+    folder quick, of docs/ in docs.
+    """
 
 
 def main(args: Args) -> None:
@@ -56,7 +61,11 @@ def main(args: Args) -> None:
             temporary.write_text(page.render(outcomes, args.quick), encoding="utf-8")
         if args.docs and not outcome.failure:
             catalogue.place(name, outcome.folder)
-        ended = f"failed: {'; '.join(outcome.failure.splitlines()[-2:])}" if outcome.failure else f"{outcome.seconds:6.1f} s"
+        ended = (
+            f"failed: {'; '.join(outcome.failure.splitlines()[-2:])}"
+            if outcome.failure
+            else f"{outcome.seconds:6.1f} s"
+        )
         screen.print(f"{name:<24}{ended}", soft_wrap=True, highlight=False)
     screen.print(f"Written: {args.out}/index.html", soft_wrap=True)
     if failed := [outcome.name for outcome in outcomes if outcome.failure]:
@@ -75,15 +84,32 @@ def run(args: Args, name: str) -> page.Outcome:
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     began = time.perf_counter()
     complaints, status = call([sys.executable, *command], environment, LIMITS[args.quick])
-    ended = {0: "", None: f"it took more than {LIMITS[args.quick]:g} s"}.get(status, f"it ended with status {status}")
+    ended = {0: "", None: f"it took more than {LIMITS[args.quick]:g} s"}.get(
+        status, f"it ended with status {status}"
+    )
     failure = f"{complaints.strip()}\n{ended}".strip() if ended else ""
-    return page.Outcome(name, experiment, shlex.join(["python", *command]), folder, time.perf_counter() - began, failure)
+    return page.Outcome(
+        name,
+        experiment,
+        shlex.join(["python", *command]),
+        folder,
+        time.perf_counter() - began,
+        failure,
+    )
 
 
 def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, int | None]:
-    """What the process prints as errors, and its status, None if it took too long. It is interrupted when this one is."""
+    """What the process prints as errors, and its status, None if it took too long. It is
+    interrupted when this one is.
+    """
     quiet = subprocess.DEVNULL
-    pipes: dict[str, Any] = {"stdin": quiet, "stdout": quiet, "stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
+    pipes: dict[str, Any] = {
+        "stdin": quiet,
+        "stdout": quiet,
+        "stderr": subprocess.PIPE,
+        "encoding": "utf-8",
+        "errors": "replace",
+    }
     with subprocess.Popen(command, env=environment, **pipes) as process:
         try:
             _, complaints = process.communicate(timeout=limit)

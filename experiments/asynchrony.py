@@ -1,10 +1,12 @@
-"""What waiting costs, and what not waiting does: synchronous, asynchronous, bounded and backup-worker SGD on one simulated cluster.
+"""What waiting costs, and what not waiting does: synchronous, asynchronous, bounded and
+backup-worker SGD on one simulated cluster.
 
     python -m experiments.asynchrony --workers 16 --slow 2 --factor 10
 
-Loss against updates and against seconds, each method at the step size of the grid with the smallest loss over the second half of the run,
-without stragglers and with some workers that are several times slower; how stale the gradients were; and how many workers saturate the
-server, after which more of them only add staleness.
+Loss against updates and against seconds, each method at the step size of the grid with the smallest
+loss over the second half of the run, without stragglers and with some workers that are several
+times slower; how stale the gradients were; and how many workers saturate the server, after which
+more of them only add staleness.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Args:
     workers: commands.Count = 16
     """Number of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression.
+    """
     data_dir: commands.DataDir = None
     partition: str = "iid"
     """Who gets which samples: iid, blocks, by-label or dirichlet."""
@@ -48,20 +52,32 @@ class Args:
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
     rounds: commands.Count = 200
-    """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many gradients."""
+    """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many
+    gradients.
+    """
     seeds: commands.Count = 3
     """Independent runs of each method."""
     seed: commands.Seed = 0
     """Of everything random."""
     compute: commands.NotNegative = 0.01
-    """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially distributed)."""
+    """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially
+    distributed).
+    """
     slow: int = 2
     """How many workers are stragglers."""
     factor: commands.Positive = 10.0
     """How many times as long they compute."""
     backups: int = 2
     """How many of the slowest gradients backup workers drop in a round."""
-    methods: tuple[str, ...] = ("synchronous", "drop slowest", "asynchronous", "bounded", "staleness-aware", "4 servers", "AD-PSGD")
+    methods: tuple[str, ...] = (
+        "synchronous",
+        "drop slowest",
+        "asynchronous",
+        "bounded",
+        "staleness-aware",
+        "4 servers",
+        "AD-PSGD",
+    )
     """Which methods."""
     bound: int = 32
     """The largest staleness of the bounded method."""
@@ -78,7 +94,9 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How a method is made, and how many updates it makes while every worker computes one gradient."""
+    """How a method is made, and how many updates it makes while every worker computes one
+    gradient.
+    """
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int
@@ -94,27 +112,42 @@ class Saturation(NamedTuple):
 
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
-        raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
+        raise ValueError(
+            f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not "
+            "slow"
+        )
     problem = tuning.logistic_regression(args, args.workers, args.partition)
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
-    on = {where: clusters.Cluster(compute[where], up=ports, latency=args.latency) for where in CLUSTERS}
+    on = {
+        where: clusters.Cluster(compute[where], up=ports, latency=args.latency)
+        for where in CLUSTERS
+    }
     for method in chosen.values():  # what is wrong is refused before the first run
         dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
     tuned: dict[str, dict[str, tuning.Tuned]] = {where: {} for where in CLUSTERS}
     histories: dict[str, dict[str, np.ndarray]] = {}
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for where, name in tables.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
+        for where, name in tables.bar(
+            [(where, name) for where in CLUSTERS for name in chosen], "training", args.progress
+        ):
             one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
             histories[f"{where}: {name}"] = one.history
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
     stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
-    target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for runs in tuned.values() for one in runs.values())
-    shown = {where.replace(" ", "-"): tabulate(args, where, tuned[where], stale[where], target) for where in CLUSTERS}
+    target = 1.1 * max(
+        dsgd.tail_mean(one.history["loss"]).mean()
+        for runs in tuned.values()
+        for one in runs.values()
+    )
+    shown = {
+        where.replace(" ", "-"): tabulate(args, where, tuned[where], stale[where], target)
+        for where in CLUSTERS
+    }
     shown["saturated"] = tabulate_saturation(args, full, bits)
     commands.finish(args, {"figure": draw(args, tuned, stale, full, bits, target)}, shown)
 
@@ -122,7 +155,9 @@ def main(args: Args) -> None:
 def computing(args: Args, where: str) -> clusters.Quantity:
     """Workers that are alike but for chance, or some of them always slower."""
     compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
-    return clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute
+    return (
+        clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute
+    )
 
 
 def methods(args: Args) -> dict[str, Method]:
@@ -130,12 +165,20 @@ def methods(args: Args) -> dict[str, Method]:
     N, graph = args.workers, topologies.complete(args.workers)
     known = {
         "synchronous": Method(algorithms.minibatch_sgd, 1),
-        "drop slowest": Method(lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), 1),
+        "drop slowest": Method(
+            lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), 1
+        ),
         "asynchronous": Method(algorithms.asynchronous_sgd, N),
-        "bounded": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), N),
-        "staleness-aware": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, staleness_aware=True), N),
+        "bounded": Method(
+            lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), N
+        ),
+        "staleness-aware": Method(
+            lambda optimizer: algorithms.asynchronous_sgd(optimizer, staleness_aware=True), N
+        ),
         "4 servers": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, servers=4), N),
-        "AD-PSGD": Method(lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N),
+        "AD-PSGD": Method(
+            lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N
+        ),
     }
     unknown = [name for name in args.methods if name not in known]
     if unknown:
@@ -143,7 +186,9 @@ def methods(args: Args) -> dict[str, Method]:
     return {name: known[name] for name in args.methods}
 
 
-def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> tuning.Tuned:
+def train(
+    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method
+) -> tuning.Tuned:
     """The method at its best step size."""
 
     def build(learning_rate):
@@ -151,43 +196,82 @@ def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: st
 
     best = tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
     if best is None:
-        raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
+        raise ValueError(
+            f"{name} diverged at every step size of {args.learning_rates}: need smaller ones"
+        )
     return best
 
 
-def staleness(args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int) -> dict[str, np.ndarray]:
+def staleness(
+    args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int
+) -> dict[str, np.ndarray]:
     """Of every update, by method, of those that have any, `[updates]`."""
     late = {name: method for name, method in chosen.items() if method.updates > 1}
-    return {name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"] for name, method in late.items()}
+    return {
+        name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"]
+        for name, method in late.items()
+    }
 
 
-def timed(args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int) -> dict[str, np.ndarray]:
-    """The clock and the staleness of every update, `[updates]`, while each worker computes so many gradients.
+def timed(
+    args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int
+) -> dict[str, np.ndarray]:
+    """The clock and the staleness of every update, `[updates]`, while each worker computes so many
+    gradients.
 
-    They do not depend on what is computed: the model is one number, over a bandwidth at which its message takes as long as one of `bits`.
+    They do not depend on what is computed: the model is one number, over a bandwidth at which its
+    message takes as long as one of `bits`.
     """
-    cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency)
-    problem = problems.random_quadratic(N, 1, strong_convexity=1.0, heterogeneity=0.0, seed=args.seed)
+    cluster = clusters.Cluster(
+        compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency
+    )
+    problem = problems.random_quadratic(
+        N, 1, strong_convexity=1.0, heterogeneity=0.0, seed=args.seed
+    )
     run = {"steps": gradients * N, "key": jax.random.key(args.seed), "cluster": cluster, "mesh": 1}
     history = resuming.run(method.build(optax.sgd(0.0)), problem, **run).history
     return {name: history[name][1:] for name in ("clock", "staleness")}
 
 
 def measure_saturation(args: Args, bits: int) -> Saturation:
-    """One server with more and more equal workers who always compute as long: the second half of 40 gradients of each."""
+    """One server with more and more equal workers who always compute as long: the second half of 40
+    gradients of each.
+    """
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
-    numbers = sorted({1, math.floor(point), math.ceil(point), *(max(1, round(point * share)) for share in shares)})
+    numbers = sorted(
+        {
+            1,
+            math.floor(point),
+            math.ceil(point),
+            *(max(1, round(point * share)) for share in shares),
+        }
+    )
     rows = []
     for N in tables.bar(numbers, "saturating", args.progress):
-        found = timed(args, Method(algorithms.asynchronous_sgd, N), N, clusters.constant(args.compute), bits, gradients=40)
+        found = timed(
+            args,
+            Method(algorithms.asynchronous_sgd, N),
+            N,
+            clusters.constant(args.compute),
+            bits,
+            gradients=40,
+        )
         # Whole laps: where the server is not saturated, its workers come in bursts.
-        rows.append((N, 20 * N / (found["clock"][-1] - found["clock"][20 * N - 1]), found["staleness"][20 * N :].mean()))
+        rows.append(
+            (
+                N,
+                20 * N / (found["clock"][-1] - found["clock"][20 * N - 1]),
+                found["staleness"][20 * N :].mean(),
+            )
+        )
     return Saturation(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def saturation_point(args: Args, bits: int) -> float:
-    """Workers that keep the busier of the server's ports at work: a lap 2(l + r) + C, over the l + r that it gives each."""
+    """Workers that keep the busier of the server's ports at work: a lap 2(l + r) + C, over the l +
+    r that it gives each.
+    """
     message = args.latency + bits / args.bandwidth
     return (2 * message + args.compute) / message
 
@@ -197,17 +281,38 @@ def knee_of(full: Saturation) -> int:
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
-def tabulate(args: Args, where: str, tuned: dict[str, tuning.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
+def tabulate(
+    args: Args,
+    where: str,
+    tuned: dict[str, tuning.Tuned],
+    stale: dict[str, np.ndarray],
+    target: float,
+) -> Table:
     """Cost to the target, one row a method."""
-    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
+    title = (
+        f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
+    )
     signs = "*: at an edge of the grid of step sizes. -: not reached."
     headings = ("method", "step", "updates", "seconds", "updates/s", "staleness", "max")
-    table = tables.table(title, headings, f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
+    table = tables.table(
+        title, headings, f"{signs}\nstaleness: mean and largest, in updates, of a run of its own."
+    )
     for name, (learning_rate, history) in tuned.items():
         updates, _, seconds = statistics.cost_to(history, target)
         rate = history["step"][-1] / history["clock"][:, -1].mean()
-        late = [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"] if name in stale else ["0", "0"]
-        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), updates, seconds, f"{rate:,.0f}", *late)
+        late = (
+            [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"]
+            if name in stale
+            else ["0", "0"]
+        )
+        table.add_row(
+            name,
+            statistics.step_size(learning_rate, args.learning_rates),
+            updates,
+            seconds,
+            f"{rate:,.0f}",
+            *late,
+        )
     return table
 
 
@@ -215,9 +320,18 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     """From how many workers on one server is saturated, and what twice as many make of it."""
     knee = knee_of(full)
     caption = f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) / (l + r) workers."
-    table = tables.table("one server with more and more equal workers", ("", "workers", "ports", "updates/s", "staleness"), caption)
-    for name, workers, point in (("saturated", knee, f"{saturation_point(args, bits):.1f}"), ("twice as many", 2 * knee, "")):
-        rate, late = (np.interp(workers, full.workers, values) for values in (full.rate, full.staleness))
+    table = tables.table(
+        "one server with more and more equal workers",
+        ("", "workers", "ports", "updates/s", "staleness"),
+        caption,
+    )
+    for name, workers, point in (
+        ("saturated", knee, f"{saturation_point(args, bits):.1f}"),
+        ("twice as many", 2 * knee, ""),
+    ):
+        rate, late = (
+            np.interp(workers, full.workers, values) for values in (full.rate, full.staleness)
+        )
         table.add_row(name, str(workers), point, f"{rate:,.0f}", f"{late:.0f}")
     return table
 
@@ -230,15 +344,24 @@ def draw(
     bits: int,
     target: float,
 ) -> Figure:
-    """Loss against updates and seconds, and the staleness, for each cluster; below, the server's saturation."""
+    """Loss against updates and seconds, and the staleness, for each cluster; below, the server's
+    saturation.
+    """
     sheet = Figure(figsize=(14, 12), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
     rows = plots.panels(above, 3, 2, sharey=False).reshape(2, 3)
     for row, where in zip(rows, CLUSTERS, strict=True):
         runs = {name: one.history for name, one in tuned[where].items()}
-        for axes, cost, label in zip(row, ("step", "clock"), ("updates", "simulated seconds"), strict=False):
-            lines = {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()}
-            figures.losses(axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
+        for axes, cost, label in zip(
+            row, ("step", "clock"), ("updates", "simulated seconds"), strict=False
+        ):
+            lines = {
+                name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"])
+                for name, history in runs.items()
+            }
+            figures.losses(
+                axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)"
+            )
         histogram(row[2], list(runs), stale[where])
     figures.legend(above, rows[0, 0], columns=4)
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
@@ -246,7 +369,11 @@ def draw(
     bands = f"{statistics.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
-    figures.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")
+    figures.title(
+        sheet,
+        f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; "
+        f"{slower}; {bands}",
+    )
     return sheet
 
 
@@ -256,19 +383,50 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
     edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
     for i, name in enumerate(names):
         if name in stale:
-            share, _ = np.histogram(np.maximum(stale[name], 1), edges, weights=np.full(stale[name].shape, 1 / stale[name].size))
-            axes.stairs(share, edges, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.8)
-    axes.set(xscale="log", yscale="log", ylim=(1e-4, 1), xlabel="staleness t - D(t) (0 is shown as 1)", ylabel="share of updates")
+            share, _ = np.histogram(
+                np.maximum(stale[name], 1),
+                edges,
+                weights=np.full(stale[name].shape, 1 / stale[name].size),
+            )
+            axes.stairs(
+                share, edges, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.8
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        ylim=(1e-4, 1),
+        xlabel="staleness t - D(t) (0 is shown as 1)",
+        ylabel="share of updates",
+    )
     plots.plain_log(axes.xaxis)
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
-    """Updates a second and staleness against the number of workers, with the point where the server is saturated."""
+    """Updates a second and staleness against the number of workers, with the point where the server
+    is saturated.
+    """
     knee = knee_of(full)
-    for axes, values, label in zip(panels, (full.rate, full.staleness), ("updates per second", "mean staleness, in updates"), strict=True):
+    for axes, values, label in zip(
+        panels,
+        (full.rate, full.staleness),
+        ("updates per second", "mean staleness, in updates"),
+        strict=True,
+    ):
         axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
-        axes.axvline(point, color=plots.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
-        axes.plot(knee, values[full.workers == knee], "*", color=plots.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
+        axes.axvline(
+            point,
+            color=plots.COLOURS[1],
+            linestyle="--",
+            label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers",
+        )
+        axes.plot(
+            knee,
+            values[full.workers == knee],
+            "*",
+            color=plots.COLOURS[1],
+            markersize=16,
+            label=f"saturated from {knee} on",
+        )
         axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
         axes.legend(frameon=False, loc="lower right")
     panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))

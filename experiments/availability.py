@@ -1,10 +1,13 @@
-"""What it costs that workers are away, or messages are lost: loss over rounds and seconds as the share of them falls from 1 to 0.3.
+"""What it costs that workers are away, or messages are lost: loss over rounds and seconds as the
+share of them falls from 1 to 0.3.
 
     python -m experiments.availability --shares 1.0 0.5 0.1
 
-Which workers take part is drawn in every round, without replacement; for local SGD and SCAFFOLD once for each averaging, as clients are
-sampled in federated learning. Messages are lost independently: in gossip with their link, in averages over all a worker's part. Each method
-at each share has the step size of the grid with the smallest loss over the second half of the run. Workers' data differ by label.
+Which workers take part is drawn in every round, without replacement; for local SGD and SCAFFOLD
+once for each averaging, as clients are sampled in federated learning. Messages are lost
+independently: in gossip with their link, in averages over all a worker's part. Each method at each
+share has the step size of the grid with the smallest loss over the second half of the run. Workers'
+data differ by label.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class Args:
     workers: commands.Count = 16
     """Number of workers."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression.
+    """
     data_dir: commands.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid or by-label."""
@@ -90,7 +95,12 @@ def main(args: Args) -> None:
             raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
     problem = tuning.logistic_regression(args, args.workers, args.partition)
     methods = build(args)
-    cases = [Case(name, what, share) for what in WHAT for share in sorted(args.shares, reverse=True) for name in methods]
+    cases = [
+        Case(name, what, share)
+        for what in WHAT
+        for share in sorted(args.shares, reverse=True)
+        for name in methods
+    ]
     by_case = {case: make_cluster(args, case) for case in cases}
     commands.begin(args)
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -99,8 +109,14 @@ def main(args: Args) -> None:
             found[case.name] = history
     histories = {case: found[case.name] for case in cases if case.name in found}
     if not histories:
-        raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
-    commands.finish(args, {"figure": draw(args, histories)}, {"losses": losses(args, histories), "seconds": seconds(args, histories)})
+        raise ValueError(
+            f"every method diverged at every step size of {args.learning_rates}; need smaller ones"
+        )
+    commands.finish(
+        args,
+        {"figure": draw(args, histories)},
+        {"losses": losses(args, histories), "seconds": seconds(args, histories)},
+    )
 
 
 def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
@@ -108,23 +124,37 @@ def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
     ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
     return {
         "mb-sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
-        "local-sgd": lambda learning_rate: algorithms.local_sgd(optax.sgd(learning_rate), args.period),
-        "scaffold": lambda learning_rate: algorithms.scaffold(optax.sgd(learning_rate), args.period),
+        "local-sgd": lambda learning_rate: algorithms.local_sgd(
+            optax.sgd(learning_rate), args.period
+        ),
+        "scaffold": lambda learning_rate: algorithms.scaffold(
+            optax.sgd(learning_rate), args.period
+        ),
         "dsgd": lambda learning_rate: algorithms.decentralized_sgd(optax.sgd(learning_rate), ring),
-        "gradient-tracking": lambda learning_rate: algorithms.gradient_tracking(optax.sgd(learning_rate), ring),
-        "sgp": lambda learning_rate: algorithms.stochastic_gradient_push(optax.sgd(learning_rate), peers),
+        "gradient-tracking": lambda learning_rate: algorithms.gradient_tracking(
+            optax.sgd(learning_rate), ring
+        ),
+        "sgp": lambda learning_rate: algorithms.stochastic_gradient_push(
+            optax.sgd(learning_rate), peers
+        ),
     }
 
 
 def make_cluster(args: Args, case: Case) -> clusters.Cluster:
-    """Equal workers with random delays, of which so many are there, or whose messages arrive so often; where all do, nothing is drawn."""
+    """Equal workers with random delays, of which so many are there, or whose messages arrive so
+    often; where all do, nothing is drawn.
+    """
     some: dict[str, Any] = {}
     if case.share < 1 and case.what == "present":
-        some["present"] = clusters.sampled(max(1, round(case.share * args.workers)), of=args.workers)
+        some["present"] = clusters.sampled(
+            max(1, round(case.share * args.workers)), of=args.workers
+        )
         some["present_for"] = args.period if case.method in ("local-sgd", "scaffold") else 1
     elif case.share < 1:
         some["delivered"] = clusters.bernoulli(case.share, 1.0)
-    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some)
+    return tuning.equal_workers(
+        args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some
+    )
 
 
 def train(
@@ -138,15 +168,29 @@ def train(
     for case in tables.bar(list(by_case), "availability", args.progress):
         cluster = by_case[case]
         if (case.method, cluster.name) not in done:
-            done[case.method, cluster.name] = tuning.tune(args, methods[case.method], problem, cluster=cluster)
+            done[case.method, cluster.name] = tuning.tune(
+                args, methods[case.method], problem, cluster=cluster
+            )
         if tuned := done[case.method, cluster.name]:
-            yield case, {name: values for name, values in tuned.with_step_size.items() if name != "present"}  # the same columns for all
+            # the same columns for all
+            yield (
+                case,
+                {
+                    name: values
+                    for name, values in tuned.with_step_size.items()
+                    if name != "present"
+                },
+            )
 
 
 def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
     """A loss that every method reaches well before its end where most is there."""
     most = max(case.share for case in histories)
-    return SLACK * max(float(dsgd.tail_mean(history["loss"]).mean()) for case, history in histories.items() if case.share == most)
+    return SLACK * max(
+        float(dsgd.tail_mean(history["loss"]).mean())
+        for case, history in histories.items()
+        if case.share == most
+    )
 
 
 def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
@@ -158,46 +202,75 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
 
     what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
-    return tabulate(histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged.")
+    return tabulate(
+        histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged."
+    )
 
 
 def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """How long each takes to the target."""
     goal = target(histories)
     caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
-    return tabulate(histories, lambda history: statistics.cost_to(history, goal)[-1], f"seconds to loss {goal:.3g}", caption)
+    return tabulate(
+        histories,
+        lambda history: statistics.cost_to(history, goal)[-1],
+        f"seconds to loss {goal:.3g}",
+        caption,
+    )
 
 
-def tabulate(histories: dict[Case, dict[str, np.ndarray]], cell: Callable[[dict[str, np.ndarray]], str], title: str, caption: str) -> Table:
+def tabulate(
+    histories: dict[Case, dict[str, np.ndarray]],
+    cell: Callable[[dict[str, np.ndarray]], str],
+    title: str,
+    caption: str,
+) -> Table:
     """One row a share, one column a method."""
     methods = list(dict.fromkeys(case.method for case in histories))
-    table = tables.table(title, ("share of", *(name.replace("-", "\n") for name in methods)), caption)
+    table = tables.table(
+        title, ("share of", *(name.replace("-", "\n") for name in methods)), caption
+    )
     for what, words in WHAT.items():
         table.add_section()
         table.add_row(words)
         for share in sorted({case.share for case in histories}, reverse=True):
             row = (histories.get(Case(name, what, share)) for name in methods)
-            table.add_row(f"{share:.0%}", *("-" if history is None else cell(history) for history in row))
+            table.add_row(
+                f"{share:.0%}", *("-" if history is None else cell(history) for history in row)
+            )
     return table
 
 
 def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
-    """A column for each method; a row for each of what is missing and what it costs; a line for each share."""
+    """A column for each method; a row for each of what is missing and what it costs; a line for
+    each share.
+    """
     methods = list(dict.fromkeys(case.method for case in histories))
     shares = sorted({case.share for case in histories}, reverse=True)
     sheet = Figure(figsize=(3 * len(methods), 11), layout="constrained")
-    panels = plots.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(len(WHAT), len(COSTS), len(methods))
+    panels = plots.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(
+        len(WHAT), len(COSTS), len(methods)
+    )
     for (what, words), rows in zip(WHAT.items(), panels, strict=True):
         for label, row in zip(COSTS, rows, strict=True):
             for name, axes in zip(methods, row, strict=True):
-                shown = {share: histories[case] for share in shares if (case := Case(name, what, share)) in histories}
-                lines = {f"{share:.0%}": (statistics.COSTS[label](history), history["loss"]) for share, history in shown.items()}
+                shown = {
+                    share: histories[case]
+                    for share in shares
+                    if (case := Case(name, what, share)) in histories
+                }
+                lines = {
+                    f"{share:.0%}": (statistics.COSTS[label](history), history["loss"])
+                    for share, history in shown.items()
+                }
                 figures.losses(axes, lines, xlabel=label)
             row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
     for name, axes in zip(methods, panels[0, 0], strict=True):
         axes.set_title(name)
     figures.legend(sheet, panels[0, 0, 0], columns=len(shares))
-    what = f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
+    what = (
+        f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
+    )
     figures.title(sheet, f"{what}; {statistics.errors('bands', args.seeds)}")
     return sheet
 

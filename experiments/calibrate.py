@@ -1,13 +1,15 @@
-"""The cost model meets reality: this machine's collectives, the switch that explains them, and rounds predicted and measured.
+"""The cost model meets reality: this machine's collectives, the switch that explains them, and
+rounds predicted and measured.
 
     python -m experiments.calibrate
     python -m experiments.calibrate --shape 30mbit --sizes 1024 16384 262144 1048576
     python -m experiments.calibrate --shape 30mbit:10mbit --period 5
 
-Over real processes of this machine, each a worker. The fitted latency and bandwidth, and what a gradient takes, are written as a cluster
-that other experiments take (`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes are in network
-namespaces of their own, over links with this rate. Where it changes, Kimad is trained over them instead, beside fixed ratios: loss over
-real seconds.
+Over real processes of this machine, each a worker. The fitted latency and bandwidth, and what a
+gradient takes, are written as a cluster that other experiments take
+(`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes are in
+network namespaces of their own, over links with this rate. Where it changes, Kimad is trained over
+them instead, beside fixed ratios: loss over real seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Args:
     processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     shape: str | None = None
-    """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take turns: 30mbit:10mbit."""
+    """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take
+    turns: 30mbit:10mbit.
+    """
     period: commands.Positive = 5.0
     """Seconds in which each of several rates had its turn."""
     sizes: tuple[commands.Count, ...] = tuple(4**k for k in range(5, 14))
@@ -51,7 +55,9 @@ class Args:
     repeats: commands.Count = 25
     """Of every measurement, at most."""
     longest: commands.Positive = 3.0
-    """Seconds for the repeats of one measurement; collectives of sizes of which three take longer are left out."""
+    """Seconds for the repeats of one measurement; collectives of sizes of which three take longer
+    are left out.
+    """
     width: commands.Count = 1024
     """Of the network that Kimad trains."""
     ratios: tuple[float, ...] = (0.01, 0.1, 1.0)
@@ -65,7 +71,9 @@ class Args:
     seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/calibrate"))
-    """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad, kimad.csv and kimad.png."""
+    """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad,
+    kimad.csv and kimad.png.
+    """
     progress: bool = True
     """Show that it works."""
 
@@ -83,21 +91,31 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for fewer than two processes, and for sizes or widths of which there are too few, or that do not rise."""
+    """Raises a ValueError for fewer than two processes, and for sizes or widths of which there are
+    too few, or that do not rise.
+    """
     if args.processes < 2:
         raise ValueError(f"--processes {args.processes}: need at least 2, one alone sends nothing")
     for name, least in (("sizes", 2), ("widths", 1)):
         given = getattr(args, name)
         if len(given) < least or sorted(set(given)) != list(given):
-            raise ValueError(f"--{name} {' '.join(map(str, given))}: need at least {least} whole number{'s' * (least > 1)}, rising")
+            raise ValueError(
+                f"--{name} {' '.join(map(str, given))}: need at least {least} whole "
+                f"number{'s' * (least > 1)}, rising"
+            )
     for name, collective in measuring.COLLECTIVES.items():
         if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
             least = measuring.ELEMENT * args.processes / collective.own(args.processes)
             given = " ".join(map(str, args.sizes))
-            raise ValueError(f"--sizes {given}: all the same to {name}, whose vectors are multiples of {least:g} bytes; need others")
+            raise ValueError(
+                f"--sizes {given}: all the same to {name}, whose vectors are multiples of "
+                f"{least:g} bytes; need others"
+            )
     for ratio in args.ratios:
         if not 0 < ratio <= 1:
-            raise ValueError(f"--ratios {ratio:g}: need shares of all elements, above 0 and at most 1")
+            raise ValueError(
+                f"--ratios {ratio:g}: need shares of all elements, above 0 and at most 1"
+            )
 
 
 def parse(shape: str, period: float) -> links.Rate:
@@ -108,13 +126,20 @@ def parse(shape: str, period: float) -> links.Rate:
             number = text.removesuffix(unit)
             if number != text and number.replace(".", "", 1).isdecimal() and float(number) > 0:
                 return bits * float(number)
-        raise ValueError(f"--shape {shape}: {text!r} is no rate; need a number and one of {', '.join(UNITS)}, as 30mbit or 30mbit:10mbit")
+        raise ValueError(
+            f"--shape {shape}: {text!r} is no rate; need a number and one of {', '.join(UNITS)}, "
+            "as 30mbit or 30mbit:10mbit"
+        )
 
     return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)
 
 
-def over_processes(args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()) -> list[Any]:
-    """Calls the function in so many processes, over links of this rate if it is given; removes both afterwards."""
+def over_processes(
+    args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()
+) -> list[Any]:
+    """Calls the function in so many processes, over links of this rate if it is given; removes both
+    afterwards.
+    """
     if rate is None:
         return dsgd.loopback(count, function, timeout=math.inf)
     return links.shaped(count, function, rate, free=free, timeout=math.inf)
@@ -123,7 +148,9 @@ def over_processes(args: Args, rate: links.Rate | None, count: int, function: An
 def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Collectives and rounds."""
     screen = tables.console()
-    waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(measuring.METHODS)} methods")
+    waiting = screen.status(
+        f"{args.processes} processes: collectives, and rounds of {len(measuring.METHODS)} methods"
+    )
     work = measuring.tasks(args.widths, args.processes, args.batch_size)
     function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
     with waiting if args.progress else nullcontext():
@@ -140,7 +167,9 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
 
 def where(args: Args) -> str:
     """Over what, for titles."""
-    return f"{args.processes} processes of one machine" + (f", links of {args.shape}" if args.shape else "")
+    return f"{args.processes} processes of one machine" + (
+        f", links of {args.shape}" if args.shape else ""
+    )
 
 
 def write(args: Args, result: switch.Calibration) -> None:
@@ -159,30 +188,69 @@ def write(args: Args, result: switch.Calibration) -> None:
         for size, repeats in by_size.items()
         for i, seconds in enumerate(repeats)
     ]
-    records.write_rows(args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows)
-    heading = ("method", "bytes", "compute", "codec", "bits", "arrays", "predicted", "measured", "low", "high")
+    records.write_rows(
+        args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows
+    )
+    heading = (
+        "method",
+        "bytes",
+        "compute",
+        "codec",
+        "bits",
+        "arrays",
+        "predicted",
+        "measured",
+        "low",
+        "high",
+    )
     lines = []
     for (name, _), parts in result.found.rounds.items():
         measured = switch.median(parts.seconds)
-        numbers = (parts.compute, parts.codec, parts.bits, parts.arrays, switch.predicted(name, parts, result.N, link), *measured)
-        lines.append((name, measuring.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers)))
+        numbers = (
+            parts.compute,
+            parts.codec,
+            parts.bits,
+            parts.arrays,
+            switch.predicted(name, parts, result.N, link),
+            *measured,
+        )
+        lines.append(
+            (name, measuring.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers))
+        )
     records.write_rows(args.out / "rounds.csv", heading, lines)
 
 
 def train(args: Args, rate: links.Rate) -> None:
     """Kimad, and fixed ratios, over links whose rate changes."""
     setting = Setting(
-        args.processes, args.width, args.batch_size, args.ratios, args.round_times, args.learning_rates, args.seconds, args.seed
+        args.processes,
+        args.width,
+        args.batch_size,
+        args.ratios,
+        args.round_times,
+        args.learning_rates,
+        args.seconds,
+        args.seed,
     )
     screen, problem = tables.console(), kimad_links.task(setting)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
     with waiting if args.progress else nullcontext():
-        runs = over_processes(args, rate, args.processes + 1, partial(kimad_links.train, setting, problem, rate), free=(0,))[0]
+        runs = over_processes(
+            args,
+            rate,
+            args.processes + 1,
+            partial(kimad_links.train, setting, problem, rate),
+            free=(0,),
+        )[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
-    table = kimad_links.tabulate(setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s")
-    commands.finish(args, {"kimad": kimad_links.draw(setting, rate, best)}, {"kimad-methods": table})
+    table = kimad_links.tabulate(
+        setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s"
+    )
+    commands.finish(
+        args, {"kimad": kimad_links.draw(setting, rate, best)}, {"kimad-methods": table}
+    )
 
 
 if __name__ == "__main__":

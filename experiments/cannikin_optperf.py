@@ -1,10 +1,12 @@
-"""The shortest batch time on unequal machines: Cannikin's figures 9 and 10, and what its sections 5.3, 5.4 and 6 say of OptPerf.
+"""The shortest batch time on unequal machines: Cannikin's figures 9 and 10, and what its sections
+5.3, 5.4 and 6 say of OptPerf.
 
     python -m experiments.cannikin_optperf --noise 0.1
 
-Figure 9 is from real epochs of a small problem on the simulated cluster's clock, whose links are as much slower as the problem is smaller
-than ResNet-50. All else needs no training: systems decide from times of the cluster's model, exact ones for figure 10 and heterogeneity,
-noisy ones for errors of the prediction. Speeds of devices are in `experiments/cannikin/devices.py`, with their sources.
+Figure 9 is from real epochs of a small problem on the simulated cluster's clock, whose links are as
+much slower as the problem is smaller than ResNet-50. All else needs no training: systems decide
+from times of the cluster's model, exact ones for figure 10 and heterogeneity, noisy ones for errors
+of the prediction. Speeds of devices are in `experiments/cannikin/devices.py`, with their sources.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Args:
     noise: commands.NotNegative = 0.05
     """nu of what nodes measure, t e^(nu z)."""
     first_noises: tuple[commands.NotNegative, ...] = (0.05, 0.2, 0.5, 1.0)
-    """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is --noise."""
+    """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is
+    --noise.
+    """
     totals: int = 8
     """Total batches of figure 10."""
     worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
@@ -73,12 +77,21 @@ def main(args: Args) -> None:
     commands.begin(args)
     found: Found = {}
     with commands.kept(write, args.out / "batch_time.csv", found):
-        cases = [(cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS]
+        cases = [
+            (cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS
+        ]
         for cluster, workload in tables.bar(cases, "figure 10", args.progress):
             totals = devices.batches(cluster, workload, args.totals)
-            found[cluster, workload] = driving.over_totals(devices.make_model(cluster, workload), totals)
+            found[cluster, workload] = driving.over_totals(
+                devices.make_model(cluster, workload), totals
+            )
     epochs = figure_9(args)
-    errors, overheads, shares, gains = prediction(args), overhead(args), overhead_shares(args), heterogeneity(args)
+    errors, overheads, shares, gains = (
+        prediction(args),
+        overhead(args),
+        overhead_shares(args),
+        heterogeneity(args),
+    )
     optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
     write_epochs(args.out / "epochs.csv", epochs)
     sheets = {
@@ -100,12 +113,21 @@ def figure_9(args: Args) -> dict[str, np.ndarray]:
     cluster = devices.make_cluster(CLUSTER, WORKLOAD, parameters=DIMENSION, noise=args.noise)
 
     def seconds(system: cannikin.System, seed: int) -> list[float]:
-        stages = {"cluster": cluster, "epochs": args.epochs, "micro_batches": 1, "samples": args.iterations * TOTAL}
-        ran = cannikin.train(minibatch_sgd(optax.sgd(0.1)), problem, system, key=jax.random.key(seed), **stages)
+        stages = {
+            "cluster": cluster,
+            "epochs": args.epochs,
+            "micro_batches": 1,
+            "samples": args.iterations * TOTAL,
+        }
+        ran = cannikin.train(
+            minibatch_sgd(optax.sgd(0.1)), problem, system, key=jax.random.key(seed), **stages
+        )
         return [epoch.batch_time for epoch in ran.epochs]
 
     systems = cannikin.cannikin(TOTAL), cannikin.lb_bsp(TOTAL), cannikin.equal_split(TOTAL)
-    return {system.name: np.array([seconds(system, seed) for seed in seeds(args)]) for system in systems}
+    return {
+        system.name: np.array([seconds(system, seed) for seed in seeds(args)]) for system in systems
+    }
 
 
 def seeds(args: Args) -> range:
@@ -114,14 +136,21 @@ def seeds(args: Args) -> range:
 
 
 def prediction(args: Args) -> Errors:
-    """Largest relative errors of the predicted OptPerf on cluster A, `[seeds]`, by workload and noise of one node's first bucket."""
+    """Largest relative errors of the predicted OptPerf on cluster A, `[seeds]`, by workload and
+    noise of one node's first bucket.
+    """
     errors: Errors = {}
     for name, workload in devices.WORKLOADS.items():
         model = devices.make_model("A", name)
         for level in args.first_noises:
             noise = Noise(args.noise, np.array([args.noise, args.noise, level]))
-            each = [driving.prediction_errors(model, workload, noise, seed, args.iterations) for seed in seeds(args)]
-            errors[name, level] = {weighting: np.array([error[weighting] for error in each]) for weighting in each[0]}
+            each = [
+                driving.prediction_errors(model, workload, noise, seed, args.iterations)
+                for seed in seeds(args)
+            ]
+            errors[name, level] = {
+                weighting: np.array([error[weighting] for error in each]) for weighting in each[0]
+            }
     return errors
 
 
@@ -131,12 +160,16 @@ def overhead(args: Args) -> dict[int, Overhead]:
     for n in args.worker_counts:
         model = driving.many_nodes(n, workload)
         roomy = workload._replace(first_batch=10 * n, last_batch=100 * n)
-        found[n] = driving.overhead(model, devices.batches_of(model, roomy, CANDIDATES), args.repeats)
+        found[n] = driving.overhead(
+            model, devices.batches_of(model, roomy, CANDIDATES), args.repeats
+        )
     return found
 
 
 def overhead_shares(args: Args) -> dict[str, float]:
-    """Of an epoch with the largest total batch on cluster B, where the OptPerf of all candidates is computed, by workload."""
+    """Of an epoch with the largest total batch on cluster B, where the OptPerf of all candidates is
+    computed, by workload.
+    """
     shares = {}
     for name, workload in devices.WORKLOADS.items():
         model, totals = devices.make_model("B", name), devices.batches("B", name, CANDIDATES)
@@ -148,12 +181,19 @@ def overhead_shares(args: Args) -> dict[str, float]:
 def heterogeneity(args: Args) -> dict[float, Settled]:
     """By ratio."""
     totals, workload = devices.batches("B", WORKLOAD, args.totals), devices.WORKLOADS[WORKLOAD]
-    return {ratio: driving.over_totals(driving.spread(ratio, workload), totals) for ratio in sorted(args.ratios)}
+    return {
+        ratio: driving.over_totals(driving.spread(ratio, workload), totals)
+        for ratio in sorted(args.ratios)
+    }
 
 
 def write(path: Path, found: Found) -> None:
     """Figure 10: seconds of every system's batches."""
-    rows = ((*case, total, *(f"{times[i]:.6g}" for times in of[1:])) for case, of in found.items() for i, total in enumerate(of.totals))
+    rows = (
+        (*case, total, *(f"{times[i]:.6g}" for times in of[1:]))
+        for case, of in found.items()
+        for i, total in enumerate(of.totals)
+    )
     records.write_rows(path, ("cluster", "workload", "total_batch", *Settled._fields[1:]), rows)
 
 

@@ -1,10 +1,12 @@
-"""Cannikin on the real clock: processes of this machine, made unequal, whose model says how long a split takes that it has not seen.
+"""Cannikin on the real clock: processes of this machine, made unequal, whose model says how long a
+split takes that it has not seen.
 
     python -m experiments.cannikin_processes --competitors 0 2
 
-Each process is kept on a core; on some of these others compute all the time, so that the process has a share of it only. A network on
-digits is trained; the processes measure what they do. From an epoch of equal parts and one of equation 8's the cluster's model is learned:
-it decides what is best, and says how long that, equal parts, and some other splits take. Then all of them are tried.
+Each process is kept on a core; on some of these others compute all the time, so that the process
+has a share of it only. A network on digits is trained; the processes measure what they do. From an
+epoch of equal parts and one of equation 8's the cluster's model is learned: it decides what is
+best, and says how long that, equal parts, and some other splits take. Then all of them are tried.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from dsgd import plots, problems, records
 from experiments.cannikin import competitors
 from experiments.shared import commands, figures, statistics, tables
 
-WARM = 1  # epoch of equal parts that does not count: the first rounds of processes take longer than all later ones
+# epoch of equal parts that does not count: the first rounds of processes take longer than all later
+# ones
+WARM = 1
 LEARNED = 2  # epochs from which the first model is learned: of equal parts, and of equation 8's
 _SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
 
@@ -41,9 +45,13 @@ class Args:
     """Measures what a model of the real clock predicts."""
 
     competitors: tuple[int, ...] = (0, 2)
-    """On the core of each process, how many others always compute there; as many processes as numbers, and no more than cores."""
+    """On the core of each process, how many others always compute there; as many processes as
+    numbers, and no more than cores.
+    """
     nice: int = 0
-    """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5, three times as much."""
+    """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5,
+    three times as much.
+    """
     total: int = 1920
     """B, samples of a round."""
     shares: tuple[float, ...] = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
@@ -70,17 +78,26 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     screen = tables.console()
-    waiting = screen.status(f"{len(args.competitors)} processes, {WARM + LEARNED + args.passes * (len(args.shares) + 2)} epochs")
+    waiting = screen.status(
+        f"{len(args.competitors)} processes, "
+        f"{WARM + LEARNED + args.passes * (len(args.shares) + 2)} epochs"
+    )
     with waiting if args.progress else nullcontext():
         trials = train(args)
     write(args.out / "epochs.csv", trials)
     judged = judge(trials)
-    shown = {"splits": tabulate(args, judged), "gain": tabulate_gain(trials, judged), "model": tabulate_model(args, trials)}
+    shown = {
+        "splits": tabulate(args, judged),
+        "gain": tabulate_gain(trials, judged),
+        "model": tabulate_model(args, trials),
+    }
     commands.finish(args, {"figure": draw(args, trials, judged)}, shown)
 
 
 class Trial(NamedTuple):
-    """An epoch: what each process computed, int `[N]`, what was measured, and seconds of a round."""
+    """An epoch: what each process computed, int `[N]`, what was measured, and seconds of a
+    round.
+    """
 
     seen: cannikin.Observation
     batch_time: float
@@ -89,13 +106,18 @@ class Trial(NamedTuple):
 def check(args: Args) -> None:
     """Raises a ValueError for what cannot be run, or nothing to compare."""
     if len(args.competitors) < 2 or min(args.competitors) < 0:
-        raise ValueError(f"--competitors {args.competitors}: need two numbers or more, one a process, at least 0")
+        raise ValueError(
+            f"--competitors {args.competitors}: need two numbers or more, one a process, at least 0"
+        )
     if not all(0 < share < 1 for share in args.shares):
         raise ValueError(f"--shares {args.shares}: need numbers between 0 and 1")
     if not 0 <= args.nice <= 19:
         raise ValueError(f"--nice {args.nice}: need 0 to 19")
     if args.total < 2 * args.piece * len(args.competitors):
-        raise ValueError(f"--total {args.total}: need {2 * args.piece * len(args.competitors)}, two pieces a process, or more")
+        raise ValueError(
+            f"--total {args.total}: need {2 * args.piece * len(args.competitors)}, two pieces a "
+            "process, or more"
+        )
     competitors.cores()
 
 
@@ -126,7 +148,9 @@ def _train(args: Args, cores: list[int]) -> list[Trial]:
         micro_batches=-(-args.total // args.piece),
         samples=args.rounds * args.total,
     )
-    return [Trial(seen, epoch.batch_time) for seen, epoch in zip(log, trained.epochs, strict=True)][WARM:]
+    return [Trial(seen, epoch.batch_time) for seen, epoch in zip(log, trained.epochs, strict=True)][
+        WARM:
+    ]
 
 
 class _Tour(NamedTuple):
@@ -138,7 +162,8 @@ class _Tour(NamedTuple):
 
 
 def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
-    """Cannikin's first epochs; then equal parts, what it finds to be best, and the splits, in passes, each in an order of its own.
+    """Cannikin's first epochs; then equal parts, what it finds to be best, and the splits, in
+    passes, each in an order of its own.
 
     Args:
         args: of all.
@@ -159,19 +184,29 @@ def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
 
     def observe(memory, seen):
         log.append(seen)
-        known = inner.observe(memory.inner, seen) if WARM <= memory.epoch < WARM + LEARNED else memory.inner
+        known = (
+            inner.observe(memory.inner, seen)
+            if WARM <= memory.epoch < WARM + LEARNED
+            else memory.inner
+        )
         return memory._replace(epoch=memory.epoch + 1, inner=known)
 
     def resize(memory, stay, joined, limits):
         raise AssertionError(f"{N} processes stay")
 
-    return cannikin.System(lambda cluster: _Tour(0, inner.start(cluster), ()), decide, observe, resize, "a tour")
+    return cannikin.System(
+        lambda cluster: _Tour(0, inner.start(cluster), ()), decide, observe, resize, "a tour"
+    )
 
 
 def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
     """Each pass has all of them, shuffled."""
     N, rng = len(args.competitors), np.random.default_rng(args.seed)
-    each = [equal_parts(args.total, np.full(N, args.total)), best, *(split(share, N, args.total) for share in args.shares)]
+    each = [
+        equal_parts(args.total, np.full(N, args.total)),
+        best,
+        *(split(share, N, args.total) for share in args.shares),
+    ]
     return [each[i] for _ in range(args.passes) for i in rng.permutation(len(each))]
 
 
@@ -182,16 +217,21 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
     """The cluster's model from these epochs."""
     known = cannikin.learner(len(trials[0].seen.batches), 1.0)
     for seen, _ in trials:
-        known = known.observed(seen.batches, seen.compute, seen.backward, seen.first, seen.communication)
+        known = known.observed(
+            seen.batches, seen.compute, seen.backward, seen.first, seen.communication
+        )
     model = known.model()
     if model is None:
-        raise ValueError("processes that were not all seen at two sizes: need more samples (--total), or other splits (--shares)")
+        raise ValueError(
+            "processes that were not all seen at two sizes: need more samples (--total), or other "
+            "splits (--shares)"
+        )
     return model
 
 
 class Judged(NamedTuple):
-    """A split: samples of each process, seconds of a round in each of its epochs, what the model of the first two epochs expects, and that
-    of all epochs but its own."""
+    """A split: samples of each process, seconds of a round in each of its epochs, what the model of
+    the first two epochs expects, and that of all epochs but its own."""
 
     batches: np.ndarray
     measured: np.ndarray
@@ -205,7 +245,9 @@ class Judged(NamedTuple):
 
 
 def judge(trials: Sequence[Trial]) -> list[Judged]:
-    """All splits of the tour, in the order in which they were first seen; the first model has seen none of them but equal parts."""
+    """All splits of the tour, in the order in which they were first seen; the first model has seen
+    none of them but equal parts.
+    """
     early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
     found = []
     for sizes in dict.fromkeys(tuple(trial.seen.batches.tolist()) for trial in tour):
@@ -213,21 +255,31 @@ def judge(trials: Sequence[Trial]) -> list[Judged]:
         others = learned([trial for trial, mine in zip(trials, own, strict=True) if not mine])
         times = [trial.batch_time for trial in tour if tuple(trial.seen.batches.tolist()) == sizes]
         batches = np.array(sizes)
-        found.append(Judged(batches, np.array(times), early.batch_time(batches), others.batch_time(batches)))
+        found.append(
+            Judged(batches, np.array(times), early.batch_time(batches), others.batch_time(batches))
+        )
     return sorted(found, key=lambda judged: judged.batches[0])
 
 
 def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of the first process, and seconds of a round where the others share the rest equally."""
+    """Shares of the first process, and seconds of a round where the others share the rest
+    equally.
+    """
     shares, N = np.linspace(_SMALLEST, 1 - _SMALLEST, 200), model.nodes
     parts = np.column_stack([shares, *(N - 1) * [(1 - shares) / (N - 1)]])
     return shares, model.batch_time(total * parts)
 
 
 def write(path: Path, trials: list[Trial]) -> None:
-    """One row an epoch: samples of each process, seconds of a round, and means of what each measured."""
+    """One row an epoch: samples of each process, seconds of a round, and means of what each
+    measured.
+    """
     N, names = len(trials[0].seen.batches), ("compute", "backward", "communication")
-    heading = ("epoch", "batch_time", *(f"{name}[{n}]" for name in ("batches", *names) for n in range(N)))
+    heading = (
+        "epoch",
+        "batch_time",
+        *(f"{name}[{n}]" for name in ("batches", *names) for n in range(N)),
+    )
 
     def rows():
         for epoch, (seen, seconds) in enumerate(trials):
@@ -260,13 +312,17 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
     table = tables.table(
         f"{who(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
-        f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half its 95 % interval.\n"
-        "Expected by the model of the first two epochs (of equal parts, and of\nequation 8), and by that of all epochs with other splits.",
+        f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half its 95 % "
+        "interval.\n"
+        "Expected by the model of the first two epochs (of equal parts, and of\nequation 8), and "
+        "by that of all epochs with other splits.",
     )
     for each in judged:
         errors = (f"{100 * error:+.1f}" for error in each.errors())
         cells = [f"{1e3 * each.first:.1f}", next(errors), f"{1e3 * each.others:.1f}", next(errors)]
-        table.add_row(" + ".join(map(str, each.batches)), statistics.within(1e3 * each.measured, 1), *cells)
+        table.add_row(
+            " + ".join(map(str, each.batches)), statistics.within(1e3 * each.measured, 1), *cells
+        )
     sizes = np.abs([each.errors() for each in judged])
     table.add_section()
     for words, numbers in (("mean |error|", sizes.mean(axis=0)), ("largest", sizes.max(axis=0))):
@@ -278,11 +334,17 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
 def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
     """OptPerf beside equal parts: expected and measured."""
     of = {name_of(each, trials): each for each in judged}
-    table = tables.table("OptPerf beside equal parts", ("", "expected", "measured"), "± half the 95 % interval over passes.")
+    table = tables.table(
+        "OptPerf beside equal parts",
+        ("", "expected", "measured"),
+        "± half the 95 % interval over passes.",
+    )
     for name in ("equal parts", "OptPerf"):
         if name in of:
             words = f"{name}, {' + '.join(map(str, of[name].batches))}, ms"
-            table.add_row(words, f"{1e3 * of[name].first:.1f}", statistics.within(1e3 * of[name].measured, 1))
+            table.add_row(
+                words, f"{1e3 * of[name].first:.1f}", statistics.within(1e3 * of[name].measured, 1)
+            )
     if len(of.keys() & {"equal parts", "OptPerf"}) == 2:
         equal, best = of["equal parts"], of["OptPerf"]
         measured = statistics.within(100 * (1 - best.measured / equal.measured), 1)
@@ -296,7 +358,8 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
     table = tables.table(
         "the model of all epochs",
         ("process", "others", "q, us", "s, ms", "k, us", "m, ms"),
-        f"a = q b + s before the backward pass, P = k b + m in it; T_comm {1e3 * (model.t_overlap + model.t_last):.1f} ms.",
+        "a = q b + s before the backward pass, P = k b + m in it; T_comm "
+        f"{1e3 * (model.t_overlap + model.t_last):.1f} ms.",
         left=0,
     )
     for n, count in enumerate(args.competitors):
@@ -316,29 +379,75 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
         label = f"process {n}, {count} other{'s' * (count != 1)} on its core"
         sizes = np.array([trial.seen.batches[n] for trial in trials])
         seconds = np.array([trial.seen.compute[:, n].mean() for trial in trials])
-        each.plot(sizes[LEARNED:], 1e3 * seconds[LEARNED:], ".", color=colour, markersize=5, label=label)
-        each.plot(sizes[:LEARNED], 1e3 * seconds[:LEARNED], "s", color=colour, markersize=7, markerfacecolor="none")
+        each.plot(
+            sizes[LEARNED:], 1e3 * seconds[LEARNED:], ".", color=colour, markersize=5, label=label
+        )
+        each.plot(
+            sizes[:LEARNED],
+            1e3 * seconds[:LEARNED],
+            "s",
+            color=colour,
+            markersize=7,
+            markerfacecolor="none",
+        )
         ends = np.array([0, sizes.max()])
-        each.plot(ends, 1e3 * ((model.q[n] + model.k[n]) * ends + model.s[n] + model.m[n]), color=colour, linewidth=1.2)
-    each.plot([], [], "ks", markersize=7, markerfacecolor="none", label="the first two epochs, and their line")
-    each.set(xlabel="samples of the process", ylabel="ms that it computes in a round", xlim=(0, None), ylim=(0, None))
+        each.plot(
+            ends,
+            1e3 * ((model.q[n] + model.k[n]) * ends + model.s[n] + model.m[n]),
+            color=colour,
+            linewidth=1.2,
+        )
+    each.plot(
+        [],
+        [],
+        "ks",
+        markersize=7,
+        markerfacecolor="none",
+        label="the first two epochs, and their line",
+    )
+    each.set(
+        xlabel="samples of the process",
+        ylabel="ms that it computes in a round",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
     each.legend(frameon=False, fontsize="small")
     figures.title(sheet, f"{who(args)}, {args.total} samples a round")
     return sheet
 
 
 def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged]) -> None:
-    """Of the first process's share; the others share the rest equally, but for OptPerf's where there are more than two."""
+    """Of the first process's share; the others share the rest equally, but for OptPerf's where
+    there are more than two.
+    """
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
         shares, seconds = family(learned(of), args.total)
-        axes.plot(100 * shares, 1e3 * seconds, color="black", linewidth=1.2, linestyle=line, label=f"model of {words} epochs")
-    for each in sorted(judged, key=lambda each: name_of(each, trials)):  # those with a name are on top
+        axes.plot(
+            100 * shares,
+            1e3 * seconds,
+            color="black",
+            linewidth=1.2,
+            linestyle=line,
+            label=f"model of {words} epochs",
+        )
+    # those with a name are on top
+    for each in sorted(judged, key=lambda each: name_of(each, trials)):
         name = name_of(each, trials)
-        colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(name, plots.COLOURS[0])
+        colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(
+            name, plots.COLOURS[0]
+        )
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
         axes.plot(np.full(len(values), at), values, ".", color=colour, markersize=4, alpha=0.5)
         half = statistics.half_interval(values)
-        axes.errorbar(at, values.mean(), half if np.isfinite(half) else 0, fmt="o", color=colour, capsize=3, label=name or None)
+        axes.errorbar(
+            at,
+            values.mean(),
+            half if np.isfinite(half) else 0,
+            fmt="o",
+            color=colour,
+            capsize=3,
+            label=name or None,
+        )
     axes.set(
         xlabel="share of the first process, %",
         ylabel="ms of a round",

@@ -1,9 +1,11 @@
-"""Training to a target quality on unequal machines, figures 5, 7 and 8 of Cannikin: DDP, LB-BSP, AdaptDL and Cannikin.
+"""Training to a target quality on unequal machines, figures 5, 7 and 8 of Cannikin: DDP, LB-BSP,
+AdaptDL and Cannikin.
 
     python -m experiments.cannikin_training --problem text --text docstrings --seeds 3
 
-Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in `experiments.cannikin.devices`. DDP and LB-BSP keep
-the first total batch; AdaptDL and Cannikin choose the one of the largest goodput before each epoch. With it step sizes grow, by AdaScale of
+Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in
+`experiments.cannikin.devices`. DDP and LB-BSP keep the first total batch; AdaptDL and Cannikin
+choose the one of the largest goodput before each epoch. With it step sizes grow, by AdaScale of
 SGD, by the square root of Adam.
 """
 
@@ -29,14 +31,18 @@ class Args:
     """Compares systems that divide a batch among machines."""
 
     problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
-    """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a ResNet-18, for a GPU, with --data-dir."""
+    """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a
+    ResNet-18, for a GPU, with --data-dir.
+    """
     data_dir: commands.DataDir = None
     text: str = "grammar"
     """Of "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
     target: commands.Positive | None = None
-    """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
+    """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each
+    problem's own.
+    """
     epochs: commands.Count = 100
     """At most so many."""
     choices: commands.Count = 8
@@ -63,27 +69,43 @@ def main(args: Args) -> None:
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
     for setting, runs in found.values():
-        tables.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
-    shown = {name: race_results.tabulate(setting, args.cluster, runs) for name, (setting, runs) in found.items()}
+        tables.console().print(
+            "\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False
+        )
+    shown = {
+        name: race_results.tabulate(setting, args.cluster, runs)
+        for name, (setting, runs) in found.items()
+    }
     commands.finish(args, {"figure": race_results.draw(args.cluster, found)}, shown)
 
 
 def setting_of(args: Args, name: race.Name) -> Setting:
-    """The task on the cluster, whose samples take as much longer as its largest total batch is smaller than the workload's."""
+    """The task on the cluster, whose samples take as much longer as its largest total batch is
+    smaller than the workload's.
+    """
     task, N = race.TASKS[name], len(devices.CLUSTERS[args.cluster])
     if name == "text":
-        problem = problems.language_model(args.text, N, context=32, width=32, layers=1, batch_size=task.piece)
+        problem = problems.language_model(
+            args.text, N, context=32, width=32, layers=1, batch_size=task.piece
+        )
     elif name == "cifar-10":
-        problem = problems.neural_network("resnet-18", "cifar-10", N, batch_size=task.piece, data_dir=args.data_dir)
+        problem = problems.neural_network(
+            "resnet-18", "cifar-10", N, batch_size=task.piece, data_dir=args.data_dir
+        )
     else:
-        problem = problems.neural_network(name.partition("-")[0], "digits", N, batch_size=task.piece)
+        problem = problems.neural_network(
+            name.partition("-")[0], "digits", N, batch_size=task.piece
+        )
     d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
     stands_for = float(devices.batches(args.cluster, task.workload, 2)[-1] / task.last)
     return Setting(
         task,
         problem,
         algorithms.minibatch_sgd(cannikin.scalable(task.optimizer)),
-        race.stretched(devices.make_cluster(args.cluster, task.workload, parameters=d, noise=args.noise), stands_for),
+        race.stretched(
+            devices.make_cluster(args.cluster, task.workload, parameters=d, noise=args.noise),
+            stands_for,
+        ),
         race.stretched_model(devices.make_model(args.cluster, task.workload), stands_for),
         stands_for,
         np.unique(np.round(np.geomspace(task.first, task.last, args.choices)).astype(int)),
@@ -94,7 +116,9 @@ def setting_of(args: Args, name: race.Name) -> Setting:
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
     """All systems and seeds, one after the other; a seed's start is the same for all systems."""
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    for system, i in tables.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
+    for system, i in tables.bar(
+        [(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress
+    ):
         runs[system].append(race.race(setting, system, epochs=args.epochs, key=keys[i]))
 
 
@@ -108,7 +132,18 @@ def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:
         for seed, run in enumerate(each)
         for epoch in range(len(run.seconds))
     )
-    heading = ("problem", "system", "seed", "epoch", "seconds", "total_batch", "factor", "noise_scale", "loss", "quality")
+    heading = (
+        "problem",
+        "system",
+        "seed",
+        "epoch",
+        "seconds",
+        "total_batch",
+        "factor",
+        "noise_scale",
+        "loss",
+        "quality",
+    )
     records.write_rows(path, heading, rows)
 
 

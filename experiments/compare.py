@@ -1,10 +1,12 @@
-"""Methods of all families on the same model, data and workers: rounds, bits and seconds to a target loss, each at its tuned step size.
+"""Methods of all families on the same model, data and workers: rounds, bits and seconds to a target
+loss, each at its tuned step size.
 
     python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
 
-Each method's step size is the one of the grid with the smallest loss over the second half of the run, averaged over the seeds that are
-shown. A round lasts as long as the workers compute their samples, and as the survey's switch needs for the messages ("blocking" costs);
-asynchronous methods have a round for each gradient.
+Each method's step size is the one of the grid with the smallest loss over the second half of the
+run, averaged over the seeds that are shown. A round lasts as long as the workers compute their
+samples, and as the survey's switch needs for the messages ("blocking" costs); asynchronous methods
+have a round for each gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ import dsgd
 from dsgd import clusters, plots, problems, records
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
+# a few of each family
+METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-USUAL = (("digits", "by-label"), ("docstrings", "blocks"))  # data and partition, where nothing is said; of the language model
+# data and partition, where nothing is said; of the language model
+USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,14 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model docstrings (default), grammar, path."""
+    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model
+    docstrings (default), grammar, path.
+    """
     data_dir: commands.DataDir = None
     partition: str | None = None
-    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language model blocks (the default) or files."""
+    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language
+    model blocks (the default) or files.
+    """
     alpha: commands.Positive = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: commands.Count = 16
@@ -61,7 +69,9 @@ class Args:
     seed: commands.Seed = 0
     """Of everything random."""
     target: commands.Positive | None = None
-    """Loss to reach; by default the highest loss that a method ends at, and that fewer than half reach at once."""
+    """Loss to reach; by default the highest loss that a method ends at, and that fewer than half
+    reach at once.
+    """
     latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
     bandwidth: commands.Positive = 1e8
@@ -80,7 +90,10 @@ class Args:
 
 def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
-    names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
+    # what is wrong is refused now
+    names = {
+        name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
+    }
     commands.begin(args)
     outcomes: dict[str, tuning.Tuned] = {}
     histories: dict[str, dict[str, np.ndarray]] = {}
@@ -90,10 +103,18 @@ def main(args: Args) -> None:
             if outcome:
                 outcomes[name], histories[name] = outcome, outcome.history
     if not outcomes:
-        raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
+        raise ValueError(
+            f"every method diverged at every step size of {args.learning_rates}; need smaller ones"
+        )
     target = args.target if args.target is not None else default_target(histories)
-    commands.finish(args, {"figure": draw(args, problem, histories, target)}, {"costs": tabulate(args, problem, outcomes, target)})
-    tables.console().print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
+    commands.finish(
+        args,
+        {"figure": draw(args, problem, histories, target)},
+        {"costs": tabulate(args, problem, outcomes, target)},
+    )
+    tables.console().print(
+        "\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False
+    )
 
 
 def make_problem(args: Args) -> dsgd.Problem:
@@ -102,8 +123,15 @@ def make_problem(args: Args) -> dsgd.Problem:
     data = usual_data if args.data is None else args.data
     partition = usual_partition if args.partition is None else args.partition
     if args.model == "language-model":
-        return problems.language_model(data, args.workers, partition, batch_size=args.batch_size, seed=args.seed)
-    shared = {"alpha": args.alpha, "batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+        return problems.language_model(
+            data, args.workers, partition, batch_size=args.batch_size, seed=args.seed
+        )
+    shared = {
+        "alpha": args.alpha,
+        "batch_size": args.batch_size,
+        "seed": args.seed,
+        "data_dir": args.data_dir,
+    }
     if args.model == "logistic":
         return problems.logistic_regression(data, args.workers, partition, **shared)
     return problems.neural_network(args.model, data, args.workers, partition, **shared)
@@ -111,27 +139,39 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 def make_cluster(args: Args) -> clusters.Cluster:
     """Equal workers on the survey's switch, with random delays if there are any."""
-    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay)
+    return tuning.equal_workers(
+        args.compute * args.batch_size, args.bandwidth, args.latency, args.delay
+    )
 
 
-def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> tuning.Tuned | None:
+def tune(
+    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
+) -> tuning.Tuned | None:
     """At its best step size; None where every one diverged."""
     records = 20 if args.model == "language-model" else 200
 
     def build(learning_rate):
         return algorithms.make(name, optax.sgd(learning_rate), args.workers)
 
-    return tuning.tune(args, build, problem, cluster=cluster, progress=args.progress, records=records)
+    return tuning.tune(
+        args, build, problem, cluster=cluster, progress=args.progress, records=records
+    )
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """The highest of the methods' losses over the last tenth that fewer than half reach by their first record; the lowest if there is none.
+    """The highest of the methods' losses over the last tenth that fewer than half reach by their
+    first record; the lowest if there is none.
 
     Rounded up to two digits.
     """
     at_first = [history["loss"].mean(axis=0)[:2].min() for history in histories.values()]
-    ends = sorted((_rounded_up(dsgd.tail_mean(history["loss"]).mean()) for history in histories.values()), reverse=True)
-    return next((end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1])
+    ends = sorted(
+        (_rounded_up(dsgd.tail_mean(history["loss"]).mean()) for history in histories.values()),
+        reverse=True,
+    )
+    return next(
+        (end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1]
+    )
 
 
 def _rounded_up(loss: float) -> float:
@@ -139,8 +179,12 @@ def _rounded_up(loss: float) -> float:
     return math.ceil(loss / unit) * unit
 
 
-def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float) -> Table:
-    """Cost to the target, and how good the model is on held-out data at the end, one row a method."""
+def tabulate(
+    args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
+) -> Table:
+    """Cost to the target, and how good the model is on held-out data at the end, one row a
+    method.
+    """
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
@@ -148,7 +192,9 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
         caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
-    table = tables.table(f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption)
+    table = tables.table(
+        f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption
+    )
     for name, (learning_rate, history) in outcomes.items():
         step = statistics.step_size(learning_rate, args.learning_rates)
         table.add_row(name, step, *statistics.cost_to(history, target), held_out(history))
@@ -162,16 +208,29 @@ def held_out(history: dict[str, np.ndarray]) -> str:
     return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
-def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
-    """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
+def draw(
+    args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
+) -> Figure:
+    """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page
+    shows it.
+    """
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
-            style = [other for other in histories if families[other] == families[name]].index(name) % len(plots.STYLES)
-            draw_best(axes, name, cost(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
+            style = [other for other in histories if families[other] == families[name]].index(
+                name
+            ) % len(plots.STYLES)
+            draw_best(
+                axes,
+                name,
+                cost(history),
+                history["loss"],
+                FAMILIES[families[name]],
+                plots.STYLES[style],
+            )
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
@@ -179,10 +238,17 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     plots.plain_log(panels[0].yaxis)
     for axes in panels:  # only now their scales are known
         name_ends(axes)
-    handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
+    handles = [
+        Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name)
+        for name in dict.fromkeys(families.values())
+    ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
+    figures.title(
+        sheet,
+        f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n{switch}; grey "
+        f"line: target {target:.2g}",
+    )
     return sheet
 
 
@@ -192,22 +258,58 @@ def family(name: str, workers: int) -> str:
     return getattr(algorithms, factory).__module__.split(".")[1]
 
 
-def draw_best(axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any) -> None:
-    """The best mean loss so far, `[seeds, records]` over x `[records]`, from the first record after the start."""
+def draw_best(
+    axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any
+) -> None:
+    """The best mean loss so far, `[seeds, records]` over x `[records]`, from the first record after
+    the start.
+    """
     if x.any():  # what costs nothing has no place on a logarithmic axis
-        axes.plot(x[1:], np.minimum.accumulate(losses.mean(axis=0))[1:], color=colour, linestyle=style, linewidth=1.8, label=name)
+        axes.plot(
+            x[1:],
+            np.minimum.accumulate(losses.mean(axis=0))[1:],
+            color=colour,
+            linestyle=style,
+            linewidth=1.8,
+            label=name,
+        )
 
 
 def name_ends(axes: Axes) -> None:
-    """The lines' names in a column right of the panel, each joined to its line's end, and so far apart that all can be read."""
+    """The lines' names in a column right of the panel, each joined to its line's end, and so far
+    apart that all can be read.
+    """
     to_panel = axes.transData + axes.transAxes.inverted()
-    lines = [(np.asarray(line.get_xydata())[-1], line) for line in axes.lines if not str(line.get_label()).startswith("_")]
+    lines = [
+        (np.asarray(line.get_xydata())[-1], line)
+        for line in axes.lines
+        if not str(line.get_label()).startswith("_")
+    ]
     last = -math.inf
     for end, line in sorted(lines, key=lambda pair: float(pair[0][1])):
         last = max(float(to_panel.transform(end)[1]), last + LABEL_HEIGHT)
-        thin = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-        at: dict[str, Any] = {"xytext": (1.04, last), "textcoords": "axes fraction", "va": "center", "fontsize": 9}
-        axes.annotate(str(line.get_label()), tuple(end), color=line.get_color(), arrowprops=thin, annotation_clip=False, **at)
+        thin = {
+            "arrowstyle": "-",
+            "color": line.get_color(),
+            "linewidth": 0.6,
+            "alpha": 0.6,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        }
+        at: dict[str, Any] = {
+            "xytext": (1.04, last),
+            "textcoords": "axes fraction",
+            "va": "center",
+            "fontsize": 9,
+        }
+        axes.annotate(
+            str(line.get_label()),
+            tuple(end),
+            color=line.get_color(),
+            arrowprops=thin,
+            annotation_clip=False,
+            **at,
+        )
 
 
 if __name__ == "__main__":

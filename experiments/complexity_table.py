@@ -1,11 +1,13 @@
-"""The survey's summary of its results (Table 1.1), reproduced: iterations to reach epsilon, predicted beside measured, and communication.
+"""The survey's summary of its results (Table 1.1), reproduced: iterations to reach epsilon,
+predicted beside measured, and communication.
 
     python -m experiments.complexity_table
 
-Predicted: the least T at which the theorem's rate is at most epsilon. Measured: the least T at which the average of |f'(x_t)|^2 over T
-steps is, at the step size recommended for T, without sampling noise. All methods have one quadratic, whose workers' Hessians are equal:
-then sigma and varsigma are the same everywhere, as the theorems want. (The mean of DSGD's models does not feel heterogeneity there, but
-its step size does.)
+Predicted: the least T at which the theorem's rate is at most epsilon. Measured: the least T at
+which the average of |f'(x_t)|^2 over T steps is, at the step size recommended for T, without
+sampling noise. All methods have one quadratic, whose workers' Hessians are equal: then sigma and
+varsigma are the same everywhere, as the theorems want. (The mean of DSGD's models does not feel
+heterogeneity there, but its step size does.)
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     methods = on_one_problem()
-    predicted = {method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons] for method in methods}
+    predicted = {
+        method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons]
+        for method in methods
+    }
     measured: dict[str, list[int]] = {}
     columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
     with commands.kept_rows(args.out / "iterations.csv", columns, found):
@@ -95,9 +100,14 @@ def main(args: Args) -> None:
             found += rows(args, predicted, {method.name: measured[method.name]})
     link = communication.Link(args.latency, args.bandwidth)
     registered = list(communication.REGISTERED)
-    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in tables.bar(registered, "messages", args.progress)}
+    costs = {
+        name: communication.cost(name, WORKERS, args.dimension, link)
+        for name in tables.bar(registered, "messages", args.progress)
+    }
     records.write_rows(
-        args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
+        args.out / "communication.csv",
+        ["method", *communication.Cost._fields],
+        [[name, *cost] for name, cost in costs.items()],
     )
     shown = {
         "orders": orders(args, predicted, measured),
@@ -117,7 +127,9 @@ def on_one_problem() -> list[Method]:
     """The seven methods; L = 1, D = 1/2."""
     direction, sign = np.full(WORKERS, WORKERS**-0.5), (-1.0) ** np.arange(WORKERS)
     A = np.broadcast_to(np.eye(WORKERS), (WORKERS,) * 3)
-    problem = problems.quadratic(A, HETEROGENEITY * sign[:, None] * direction, noise=NOISE, start=direction)
+    problem = problems.quadratic(
+        A, HETEROGENEITY * sign[:, None] * direction, noise=NOISE, start=direction
+    )
     return [
         theorems.gradient_descent(problem),
         theorems.sgd(problem),
@@ -134,7 +146,8 @@ def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
 
     @cache
     def average(T: int) -> float:
-        return float(method.averages([T], longest=8 ** max(3, math.ceil(math.log(T, 8))))[0])  # few lengths: few programs
+        # few lengths: few programs
+        return float(method.averages([T], longest=8 ** max(3, math.ceil(math.log(T, 8))))[0])
 
     return [_least(average, epsilon, method.rate.iterations(epsilon)) for epsilon in epsilons]
 
@@ -176,13 +189,20 @@ def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list
     return table
 
 
-def iterations(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
+def iterations(
+    args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]
+) -> Table:
     """Predicted and measured iterations, and their ratio."""
     caption = (
-        f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = {COMPRESSION:g}, τ = {WORKERS - 1}.\n"
+        f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = "
+        f"{COMPRESSION:g}, τ = {WORKERS - 1}.\n"
         "DSGD: on a ring. SGD and ASGD ask one worker\nat a time: their variance is σ² + ς²."
     )
-    table = tables.table("iterations to reach ε", ("method", "ε", "predicted", "measured", "predicted / measured"), caption)
+    table = tables.table(
+        "iterations to reach ε",
+        ("method", "ε", "predicted", "measured", "predicted / measured"),
+        caption,
+    )
     for name, group in itertools.groupby(rows(args, predicted, measured), key=lambda row: row[0]):
         table.add_section()
         for _, epsilon, most, least, ratio in group:
@@ -197,19 +217,31 @@ def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
     x = 1 / np.array(args.epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
     for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):
-        axes.plot(x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name)
+        axes.plot(
+            x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name
+        )
         axes.plot(x, predicted[name], color=colour, linewidth=1.2, linestyle="--")
-    ends, middle = x[-1] * np.array([1.15, 2.3]), float(np.median([steps[-1] for steps in measured.values()]))
+    ends, middle = (
+        x[-1] * np.array([1.15, 2.3]),
+        float(np.median([steps[-1] for steps in measured.values()])),
+    )
     for power, label in ((1, "1/ε"), (3 / 2, r"1/ε$^{3/2}$"), (2, "1/ε²")):
         y = middle * (ends / ends[0]) ** power
         axes.plot(ends, y, color="0.55", linewidth=3, alpha=0.6)
-        axes.annotate(label, (ends[-1], y[-1]), (4, 0), textcoords="offset points", va="center", color="0.35")
+        axes.annotate(
+            label, (ends[-1], y[-1]), (4, 0), textcoords="offset points", va="center", color="0.35"
+        )
     axes.set_xticks(x, [f"{value:.3g}" for value in x])
     axes.xaxis.set_minor_locator(NullLocator())
     handles, _ = axes.get_legend_handles_labels()
-    handles += [Line2D([], [], color="black", label="measured"), Line2D([], [], color="black", linestyle="--", label="predicted")]
+    handles += [
+        Line2D([], [], color="black", label="measured"),
+        Line2D([], [], color="black", linestyle="--", label="predicted"),
+    ]
     sheet.legend(handles=handles, loc="outside right upper", frameon=False)
-    figures.title(sheet, f"iterations to reach an average of E|f'(x)|² of ε, {WORKERS} workers, one quadratic")
+    figures.title(
+        sheet, f"iterations to reach an average of E|f'(x)|² of ε, {WORKERS} workers, one quadratic"
+    )
     return sheet
 
 

@@ -1,16 +1,23 @@
-"""Every compressor, without error memory and with: loss against rounds and bits, and the bandwidth at which it pays.
+"""Every compressor, without error memory and with: loss against rounds and bits, and the bandwidth
+at which it pays.
 
     python -m experiments.compression
 
-Without memory is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14), both through servers and with
-the same compressor in both directions, of the model as one vector. A compressor that states no contraction for a server's part is scaled
-down to one before it gets a memory, which would grow. Each runs at the step size with the smallest loss over the second half of the run.
+Without memory is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14), both
+through servers and with the same compressor in both directions, of the model as one vector. A
+compressor that states no contraction for a server's part is scaled down to one before it gets a
+memory, which would grow. Each runs at the step size with the smallest loss over the second half of
+the run.
 """
 
 from __future__ import annotations
 
-if __name__ == "compression":  # a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
-    raise ImportError("experiments/compression.py is no module of Python's: run scripts as python -m experiments.<name>")
+# a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+if __name__ == "compression":
+    raise ImportError(
+        "experiments/compression.py is no module of Python's: run scripts as python -m "
+        "experiments.<name>"
+    )
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +51,9 @@ COMPRESSORS: dict[str, Compressor] = {
         compressors.random_sparsification(0.1),
         compressors.random_k(0.1),
         compressors.top_k(0.1),
-        compressors.top_k(0.1, compressors.contraction(QUANTIZED))._replace(name="top_k(0.1) in 4 bits"),
+        compressors.top_k(0.1, compressors.contraction(QUANTIZED))._replace(
+            name="top_k(0.1) in 4 bits"
+        ),
         compressors.sign,
         compressors.clipping(1),
         compressors.low_rank(1),
@@ -61,7 +70,9 @@ class Args:
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`)."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`).
+    """
     data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Who gets which samples: iid, blocks, by-label or dirichlet."""
@@ -82,7 +93,9 @@ class Args:
     sizes: tuple[commands.Count, ...] = (2**16, 2**20)
     """Elements of larger models for which to say when compression pays."""
     out: Path = field(default=Path("results/compression"))
-    """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each problem."""
+    """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each
+    problem.
+    """
     progress: bool = True
     """Show a progress bar."""
     cache: commands.Cache = None
@@ -104,17 +117,31 @@ Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elemen
 def main(args: Args) -> None:
     unknown = [name for name in args.compressors if name not in COMPRESSORS]
     if unknown:
-        raise ValueError(f"--compressors {' '.join(unknown)}: need some of {', '.join(COMPRESSORS)}")
+        raise ValueError(
+            f"--compressors {' '.join(unknown)}: need some of {', '.join(COMPRESSORS)}"
+        )
     if args.workers < 2:
         raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
-    tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
+    tasks = {
+        (model, partition): make_problem(args, model, partition)
+        for model in args.models
+        for partition in args.partitions
+    }
     commands.begin(args)
-    cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
+    cases = [
+        Case(*task, name, memory)
+        for task in tasks
+        for name in args.compressors
+        for memory in MEMORIES
+    ]
     outcomes: Outcomes = {}
     with commands.kept(write_histories, args.out / "history.csv", outcomes):
         for case in tables.bar(cases, "training", args.progress):
             outcomes[case] = tune(args, tasks[case.model, case.partition], case)
-    sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
+    sizes = {
+        f"{model}\n{dimension(problem):,}": dimension(problem)
+        for (model, _), problem in tasks.items()
+    }
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
         (name, d): break_even.bandwidth(COMPRESSORS[name], args.workers, d)
@@ -122,11 +149,16 @@ def main(args: Args) -> None:
         for d in sizes.values()
     }
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
-    records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
+    records.write_rows(
+        args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows
+    )
     parts = {model: -(-dimension(problem) // args.workers) for (model, _), problem in tasks.items()}
     sheets = {"figure": draw_losses(args, outcomes, list(tasks), parts)}
     sheets |= {"-".join(task): draw_curves(args, outcomes, task) for task in tasks}
-    shown = {f"losses-{'-'.join(task)}": tabulate(args, outcomes, task, problem, pays) for task, problem in tasks.items()}
+    shown = {
+        f"losses-{'-'.join(task)}": tabulate(args, outcomes, task, problem, pays)
+        for task, problem in tasks.items()
+    }
     commands.finish(args, sheets, {**shown, "pays": break_even.tabulate(sizes, pays, args.workers)})
 
 
@@ -139,7 +171,9 @@ def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
 
 def dimension(problem: dsgd.Problem) -> int:
     """Elements of the model."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    return sum(
+        leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
+    )
 
 
 def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
@@ -152,12 +186,18 @@ def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
     return tuning.tune(args, build, problem)
 
 
-def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int) -> dsgd.Algorithm:
+def method(
+    compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int
+) -> dsgd.Algorithm:
     """CSGD or EC-SGD, where servers have so many elements each."""
     if memory == WITHOUT:
-        return algorithms.compressed_sgd(optimizer, compressors.whole_model(compressor), allow_biased=True)
+        return algorithms.compressed_sgd(
+            optimizer, compressors.whole_model(compressor), allow_biased=True
+        )
     fit = compressors.contraction(compressor) if scaled(compressor, part) else compressor
-    return algorithms.error_compensated_sgd(optimizer, compressors.whole_model(fit), compressors.whole_model(fit))
+    return algorithms.error_compensated_sgd(
+        optimizer, compressors.whole_model(fit), compressors.whole_model(fit)
+    )
 
 
 def scaled(compressor: Compressor, part: int) -> bool:
@@ -173,26 +213,51 @@ def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
 
 def write_histories(path: Path, outcomes: Outcomes) -> None:
     """Of all cases that did not diverge."""
-    records.write_histories(path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+    records.write_histories(
+        path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome}
+    )
 
 
-def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays) -> Table:
+def tabulate(
+    args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
+) -> Table:
     """One row a compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
     title = (
-        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, "
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of "
+        f"{args.steps} rounds, "
         f"{statistics.runs(args.seeds)}"
     )
-    caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
+    caption = (
+        "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
+    )
     caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
-    table = tables.table(title, ("compressor", "bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"), caption)
+    table = tables.table(
+        title,
+        (
+            "compressor",
+            "bits/\nelement",
+            "ratio",
+            "without\nmemory",
+            "with\nmemory",
+            "pays <\nMbit/s",
+        ),
+        caption,
+    )
     for name in args.compressors:
         bits = compressors.mean_bits(COMPRESSORS[name], part) / part
         losses = [
-            cell(args, outcomes[Case(*task, name, memory)], memory == WITH and scaled(COMPRESSORS[name], part)) for memory in MEMORIES
+            cell(
+                args,
+                outcomes[Case(*task, name, memory)],
+                memory == WITH and scaled(COMPRESSORS[name], part),
+            )
+            for memory in MEMORIES
         ]
-        table.add_row(name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d]))
+        table.add_row(
+            name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d])
+        )
     return table
 
 
@@ -200,10 +265,16 @@ def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
     """The final loss with its marks."""
     if outcome is None:
         return "-"
-    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + statistics.edge(outcome.learning_rate, args.learning_rates)
+    return (
+        f"{final_loss(outcome)[0]:.3f}"
+        + "†" * is_scaled
+        + statistics.edge(outcome.learning_rate, args.learning_rates)
+    )
 
 
-def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]) -> Figure:
+def draw_losses(
+    args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]
+) -> Figure:
     """What the survey claims: unbiased compressors work without memory, biased ones need it.
 
     Args:
@@ -212,9 +283,16 @@ def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], pa
         parts: elements that a server has, by model.
     """
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
-    sheet, panels = plots.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
+    sheet, panels = plots.figure(
+        len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors)
+    )
     for axes, task in zip(panels, tasks, strict=True):
-        axes.set(title=", ".join(task), xlabel="loss f(x), last tenth", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
+        axes.set(
+            title=", ".join(task),
+            xlabel="loss f(x), last tenth",
+            xscale="log",
+            xlim=(min(losses) / 1.5, max(losses) * 1.5),
+        )
         plots.plain_log(axes.xaxis)
         for row, name in enumerate(args.compressors):
             colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
@@ -222,11 +300,30 @@ def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], pa
                 outcome = outcomes[Case(*task, name, memory)]
                 if outcome:
                     middle, error = final_loss(outcome)
-                    marker = "D" if memory == WITH and scaled(COMPRESSORS[name], parts[task[0]]) else "o"
-                    axes.errorbar(middle, place, xerr=error, fmt=marker, color=colour, markerfacecolor=fill, markersize=6, capsize=2)
+                    marker = (
+                        "D" if memory == WITH and scaled(COMPRESSORS[name], parts[task[0]]) else "o"
+                    )
+                    axes.errorbar(
+                        middle,
+                        place,
+                        xerr=error,
+                        fmt=marker,
+                        color=colour,
+                        markerfacecolor=fill,
+                        markersize=6,
+                        capsize=2,
+                    )
                 else:
                     where = ("axes fraction", "data")
-                    axes.annotate("diverged", (0.98, place), xycoords=where, color=colour, ha="right", va="center", fontsize=8)
+                    axes.annotate(
+                        "diverged",
+                        (0.98, place),
+                        xycoords=where,
+                        color=colour,
+                        ha="right",
+                        va="center",
+                        fontsize=8,
+                    )
     panels[0].set_yticks(range(len(args.compressors)), args.compressors)
     panels[0].invert_yaxis()
     kinds = (
@@ -240,7 +337,12 @@ def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], pa
         Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
         for colour, fill, marker, label in kinds
     ]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
+    sheet.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(kinds) if len(tasks) > 3 else 3,
+        frameon=False,
+    )
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
     setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
     figures.title(sheet, f"{claim}\n{setting}")
@@ -253,11 +355,17 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
         for axes, (xlabel, scale) in zip(row, xs, strict=True):
-            lines = {name: curve(outcomes[Case(*task, name, memory)], xlabel) for name in args.compressors}
+            lines = {
+                name: curve(outcomes[Case(*task, name, memory)], xlabel)
+                for name in args.compressors
+            }
             figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
         row[0].set_ylabel("loss f(x)")
     figures.legend(sheet, panels[0], columns=4)
-    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {statistics.errors('bands', args.seeds)}")
+    figures.title(
+        sheet,
+        f"{', '.join(task)}: {args.workers} workers; {statistics.errors('bands', args.seeds)}",
+    )
     return sheet
 
 

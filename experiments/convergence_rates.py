@@ -1,9 +1,11 @@
-"""How fast the survey's methods converge, and whether N workers help: slopes on log-log axes, measured beside predicted.
+"""How fast the survey's methods converge, and whether N workers help: slopes on log-log axes,
+measured beside predicted.
 
     python -m experiments.convergence_rates
 
-What is measured is the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the step size that they recommend for T, on
-quadratics each of which makes one term of a rate the largest. Lines are exact, without sampling noise; points are runs.
+What is measured is the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the
+step size that they recommend for T, on quadratics each of which makes one term of a rate the
+largest. Lines are exact, without sampling noise; points are runs.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ PANELS = {
         "EC-SGD: compression errors,\nDSGD: heterogeneity; no noise: 1/T$^{{2/3}}$",
         "steps T",
     ),
-    "staleness": Panel(1, "1", "tau + 1", "staleness, exact gradients,\nT = {T:,}: τ + 1", "staleness τ + 1"),
+    "staleness": Panel(
+        1, "1", "tau + 1", "staleness, exact gradients,\nT = {T:,}: τ + 1", "staleness τ + 1"
+    ),
 }
 
 
@@ -91,14 +95,25 @@ class Args:
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    names = ("steps", "longest_run", "workers", "run_workers", "staleness", "fixed_steps", "seeds", "seed")
+    names = (
+        "steps",
+        "longest_run",
+        "workers",
+        "run_workers",
+        "staleness",
+        "fixed_steps",
+        "seeds",
+        "seed",
+    )
     work = everything(Budget(**{name: getattr(args, name) for name in names}))
     terms: list[Term] = []
     with commands.kept(write_terms, args.out / "rates.csv", terms):
         for measure in tables.bar(work, "convergence rates", args.progress):
             terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
     slopes = [describe(term, args.seed) for term in terms]
-    records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])
+    records.write_rows(
+        args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes]
+    )
     commands.finish(args, {"figure": draw(args, terms)}, {"fits": tabulate(args, slopes)})
 
 
@@ -110,10 +125,17 @@ def check(args: Args) -> None:
         ("staleness", args.staleness, 4),
     ):
         lowest = 0 if name == "staleness" else 1
-        if len(values) < least or any(b <= a for a, b in zip((lowest - 1, *values), values, strict=False)):
-            raise ValueError(f"{name} = {values}: need at least {least} numbers, rising, from {lowest} on")
+        if len(values) < least or any(
+            b <= a for a, b in zip((lowest - 1, *values), values, strict=False)
+        ):
+            raise ValueError(
+                f"{name} = {values}: need at least {least} numbers, rising, from {lowest} on"
+            )
     if args.fixed_steps <= 2 * max(args.staleness):
-        raise ValueError(f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: need more than twice the staleness")
+        raise ValueError(
+            f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: need "
+            "more than twice the staleness"
+        )
     if args.seeds < 2:
         raise ValueError(f"seeds = {args.seeds}: need at least 2, for errors")
 
@@ -123,10 +145,15 @@ def write_terms(path: Path, terms: Sequence[Term]) -> None:
     found: list[list] = []
     for term in terms:
         if term.exact is not None:
-            found += [[term.panel, term.method, *point, "", "", ""] for point in zip(term.x, term.exact, term.bounds, strict=True)]
+            found += [
+                [term.panel, term.method, *point, "", "", ""]
+                for point in zip(term.x, term.exact, term.bounds, strict=True)
+            ]
         points = zip(term.sampled_x, *dsgd.mean_and_error(term.sampled), strict=True)
         found += [[term.panel, term.method, "", "", "", *point] for point in points]
-    records.write_rows(path, ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], found)
+    records.write_rows(
+        path, ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], found
+    )
 
 
 def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -136,7 +163,9 @@ def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def interval(x: np.ndarray, values: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """The slope of the mean over seeds, `[seeds, points]`, and the ends of its 95 % interval: whole runs are drawn again."""
+    """The slope of the mean over seeds, `[seeds, points]`, and the ends of its 95 % interval: whole
+    runs are drawn again.
+    """
     chosen = np.random.default_rng(seed).integers(0, len(values), (RESAMPLED, len(values)))
     low, high = np.quantile(fit(x, values[chosen].mean(axis=1)), (0.025, 0.975))
     return float(fit(x, values.mean(axis=0))), float(low), float(high)
@@ -146,37 +175,62 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
     """A row of slopes.csv. Nothing is random where there is one seed."""
     first = 0 if term.panel == "workers" else len(term.x) // 2
     part = slice(first, None)
-    row: dict[str, float | str] = {"panel": term.panel, "method": term.method, "predicted": PANELS[term.panel].slope}
+    row: dict[str, float | str] = {
+        "panel": term.panel,
+        "method": term.method,
+        "predicted": PANELS[term.panel].slope,
+    }
     row["bound"] = float(fit(term.x[part], term.bounds[part]))
     row["exact"] = "" if term.exact is None else float(fit(term.x[part], term.exact[part]))
     at = term.sampled_x >= term.x[first]
     several = len(term.sampled) > 1 and at.sum() > 1
     row |= dict(
-        zip(("runs", "low", "high"), interval(term.sampled_x[at], term.sampled[:, at], seed) if several else ("",) * 3, strict=True)
+        zip(
+            ("runs", "low", "high"),
+            interval(term.sampled_x[at], term.sampled[:, at], seed) if several else ("",) * 3,
+            strict=True,
+        )
     )
     worst = int(np.argmax(term.measured / term.bounds))
     error = dsgd.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
-    return row | {"worst": float(term.measured[worst] / term.bounds[worst]), "error": float(error / term.bounds[worst])}
+    return row | {
+        "worst": float(term.measured[worst] / term.bounds[worst]),
+        "error": float(error / term.bounds[worst]),
+    }
 
 
 def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
     """One row a method and term."""
     caption = (
         "predicted: as T, N or tau grow. bound: of the theorem's right side, all terms.\n"
-        f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: nothing is random,\n"
+        f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: "
+        "nothing is random,\n"
         "or all is exact. worst: largest measured / bound (± standard error of runs)."
     )
-    table = tables.table("slopes on log-log axes", ("method", "predicted", "bound", "exact", "runs", "worst"), caption)
+    table = tables.table(
+        "slopes on log-log axes",
+        ("method", "predicted", "bound", "exact", "runs", "worst"),
+        caption,
+    )
     panel = ""
     for row in slopes:
         if row["panel"] != panel:
             panel = str(row["panel"])
             table.add_section()
             table.add_row(PANELS[panel].heading, style="bold")
-        runs = "-" if row["runs"] == "" else f"{row['runs']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        runs = (
+            "-" if row["runs"] == "" else f"{row['runs']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        )
         worst = f"{row['worst']:.2f}" + (f" ± {row['error']:.2f}" if row["error"] else "")
         exact = "-" if row["exact"] == "" else f"{row['exact']:.3f}"
-        table.add_row(f"  {row['method']}", f"{row['predicted']:.3f}", f"{row['bound']:.3f}", exact, runs, worst)
+        table.add_row(
+            f"  {row['method']}",
+            f"{row['predicted']:.3f}",
+            f"{row['bound']:.3f}",
+            exact,
+            runs,
+            worst,
+        )
     return table
 
 
@@ -186,7 +240,12 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
     panels = plots.panels(sheet, 3, 2, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
-        axes.set(xscale="log", yscale="log", xlabel=panel.label, title=panel.title.format(T=args.fixed_steps))
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel=panel.label,
+            title=panel.title.format(T=args.fixed_steps),
+        )
         axes.set_ylabel("average of E|f'(x)|² over T steps")
         for term in shown:
             draw_term(axes, term)
@@ -216,17 +275,32 @@ def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
     x = np.union1d(shown[0].x, shown[0].sampled_x)
     lowest = min(
         float(np.min(fall))
-        for fall in ((term.exact if term.exact is not None else term.sampled.mean(axis=0)) / term.x**panel.slope for term in shown)
+        for fall in (
+            (term.exact if term.exact is not None else term.sampled.mean(axis=0))
+            / term.x**panel.slope
+            for term in shown
+        )
     )
     y = 0.5 * lowest * x**panel.slope
     axes.plot(x, y, color="0.55", linewidth=3, alpha=0.6, zorder=0)
     middle = len(x) // 2
-    axes.annotate(f"slope {panel.guide}", (x[middle], y[middle]), (0, -14), textcoords="offset points", color="0.35", ha="center", va="top")
+    axes.annotate(
+        f"slope {panel.guide}",
+        (x[middle], y[middle]),
+        (0, -14),
+        textcoords="offset points",
+        color="0.35",
+        ha="center",
+        va="top",
+    )
 
 
 def draw_legend(axes: Axes, args: Args) -> None:
     axes.set_axis_off()
-    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, plots.COLOURS, MARKERS, strict=True)]
+    handles = [
+        Line2D([], [], color=c, marker=m, label=name)
+        for name, c, m in zip(METHODS, plots.COLOURS, MARKERS, strict=True)
+    ]
     handles += [
         Line2D([], [], color="black", linewidth=1.6, label="measured, exact"),
         Line2D([], [], color="black", linewidth=0.9, linestyle="--", label="the theorem's bound"),
@@ -234,7 +308,8 @@ def draw_legend(axes: Axes, args: Args) -> None:
     ]
     axes.legend(handles=handles, loc="upper center", ncols=2, frameon=False, fontsize=11)
     note = (
-        f"Bars: runs over {args.seeds} seeds, two standard errors.\nStep size: the theorem's, for each T.\n"
+        f"Bars: runs over {args.seeds} seeds, two standard errors.\nStep size: the theorem's, for "
+        "each T.\n"
         "With exact gradients, GD, SGD and mb-SGD\nare one method. N = 16: runs only."
     )
     axes.text(0.5, 0.32, note, transform=axes.transAxes, ha="center", va="top", fontsize=11)

@@ -1,10 +1,12 @@
-"""DropCompute on the real clock: processes of this machine, one of them slower, each of which stops by its own clock.
+"""DropCompute on the real clock: processes of this machine, one of them slower, each of which stops
+by its own clock.
 
     python -m experiments.dropcompute_processes --processes 2 --slow 1 --factor 2
 
-A small network on digits is trained twice, in the same processes, on the same batches and among the same stragglers: lognormal delays in
-every micro-batch (appendix B.1), and one process that takes longer for all. What a step takes, and what is dropped, beside what the
-planner expects from the first steps.
+A small network on digits is trained twice, in the same processes, on the same batches and among the
+same stragglers: lognormal delays in every micro-batch (appendix B.1), and one process that takes
+longer for all. What a step takes, and what is dropped, beside what the planner expects from the
+first steps.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     screen = tables.console()
-    waiting = screen.status(f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute")
+    waiting = screen.status(
+        f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute"
+    )
     with waiting if args.progress else nullcontext():
         pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
     write(args.out / "steps.csv", pair)
@@ -78,7 +82,9 @@ def main(args: Args) -> None:
 
 
 class Pair(NamedTuple):
-    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the seconds of a micro-batch without."""
+    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the
+    seconds of a micro-batch without.
+    """
 
     alone: float
     without: History
@@ -90,22 +96,40 @@ class Pair(NamedTuple):
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for a slow process that is not there, a factor below 1, or too few steps after those that are measured."""
+    """Raises a ValueError for a slow process that is not there, a factor below 1, or too few steps
+    after those that are measured.
+    """
     if args.slow is not None and not 0 <= args.slow < args.processes:
-        raise ValueError(f"--slow {args.slow} of {args.processes} processes: need one from 0 to {args.processes - 1}, or None")
+        raise ValueError(
+            f"--slow {args.slow} of {args.processes} processes: need one from 0 to "
+            f"{args.processes - 1}, or None"
+        )
     if not args.factor >= 1:
-        raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes")
+        raise ValueError(
+            f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes"
+        )
     if not args.rounds < args.steps - 1:
-        raise ValueError(f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with the threshold")
+        raise ValueError(
+            f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with "
+            "the threshold"
+        )
 
 
 def _train_twice(args: Args) -> Pair:
     """In each process."""
-    model, optimizer, key = problems.MLP(10, (args.width,)), optax.sgd(args.learning_rate), jax.random.key(args.seed)
-    problem = problems.neural_network(model, workers=args.processes, batch_size=args.batch_size, seed=args.seed)
+    model, optimizer, key = (
+        problems.MLP(10, (args.width,)),
+        optax.sgd(args.learning_rate),
+        jax.random.key(args.seed),
+    )
+    problem = problems.neural_network(
+        model, workers=args.processes, batch_size=args.batch_size, seed=args.seed
+    )
 
     def train(threshold, steps: int, delay: Callable[[int, int], float] | None) -> History:
-        return dropcompute.train_processes(problem, optimizer, threshold, args.micro_batches, steps=steps, key=key, delay=delay).history
+        return dropcompute.train_processes(
+            problem, optimizer, threshold, args.micro_batches, steps=steps, key=key, delay=delay
+        ).history
 
     alone = float(np.median(train(math.inf, TRIAL, None)["latencies"][1:]))
     late = delays(args, jax.process_index(), alone)
@@ -113,13 +137,19 @@ def _train_twice(args: Args) -> Pair:
     def delay(step, m):
         return float(late[step, m])
 
-    return Pair(alone, train(math.inf, args.steps, delay), train(dropcompute.chosen_after(args.rounds), args.steps, delay))
+    return Pair(
+        alone,
+        train(math.inf, args.steps, delay),
+        train(dropcompute.chosen_after(args.rounds), args.steps, delay),
+    )
 
 
 def delays(args: Args, process: int, alone: float) -> np.ndarray:
-    r"""Seconds that a process sleeps in each micro-batch, `[steps, M]`: so that it takes $f \mu (1 + \epsilon)$ instead of $\mu$.
+    r"""Seconds that a process sleeps in each micro-batch, `[steps, M]`: so that it takes
+    $f \mu (1 + \epsilon)$ instead of $\mu$.
 
-    $$ \epsilon = \min(Z / \alpha, 5.5), \qquad Z \sim \mathrm{LogNormal}(4, 1), \qquad \alpha = 2 e^{4.5} $$
+    $$ \epsilon = \min(Z / \alpha, 5.5), \qquad Z \sim \mathrm{LogNormal}(4, 1), \qquad \alpha = 2
+    e^{4.5} $$
 
     Args:
         args: with f, the factor of the slow process; of others it is 1.
@@ -128,14 +158,17 @@ def delays(args: Args, process: int, alone: float) -> np.ndarray:
 
     Source: Giladi et al., "DropCompute", appendix B.1.
     """
-    draws = np.random.default_rng((args.seed, process)).lognormal(4, 1, (args.steps, args.micro_batches))
+    draws = np.random.default_rng((args.seed, process)).lognormal(
+        4, 1, (args.steps, args.micro_batches)
+    )
     factor = args.factor if process == args.slow else 1.0
     return alone * (factor * (1 + np.minimum(draws / ALPHA, MOST)) - 1)
 
 
 class Found(NamedTuple):
-    """One number in three ways: what the planner expects from the steps that it measured; what it expects, at the same threshold, from the
-    later steps of the run without; and of the same steps, what was measured, with half its 95 % interval over steps."""
+    """One number in three ways: what the planner expects from the steps that it measured; what it
+    expects, at the same threshold, from the later steps of the run without; and of the same steps,
+    what was measured, with half its 95 % interval over steps."""
 
     planned: float
     hindsight: float
@@ -147,12 +180,22 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
     """Seconds of a step without and with the threshold, drop rate, effective speedup, by name."""
     before, after = slice(args.rounds), slice(args.rounds, None)
     tau = float(pair.with_threshold["threshold"][-1])
-    planned, hindsight = of_plan(pair.with_threshold, before, tau), of_plan(pair.without, after, tau)
+    planned, hindsight = (
+        of_plan(pair.with_threshold, before, tau),
+        of_plan(pair.without, after, tau),
+    )
     without, with_it = (run["seconds"][after] for run in pair.histories().values())
     dropped = pair.with_threshold["dropped"][after]
-    measured = {"without": without, "with": with_it, "dropped": dropped, "speedup": (1 - dropped) * without / with_it}
+    measured = {
+        "without": without,
+        "with": with_it,
+        "dropped": dropped,
+        "speedup": (1 - dropped) * without / with_it,
+    }
     return {
-        name: Found(planned[name], hindsight[name], float(values.mean()), statistics.half_interval(values))
+        name: Found(
+            planned[name], hindsight[name], float(values.mean()), statistics.half_interval(values)
+        )
         for name, values in measured.items()
     }
 
@@ -171,8 +214,9 @@ def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
 
 
 class Race(NamedTuple):
-    """To the loss that both runs reach, the larger of those at their ends: steps and seconds, without and with the threshold. And the
-    losses at the same time, when the first of the runs has ended."""
+    """To the loss that both runs reach, the larger of those at their ends: steps and seconds,
+    without and with the threshold. And the losses at the same time, when the first of the runs has
+    ended."""
 
     loss: float
     steps: tuple[int, int]
@@ -184,7 +228,10 @@ class Race(NamedTuple):
 def race(args: Args, pair: Pair) -> Race:
     """Losses are means over the last twentieth of the steps, at least one."""
     runs = pair.histories().values()
-    smooth, clocks = [smoothed(run["loss"], args.steps) for run in runs], [np.cumsum(run["seconds"]) for run in runs]
+    smooth, clocks = (
+        [smoothed(run["loss"], args.steps) for run in runs],
+        [np.cumsum(run["seconds"]) for run in runs],
+    )
     target, end = max(loss[-1] for loss in smooth), min(clock[-1] for clock in clocks)
     at = [statistics.first_reaching(loss[None], target) or 0 for loss in smooth]
     seen = [int(np.searchsorted(clock, end, side="right")) - 1 for clock in clocks]
@@ -206,17 +253,28 @@ def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
 
 
 def write(path: Path, pair: Pair) -> None:
-    """One row a run and step; of each worker how many micro-batches, and the seconds that it computed."""
+    """One row a run and step; of each worker how many micro-batches, and the seconds that it
+    computed.
+    """
     N = pair.without["latencies"].shape[1]
     heading = ("run", "step", "seconds", "communication", "threshold", "dropped", "loss")
     heading += tuple(f"{name}[{n}]" for name in ("micro_batches", "computing") for n in range(N))
 
     def rows():
         for name, run in pair.histories().items():
-            done, spent = np.sum(~np.isnan(run["latencies"]), axis=-1), np.nansum(run["latencies"], axis=-1)
+            done, spent = (
+                np.sum(~np.isnan(run["latencies"]), axis=-1),
+                np.nansum(run["latencies"], axis=-1),
+            )
             for i, step in enumerate(run["step"]):
                 numbers = (run[column][i] for column in heading[2:7])
-                yield [name, step, *(f"{number:.6g}" for number in numbers), *done[i], *(f"{number:.6g}" for number in spent[i])]
+                yield [
+                    name,
+                    step,
+                    *(f"{number:.6g}" for number in numbers),
+                    *done[i],
+                    *(f"{number:.6g}" for number in spent[i]),
+                ]
 
     records.write_rows(path, heading, rows())
 
@@ -231,19 +289,35 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
     """Steps, drops and speedup: expected and measured."""
     alone, tau = 1e3 * pair.alone, 1e3 * pair.with_threshold["threshold"][-1]
     table = tables.table(
-        f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = {tau:.4g} ms",
+        f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = "
+        f"{tau:.4g} ms",
         ("", "planned", "hindsight", "measured"),
-        f"planned: from the {args.rounds} steps before the threshold.\nhindsight: from the steps after them in the run without,\n"
-        "at the same threshold. measured: the same steps, on the clock,\n± half the 95 % interval over steps. Paper's S_eff: 1.18, 162\n"
+        f"planned: from the {args.rounds} steps before the threshold.\nhindsight: from the steps "
+        "after them in the run without,\n"
+        "at the same threshold. measured: the same steps, on the clock,\n± half the 95 % interval "
+        "over steps. Paper's S_eff: 1.18, 162\n"
         "workers, with stragglers; 1.05, 196 workers, a tuned system.",
     )
-    rows = {"without": ("step without, ms", 1e3, 1), "with": ("step with, ms", 1e3, 1), "dropped": ("dropped, %", 100, 1)}
+    rows = {
+        "without": ("step without, ms", 1e3, 1),
+        "with": ("step with, ms", 1e3, 1),
+        "dropped": ("dropped, %", 100, 1),
+    }
     for name, (words, unit, digits) in {**rows, "speedup": ("S_eff", 1, 3)}.items():
-        planned, hindsight, measured, half = (f"{unit * number:.{digits}f}" for number in found[name])
+        planned, hindsight, measured, half = (
+            f"{unit * number:.{digits}f}" for number in found[name]
+        )
         table.add_row(words, planned, hindsight, f"{measured} ± {half}")
         if name == "dropped":
-            for n, share in enumerate(np.isnan(pair.with_threshold["latencies"][args.rounds :]).mean(axis=(0, 2))):
-                table.add_row(f"  by process {n}{', the slow one' * (n == args.slow)}", "", "", f"{100 * share:.1f}")
+            for n, share in enumerate(
+                np.isnan(pair.with_threshold["latencies"][args.rounds :]).mean(axis=(0, 2))
+            ):
+                table.add_row(
+                    f"  by process {n}{', the slow one' * (n == args.slow)}",
+                    "",
+                    "",
+                    f"{100 * share:.1f}",
+                )
     return table
 
 
@@ -252,14 +326,21 @@ def tabulate_race(race: Race) -> Table:
     table = tables.table(
         "to the same loss",
         ("", "without", "with", "change", "paper"),
-        "The first steps, in which it measures, count, too.\nPaper: figure 5, 64 workers, B.1's delays alone.",
+        "The first steps, in which it measures, count, too.\nPaper: figure 5, 64 workers, B.1's "
+        "delays alone.",
     )
     for words, (before, after), digits, paper in (
         (f"steps to {race.loss:.3g}", race.steps, 0, "+3 %"),
         (f"seconds to {race.loss:.3g}", race.seconds, 1, "-13 %"),
         (f"loss after {race.end:.1f} s", race.losses, 3, "-"),
     ):
-        table.add_row(words, f"{before:.{digits}f}", f"{after:.{digits}f}", f"{100 * (after / before - 1):+.0f} %", paper)
+        table.add_row(
+            words,
+            f"{before:.{digits}f}",
+            f"{after:.{digits}f}",
+            f"{100 * (after / before - 1):+.0f} %",
+            paper,
+        )
     return table
 
 
@@ -270,12 +351,28 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     for line, (name, run) in enumerate(pair.histories().items()):
         colour = plots.COLOURS[line]
         after = np.sort(run["seconds"][args.rounds :])
-        over_steps.plot(run["step"], 1e3 * run["seconds"], color=colour, linewidth=1, marker=".", markersize=3, label=f"{name} DropCompute")
+        over_steps.plot(
+            run["step"],
+            1e3 * run["seconds"],
+            color=colour,
+            linewidth=1,
+            marker=".",
+            markersize=3,
+            label=f"{name} DropCompute",
+        )
         ordered.ecdf(1e3 * after, color=colour)
         losses.plot(np.cumsum(run["seconds"]), smoothed(run["loss"], args.steps), color=colour)
     for line, name in enumerate(("without", "with")):
-        draw_planned(over_steps, ordered, 1e3 * found[name].planned, plots.COLOURS[line], "planned" if line == 0 else None)
-    over_steps.axvline(args.rounds + 0.5, color="black", linewidth=0.8, linestyle=":", label="threshold chosen")
+        draw_planned(
+            over_steps,
+            ordered,
+            1e3 * found[name].planned,
+            plots.COLOURS[line],
+            "planned" if line == 0 else None,
+        )
+    over_steps.axvline(
+        args.rounds + 0.5, color="black", linewidth=0.8, linestyle=":", label="threshold chosen"
+    )
     over_steps.set(xlabel="step", ylabel="ms of a step", ylim=(0, None))
     ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
     losses.set(xlabel="seconds", ylabel="loss on the micro-batches computed", yscale="log")
@@ -287,7 +384,9 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     return sheet
 
 
-def draw_planned(over_steps: Axes, ordered: Axes, level: float, colour: str, label: str | None) -> None:
+def draw_planned(
+    over_steps: Axes, ordered: Axes, level: float, colour: str, label: str | None
+) -> None:
     """What a step was expected to take."""
     over_steps.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=label)
     ordered.axvline(level, color=colour, linestyle="--", linewidth=1.2)

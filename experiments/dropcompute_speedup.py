@@ -1,10 +1,12 @@
-"""How much faster synchronous training is where stragglers drop their last micro-batches: DropCompute's figures 1, 3, 4, 13 and 14.
+"""How much faster synchronous training is where stragglers drop their last micro-batches:
+DropCompute's figures 1, 3, 4, 13 and 14.
 
     python -m experiments.dropcompute_speedup --communication 1
 
-Latencies are drawn as a run on a cluster draws them; thresholds are chosen from some steps and used on as many others. Beside it are the
-paper's equations 4, 5 and 11, which know the mean and the variance of a micro-batch, and exact sums of the distributions. For one number of
-workers real runs of the method show, by their clock, that they do as the planner says.
+Latencies are drawn as a run on a cluster draws them; thresholds are chosen from some steps and used
+on as many others. Beside it are the paper's equations 4, 5 and 11, which know the mean and the
+variance of a micro-batch, and exact sums of the distributions. For one number of workers real runs
+of the method show, by their clock, that they do as the planner says.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from experiments.shared import commands, tables
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
 MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # powers of ten are among them
-DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)  # workers, of exact lines
+# workers, of exact lines
+DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)
 BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))  # of figure 4
 SHARES = np.linspace(0, 0.2, 41)  # dropped, in figure 4
 B1 = "B.1"
@@ -59,7 +62,8 @@ class Args:
     communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
     stop: Stop = "preempt"
-    """preempt: at the threshold; between: a worker looks at its clock between micro-batches only."""
+    """preempt: at the threshold; between: a worker looks at its clock between micro-batches only.
+    """
     iterations: commands.Count = 50
     """Steps to choose a threshold from, and as many more to use it on."""
     seeds: commands.Count = 5
@@ -78,19 +82,38 @@ Outcomes = dict[str, Sampled]
 
 def main(args: Args) -> None:
     if not min(*args.worker_counts, args.run_workers) >= 2:
-        raise ValueError(f"--worker-counts {args.worker_counts}, --run-workers {args.run_workers}: need at least 2: one waits for nobody")
-    setting = Setting(MICRO_BATCHES, args.communication, args.stop, args.iterations, range(args.seed, args.seed + args.seeds))
-    sums = {panel: exact.sums(noise, MICRO_BATCHES, 10_000) for panel, (noise, _) in PRINTED.items()}
+        raise ValueError(
+            f"--worker-counts {args.worker_counts}, --run-workers {args.run_workers}: need at "
+            "least 2: one waits for nobody"
+        )
+    setting = Setting(
+        MICRO_BATCHES,
+        args.communication,
+        args.stop,
+        args.iterations,
+        range(args.seed, args.seed + args.seeds),
+    )
+    sums = {
+        panel: exact.sums(noise, MICRO_BATCHES, 10_000) for panel, (noise, _) in PRINTED.items()
+    }
     one_N = exact.common_workers([(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()])
     delays = noises.delays()
-    todo = {B1: (delays, exact.sums(delays, MICRO_BATCHES, MANY[-1]))} | {panel: (PRINTED[panel][0], sums[panel]) for panel in PRINTED}
+    todo = {B1: (delays, exact.sums(delays, MICRO_BATCHES, MANY[-1]))} | {
+        panel: (PRINTED[panel][0], sums[panel]) for panel in PRINTED
+    }
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "scale.csv", outcomes):
-        for name, (noise, exactly) in tables.bar(list(todo.items()), "dropcompute_speedup", args.progress):
-            counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
+        for name, (noise, exactly) in tables.bar(
+            list(todo.items()), "dropcompute_speedup", args.progress
+        ):
+            counts = sorted(
+                {*args.worker_counts, args.run_workers if name == B1 else one_N.workers}
+            )
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
-            outcomes[name] = Sampled(noise, exactly, draw, simulated.measured(setting, draw, counts))
+            outcomes[name] = Sampled(
+                noise, exactly, draw, simulated.measured(setting, draw, counts)
+            )
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
@@ -101,12 +124,16 @@ def main(args: Args) -> None:
         **scale_graphs(setting, outcomes, one_N),
         "growth": panels.growth(setting, lines, limits, MANY),
     }
-    alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
+    alone = {
+        panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()
+    }
     shown = {
         "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
         "runs": speedup_tables.runs_beside(setting, clock, plan, best, args.run_workers),
         "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
-        "ratios": speedup_tables.ratios({panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N),
+        "ratios": speedup_tables.ratios(
+            {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N
+        ),
     }
     commands.finish(args, sheets, shown)
 
@@ -125,7 +152,9 @@ def write(path: Path, outcomes: Outcomes) -> None:
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
     """By the clock of runs; planned, from latencies drawn apart; and exact."""
     tau = float(of.found[workers].threshold.mean())
-    plan = simulated.of_seeds([simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
+    plan = simulated.of_seeds(
+        [simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds]
+    )
     clock = simulated.by_clock(setting, of.noise.seconds, workers, tau)
     return clock, plan, of.sums.best(workers, setting.communication, setting.stop)
 
@@ -133,31 +162,50 @@ def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     """Of normal micro-batches, and of B.1's."""
     lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
-    for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
+    for name, of in {
+        "(a) normal micro-batches": outcomes["13b"],
+        "(b) B.1's delays": outcomes[B1],
+    }.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
         curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
         like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
-        analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
-        given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
+        analytical = dropcompute.expected_speedup(
+            thresholds, *like, stop=setting.stop, approximate=True
+        )
+        given = dropcompute.expected_speedup(
+            thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean())
+        )
         lines[name] = (curves, analytical, given)
     return panels.figure_3(setting, lines, outcomes[B1].found[workers], workers)
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
-    """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best threshold, `[seeds]`."""
+    """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best
+    threshold, `[seeds]`.
+    """
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
     most = max(*workers, N, speedup_tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
-    own, alike = (functools.cache(noises.natural(2 * setting.iterations, *most, alike=same)) for same in (False, True))
+    own, alike = (
+        functools.cache(noises.natural(2 * setting.iterations, *most, alike=same))
+        for same in (False, True)
+    )
 
     def by_micro_batches(draw):
-        return {f"{m} accumulations": simulated.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
+        return {
+            f"{m} accumulations": simulated.over_drop_rates(setting, draw, N, m, SHARES)
+            for m in micro_batches
+        }
 
     lines = {
-        f"{M} accumulations": {f"{n} workers": simulated.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
+        f"{M} accumulations": {
+            f"{n} workers": simulated.over_drop_rates(setting, own, n, M, SHARES) for n in workers
+        },
         f"{N} workers": by_micro_batches(own),
         f"{N} workers of one mean": by_micro_batches(alike),
     }
-    few = simulated.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [speedup_tables.CLUSTER])
+    few = simulated.measured(
+        setting, lambda seed: own(seed)[..., : setting.micro_batches], [speedup_tables.CLUSTER]
+    )
     return lines, few[speedup_tables.CLUSTER].speedup
 
 
@@ -176,13 +224,27 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
         titles = {}
         for letter, name in zip("abcdef", names, strict=False):
             of, printed = outcomes[name], PRINTED[name][1]
-            titles[f"({letter}) {of.noise.name}: E[T]/E[T$_i$] = {of.sums.ratio(N):.3f}, paper {printed:.3f}"] = of
+            titles[
+                f"({letter}) {of.noise.name}: E[T]/E[T$_i$] = {of.sums.ratio(N):.3f}, paper "
+                f"{printed:.3f}"
+            ] = of
         return titles
 
-    of_noise, of_variance = titled("13a", "13b", "13c", "13d", "13e"), titled("13a", "14b", "14c", "14d", "14e", "14f")
+    of_noise, of_variance = (
+        titled("13a", "13b", "13c", "13d", "13e"),
+        titled("13a", "14b", "14c", "14d", "14e", "14f"),
+    )
     return {
-        "noise": panels.scale_graphs(setting, of_noise, N, "Noises of one mean and variance (figure 13)", "(f) all, by equations 4, 5, 11"),
-        "variance": panels.scale_graphs(setting, of_variance, N, "Lognormal noises of one mean (figure 14)"),
+        "noise": panels.scale_graphs(
+            setting,
+            of_noise,
+            N,
+            "Noises of one mean and variance (figure 13)",
+            "(f) all, by equations 4, 5, 11",
+        ),
+        "variance": panels.scale_graphs(
+            setting, of_variance, N, "Lognormal noises of one mean (figure 14)"
+        ),
     }
 
 

@@ -3,9 +3,10 @@
     python -m experiments.dropcompute_training
     python -m experiments.dropcompute_training --problem text --out results/dropcompute_text
 
-64 workers compute 12 micro-batches each, with the delays of B.1. How much longer it takes to the same loss where the threshold is chosen
-after some rounds; how good models are at the end over drop rates, and with what makes up for the drops. On digits also: corrections of
-the step where whole batches are dropped, and local SGD with stragglers anywhere or in one server.
+64 workers compute 12 micro-batches each, with the delays of B.1. How much longer it takes to the
+same loss where the threshold is chosen after some rounds; how good models are at the end over drop
+rates, and with what makes up for the drops. On digits also: corrections of the step where whole
+batches are dropped, and local SGD with stragglers anywhere or in one server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from matplotlib.figure import Figure
 
 from dsgd import plots, problems, records
 from experiments.dropcompute import convergence, corrections, local_sgd, quality
-from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
+from experiments.dropcompute.training import (
+    ACCURACY,
+    BITS,
+    COMPENSATED,
+    LAMB,
+    SGD,
+    Histories,
+    Setting,
+)
 from experiments.shared import commands, figures, statistics, tables
 
 
@@ -54,7 +63,9 @@ class Args:
     batch_size: commands.Count = 1
     """Samples, or windows of the text, of a micro-batch."""
     steps: commands.Count | None = None
-    """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for the text 135."""
+    """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for
+    the text 135.
+    """
     rounds: commands.Count = 10
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
     communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
@@ -62,9 +73,12 @@ class Args:
     drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
     learning_rate: commands.Positive | None = None
-    """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If nothing is said 0.02, for the text 0.04."""
+    """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If
+    nothing is said 0.02, for the text 0.04.
+    """
     sgd_learning_rate: commands.Positive = 0.3
-    """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it."""
+    """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it.
+    """
     corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
     corrected_rates: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -80,7 +94,9 @@ class Args:
     straggling: float = 0.04
     """Chance that a worker waits a second in a local step."""
     server: commands.Count = 8
-    """Workers of a server: stragglers of a single one have as much larger a chance as they are fewer."""
+    """Workers of a server: stragglers of a single one have as much larger a chance as they are
+    fewer.
+    """
     local_step: commands.Positive = 0.15
     """Seconds of a local step without waiting; the paper does not state it."""
     local_drop_rate: float = 0.062
@@ -104,7 +120,9 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for name, history in train(args, setting):
             found[name] = history
-    tables.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    tables.console().print(
+        "\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False
+    )
     sheets = {"training": draw(args, setting, found)}
     shown = {
         "convergence": convergence.table(setting, found, args.rounds, args.communications),
@@ -121,16 +139,28 @@ def main(args: Args) -> None:
 
 def check(args: Args) -> None:
     """Raises a ValueError where flags do not fit."""
-    for flag, rates in (("--drop-rates", args.drop_rates), ("--corrected-rates", args.corrected_rates)):
+    for flag, rates in (
+        ("--drop-rates", args.drop_rates),
+        ("--corrected-rates", args.corrected_rates),
+    ):
         if 0.0 not in rates or not all(0 <= rate < 1 for rate in rates):
             raise ValueError(f"{flag} {rates}: need shares in [0, 1), and 0 to compare with")
     if COMPENSATED not in args.drop_rates:
-        raise ValueError(f"--drop-rates {args.drop_rates}: need {COMPENSATED:g}, at which compensations are compared")
+        raise ValueError(
+            f"--drop-rates {args.drop_rates}: need {COMPENSATED:g}, at which compensations are "
+            "compared"
+        )
     if 1 not in args.periods or any(args.local_steps % period for period in args.periods):
-        raise ValueError(f"--periods {args.periods}: need 1, synchronous training, and divisors of --local-steps {args.local_steps}")
+        raise ValueError(
+            f"--periods {args.periods}: need 1, synchronous training, and divisors of "
+            f"--local-steps {args.local_steps}"
+        )
     if not 0 <= args.straggling * args.local_workers <= args.server <= args.local_workers:
         what = f"--straggling {args.straggling:g} of {args.local_workers} workers with --server {args.server}"
-        raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
+        raise ValueError(
+            f"{what}: need a server of some of them, in which there are as many stragglers on "
+            "average"
+        )
     if not 0 <= args.local_drop_rate < 1:
         raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
     least = convergence.WINDOW + args.rounds - 1
@@ -143,19 +173,52 @@ def setting_of(args: Args) -> Setting:
     usual = USUAL[args.problem]
     steps, rates = args.steps or usual.steps, {LAMB: args.learning_rate or usual.learning_rate}
     if args.problem == "digits":
-        return on_digits(args, args.workers, args.batch_size, steps, {**rates, SGD: args.sgd_learning_rate / 3})
+        return on_digits(
+            args, args.workers, args.batch_size, steps, {**rates, SGD: args.sgd_learning_rate / 3}
+        )
     problem = problems.language_model(
-        args.text, args.workers, context=args.context, width=args.width, layers=1, heads=2, batch_size=args.batch_size, seed=args.seed
+        args.text,
+        args.workers,
+        context=args.context,
+        width=args.width,
+        layers=1,
+        heads=2,
+        batch_size=args.batch_size,
+        seed=args.seed,
     )
     name = f"bytes of {Path(args.text).name}"
-    return Setting(name, problem, BITS, args.micro_batches, steps, rates, args.seeds or usual.seeds, args.seed, args.progress)
+    return Setting(
+        name,
+        problem,
+        BITS,
+        args.micro_batches,
+        steps,
+        rates,
+        args.seeds or usual.seeds,
+        args.seed,
+        args.progress,
+    )
 
 
-def on_digits(args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]) -> Setting:
+def on_digits(
+    args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]
+) -> Setting:
     """The MLP on so many workers."""
-    problem = problems.neural_network("mlp", "digits", workers, batch_size=batch_size, seed=args.seed)
+    problem = problems.neural_network(
+        "mlp", "digits", workers, batch_size=batch_size, seed=args.seed
+    )
     seeds = args.seeds or USUAL["digits"].seeds
-    return Setting("MLP on digits", problem, ACCURACY, args.micro_batches, steps, rates, seeds, args.seed, args.progress)
+    return Setting(
+        "MLP on digits",
+        problem,
+        ACCURACY,
+        args.micro_batches,
+        steps,
+        rates,
+        seeds,
+        args.seed,
+        args.progress,
+    )
 
 
 def corrected_setting(args: Args) -> Setting:
@@ -167,7 +230,13 @@ def corrected_setting(args: Args) -> Setting:
 
 def local_setting(args: Args) -> Setting:
     """Of figure 12."""
-    return on_digits(args, args.local_workers, args.local_batch_size, args.local_steps, {SGD: args.sgd_learning_rate / 3})
+    return on_digits(
+        args,
+        args.local_workers,
+        args.local_batch_size,
+        args.local_steps,
+        {SGD: args.sgd_learning_rate / 3},
+    )
 
 
 def stragglers(args: Args) -> tuple[local_sgd.Stragglers, local_sgd.Stragglers]:
@@ -181,7 +250,9 @@ def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndar
     yield from convergence.runs(setting, args.rounds, args.communications)
     if args.problem == "digits":
         yield from corrections.runs(corrected_setting(args), args.corrected_rates)
-        yield from local_sgd.runs(local_setting(args), stragglers(args), args.periods, args.local_drop_rate)
+        yield from local_sgd.runs(
+            local_setting(args), stragglers(args), args.periods, args.local_drop_rate
+        )
 
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
@@ -190,7 +261,9 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
-    figures.title(sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared")
+    figures.title(
+        sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared"
+    )
     return sheet
 
 
@@ -201,8 +274,10 @@ def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     sure = quality.significant(setting, histories, names)
     communication = convergence.needed_communication(setting)
     return [
-        f"The paper's 3 % more steps and 13 % less time are steps of {convergence.RATIO:.3f} of the seconds. Workers that are"
-        f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with less communication they save more.",
+        f"The paper's 3 % more steps and 13 % less time are steps of {convergence.RATIO:.3f} of "
+        "the seconds. Workers that are"
+        f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with "
+        "less communication they save more.",
         f"Different from 0 % at 95 %, of {len(names)}: {', '.join(sure) or 'none'}.",
     ]
 

@@ -1,9 +1,11 @@
-"""Decentralized SGD and its corrections as workers' data differ more and more: Dirichlet partitions, alpha from 0.05 to 100.
+"""Decentralized SGD and its corrections as workers' data differ more and more: Dirichlet
+partitions, alpha from 0.05 to 100.
 
     python -m experiments.heterogeneity --topology ring
 
-Twice: as trained in practice, on random batches and at each method's best step size; and with exact gradients at one step size, where what
-is left of f' is what heterogeneity alone does: nothing for the corrected methods, a constant for decentralized SGD.
+Twice: as trained in practice, on random batches and at each method's best step size; and with exact
+gradients at one step size, where what is left of f' is what heterogeneity alone does: nothing for
+the corrected methods, a constant for decentralized SGD.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ METHODS: dict[str, Build] = {
     "dsgd": lambda learning_rate, W: algorithms.decentralized_sgd(optax.sgd(learning_rate), W),
     "d2": lambda learning_rate, W: algorithms.d2(optax.sgd(learning_rate), for_d2(W)),
     "extra": lambda learning_rate, W: algorithms.extra(optax.sgd(learning_rate), W),
-    "gradient-tracking": lambda learning_rate, W: algorithms.gradient_tracking(optax.sgd(learning_rate), W),
-    "exact-diffusion": lambda learning_rate, W: algorithms.exact_diffusion(optax.sgd(learning_rate), W),
+    "gradient-tracking": lambda learning_rate, W: algorithms.gradient_tracking(
+        optax.sgd(learning_rate), W
+    ),
+    "exact-diffusion": lambda learning_rate, W: algorithms.exact_diffusion(
+        optax.sgd(learning_rate), W
+    ),
     "mb-sgd": lambda learning_rate, W: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
 }
 GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
@@ -48,22 +54,30 @@ class Args:
     """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
-    """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth more of its own."""
+    """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth
+    more of its own.
+    """
     workers: commands.Count = 16
     """Number of workers."""
     alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression.
+    """
     data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round; the partition is drawn again until every worker has as many."""
+    """Samples that each worker draws in a round; the partition is drawn again until every worker
+    has as many.
+    """
     l2: commands.NotNegative = 1e-4
     """Weight of the squared norm, on random batches."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from, on random batches."""
     exact_l2: commands.NotNegative = 1e-2
-    """Weight of the squared norm with exact gradients: so strongly convex that all is settled in the end."""
+    """Weight of the squared norm with exact gradients: so strongly convex that all is settled in
+    the end.
+    """
     exact_learning_rate: commands.Positive = 0.1
     """Step size with exact gradients."""
     steps: commands.Count = 1_000
@@ -89,24 +103,36 @@ def main(args: Args) -> None:
     commands.begin(args)
     tuned: dict[tuple[float, str], tuning.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
-    with commands.kept(write_tuned, args.out / "history.csv", tuned), commands.kept(write_exact, args.out / "exact.csv", exact):
+    with (
+        commands.kept(write_tuned, args.out / "history.csv", tuned),
+        commands.kept(write_exact, args.out / "exact.csv", exact),
+    ):
         for alpha, name in tables.bar(work, "heterogeneity", args.progress):
             tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
             exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
-    losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
+    losses = {
+        key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan)
+        for key, value in tuned.items()
+    }
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
     what = f"{args.data} on {graph.name}"
     random = f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}"
     settled = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     shown = {
-        "losses": tabulate(args, losses, f"{what}:\nloss over the last tenth of {args.steps:,} rounds", random),
-        "slopes": tabulate(args, slopes, f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settled),
+        "losses": tabulate(
+            args, losses, f"{what}:\nloss over the last tenth of {args.steps:,} rounds", random
+        ),
+        "slopes": tabulate(
+            args, slopes, f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settled
+        ),
     }
     commands.finish(args, {"figure": draw(args, graph, losses, slopes, exact)}, shown)
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
-    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, for which D2 has no guarantee."""
+    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, for which D2 has no
+    guarantee.
+    """
     if W.smallest_eigenvalue > -0.3:
         return W
     return topologies.from_matrix(0.9 * W.W + 0.1 * np.eye(W.n), f"0.9 {W.name}")
@@ -122,26 +148,40 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
             continue
         if min(map(len, parts)) >= args.batch_size:
             shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
-            return problems.logistic_regression(args.data, args.workers, "dirichlet", alpha=alpha, l2=l2, **shared)
-    raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
+            return problems.logistic_regression(
+                args.data, args.workers, "dirichlet", alpha=alpha, l2=l2, **shared
+            )
+    raise ValueError(
+        f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers "
+        f"{args.batch_size} samples each; need fewer"
+    )
 
 
-def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> tuning.Tuned | None:
+def tune(
+    args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
+) -> tuning.Tuned | None:
     """On random batches, at the best step size; None where every one diverged."""
     return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
 def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None]) -> None:
     """Histories with a column that says which step size was chosen."""
-    records.write_histories(path, {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one})
+    records.write_histories(
+        path,
+        {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one},
+    )
 
 
 def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]]) -> None:
     """Histories with exact gradients."""
-    records.write_histories(path, {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()})
+    records.write_histories(
+        path, {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()}
+    )
 
 
-def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> dict[str, np.ndarray]:
+def without_noise(
+    args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
+) -> dict[str, np.ndarray]:
     """The history with exact gradients, `[1, records]`."""
     method = build(args.exact_learning_rate, graph)
 
@@ -161,9 +201,13 @@ def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.T
     ).history
 
 
-def tabulate(args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str) -> Table:
+def tabulate(
+    args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str
+) -> Table:
     """One row an alpha, one column a method."""
-    table = tables.table(title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0)
+    table = tables.table(
+        title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0
+    )
     for alpha in sorted(args.alphas):
         table.add_row(f"{alpha:g}", *(f"{values[alpha, name].mean():.3g}" for name in METHODS))
     return table
@@ -176,23 +220,46 @@ def draw(
     slopes: dict[tuple[float, str], np.ndarray],
     exact: dict[tuple[float, str], dict[str, np.ndarray]],
 ) -> Figure:
-    """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the smallest alpha."""
+    """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the
+    smallest alpha.
+    """
     sheet = Figure(figsize=(14, 4.6), layout="constrained")
     panels = plots.panels(sheet, 3, sharey=False)
     alphas = np.array(sorted(args.alphas))
     for axes, values, scale in zip(panels, (losses, slopes), ("linear", "log"), strict=False):
         axes.set(xscale="log", yscale=scale, xlabel="Dirichlet alpha (left: heterogeneous)")
-        plots.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
+        plots.draw_lines(
+            axes,
+            {
+                name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1))
+                for name in METHODS
+            },
+        )
     worst = alphas[0]
     shown = {name: exact[worst, name] for name in METHODS}
-    plots.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
-    panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds")
+    plots.draw_lines(
+        panels[2],
+        {
+            name: (history["step"].astype(float), history["grad_sqnorm"])
+            for name, history in shown.items()
+        },
+    )
+    panels[0].set(
+        ylabel="loss f(mean x)",
+        title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds",
+    )
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
-    panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
+    panels[2].set(
+        xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}"
+    )
     figures.legend(sheet, panels[2], columns=len(METHODS))
     bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
-    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves every worker {args.batch_size} samples")
+    figures.title(
+        sheet,
+        f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves every worker "
+        f"{args.batch_size} samples",
+    )
     return sheet
 
 

@@ -1,10 +1,14 @@
-"""Kimad on a neural network, sections 4.2 and 4.3 of its paper: what each worker sends as the bandwidth changes, and what that saves.
+"""Kimad on a neural network, sections 4.2 and 4.3 of its paper: what each worker sends as the
+bandwidth changes, and what that saves.
 
-    python -m experiments.kimad_deep --model resnet-18 --data-dir cifar-10 --communication-times 1 --seeds 1
+    python -m experiments.kimad_deep --model resnet-18 --data-dir cifar-10 --communication-times 1
+    --seeds 1
 
-Links of 30 to 330 Mbit/s, as to a ResNet-18, go up and down, each worker's with noise of its own; smaller models have slower links, so
-that they take the same seconds. All is sent as it is in the first 20th of the rounds. EF21 has one ratio, at which it sends as many bits
-as Kimad; Kimad+ and the K largest elements of the whole model have Kimad's budgets, T_comm times the bandwidth in each direction.
+Links of 30 to 330 Mbit/s, as to a ResNet-18, go up and down, each worker's with noise of its own;
+smaller models have slower links, so that they take the same seconds. All is sent as it is in the
+first 20th of the rounds. EF21 has one ratio, at which it sends as many bits as Kimad; Kimad+ and
+the K largest elements of the whole model have Kimad's budgets, T_comm times the bandwidth in each
+direction.
 """
 
 from __future__ import annotations
@@ -21,7 +25,17 @@ import optax
 from dsgd import problems, records
 from dsgd.problems.finite_sum import right
 from experiments.kimad import deep_results
-from experiments.kimad.deep_runs import RESNET_18, WARM_UP, Case, Setting, across_layers, across_times, among_5, make_cluster, told
+from experiments.kimad.deep_runs import (
+    RESNET_18,
+    WARM_UP,
+    Case,
+    Setting,
+    across_layers,
+    across_times,
+    among_5,
+    make_cluster,
+    told,
+)
 from experiments.shared import commands, tables
 
 
@@ -61,13 +75,17 @@ class Args:
     batch_size: commands.Count | None = None
     """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
     epochs: commands.Count | None = None
-    """How often all workers together draw as many samples as there are; if nothing is said 60, for resnet-18 100."""
+    """How often all workers together draw as many samples as there are; if nothing is said 60, for
+    resnet-18 100.
+    """
     learning_rate: commands.Positive | None = None
     """Step size; if nothing is said 0.1, for resnet-18 0.01."""
     period: commands.Positive = 100.0
     """Seconds from one maximum of the bandwidth to the next: many steps."""
     noise: commands.NotNegative = 0.1
-    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its logarithm."""
+    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its
+    logarithm.
+    """
     seeds: commands.Count = 5
     """Independent runs."""
     seed: commands.Seed = 21
@@ -81,7 +99,9 @@ class Args:
 
 def main(args: Args) -> None:
     if args.shown not in args.communication_times:
-        raise ValueError(f"--shown {args.shown:g}: need one of --communication-times {args.communication_times}")
+        raise ValueError(
+            f"--shown {args.shown:g}: need one of --communication-times {args.communication_times}"
+        )
     setting = setting_of(args, args.workers)
     others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]
     commands.begin(args)
@@ -98,11 +118,17 @@ def main(args: Args) -> None:
         "accuracies": deep_results.accuracies(setting, histories, args.shown),
         "errors": deep_results.compression_errors(setting, histories, args.shown),
     }
-    commands.finish(args, {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)}, shown)
+    commands.finish(
+        args,
+        {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)},
+        shown,
+    )
 
 
 def setting_of(args: Args, workers: int) -> Setting:
-    """The model on so many workers, over which the data are spread at random, and on links as slow as it is smaller than a ResNet-18."""
+    """The model on so many workers, over which the data are spread at random, and on links as slow
+    as it is smaller than a ResNet-18.
+    """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
 
     usual = USUAL[args.model]
@@ -119,14 +145,28 @@ def setting_of(args: Args, workers: int) -> Setting:
         metrics={"top_1": right, "top_5": among_5},
         name=f"{args.model} on {images.name}",
     )
-    layers = tuple(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    layers = tuple(
+        leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
+    )
     steps = max(2, round(epochs * len(images.train_inputs) / (workers * batch_size)))
     learning_rate = args.learning_rate or usual.learning_rate
     cluster = make_cluster(32 * sum(layers) / RESNET_18, args.period, args.noise)
-    return Setting(problem, cluster, layers, steps, round(WARM_UP * steps), learning_rate, args.seeds, args.seed, args.progress)
+    return Setting(
+        problem,
+        cluster,
+        layers,
+        steps,
+        round(WARM_UP * steps),
+        learning_rate,
+        args.seeds,
+        args.seed,
+        args.progress,
+    )
 
 
-def train(args: Args, setting: Setting, others: list[Setting]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+def train(
+    args: Args, setting: Setting, others: list[Setting]
+) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
     """Case by case, its history."""
     times = sorted(set(args.communication_times), reverse=True)
     yield from across_times(setting, times)

@@ -1,14 +1,16 @@
-"""Section 4.1 of Kimad: a quadratic of 30 elements over a link whose bandwidth oscillates: gradient descent, the best EF21, and Kimad.
+"""Section 4.1 of Kimad: a quadratic of 30 elements over a link whose bandwidth oscillates: gradient
+descent, the best EF21, and Kimad.
 
     python -m experiments.kimad_quadratic
 
-One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kimad every round time of a grid, each at every step size: the
-best is the one with the least loss at the end, the same number of simulated seconds for all. Where a message is no shorter than the vector
-as it is, EF21 sends the vector: from K = 26 on it is gradient descent, if places are sent.
+One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kimad every round time
+of a grid, each at every step size: the best is the one with the least loss at the end, the same
+number of simulated seconds for all. Where a message is no shorter than the vector as it is, EF21
+sends the vector: from K = 26 on it is gradient descent, if places are sent.
 
-Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no bandwidth yet, sends its first message
-whole, which is a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that
-only adapting makes a difference.
+Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no
+bandwidth yet, sends its first message whole, which is a head start (with the oracle it has none).
+Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Args:
     """Races Kimad against EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
-    """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max << d."""
+    """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max <<
+    d.
+    """
     small: tuple[float, float] = (1.0, 20.0)
     """In figure 4: B_max < d."""
     oscillating: tuple[float, float] = (1.0, 300.0)
@@ -72,7 +76,9 @@ class Args:
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
     """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
     places: Literal["sent", "free"] = "sent"
-    """Whether the places of what is sent count as bits, or, as if both sides knew them, only the values."""
+    """Whether the places of what is sent count as bits, or, as if both sides knew them, only the
+    values.
+    """
     seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_quadratic"))
@@ -96,7 +102,9 @@ def main(args: Args) -> None:
     check(args)
     tasks = quadratics.quadratics(args.problems, args.condition, args.seed)
     cases = [Case(warm_up, regime) for warm_up in args.warm_ups for regime in REGIMES]
-    by_regime = {regime: quadratics.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES}
+    by_regime = {
+        regime: quadratics.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES
+    }
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(partial(write, args), args.out, outcomes):
@@ -104,8 +112,14 @@ def main(args: Args) -> None:
             if best := race(args, case, tasks, by_regime[case.regime]):
                 outcomes[case] = best
     if not outcomes:
-        raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    commands.finish(args, {"figure": draw(args, outcomes)}, {"losses": losses(args, outcomes), "gains": gains(args, outcomes)})
+        raise ValueError(
+            f"a method diverged at every step size of {args.learning_rates}; need smaller ones"
+        )
+    commands.finish(
+        args,
+        {"figure": draw(args, outcomes)},
+        {"losses": losses(args, outcomes), "gains": gains(args, outcomes)},
+    )
 
 
 def check(args: Args) -> None:
@@ -114,7 +128,9 @@ def check(args: Args) -> None:
     for regime in REGIMES:
         least, most = ends(args, regime)
         if not 0 < least <= most < math.inf:
-            raise ValueError(f"--{regime.replace(' ', '-')} {least:g} {most:g}: need 0 < least <= most")
+            raise ValueError(
+                f"--{regime.replace(' ', '-')} {least:g} {most:g}: need 0 < least <= most"
+            )
 
 
 def ends(args: Args, regime: str) -> tuple[float, float]:
@@ -128,10 +144,19 @@ def bandwidth(args: Args, regime: str) -> clusters.Quantity:
     return clusters.sinusoid(most - least, math.pi / args.period, least, args.noise)
 
 
-def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
+def race(
+    args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
+) -> dict[str, Best] | None:
     """Every method at its best; None where one diverged at every point."""
-    still, moving = quadratics.races(args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster)
-    found = (still.best(choice=DIMENSION - 1), still.best(), moving.best(oracle=0), moving.best(oracle=1))
+    still, moving = quadratics.races(
+        args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster
+    )
+    found = (
+        still.best(choice=DIMENSION - 1),
+        still.best(),
+        moving.best(oracle=0),
+        moving.best(oracle=1),
+    )
     return quadratics.all_of(dict(zip(METHODS, found, strict=True)))
 
 
@@ -145,14 +170,25 @@ def write(args: Args, out: Path, outcomes: Outcomes) -> None:
         for i, row in enumerate(best.losses)
         for second, loss in zip(seconds, row, strict=True)
     )
-    records.write_rows(out / "curves.csv", ("regime", "warm_up", "method", "problem", "seconds", "log10_loss"), curves)
+    records.write_rows(
+        out / "curves.csv",
+        ("regime", "warm_up", "method", "problem", "seconds", "log10_loss"),
+        curves,
+    )
     messages = (
         (case.regime, case.warm_up, name, *(f"{value:.7g}" for value in row))
         for case, methods in outcomes.items()
         for name, best in methods.items()
-        for row in zip(*(best.history[name][1:] for name in ("clock", "message_up", "bandwidth_up")), strict=True)
+        for row in zip(
+            *(best.history[name][1:] for name in ("clock", "message_up", "bandwidth_up")),
+            strict=True,
+        )
     )
-    records.write_rows(out / "messages.csv", ("regime", "warm_up", "method", "seconds", "bits", "bits_per_second"), messages)
+    records.write_rows(
+        out / "messages.csv",
+        ("regime", "warm_up", "method", "seconds", "bits", "bits_per_second"),
+        messages,
+    )
 
 
 def losses(args: Args, outcomes: Outcomes) -> Table:
@@ -160,7 +196,8 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
     table = tables.table(
         f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
         ("bandwidth", "GD", "EF21", "K", "Kimad", "t", "oracle", "t"),
-        "Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. *: at an edge of its grid.",
+        "Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. "
+        "*: at an edge of its grid.",
     )
     for warm_up in args.warm_ups:
         table.add_section()
@@ -170,7 +207,16 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
                 cells = {name: f"{10 ** each.end.mean():.1e}" for name, each in best.items()}
                 rounds = [time_of(args, best[name]) for name in (KIMAD, ORACLE)]
                 K = f"{best[EF21].point['choice'] + 1:g}"
-                table.add_row(regime, cells[GD], cells[EF21], K, cells[KIMAD], rounds[0], cells[ORACLE], rounds[1])
+                table.add_row(
+                    regime,
+                    cells[GD],
+                    cells[EF21],
+                    K,
+                    cells[KIMAD],
+                    rounds[0],
+                    cells[ORACLE],
+                    rounds[1],
+                )
     return table
 
 
@@ -193,9 +239,13 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
         table.add_row(STARTS[warm_up])
         for regime, claim in REGIMES.items():
             if best := outcomes.get(Case(warm_up, regime)):
-                ratios = {name: quadratics.speedups(best[EF21], best[name]) for name in (KIMAD, ORACLE)}
+                ratios = {
+                    name: quadratics.speedups(best[EF21], best[name]) for name in (KIMAD, ORACLE)
+                }
                 holds = quadratics.is_faster(ratios[KIMAD]) == (claim == "faster")
-                table.add_row(regime, *map(quadratics.shown, ratios.values()), claim, "yes" if holds else "no")
+                table.add_row(
+                    regime, *map(quadratics.shown, ratios.values()), claim, "yes" if holds else "no"
+                )
     return table
 
 
@@ -227,9 +277,18 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     panels[-1, 0].set_ylabel("first problem:\nbits of a message, bits/s")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     others, more = panels[-1, 0].get_legend_handles_labels()
-    sheet.legend(handles + others, labels + more, loc="outside lower center", ncols=len(labels) + len(more), frameon=False)
+    sheet.legend(
+        handles + others,
+        labels + more,
+        loc="outside lower center",
+        ncols=len(labels) + len(more),
+        frameon=False,
+    )
     setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
-    figures.title(sheet, f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}")
+    figures.title(
+        sheet,
+        f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",
+    )
     return sheet
 
 
@@ -238,7 +297,11 @@ def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) ->
     least, most = ends(args, regime)
     seconds = np.linspace(0, args.seconds, 1000)
     level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)
-    shown = {f"messages of {name}": (best[name], plots.COLOURS[METHODS.index(name)]) for name in (EF21, KIMAD) if best}
+    shown = {
+        f"messages of {name}": (best[name], plots.COLOURS[METHODS.index(name)])
+        for name in (EF21, KIMAD)
+        if best
+    }
     quadratics.draw_messages(axes, seconds, level, shown)
 
 

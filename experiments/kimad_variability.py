@@ -1,10 +1,12 @@
-"""What it brings to follow the bandwidth, as the bandwidth varies more, and faster: Kimad against the best fixed compressor.
+"""What it brings to follow the bandwidth, as the bandwidth varies more, and faster: Kimad against
+the best fixed compressor.
 
     python -m experiments.kimad_variability --trace bandwidth.csv --interval 0.5
 
-The quadratics of `experiments.kimad_quadratic`, one worker and its uplink, whose mean bandwidth stays the same; all methods begin from the
-gradient. What is chosen is K of Top-K, and, as the range of the bandwidth grows, also how many bits a random quantization has. Fixed
-compressors have the best choice of all, Kimad the best round time of a grid, each at its best step size.
+The quadratics of `experiments.kimad_quadratic`, one worker and its uplink, whose mean bandwidth
+stays the same; all methods begin from the gradient. What is chosen is K of Top-K, and, as the range
+of the bandwidth grows, also how many bits a random quantization has. Fixed compressors have the
+best choice of all, Kimad the best round time of a grid, each at its best step size.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from experiments.shared import commands, figures, tables
 BITS = range(1, 9)
 FAMILIES = {
     "K": quadratics.top_k("sent"),
-    "bits": kimad.any_of([compressors.contraction(compressors.random_quantization(bits)) for bits in BITS]),
+    "bits": kimad.any_of(
+        [compressors.contraction(compressors.random_quantization(bits)) for bits in BITS]
+    ),
 }
 FIXED, KIMAD, ORACLE = METHODS = ("best fixed", "Kimad", "Kimad, oracle")
 TRACE = "trace"
@@ -48,7 +52,9 @@ class Args:
     mean: commands.Positive = 5.0
     """Elements (32 bits, of 30) a second that the link carries on average."""
     trace: Path | None = None
-    """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By default a random walk of 300."""
+    """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By
+    default a random walk of 300.
+    """
     interval: commands.Positive = 1.0
     """Seconds from one of them to the next."""
     compute: commands.NotNegative = 1.0
@@ -86,7 +92,9 @@ def main(args: Args) -> None:
     if not min(args.ratios) >= 1:
         raise ValueError(f"--ratios {min(args.ratios):g}: need at least 1")
     quadratics.check_times(args.compute, args.round_times)
-    links = {name: quadratics.make_cluster(args.compute, link) for name, link in patterns(args).items()}
+    links = {
+        name: quadratics.make_cluster(args.compute, link) for name, link in patterns(args).items()
+    }
     tasks = quadratics.quadratics(args.problems, args.condition, args.seed)
     ratios = [label(ratio, args.period) for ratio in args.ratios]
     cases = [*(Case("K", name) for name in links), *(Case("bits", name) for name in ratios)]
@@ -97,7 +105,9 @@ def main(args: Args) -> None:
             if best := race(args, case, tasks, links[case.pattern]):
                 outcomes[case] = best
     if not outcomes:
-        raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
+        raise ValueError(
+            f"a method diverged at every step size of {args.learning_rates}; need smaller ones"
+        )
     commands.finish(args, {"figure": draw(args, outcomes)}, {"table": tabulate(args, outcomes)})
 
 
@@ -114,7 +124,10 @@ def patterns(args: Args) -> dict[str, clusters.Quantity]:
         least = 2 * mean / (1 + ratio)
         return clusters.sinusoid((ratio - 1) * least, math.pi / period, least)
 
-    pairs = [*((ratio, args.period) for ratio in args.ratios), *((max(args.ratios), period) for period in args.periods)]
+    pairs = [
+        *((ratio, args.period) for ratio in args.ratios),
+        *((max(args.ratios), period) for period in args.periods),
+    ]
     recorded = recording(args)
     return {label(*pair): oscillation(*pair) for pair in pairs} | {
         TRACE: clusters.trace(mean * recorded / recorded.mean(), args.interval),
@@ -138,11 +151,17 @@ def recording(args: Args) -> np.ndarray:
     return np.exp(levels)
 
 
-def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
+def race(
+    args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
+) -> dict[str, Best] | None:
     """Every method at its best; None where one diverged at every point."""
     choices = FAMILIES[case.family]
     still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
-    return quadratics.all_of(dict(zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)))
+    return quadratics.all_of(
+        dict(
+            zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)
+        )
+    )
 
 
 def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
@@ -153,19 +172,32 @@ def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
 def write(path: Path, outcomes: Outcomes) -> None:
     """Every problem's speedups."""
     rows = (
-        (case.pattern, case.family, best[FIXED].point["choice"] + 1, name, best[name].point["round_time"], i, f"{value:.4g}")
+        (
+            case.pattern,
+            case.family,
+            best[FIXED].point["choice"] + 1,
+            name,
+            best[name].point["round_time"],
+            i,
+            f"{value:.4g}",
+        )
         for case, best in outcomes.items()
         for name, values in ratios_of(best).items()
         for i, value in enumerate(values)
     )
-    records.write_rows(path, ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup"), rows)
+    records.write_rows(
+        path,
+        ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup"),
+        rows,
+    )
 
 
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
     """One row a bandwidth."""
     table = tables.table(
         "how many times as fast as the best fixed compressor Kimad is,\n"
-        f"mean bandwidth {args.mean:g} elements/s, {args.problems} problem{'s' * (args.problems > 1)}",
+        f"mean bandwidth {args.mean:g} elements/s, {args.problems} "
+        f"problem{'s' * (args.problems > 1)}",
         ("bandwidth", "fixed", "t", "Kimad", "oracle", "faster"),
         "bandwidth: largest to smallest, period. fixed: the best K, or bits. t: seconds\n"
         "of Kimad's rounds. Speedups are of the seconds to the larger of the two losses\n"
@@ -185,14 +217,21 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
         for case in cases:
             if best := outcomes.get(case):
                 found = ratios_of(best)
-                fixed, seconds = f"{best[FIXED].point['choice'] + 1:g}", f"{best[KIMAD].point['round_time']:g}"
+                fixed, seconds = (
+                    f"{best[FIXED].point['choice'] + 1:g}",
+                    f"{best[KIMAD].point['round_time']:g}",
+                )
                 faster = "yes" if quadratics.is_faster(found[KIMAD]) else "no"
-                table.add_row(case.pattern, fixed, seconds, *map(quadratics.shown, found.values()), faster)
+                table.add_row(
+                    case.pattern, fixed, seconds, *map(quadratics.shown, found.values()), faster
+                )
     return table
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """Speedups against range and period of the bandwidth, and what is sent over the recorded one."""
+    """Speedups against range and period of the bandwidth, and what is sent over the recorded
+    one.
+    """
     sheet = Figure(figsize=(14, 4.2), layout="constrained")
     by_ratio, by_period, over_time = plots.panels(sheet, 3, sharey=False)
     by_period.sharey(by_ratio)
@@ -201,26 +240,47 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     draw_speedups(by_ratio, outcomes, "K", "K of Top-K", ranges)
     draw_speedups(by_ratio, outcomes, "bits", "bits of quantization", ranges)
     draw_speedups(by_period, outcomes, "K", "K of Top-K", periods)
-    by_ratio.set(xlabel="largest / smallest bandwidth", ylabel="times as fast as the best fixed one", title=f"period {args.period:g} s")
+    by_ratio.set(
+        xlabel="largest / smallest bandwidth",
+        ylabel="times as fast as the best fixed one",
+        title=f"period {args.period:g} s",
+    )
     by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
     if best := outcomes.get(Case("K", TRACE)):
         draw_trace(args, over_time, best)
-    sheet.legend(*by_ratio.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False)
-    sheet.legend(*over_time.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False)
+    sheet.legend(
+        *by_ratio.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False
+    )
+    sheet.legend(
+        *over_time.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False
+    )
     setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
-    figures.title(sheet, f"{setting}; bars: 95 % intervals over {args.problems} problems" if args.problems > 1 else setting)
+    figures.title(
+        sheet,
+        f"{setting}; bars: 95 % intervals over {args.problems} problems"
+        if args.problems > 1
+        else setting,
+    )
     return sheet
 
 
-def draw_speedups(axes: Axes, outcomes: Outcomes, family: str, words: str, by_x: dict[float, str]) -> None:
+def draw_speedups(
+    axes: Axes, outcomes: Outcomes, family: str, words: str, by_x: dict[float, str]
+) -> None:
     """Of Kimad, and of Kimad that knows the bandwidth, a little beside each other."""
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     plots.plain_log(axes.xaxis)
-    there = {x: ratios_of(outcomes[case]) for x, name in by_x.items() if (case := Case(family, name)) in outcomes}
+    there = {
+        x: ratios_of(outcomes[case])
+        for x, name in by_x.items()
+        if (case := Case(family, name)) in outcomes
+    }
     for method, words_of, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
         line = 2 * (family == "bits") + (method == ORACLE)
-        found = np.array([quadratics.interval(ratios[method]) for ratios in there.values()]).reshape(-1, 3)
+        found = np.array(
+            [quadratics.interval(ratios[method]) for ratios in there.values()]
+        ).reshape(-1, 3)
         bars = np.abs(found[:, 1:] - found[:, :1]).T if np.isfinite(found).all() else None
         axes.errorbar(
             1.03 ** (line - 1.5) * np.array(list(there)),
@@ -239,11 +299,22 @@ def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
     """What is sent over the recorded bandwidth."""
     recorded = recording(args)
     seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
-    level = ELEMENT * args.mean * (recorded / recorded.mean())[(seconds / args.interval).astype(int) % len(recorded)]
-    shown = {f"messages of {name}": (best[name], plots.COLOURS[line]) for name, line in ((FIXED, 6), (KIMAD, 0))}
+    level = (
+        ELEMENT
+        * args.mean
+        * (recorded / recorded.mean())[(seconds / args.interval).astype(int) % len(recorded)]
+    )
+    shown = {
+        f"messages of {name}": (best[name], plots.COLOURS[line])
+        for name, line in ((FIXED, 6), (KIMAD, 0))
+    }
     quadratics.draw_messages(axes, seconds, level, shown)
     middle = quadratics.shown(ratios_of(best)[KIMAD])
-    axes.set(title=f"a recording: {middle} times as fast", xlabel="seconds", ylabel="bits of a message, bits/s")
+    axes.set(
+        title=f"a recording: {middle} times as fast",
+        xlabel="seconds",
+        ylabel="bits of a message, bits/s",
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What not waiting does on real machines: synchronous, asynchronous and bounded SGD, and AD-PSGD, in processes of which one is slowed down.
+"""What not waiting does on real machines: synchronous, asynchronous and bounded SGD, and AD-PSGD,
+in processes of which one is slowed down.
 
     python -m experiments.real_asynchrony --workers 4 --slow 1 --factor 8
 
-Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients, and sleeps besides, one of them for longer.
-Loss over real seconds, updates a second, and the staleness: as measured, and as the simulation has it on a cluster that is made of the
-measured seconds.
+Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients, and
+sleeps besides, one of them for longer. Loss over real seconds, updates a second, and the staleness:
+as measured, and as the simulation has it on a cluster that is made of the measured seconds.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from algorithms import on_ray
 from dsgd import plots, problems, records
 from experiments.shared import commands, figures, statistics, tables
 
-STILL = optax.sgd(1e-6)  # of what is simulated for its clock only: it is not to diverge where the real problem does not
-WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
+# of what is simulated for its clock only: it is not to diverge where the real problem does not
+STILL = optax.sgd(1e-6)
+# of the updates, at the start, whose staleness does not count: all have read the first model
+WARM = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Args:
     batch_size: commands.Count = 16
     """Samples of one gradient."""
     learning_rate: commands.Positive = 0.2
-    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD (of one of N models) N times it."""
+    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD
+    (of one of N models) N times it.
+    """
     seconds: commands.Positive = 10.0
     """Of each method, about: updates are as many as workers that only sleep make."""
     delay: commands.Positive = 0.02
@@ -58,7 +63,14 @@ class Args:
     """How many times as long."""
     bound: int = 8
     """The largest staleness of the bounded method, at least N - 1."""
-    methods: tuple[str, ...] = ("synchronous", "asynchronous", "bounded", "staleness-aware", "servers", "AD-PSGD")
+    methods: tuple[str, ...] = (
+        "synchronous",
+        "asynchronous",
+        "bounded",
+        "staleness-aware",
+        "servers",
+        "AD-PSGD",
+    )
     """Which methods."""
     address: str = "local"
     """Of a cluster of Ray's; local: processes of this machine."""
@@ -71,7 +83,9 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How it is run, how it is simulated (None: nothing is stale), and the gradients of an update."""
+    """How it is run, how it is simulated (None: nothing is stale), and the gradients of an
+    update.
+    """
 
     run: Callable[..., on_ray.Trained]
     simulated: dsgd.Algorithm | None
@@ -79,7 +93,9 @@ class Method(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A real run; the staleness in it and in its simulation, `[updates]`, both after the first ones; updates a simulated second."""
+    """A real run; the staleness in it and in its simulation, `[updates]`, both after the first
+    ones; updates a simulated second.
+    """
 
     trained: on_ray.Trained
     measured: np.ndarray
@@ -89,11 +105,18 @@ class Measured(NamedTuple):
 
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
-        raise ValueError(f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
+        raise ValueError(
+            f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not "
+            "slow"
+        )
     if not args.factor >= 1:
-        raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep")
+        raise ValueError(
+            f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep"
+        )
     chosen = methods(args)
-    problem = problems.logistic_regression(args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed)
+    problem = problems.logistic_regression(
+        args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed
+    )
     with on_ray.session(args.workers + args.servers, args.address):
         commands.begin(args)
         found: dict[str, Measured] = {}
@@ -111,11 +134,20 @@ def methods(args: Args) -> dict[str, Method]:
     together = optax.sgd(args.learning_rate * args.workers)
     asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
     known = {
-        "synchronous": Method(partial(on_ray.minibatch_sgd, optimizer=together), None, args.workers),
+        "synchronous": Method(
+            partial(on_ray.minibatch_sgd, optimizer=together), None, args.workers
+        ),
         "asynchronous": Method(partial(asynchronous, optimizer=step), simulated(STILL)),
-        "bounded": Method(partial(asynchronous, optimizer=step, bound=bound), simulated(STILL, bound=bound)),
-        "staleness-aware": Method(partial(asynchronous, optimizer=step, staleness_aware=True), simulated(STILL)),
-        "servers": Method(partial(asynchronous, optimizer=step, servers=args.servers), simulated(STILL, servers=args.servers)),
+        "bounded": Method(
+            partial(asynchronous, optimizer=step, bound=bound), simulated(STILL, bound=bound)
+        ),
+        "staleness-aware": Method(
+            partial(asynchronous, optimizer=step, staleness_aware=True), simulated(STILL)
+        ),
+        "servers": Method(
+            partial(asynchronous, optimizer=step, servers=args.servers),
+            simulated(STILL, servers=args.servers),
+        ),
         "AD-PSGD": Method(
             partial(on_ray.asynchronous_gossip_sgd, optimizer=together, topology=graph),
             algorithms.asynchronous_gossip_sgd(STILL, graph),
@@ -123,12 +155,16 @@ def methods(args: Args) -> dict[str, Method]:
     }
     if args.bound < args.workers - 1:
         raise ValueError(
-            f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, since all read the first model"
+            f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, "
+            "since all read the first model"
         )
     unknown = [name for name in args.methods if name not in known]
     if unknown:
         raise ValueError(f"--methods {' '.join(unknown)}: need some of {', '.join(known)}")
-    return {f"{args.servers} servers" if name == "servers" else name: known[name] for name in args.methods}
+    return {
+        f"{args.servers} servers" if name == "servers" else name: known[name]
+        for name in args.methods
+    }
 
 
 def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) -> float:
@@ -140,14 +176,22 @@ def updates(args: Args, method: Method) -> int:
     """As many as workers who only sleep make in the time."""
     if method.gradients > 1:
         return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
-    return max(20, round(args.seconds / args.delay * (args.workers - args.slow + args.slow / args.factor)))
+    return max(
+        20, round(args.seconds / args.delay * (args.workers - args.slow + args.slow / args.factor))
+    )
 
 
 def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
     """Runs it, and simulates it on what was measured."""
     steps = updates(args, method)
     delay = partial(sleep, args.delay, args.slow, args.factor)
-    trained = method.run(problem, steps=steps, key=jax.random.key(args.seed), record_every=max(1, steps // 100), delay=delay)
+    trained = method.run(
+        problem,
+        steps=steps,
+        key=jax.random.key(args.seed),
+        record_every=max(1, steps // 100),
+        delay=delay,
+    )
     if method.simulated is None:
         return Measured(trained, np.zeros(0), np.zeros(0), float("nan"))
     stale = trained.updates["staleness"].reshape(len(trained.updates["staleness"]), -1).max(axis=1)
@@ -157,17 +201,28 @@ def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
     return Measured(trained, stale[warm:], history["staleness"][1 + warm :], rate)
 
 
-def simulate(args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int) -> dict[str, np.ndarray]:
-    """The history of every update; its clock and staleness do not depend on what is computed: the model is a number for each server."""
+def simulate(
+    args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int
+) -> dict[str, np.ndarray]:
+    """The history of every update; its clock and staleness do not depend on what is computed: the
+    model is a number for each server.
+    """
     cluster = on_ray.measured_cluster(trained, bits=32 * args.servers)
-    problem = problems.random_quadratic(args.workers, args.servers, strong_convexity=1.0, heterogeneity=0.0)
-    return dsgd.run(method, problem, steps=steps, key=jax.random.key(args.seed), cluster=cluster, mesh=1).history
+    problem = problems.random_quadratic(
+        args.workers, args.servers, strong_convexity=1.0, heterogeneity=0.0
+    )
+    return dsgd.run(
+        method, problem, steps=steps, key=jax.random.key(args.seed), cluster=cluster, mesh=1
+    ).history
 
 
 def write(out: Path, found: dict[str, Measured]) -> None:
     """The histories, and the staleness of each update after the first ones."""
     histories = {
-        name: {column: values if column == "step" else values[None] for column, values in one.trained.history.items()}
+        name: {
+            column: values if column == "step" else values[None]
+            for column, values in one.trained.history.items()
+        }
         for name, one in found.items()
     }
     records.write_histories(out / "history.csv", histories)
@@ -193,7 +248,11 @@ def target(found: dict[str, Measured]) -> float:
 def tabulate(args: Args, found: dict[str, Measured]) -> Table:
     """One row a method."""
     loss = target(found)
-    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long" if args.slow else f"{args.workers} processes"
+    slower = (
+        f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long"
+        if args.slow
+        else f"{args.workers} processes"
+    )
     table = tables.table(
         f"{slower}; to loss {loss:.2g}",
         ("method", "seconds", "updates/s", "sim.", "stale", "sim.", "max", "sim."),
@@ -214,12 +273,23 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
 
 
 def draw(args: Args, found: dict[str, Measured]) -> Figure:
-    """Loss over seconds and over updates, and the staleness, measured and predicted, a panel for each method."""
+    """Loss over seconds and over updates, and the staleness, measured and predicted, a panel for
+    each method.
+    """
     late = {name: one for name, one in found.items() if one.measured.size}
     sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
-    above, below = sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0] if late else (sheet, None)
-    for axes, cost, label in zip(plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True):
-        lines = {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()}
+    above, below = (
+        sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0]
+        if late
+        else (sheet, None)
+    )
+    for axes, cost, label in zip(
+        plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True
+    ):
+        lines = {
+            name: (one.trained.history[cost], one.trained.history["loss"][None])
+            for name, one in found.items()
+        }
         figures.losses(axes, lines, xlabel=label, ylabel="loss f(x)")
     figures.legend(above, above.axes[0], columns=6)
     if below is not None:
@@ -228,7 +298,10 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
         below.axes[0].set_ylabel("share of updates")
         below.axes[0].legend(frameon=False)
     slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others once"
-    figures.title(sheet, f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}")
+    figures.title(
+        sheet,
+        f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}",
+    )
     return sheet
 
 

@@ -2,10 +2,11 @@
 
     python -m experiments.stragglers --rounds 60
 
-Waiting for all, backup workers, DropCompute, local SGD without and with it, and servers that do not wait, with and without a bound on the
-staleness. Two kinds of stragglers: B.1's delays, of anybody at any time, and waits in one server only. A gradient is of as many
-micro-batches for every method. Each has the step size of the grid with which it is soonest at the target loss, and all run for as many
-simulated seconds.
+Waiting for all, backup workers, DropCompute, local SGD without and with it, and servers that do not
+wait, with and without a bound on the staleness. Two kinds of stragglers: B.1's delays, of anybody
+at any time, and waits in one server only. A gradient is of as many micro-batches for every method.
+Each has the step size of the grid with which it is soonest at the target loss, and all run for as
+many simulated seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
 from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
-PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
+# rounds, in which every worker computes as many gradients, from which the seconds of one are taken
+PILOT = 20
 RECORDS = 60  # of a run, about
 WAITING = "synchronous"  # what others are compared with
 
@@ -42,7 +44,9 @@ class Args:
     workers: commands.Count = 16
     """N."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression; iid."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression; iid.
+    """
     data_dir: commands.DataDir = None
     micro_batches: commands.Count = 12
     """M, of every gradient."""
@@ -61,7 +65,9 @@ class Args:
     bound: int = 32
     """The largest staleness of the bounded method."""
     straggling: float = 0.04
-    """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in one server."""
+    """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in
+    one server.
+    """
     server: commands.Count = 4
     """Its workers: those who wait."""
     micro_batch: commands.Positive = 0.15
@@ -88,7 +94,8 @@ class Method(NamedTuple):
     Args:
         build: of an optimizer.
         updates: how many rounds of it are one gradient of every worker.
-        whole: whether a gradient is one batch of M micro-batches; if not, the method draws them one by one.
+        whole: whether a gradient is one batch of M micro-batches; if not, the method draws them one
+            by one.
         wasted: share of the work that never counts; None: it is what its history says is dropped.
     """
 
@@ -117,7 +124,10 @@ def main(args: Args) -> None:
             for name, method in tables.bar(list(chosen[where].items()), where, args.progress):
                 one = tuned[where][name] = train(args, cluster, both, name, method, horizon)
                 histories[f"{where}: {name}"] = one.history
-    shown = {name: tabulate(args, where, chosen[where], tuned[where]) for where, name in zip(on, ("delays", "server"), strict=False)}
+    shown = {
+        name: tabulate(args, where, chosen[where], tuned[where])
+        for where, name in zip(on, ("delays", "server"), strict=False)
+    }
     commands.finish(args, {"figure": draw(args, tuned)}, shown)
 
 
@@ -126,11 +136,17 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
     N, server = args.workers, args.server
     if not 0 <= args.straggling * N <= server <= N:
         what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
-        raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
+        raise ValueError(
+            f"{what}: need a server of some of them, in which there are as many stragglers on "
+            "average"
+        )
     _, single = local_sgd.scenarios(N, server, args.straggling, args.micro_batch)
     kinds = {"B.1's delays": noises.delays().seconds, "single server": single.cluster.compute}
     ports = {"up": clusters.constant(args.bandwidth), "latency": args.latency}
-    return {where: clusters.Cluster(seconds, micro_batches=args.micro_batches, **ports) for where, seconds in kinds.items()}
+    return {
+        where: clusters.Cluster(seconds, micro_batches=args.micro_batches, **ports)
+        for where, seconds in kinds.items()
+    }
 
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
@@ -145,8 +161,12 @@ def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str
     communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
 
     def threshold(period: int) -> float:
-        """The planner's, seconds of computation in so many rounds, from other draws than the runs'."""
-        times = latencies(cluster, N, M, args.seed, MEASURED * period).reshape(MEASURED, period, N, M)
+        """The planner's, seconds of computation in so many rounds, from other draws than the
+        runs'.
+        """
+        times = latencies(cluster, N, M, args.seed, MEASURED * period).reshape(
+            MEASURED, period, N, M
+        )
         times = times.transpose(0, 2, 1, 3).reshape(MEASURED, N, period * M)
         return JUST_AFTER * float(dropcompute.threshold(times, np.full(MEASURED, communication)))
 
@@ -156,28 +176,54 @@ def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str
         return algorithms.drop_compute(algorithms.minibatch_sgd(optimizer), step, M)
 
     def dropping_locally(optimizer):
-        return algorithms.drop_compute(algorithms.local_sgd(optimizer, H), steps, M, period=H, correction="local")
+        return algorithms.drop_compute(
+            algorithms.local_sgd(optimizer, H), steps, M, period=H, correction="local"
+        )
 
     return {
         WAITING: Method(algorithms.minibatch_sgd),
-        "backup workers": Method(lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), wasted=args.backups / N),
+        "backup workers": Method(
+            lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups),
+            wasted=args.backups / N,
+        ),
         "DropCompute": Method(dropping, whole=False, wasted=None),
         "local SGD": Method(lambda optimizer: algorithms.local_sgd(optimizer, H)),
         "local, DropCompute": Method(dropping_locally, whole=False, wasted=None),
         "asynchronous": Method(algorithms.asynchronous_sgd, updates=N),
-        "bounded staleness": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), updates=N),
+        "bounded staleness": Method(
+            lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), updates=N
+        ),
     }
 
 
-def pilot(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method) -> float:
+def pilot(
+    args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method
+) -> float:
     """Seconds of one of its rounds, on average over a short run of steps of no length."""
     rounds = PILOT * method.updates
-    run: dict[str, Any] = {"steps": rounds, "record_every": rounds, "key": jax.random.key(args.seed), "cluster": cluster}
-    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=tuning.devices_for(args.workers), **run).history
+    run: dict[str, Any] = {
+        "steps": rounds,
+        "record_every": rounds,
+        "key": jax.random.key(args.seed),
+        "cluster": cluster,
+    }
+    history = resuming.run(
+        method.build(optax.sgd(0.0)),
+        both[method.whole],
+        mesh=tuning.devices_for(args.workers),
+        **run,
+    ).history
     return float(history["clock"][-1]) / rounds
 
 
-def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> tuning.Tuned:
+def train(
+    args: Args,
+    cluster: clusters.Cluster,
+    both: dict[bool, dsgd.Problem],
+    name: str,
+    method: Method,
+    horizon: float,
+) -> tuning.Tuned:
     """The method at its best step size, for so many seconds, about."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
     sweep = resuming.sweep(
@@ -193,15 +239,25 @@ def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     )
     histories = [sweep.at((i,)) for i in range(len(args.learning_rates))]
     if not any(np.isfinite(history["loss"]).all() for history in histories):
-        raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
+        raise ValueError(
+            f"{name} diverged at every step size of {args.learning_rates}: need smaller ones"
+        )
     # Of those that do not all get there, the smallest loss at the end.
-    order = [(reached(history, args.target).mean(), np.nan_to_num(history["loss"][:, -1], nan=np.inf).mean()) for history in histories]
+    order = [
+        (
+            reached(history, args.target).mean(),
+            np.nan_to_num(history["loss"][:, -1], nan=np.inf).mean(),
+        )
+        for history in histories
+    ]
     best = min(range(len(order)), key=order.__getitem__)
     return tuning.Tuned(args.learning_rates[best], histories[best])
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
-    """Seconds until each seed's loss is the target for the first time, between records on a line, `[seeds]`; infinite where it never is."""
+    """Seconds until each seed's loss is the target for the first time, between records on a line,
+    `[seeds]`; infinite where it never is.
+    """
     found = []
     for clock, loss in zip(history["clock"], history["loss"], strict=True):
         below = np.flatnonzero(loss <= target)
@@ -209,19 +265,26 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
             found.append(math.inf)
             continue
         before, at = max(0, below[0] - 1), below[0]
-        share = 1.0 if loss[before] <= target else (loss[before] - target) / (loss[before] - loss[at])
+        share = (
+            1.0 if loss[before] <= target else (loss[before] - target) / (loss[before] - loss[at])
+        )
         found.append(clock[before] + share * (clock[at] - clock[before]))
     return np.array(found)
 
 
-def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]) -> Table:
+def tabulate(
+    args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]
+) -> Table:
     """One row a method."""
     sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
-        f"{where}: to loss {args.target:g} on {args.workers} workers, {statistics.runs(args.seeds)}",
+        f"{where}: to loss {args.target:g} on {args.workers} workers, "
+        f"{statistics.runs(args.seeds)}",
         ("method", "step", "s/update", "wasted", "seconds", "times as fast"),
-        f"s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work that never counts.\n{sure}.\n"
-        "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step sizes. -: not reached by all seeds.",
+        "s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work "
+        f"that never counts.\n{sure}.\n"
+        "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step "
+        "sizes. -: not reached by all seeds.",
     )
     waiting = reached(tuned[WAITING].history, args.target)
     for name, (learning_rate, history) in tuned.items():
@@ -232,7 +295,13 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str,
         each = history["clock"][:, -1].mean() / history["step"][-1]
         known = chosen[name].wasted
         wasted = history["dropped"][:, 1:].mean() if known is None else known
-        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
+        table.add_row(
+            name,
+            statistics.step_size(learning_rate, args.learning_rates),
+            f"{each:.2f}",
+            f"{100 * wasted:.1f}",
+            *costs,
+        )
     return table
 
 
@@ -240,7 +309,10 @@ def draw(args: Args, tuned: Histories) -> Figure:
     """A panel for each kind of stragglers."""
     sheet, panels = plots.figure(len(tuned), width=6.0, height=4.6)
     for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
-        lines = {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()}
+        lines = {
+            name: (one.history["clock"].mean(axis=0), one.history["loss"])
+            for name, one in runs.items()
+        }
         figures.losses(axes, lines, args.target, xlabel="simulated seconds", title=where)
     panels[0].set_ylabel("loss f(x)")
     figures.legend(sheet, panels[0], columns=4)

@@ -1,10 +1,13 @@
-"""The survey's timelines, drawn from the event simulation, and its costs beside what the simulation takes.
+"""The survey's timelines, drawn from the event simulation, and its costs beside what the simulation
+takes.
 
     python -m experiments.switch_timelines
 
-Figures 1.3 and 1.4 (three messages, then compressed), 1.6 (one parameter server, of which 1.5 is a sketch), 1.7 (ring all-reduce), 3.4 and
-3.5 (compression), 4.1 and 4.2 (asynchrony), 5.2 and 5.3 (gossip). The times of computing are ours, the survey states none. In the list of
-example 1.3.1 the last message goes to M2; in its text and figure, and here, to M1. Numbers are fractions: equal means equal.
+Figures 1.3 and 1.4 (three messages, then compressed), 1.6 (one parameter server, of which 1.5 is a
+sketch), 1.7 (ring all-reduce), 3.4 and 3.5 (compression), 4.1 and 4.2 (asynchrony), 5.2 and 5.3
+(gossip). The times of computing are ours, the survey states none. In the list of example 1.3.1 the
+last message goes to M2; in its text and figure, and here, to M1. Numbers are fractions: equal means
+equal.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
 COMPRESSION = 2  # messages are so many times shorter in figures 1.4 and 3.5
 DRAWN = 6  # workers in a picture, at most
-TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")  # of a passage, for timeline.csv
+# of a passage, for timeline.csv
+TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,21 @@ def main(args: Args) -> None:
     pictures, costs = panels(args), rows(args)
     commands.begin(args)
     lines = [
-        (panel.figure, *(panel.names[i] for i in passage.message[:2]), *(float(getattr(passage, time)) for time in TIMES))
+        (
+            panel.figure,
+            *(panel.names[i] for i in passage.message[:2]),
+            *(float(getattr(passage, time)) for time in TIMES),
+        )
         for panel in pictures
         for passage in panel.passages
         if passage.computing < panel.end
     ]
     records.write_rows(args.out / "timeline.csv", ("figure", "sender", "receiver", *TIMES), lines)
-    commands.finish(args, {"figure": draw(args, pictures)}, {"costs": tabulate(args, costs), "pictures": tabulate_pictures(args, pictures)})
+    commands.finish(
+        args,
+        {"figure": draw(args, pictures)},
+        {"costs": tabulate(args, costs), "pictures": tabulate_pictures(args, pictures)},
+    )
 
 
 def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
@@ -88,7 +100,9 @@ def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
-    """Everybody computes for as long as given, then sends; the next round begins when all messages of the last have arrived."""
+    """Everybody computes for as long as given, then sends; the next round begins when all messages
+    of the last have arrived.
+    """
     assert pattern.messages, f"{pattern.name} does not list its messages"
     one, messages = pattern.messages(len(compute)), []
     for _ in range(rounds):
@@ -96,7 +110,11 @@ def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) ->
         last_round = tuple(range(first - len(one), first)) if first else ()
         for message in one:
             after = tuple(first + i for i in message.after) or last_round
-            messages.append(message._replace(after=after, compute=0 if message.after else compute[message.sender]))
+            messages.append(
+                message._replace(
+                    after=after, compute=0 if message.after else compute[message.sender]
+                )
+            )
     return messages
 
 
@@ -109,13 +127,21 @@ def panels(args: Args) -> list[Panel]:
         timeline = network.simulate(messages, latency, transfer, args.convention)
         return Panel(figure, title, workers, timeline.passages, timeline.seconds)
 
-    idle, equal, unequal = [Fraction(0)] * N, [compute] * N, [compute, compute, compute * Fraction(str(args.slow))]
+    idle, equal, unequal = (
+        [Fraction(0)] * N,
+        [compute] * N,
+        [compute, compute, compute * Fraction(str(args.slow))],
+    )
     ring = in_rounds(network.ring_all_reduce, equal)
     two_rounds = in_rounds(network.parameter_server, unequal, rounds=2)
-    synchronous = panel("4.1", "synchronous server: 2 updates of 3 gradients", two_rounds, workers=3)
+    synchronous = panel(
+        "4.1", "synchronous server: 2 updates of 3 gradients", two_rounds, workers=3
+    )
     return [
         panel("1.3", "three messages", EXAMPLE, workers=3),
-        panel("1.4", f"three messages, {COMPRESSION}x compressed", EXAMPLE, workers=3, transfer=half),
+        panel(
+            "1.4", f"three messages, {COMPRESSION}x compressed", EXAMPLE, workers=3, transfer=half
+        ),
         panel("1.6", "one parameter server", in_rounds(network.parameter_server, idle)),
         panel("1.7", "ring all-reduce", in_rounds(network.ring_all_reduce, idle)),
         panel("3.4", "ring all-reduce", ring),
@@ -139,13 +165,20 @@ def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Pane
 
 
 def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
-    """Of each update until the end: how many others were made since the server began to send the model that its gradient is of."""
-    updates = sorted((p for p in passages if p.message.receiver == server and p.arrived <= end), key=lambda p: p.arrived)
+    """Of each update until the end: how many others were made since the server began to send the
+    model that its gradient is of.
+    """
+    updates = sorted(
+        (p for p in passages if p.message.receiver == server and p.arrived <= end),
+        key=lambda p: p.arrived,
+    )
     ages = list(range(len(updates)))  # at first all workers have the first model
     for t, update in enumerate(updates):
         for model in (passages[i] for i in update.message.after):
             own = passages[model.message.after[0]]
-            ages[t] = sum(other is not own and other.arrived >= model.start for other in updates[:t])
+            ages[t] = sum(
+                other is not own and other.arrived >= model.start for other in updates[:t]
+            )
     return ages
 
 
@@ -155,20 +188,43 @@ def rows(args: Args) -> list[Row]:
     half = transfer / COMPRESSION
 
     def row(figure, what, formula, pattern, transfer=transfer):
-        closed = [network.cost(pattern, N, latency, transfer, convention) for convention in CONVENTIONS]
+        closed = [
+            network.cost(pattern, N, latency, transfer, convention) for convention in CONVENTIONS
+        ]
         if pattern is network.asynchronous_server:
-            return Row(figure, what, formula, closed, [between_updates(N, latency, transfer, convention) for convention in CONVENTIONS])
-        timelines = [network.simulate(pattern.messages(N), latency, transfer, convention) for convention in CONVENTIONS]
+            return Row(
+                figure,
+                what,
+                formula,
+                closed,
+                [between_updates(N, latency, transfer, convention) for convention in CONVENTIONS],
+            )
+        timelines = [
+            network.simulate(pattern.messages(N), latency, transfer, convention)
+            for convention in CONVENTIONS
+        ]
         return Row(figure, what, formula, closed, [timeline.seconds for timeline in timelines])
 
     def example(figure, what, formula, transfer):
-        timelines = [network.simulate(EXAMPLE, latency, transfer, convention) for convention in CONVENTIONS]
-        closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]  # M1 gets both its messages from 6 on
-        return Row(figure, what, formula, closed, [timeline.seconds - timeline.start for timeline in timelines])
+        timelines = [
+            network.simulate(EXAMPLE, latency, transfer, convention) for convention in CONVENTIONS
+        ]
+        # M1 gets both its messages from 6 on
+        closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]
+        return Row(
+            figure,
+            what,
+            formula,
+            closed,
+            [timeline.seconds - timeline.start for timeline in timelines],
+        )
 
     plain = example("1.3", "three messages", "1 + 2(l + r)", transfer)
     short = example("1.4", f"{COMPRESSION}x compressed", f"1 + 2(l + r/{COMPRESSION})", half)
-    ratios = ([a / b for a, b in zip(*pair, strict=True)] for pair in ((plain.closed, short.closed), (plain.simulated, short.simulated)))
+    ratios = (
+        [a / b for a, b in zip(*pair, strict=True)]
+        for pair in ((plain.closed, short.closed), (plain.simulated, short.simulated))
+    )
     return [
         plain,
         short,
@@ -177,14 +233,26 @@ def rows(args: Args) -> list[Row]:
         row("1.7", "ring all-reduce", "2(N-1)(l + r/N)", network.ring_all_reduce),
         row("-", "ring, one piece", "2(N-1)(l + r)", network.ring_all_reduce_unpartitioned),
         row("3.2", "N servers", "2(N-1)(l + r/N)", network.multi_server),
-        row("3.5", f"ring, {COMPRESSION}x compr.", f"2(N-1)(l + r/{COMPRESSION}N)", network.ring_all_reduce, half),
+        row(
+            "3.5",
+            f"ring, {COMPRESSION}x compr.",
+            f"2(N-1)(l + r/{COMPRESSION}N)",
+            network.ring_all_reduce,
+            half,
+        ),
         row("4.2", "asynchronous", "max(1, 2/N)(l+r)", network.asynchronous_server),
-        row("5.3", "gossip on a ring", f"{min(N - 1, 2)}(l + r)", network.gossip(topologies.ring(N))),
+        row(
+            "5.3", "gossip on a ring", f"{min(N - 1, 2)}(l + r)", network.gossip(topologies.ring(N))
+        ),
     ]
 
 
-def between_updates(N: int, latency: Fraction, transfer: Fraction, convention: network.Convention) -> Fraction:
-    """Mean time from one update of an asynchronous server to the next, over laps that are neither the first nor the last."""
+def between_updates(
+    N: int, latency: Fraction, transfer: Fraction, convention: network.Convention
+) -> Fraction:
+    """Mean time from one update of an asynchronous server to the next, over laps that are neither
+    the first nor the last.
+    """
     messages = network.asynchronous_server_messages([[0] * 8] * N)
     passages = network.simulate(messages, latency, transfer, convention).passages
     updates = sorted(passage.arrived for passage in passages if passage.message.receiver == N)
@@ -198,14 +266,34 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
     caption = (
         "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, where l = 1.5 and r = 5.\n"
         "For the ring and N servers it prints 2N l + 2r with N + 1 workers,\n"
-        f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = {shown(2 * transfer / N)}.\n"
+        f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = "
+        f"{shown(2 * transfer / N)}.\n"
         "4.2: from one update to the next, where no worker computes.\n"
     )
-    caption += f"≠: {wrong} differ from their closed form." if wrong else "Closed forms of both conventions are exactly what is simulated."
-    headings = ("fig.", "messages", "blocking is", "value", "blocking\nsimulated", "pipelined\nsimulated")
-    table = tables.table(f"{N} workers, l = {args.latency:g}, r = {args.transfer:g}: units of time", headings, caption, left=3)
+    caption += (
+        f"≠: {wrong} differ from their closed form."
+        if wrong
+        else "Closed forms of both conventions are exactly what is simulated."
+    )
+    headings = (
+        "fig.",
+        "messages",
+        "blocking is",
+        "value",
+        "blocking\nsimulated",
+        "pipelined\nsimulated",
+    )
+    table = tables.table(
+        f"{N} workers, l = {args.latency:g}, r = {args.transfer:g}: units of time",
+        headings,
+        caption,
+        left=3,
+    )
     for row in costs:
-        cells = (shown(b) if a == b else f"{shown(b)} ≠ {shown(a)}" for a, b in zip(row.closed, row.simulated, strict=True))
+        cells = (
+            shown(b) if a == b else f"{shown(b)} ≠ {shown(a)}"
+            for a, b in zip(row.closed, row.simulated, strict=True)
+        )
         table.add_row(row.figure, row.what, row.formula, shown(row.closed[0]), *cells)
     return table
 
@@ -213,7 +301,9 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
 def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
     """How long each timeline takes."""
     table = tables.table(
-        f"the pictures ({args.convention}), those of chapters 3 to 5 with computing", ("fig.", "messages", "units"), left=2
+        f"the pictures ({args.convention}), those of chapters 3 to 5 with computing",
+        ("fig.", "messages", "units"),
+        left=2,
     )
     for panel in pictures:
         table.add_row(panel.figure, panel.title, shown(panel.end - panel.begin))
@@ -223,18 +313,32 @@ def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
 def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     """All timelines, two side by side on one scale."""
     pairs = [pictures[i : i + 2] for i in range(0, len(pictures), 2)]
-    heights = [0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair) for pair in pairs]
+    heights = [
+        0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair)
+        for pair in pairs
+    ]
     sheet = Figure(figsize=(13.5, sum(heights) + 1.2), layout="constrained")
     parts = sheet.subfigures(len(pairs), 1, height_ratios=heights, squeeze=False)[:, 0]
     for pair, part in zip(pairs, parts, strict=True):
         longest = max(float(panel.end - panel.begin) for panel in pair)
         for panel, axes in zip(pair, plots.panels(part, 2, sharey=False), strict=True):
             switch_charts.chart(axes, panel, longest)
-    sheet.legend(handles=switch_charts.legend(), loc="outside lower center", ncols=len(switch_charts.LOOKS), frameon=False)
+    sheet.legend(
+        handles=switch_charts.legend(),
+        loc="outside lower center",
+        ncols=len(switch_charts.LOOKS),
+        frameon=False,
+    )
     holds = "holds both ports" if args.convention == "blocking" else "holds no port"
-    gradient = f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
+    gradient = (
+        f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
+    )
     reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
-    figures.title(sheet, f"The survey's timelines, simulated: latency {args.latency:g}, transfer {args.transfer:g}, {gradient}\n{reading}")
+    figures.title(
+        sheet,
+        f"The survey's timelines, simulated: latency {args.latency:g}, transfer "
+        f"{args.transfer:g}, {gradient}\n{reading}",
+    )
     return sheet
 
 

@@ -1,10 +1,12 @@
-"""What a graph costs: consensus and loss of decentralized SGD on every topology, and rho as measured beside rho as computed.
+"""What a graph costs: consensus and loss of decentralized SGD on every topology, and rho as
+measured beside rho as computed.
 
     python -m experiments.topology --workers 16 64
 
-On each graph, with data spread at random and by label, decentralized SGD at the step size of the grid with the smallest loss over the
-second half of the run. Figures have loss and consensus distance against rounds, bits and modelled seconds, and the graphs; tables have
-the graphs' numbers and the cost to a target loss.
+On each graph, with data spread at random and by label, decentralized SGD at the step size of the
+grid with the smallest loss over the second half of the run. Figures have loss and consensus
+distance against rounds, bits and modelled seconds, and the graphs; tables have the graphs' numbers
+and the cost to a target loss.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Args:
     workers: tuple[commands.Count, ...] = (16, 64)
     """Numbers of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression.
+    """
     data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
@@ -73,13 +77,25 @@ def main(args: Args) -> None:
     by_N = {N: graphs(N, args.seed) for N in args.workers}
     commands.begin(args)
     rings = [topologies.ring(n) for n in RINGS]
-    measured = {graph.name: decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
-    rows = [(graph.name, N, graph.degree, len(graph.edges), per_round(graph), measured[graph.name]) for N in by_N for graph in by_N[N]]
-    records.write_rows(args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows)
+    measured = {
+        graph.name: decay(graph, args.seed)
+        for all_of in (rings, *by_N.values())
+        for graph in all_of
+    }
+    rows = [
+        (graph.name, N, graph.degree, len(graph.edges), per_round(graph), measured[graph.name])
+        for N in by_N
+        for graph in by_N[N]
+    ]
+    records.write_rows(
+        args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows
+    )
     sheets: dict[str, Figure] = {}
     shown = {"rings": ring_gaps(rings, measured)}
     for N, of_N in by_N.items():
-        histories: dict[str, dict[str, dict[str, np.ndarray]]] = {partition: {} for partition in PARTITIONS}
+        histories: dict[str, dict[str, dict[str, np.ndarray]]] = {
+            partition: {} for partition in PARTITIONS
+        }
         flat: dict[str, dict[str, np.ndarray]] = {}
         with commands.kept(records.write_histories, args.out / f"history-{N}.csv", flat):
             for partition in PARTITIONS:
@@ -87,7 +103,10 @@ def main(args: Args) -> None:
                     histories[partition][name] = flat[f"{partition} {name}"] = history
         sheets[f"figure-{N}"] = draw(args, N, of_N, histories)
         shown[f"graphs-{N}"] = describe(N, of_N, measured)
-        shown |= {f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()}
+        shown |= {
+            f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, runs)
+            for partition, runs in histories.items()
+        }
     commands.finish(args, sheets, shown)
 
 
@@ -117,7 +136,9 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
             return topologies.erdos_renyi(N, probability, attempt)
         except ValueError:
             continue
-    raise ValueError(f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}")
+    raise ValueError(
+        f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}"
+    )
 
 
 def short(graph: dsgd.Topology) -> str:
@@ -131,9 +152,11 @@ def per_round(graph: dsgd.Topology) -> float:
 
 
 def decay(graph: dsgd.Topology, seed: int) -> float:
-    """What is left after a round of the root of the consensus distance, once the slowest direction is all that there is.
+    """What is left after a round of the root of the consensus distance, once the slowest direction
+    is all that there is.
 
-    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it would soon be rounding errors only.
+    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it
+    would soon be rounding errors only.
     """
     first = graph.period * math.ceil(8 * graph.n**2 / graph.period)
     counted = graph.period * math.ceil(1_000 / graph.period)
@@ -143,18 +166,26 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
         x = workers.mix(x, graph, t)
         x = x - jnp.mean(x, axis=0, keepdims=True)
         norm = jnp.linalg.norm(x)
-        return x / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny), logs + jnp.where(t >= first, jnp.log(norm), 0.0)
+        return x / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny), logs + jnp.where(
+            t >= first, jnp.log(norm), 0.0
+        )
 
     def gossip(x):
         return jax.lax.fori_loop(0, first + counted, body, (x, jnp.float32(0)))[1]
 
     x = jax.random.normal(jax.random.key(seed), (graph.n, 16))
-    one = jax.shard_map(gossip, mesh=workers.mesh(1), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False)
+    one = jax.shard_map(
+        gossip, mesh=workers.mesh(1), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False
+    )
     return float(jnp.exp(jax.jit(one)(x) / counted))
 
 
-def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Graph by graph, its name and the history at the best step size; without those that diverged at every one."""
+def train(
+    args: Args, N: int, partition: str, of_N: list[dsgd.Topology]
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Graph by graph, its name and the history at the best step size; without those that diverged
+    at every one.
+    """
     problem = tuning.logistic_regression(args, N, partition)
     cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
     for graph in tables.bar(of_N, f"{N} workers, {partition}", args.progress):
@@ -166,7 +197,10 @@ def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iter
         if tuned:
             yield short(graph), tuned.with_step_size
         elif graph is of_N[-1]:  # the complete one, which sets the target
-            raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
+            raise ValueError(
+                f"on the complete graph every step size of {args.learning_rates} diverged: need "
+                "smaller ones"
+            )
 
 
 def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
@@ -177,20 +211,35 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     """The graphs' numbers."""
     caption = (
-        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a schedule, the geometric mean).\n"
-        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much disagreement is left."
+        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a "
+        "schedule, the geometric mean).\n"
+        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much "
+        "disagreement is left."
     )
-    table = tables.table(f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption)
+    table = tables.table(
+        f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption
+    )
     for graph in of_N:
         rho = (f"{value:.5f}" for value in (per_round(graph), measured[graph.name]))
-        table.add_row(short(graph), str(graph.degree), str(len(graph.edges)), *rho, str(graph.mixing_time(0.01)))
+        table.add_row(
+            short(graph),
+            str(graph.degree),
+            str(len(graph.edges)),
+            *rho,
+            str(graph.mixing_time(0.01)),
+        )
     return table
 
 
 def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     """1 - rho of rings beside what the survey prints, and what it should have printed."""
     caption = "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)"
-    table = tables.table("rings: 1 - rho", ("N", "computed", "measured", "4 pi^2/(3N^2)", "16 pi^2/(3N^2)"), caption, left=0)
+    table = tables.table(
+        "rings: 1 - rho",
+        ("N", "computed", "measured", "4 pi^2/(3N^2)", "16 pi^2/(3N^2)"),
+        caption,
+        left=0,
+    )
     for ring in rings:
         right = 4 * math.pi**2 / (3 * ring.n**2)
         gaps = (ring.spectral_gap, 1 - measured[ring.name], right, 4 * right)
@@ -198,7 +247,13 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     return table
 
 
-def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
+def tabulate(
+    args: Args,
+    N: int,
+    partition: str,
+    of_N: list[dsgd.Topology],
+    runs: dict[str, dict[str, np.ndarray]],
+) -> Table:
     """Cost to the target, one row a graph."""
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     caption = (
@@ -209,14 +264,21 @@ def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs
     table = tables.table(title, ("graph", "step size", "rounds", "Mbit", "seconds"), caption)
     for name in map(short, of_N):
         if name in runs:
-            step = statistics.step_size(float(runs[name]["learning_rate"][0, 0]), args.learning_rates)
+            step = statistics.step_size(
+                float(runs[name]["learning_rate"][0, 0]), args.learning_rates
+            )
             table.add_row(name, step, *statistics.cost_to(runs[name], target(runs)))
         else:
             table.add_row(name, "diverged", *["-"] * 3)
     return table
 
 
-def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
+def draw(
+    args: Args,
+    N: int,
+    of_N: list[dsgd.Topology],
+    histories: dict[str, dict[str, dict[str, np.ndarray]]],
+) -> Figure:
     """The graphs; below them loss and consensus distance against all costs, for each partition."""
     sheet = Figure(figsize=(16, 20), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
@@ -226,20 +288,34 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
     for axes in strip[len(of_N) :]:
         axes.set_axis_off()
     panels = plots.panels(below, 3, 4, sharey="row").reshape(4, 3)
-    for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
+    for row, (partition, what) in zip(
+        panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True
+    ):
         curves(row, histories[partition], what)
-        row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
+        row[0].set_ylabel(
+            f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}"
+        )
     for axes, label in zip(panels[-1], statistics.COSTS, strict=True):
         axes.set_xlabel(label)
     figures.legend(below, panels[0, 0], columns=6)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {statistics.errors('bands', args.seeds)}; grey: target")
+    figures.title(
+        sheet,
+        f"decentralized SGD, {args.data}, {N} workers, {switch}; "
+        f"{statistics.errors('bands', args.seeds)}; grey: target",
+    )
     return sheet
 
 
 def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
-    """Loss, or consensus distance, against each of the costs. The start, where all models agree, has no logarithm."""
-    shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
+    """Loss, or consensus distance, against each of the costs. The start, where all models agree,
+    has no logarithm.
+    """
+    shown = {
+        name: history
+        for name, history in runs.items()
+        if what == "loss" or history[what].max() > 1e-9
+    }
     for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
         lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}
         axes.set_xscale("linear" if label == "rounds" else "log")

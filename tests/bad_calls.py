@@ -1,5 +1,5 @@
-"""Bad calls, drawn: of one good call each (`GOOD` has what has no default), every argument in turn becomes each
-of a pool of wrong values. Prints what escapes as JSON.
+"""Bad calls, drawn: of one good call each (`GOOD` has what has no default), every argument in turn
+becomes each of a pool of wrong values. Prints what escapes as JSON.
 
 A script of its own, without the annotations that pytest checks: users run without them.
 """
@@ -60,7 +60,12 @@ ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
 MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
 ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
-SWEEP = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5)), "step": np.arange(5)}, dsgd.State(jnp.int32(0)), ())
+SWEEP = dsgd.Sweep(
+    {"x": np.ones(2)},
+    {"loss": np.ones((2, 1, 5)), "step": np.arange(5)},
+    dsgd.State(jnp.int32(0)),
+    (),
+)
 
 
 SHEET = Figure()
@@ -302,7 +307,12 @@ GOOD: dict[Callable, dict[str, Any]] = {
     clusters.Cluster: {
         "compute": SECONDS,
     },
-    clusters.Overlap: {"backward": SECONDS, "backward_per_sample": SECONDS, "first": 0.5, "last": 0.1},
+    clusters.Overlap: {
+        "backward": SECONDS,
+        "backward_per_sample": SECONDS,
+        "first": 0.5,
+        "last": 0.1,
+    },
     clusters.Quantity: {
         "sample": lambda key, clock, worker: 1.0,
         "name": "one",
@@ -446,7 +456,12 @@ GOOD: dict[Callable, dict[str, Any]] = {
     cannikin.constant: {"noise": _NOISE, **_TOTALS},
     cannikin.efficiency: {"total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
     cannikin.equal_split: {"total_batch": 8},
-    cannikin.goodput: {"seconds": [1.0, 2.0], "total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
+    cannikin.goodput: {
+        "seconds": [1.0, 2.0],
+        "total_batch": [8, 16],
+        "noise_scale": 100.0,
+        "initial_batch": 8,
+    },
     cannikin.lb_bsp: {
         "total_batch": 8,
     },
@@ -454,9 +469,13 @@ GOOD: dict[Callable, dict[str, Any]] = {
     cannikin.square_root: {"noise": _NOISE, **_TOTALS},
     cannikin.train: {
         "method": METHOD,
-        "problem": QUADRATIC._replace(sample=dsgd.Sampler(QUADRATIC.sample, batch_size=2, take=lambda batch, samples: batch)),
+        "problem": QUADRATIC._replace(
+            sample=dsgd.Sampler(QUADRATIC.sample, batch_size=2, take=lambda batch, samples: batch)
+        ),
         "system": cannikin.equal_split(8),
-        "cluster": clusters.Cluster(SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)),
+        "cluster": clusters.Cluster(
+            SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)
+        ),
         "epochs": 1,
         "key": KEY,
         "micro_batches": 2,
@@ -503,7 +522,11 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "last_share": 0.1,
     },
     cannikin.published_optperf: {"model": _CANNIKIN, "total": 8.0},
-    cannikin.smoothed: {"before": cannikin.NoiseScale(0.0, 0.0, 0.0), "new": cannikin.NoiseScale(1.0, 2.0), "weight": 0.1},
+    cannikin.smoothed: {
+        "before": cannikin.NoiseScale(0.0, 0.0, 0.0),
+        "new": cannikin.NoiseScale(1.0, 2.0),
+        "weight": 0.1,
+    },
     dropcompute.accumulate: {
         "gradient": lambda x, batch: 1.0,
         "params": 1.0,
@@ -659,7 +682,9 @@ def defaults(function: Callable) -> dict[str, Any]:
 
 
 def public() -> Iterator[Callable]:
-    """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside compiled code)."""
+    """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside
+    compiled code).
+    """
     for package in PACKAGES:
         for name in getattr(package, "__all__", dir(package)):
             member = getattr(package, name)
@@ -678,8 +703,19 @@ NEEDED = r"need|expected|pass |must|makes weights|cannot be"
 def messages() -> dict[str, str]:
     """What the calls of `MESSAGES` raise, with its type."""
     ring = topologies.ring(2)
-    given = {"problem": problems.random_quadratic(2, 2), "method": METHOD, "linear": MODEL, "three": ((np.eye(3), np.ones(3)), 1)}
-    given |= {"digits": problems.load("digits"), "swept": SWEEP, "key": KEY, "ring": ring, "cluster": clusters.Cluster(SECONDS)}
+    given = {
+        "problem": problems.random_quadratic(2, 2),
+        "method": METHOD,
+        "linear": MODEL,
+        "three": ((np.eye(3), np.ones(3)), 1),
+    }
+    given |= {
+        "digits": problems.load("digits"),
+        "swept": SWEEP,
+        "key": KEY,
+        "ring": ring,
+        "cluster": clusters.Cluster(SECONDS),
+    }
     given |= {"run": dsgd.run, "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step)}
     raised = dict.fromkeys(MESSAGES, "nothing raised")
     for case in MESSAGES:
@@ -691,14 +727,23 @@ def messages() -> dict[str, str]:
 
 
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
-    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError that names the function, the argument, or
-    the file. With nothing changed, the call must work."""
+    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError
+    that names the function, the argument, or the file. With nothing changed, the call must work."""
     try:
         function(**arguments)
     except ValueError as error:
-        file = re.escape(given) if isinstance(given := arguments.get(changed), str) and given else changed
+        file = (
+            re.escape(given)
+            if isinstance(given := arguments.get(changed), str) and given
+            else changed
+        )
         named = rf"\b({function.__name__}|{changed}|{file})\b"
-        said = changed and type(error) is ValueError and re.search(named, str(error)) and re.search(NEEDED, str(error))
+        said = (
+            changed
+            and type(error) is ValueError
+            and re.search(named, str(error))
+            and re.search(NEEDED, str(error))
+        )
         return None if said else f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -709,31 +754,52 @@ def main(every: int) -> None:
     """Draws one value of the pool in `every`, others for each argument."""
     haste.trace_quickly()
     # Nothing is compiled: what would run is not run.
-    seen = dict.fromkeys(("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))), np.ones((3, 4)))
+    seen = dict.fromkeys(
+        ("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))),
+        np.ones((3, 4)),
+    )
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock", "bits"), np.ones(3))
 
     def executed(job, *args):
         """A stage's, or that of no round at each point of a grid."""
         points = map(len, list(job.points.values())[:1])
-        return dsgd.Result(job.start or (), seen if job.start else {"bits": np.ones((*points, *job.keys.shape, 1))}, ())
+        return dsgd.Result(
+            job.start or (),
+            seen if job.start else {"bits": np.ones((*points, *job.keys.shape, 1))},
+            (),
+        )
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
     local_processes._results = processes._run = gossip._train = with_servers._train = lambda *args: []
-    nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
+    nodes._Node.epoch = lambda *args: epochs.Ran(
+        1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {}
+    )
     warnings.simplefilter("error")
     calls = {function: defaults(function) | given for function, given in GOOD.items()}
-    good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in calls.items()}
+    good = {
+        function.__qualname__: outcome(function, arguments, "")
+        for function, arguments in calls.items()
+    }
     missing = [function.__qualname__ for function in public() if function not in GOOD]
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
         for name in arguments:
-            for shown, value in list(POOL.items())[next(first) % every :: every] if name != "self" else ():
+            for shown, value in (
+                list(POOL.items())[next(first) % every :: every] if name != "self" else ()
+            ):
                 drawn += 1
                 wrong = outcome(function, {**arguments, name: value}, name)
                 if wrong:
-                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = wrong
-    found = {"good": {name: wrong for name, wrong in good.items() if wrong}, "missing": missing, "drawn": drawn, "escaped": escaped}
+                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = (
+                        wrong
+                    )
+    found = {
+        "good": {name: wrong for name, wrong in good.items() if wrong},
+        "missing": missing,
+        "drawn": drawn,
+        "escaped": escaped,
+    }
     print(json.dumps(found | {"messages": messages()}))
 
 

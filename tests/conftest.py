@@ -10,9 +10,12 @@ from pathlib import Path
 import haste
 import typecheck  # noqa: F401 (before what it wraps)
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("DSGD_CACHE", "off")  # processes that tests start leave nothing in the user's cache
+# processes that tests start leave nothing in the user's cache
+os.environ.setdefault("DSGD_CACHE", "off")
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(haste.HASTE))  # and compile as this one
 
 import jax
@@ -27,31 +30,46 @@ KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled ane
 
 haste.trace_quickly()
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of code in programs: they are the same wherever they are written
-# Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
+# no lines of code in programs: they are the same wherever they are written
+jax.config.update("jax_traceback_in_locations_limit", 0)
+# Draws are derandomized: a failure here fails everywhere. The first example compiles, so no
+# deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
+# --hypothesis-profile=thorough
+settings.register_profile("thorough", deadline=None, max_examples=2_000)
 settings.load_profile("ci")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, Ray, deaths, all spoilt methods")
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="whole experiments, too, all code in docs/, Ray, deaths, all spoilt methods",
+    )
 
 
 def pytest_configure(config):
-    """What tests compile, a third of their time, is kept in pytest's cache, where there is one; `--cache-clear` empties it."""
+    """What tests compile, a third of their time, is kept in pytest's cache, where there is one;
+    `--cache-clear` empties it.
+    """
     try:
         folder = config.cache.mkdir("programs")
     except (AttributeError, OSError):  # -p no:cacheprovider; a checkout that cannot be written to
         return
-    if not hasattr(config, "workerinput") and sum(path.stat().st_size for path in folder.rglob("*")) > KEPT:
+    if (
+        not hasattr(config, "workerinput")
+        and sum(path.stat().st_size for path in folder.rglob("*")) > KEPT
+    ):
         shutil.rmtree(folder)
     dsgd.cache.enable(folder)
-    jax.config.update("jax_compilation_cache_max_size", -1)  # else JAX looks through all of them at each that it writes
+    # else JAX looks through all of them at each that it writes
+    jax.config.update("jax_compilation_cache_max_size", -1)
 
 
 def pytest_sessionfinish():
-    """Pytest collects garbage five times to find what was not closed. Once is enough: what is then there is not looked through again."""
+    """Pytest collects garbage five times to find what was not closed. Once is enough: what is then
+    there is not looked through again.
+    """
     gc.collect()
     gc.freeze()
 
@@ -72,7 +90,9 @@ def long() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all tests' programs together have more."""
+    """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all
+    tests' programs together have more.
+    """
     yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") > MAPS:
@@ -100,7 +120,9 @@ def key() -> jax.Array:
     return jax.random.key(0)
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long), 8], ids=lambda devices: f"D={devices}")
+@pytest.fixture(
+    params=[1, pytest.param(2, marks=pytest.mark.long), 8], ids=lambda devices: f"D={devices}"
+)
 def any_mesh(request) -> jax.sharding.Mesh:
     """One device, two (with --long), eight."""
     return dsgd.workers.mesh(request.param)

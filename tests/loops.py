@@ -1,4 +1,6 @@
-"""The loop that a run compiles, traced for shapes alone: nothing is compiled, and no state is made."""
+"""The loop that a run compiles, traced for shapes alone: nothing is compiled, and no state is
+made.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,37 @@ from dsgd.engine import loop, programs
 from dsgd.runs import plans, sweeps
 
 
-def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, cluster: dsgd.clusters.Cluster | None = None) -> Any:
+def traced(
+    algorithm: dsgd.Algorithm,
+    problem: dsgd.Problem,
+    devices: int,
+    cluster: dsgd.clusters.Cluster | None = None,
+) -> Any:
     """What `dsgd.run` compiles for its rounds, whose state is donated.
 
     Args:
         algorithm, problem, cluster: as in `dsgd.run`; shapes will do for the problem's data.
         devices: how many.
     """
-    plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
+    plan = plans.make_plan(
+        plans.Always(algorithm),
+        algorithm,
+        problem,
+        devices,
+        runs=0,
+        size=1,
+        record_every=1,
+        cluster=cluster,
+    )
     return _traced(plan, problem, {}, jax.random.key(0))
 
 
 def swept(
-    factory: Callable[..., dsgd.Algorithm], problem: dsgd.Problem, devices: int, cluster: dsgd.clusters.Cluster | None = None, **grid: Any
+    factory: Callable[..., dsgd.Algorithm],
+    problem: dsgd.Problem,
+    devices: int,
+    cluster: dsgd.clusters.Cluster | None = None,
+    **grid: Any,
 ) -> Any:
     """What `dsgd.sweep` does, with two seeds.
 
@@ -37,11 +57,24 @@ def swept(
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     size = 2 * prod(map(len, grid.values()))
     example = factory(**{name: values[0] for name, values in grid.items()})
-    plan = plans.make_plan(sweeps._FromPoint(factory), example, problem, devices, runs=2, size=size, record_every=1, cluster=cluster)
+    plan = plans.make_plan(
+        sweeps._FromPoint(factory),
+        example,
+        problem,
+        devices,
+        runs=2,
+        size=size,
+        record_every=1,
+        cluster=cluster,
+    )
     return _traced(plan, problem, points, jax.random.split(jax.random.key(0), 2))
 
 
-def _traced(plan: loop.Plan, problem: dsgd.Problem, points: dict[str, jax.Array], keys: jax.Array) -> Any:
+def _traced(
+    plan: loop.Plan, problem: dsgd.Problem, points: dict[str, jax.Array], keys: jax.Array
+) -> Any:
     carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
-    return advance.trace(carry, points, keys, problem.data, problem.shared, None, loop.Chunk(*[number] * 4))
+    return advance.trace(
+        carry, points, keys, problem.data, problem.shared, None, loop.Chunk(*[number] * 4)
+    )

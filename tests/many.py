@@ -1,4 +1,6 @@
-"""What processes of one run do in tests: by themselves in a module, which each of them imports. All are started as `dsgd.loopback` does."""
+"""What processes of one run do in tests: by themselves in a module, which each of them imports. All
+are started as `dsgd.loopback` does.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from dsgd.runs import checkpoints, progress
 
 N, STEPS, FOREVER = 4, 5, 2_000_000_000
 SGD = optax.sgd(0.1, momentum=0.5)
-CLUSTER = clusters.Cluster(clusters.constant([1.0, 1.5, 2.25, 0.7]), up=clusters.constant(1e6), latency=1e-3)
+CLUSTER = clusters.Cluster(
+    clusters.constant([1.0, 1.5, 2.25, 0.7]), up=clusters.constant(1e6), latency=1e-3
+)
 # One method of each exchange.
 METHODS = {
     "all-reduce": "mb-sgd",
@@ -54,20 +58,38 @@ def quadratic() -> dsgd.Problem:
 @cache
 def method(exchange: str) -> dsgd.Algorithm:
     """The same object each time, and so are the problems: who runs it again traces nothing anew."""
-    return algorithms.make(METHODS[exchange], SGD, N) if METHODS[exchange] else algorithms.decentralized_sgd(SGD, topologies.star(N))
+    return (
+        algorithms.make(METHODS[exchange], SGD, N)
+        if METHODS[exchange]
+        else algorithms.decentralized_sgd(SGD, topologies.star(N))
+    )
 
 
 def held(result: Any) -> dict[str, Any]:
     """Of a result, all that is in all processes, on the host."""
     state = [arrays.on_host(leaf) for leaf in jax.tree.leaves(result.state)]
-    return {"state": state, "params": jax.tree.map(np.asarray, result.params), "history": result.history}
+    return {
+        "state": state,
+        "params": jax.tree.map(np.asarray, result.params),
+        "history": result.history,
+    }
 
 
 def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
     """A run of one of them, as long as it takes to go once round."""
     options = {"cluster": CLUSTER} if exchange in ASYNCHRONOUS else {}
     mesh = dsgd.workers.mesh(devices)
-    return held(dsgd.run(method(exchange), quadratic(), steps=STEPS, key=jax.random.key(0), mesh=mesh, record_every=2, **options))
+    return held(
+        dsgd.run(
+            method(exchange),
+            quadratic(),
+            steps=STEPS,
+            key=jax.random.key(0),
+            mesh=mesh,
+            record_every=2,
+            **options,
+        )
+    )
 
 
 @cache
@@ -95,7 +117,9 @@ def swept(devices: int | None = None) -> dict[str, Any]:
     """On a problem of whose data each process has its own rows."""
     return held(
         dsgd.sweep(
-            lambda learning_rate: algorithms.decentralized_sgd(optax.sgd(learning_rate), topologies.ring(N)),
+            lambda learning_rate: algorithms.decentralized_sgd(
+                optax.sgd(learning_rate), topologies.ring(N)
+            ),
             digits(),
             steps=3,
             key=jax.random.key(1),
@@ -137,9 +161,13 @@ def differently() -> dict[str, str]:
 
 
 def own_rows() -> tuple[Any, ...]:
-    """Of the data of a problem: the rows that this process has on its devices, and what they are."""
+    """Of the data of a problem: the rows that this process has on its devices, and what they
+    are.
+    """
     inputs = digits().data.inputs
-    return inputs.is_fully_addressable, [(shard.index[0], np.asarray(shard.data)) for shard in inputs.addressable_shards]
+    return inputs.is_fully_addressable, [
+        (shard.index[0], np.asarray(shard.data)) for shard in inputs.addressable_shards
+    ]
 
 
 def interrupted(folder: Path) -> tuple[str, int, list[int]]:
@@ -153,7 +181,14 @@ def interrupted(folder: Path) -> tuple[str, int, list[int]]:
 
     progress.Progress.update = signalled
     try:
-        dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=20, checkpoint=folder)
+        dsgd.run(
+            method("permutes"),
+            quadratic(),
+            steps=FOREVER,
+            key=jax.random.key(0),
+            record_every=20,
+            checkpoint=folder,
+        )
     except dsgd.Interrupted as stopped:
         return str(stopped), signal.SIGINT, stopped.history["step"].tolist()
     finally:
@@ -165,10 +200,16 @@ def batches() -> str:
     """They end, in process 1 only, in the middle of a run."""
 
     def items():
-        everybody = jax.tree.map(np.asarray, quadratic().data._replace(noise=np.zeros((N, 5), np.float32)))
+        everybody = jax.tree.map(
+            np.asarray, quadratic().data._replace(noise=np.zeros((N, 5), np.float32))
+        )
         yield from itertools.repeat(everybody, 20 if jax.process_index() else 1000)
 
-    return refused(lambda: dsgd.run(method("permutes"), quadratic(), steps=1000, key=jax.random.key(0), batches=items()))
+    return refused(
+        lambda: dsgd.run(
+            method("permutes"), quadratic(), steps=1000, key=jax.random.key(0), batches=items()
+        )
+    )
 
 
 def until() -> int:
@@ -178,12 +219,21 @@ def until() -> int:
     def asked(history):
         return next(enough) == 3 if jax.process_index() == 0 else next(enough) == 2
 
-    result = dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=10, until=asked)
+    result = dsgd.run(
+        method("permutes"),
+        quadratic(),
+        steps=FOREVER,
+        key=jax.random.key(0),
+        record_every=10,
+        until=asked,
+    )
     return int(result.history["step"][-1])
 
 
 def folders(folder: Path) -> dict[str, str]:
-    """Checkpoints that cannot be: in a folder that cannot be made, and on a disk that is full for process 0."""
+    """Checkpoints that cannot be: in a folder that cannot be made, and on a disk that is full for
+    process 0.
+    """
     found = {"nowhere": refused(lambda: saved(Path("/proc/nowhere"), 1))}
     saved(folder / "full", 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -197,7 +247,9 @@ def folders(folder: Path) -> dict[str, str]:
 
 
 def checked() -> list[Any]:
-    """`dsgd.check` of a method whose server has what only this device's workers had, and of one that holds."""
+    """`dsgd.check` of a method whose server has what only this device's workers had, and of one
+    that holds.
+    """
     good = method("all-reduce")
 
     def update(state, gradients, round):
@@ -225,9 +277,15 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
     found["interrupted"] = interrupted(folder / "interrupted")
     found["batches"] = batches()
     found["until"] = until()
-    found["workers"] = refused(lambda: dsgd.run(method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)))
+    found["workers"] = refused(
+        lambda: dsgd.run(
+            method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)
+        )
+    )
     found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
-    found["mesh"] = refused(lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1))
+    found["mesh"] = refused(
+        lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1)
+    )
     found["folders"] = folders(folder)
     found["checked"] = checked() if whole else []
     found["again"] = iterates("permutes")
@@ -236,15 +294,20 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
 
 def four() -> dict[str, Any]:
     """What four processes do."""
-    return {exchange: iterates(exchange) for exchange in OF_FOUR} | {"mesh": refused(lambda: dsgd.workers.mesh(2))}
+    return {exchange: iterates(exchange) for exchange in OF_FOUR} | {
+        "mesh": refused(lambda: dsgd.workers.mesh(2))
+    }
 
 
 ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
 
 
-def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float) -> None:
-    """One of two processes of a run that saves itself after every chunk; the victim gets a signal when it has read round `at`, the other
-    ends by itself. For processes that were forked: the function does not return."""
+def killed(
+    folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float
+) -> None:
+    """One of two processes of a run that saves itself after every chunk; the victim gets a signal
+    when it has read round `at`, the other ends by itself. For processes that were forked: the
+    function does not return."""
     with (folder / f"{i}.log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -272,9 +335,11 @@ def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_
 
 
 def nursery(folder: Path, lost_after: float) -> None:
-    """Forks pairs of them, one after the other, until none is killed: what they have imported, they need not import again.
+    """Forks pairs of them, one after the other, until none is killed: what they have imported, they
+    need not import again.
 
-    A line of input has the victim, the round and the signal; a line of output the statuses of both, and the seconds that they took.
+    A line of input has the victim, the round and the signal; a line of output the statuses of both,
+    and the seconds that they took.
     """
     for line in sys.stdin:
         victim, at, by = map(int, line.split())

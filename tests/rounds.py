@@ -28,7 +28,13 @@ def states_over(*axes: None) -> Any:
 
 
 def one(
-    algorithm: dsgd.Algorithm, problem: dsgd.Problem, state: dsgd.State, round: dsgd.Round, data: Any, draw: jax.Array, key: jax.Array
+    algorithm: dsgd.Algorithm,
+    problem: dsgd.Problem,
+    state: dsgd.State,
+    round: dsgd.Round,
+    data: Any,
+    draw: jax.Array,
+    key: jax.Array,
 ) -> tuple[dsgd.State, dsgd.Gradients, Statistics]:
     """The state after a round, the gradients that it was computed from, and what was sent.
 

@@ -25,7 +25,11 @@ def printed(main: Callable[[Any], object], args: Any) -> list[str]:
 
 def cells(lines: Iterable[str]) -> list[list[str]]:
     """Rows of the tables in them, without headings."""
-    return [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in lines if line.startswith("│")]
+    return [
+        [cell.strip() for cell in line.strip()[1:-1].split("│")]
+        for line in lines
+        if line.startswith("│")
+    ]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -40,5 +44,9 @@ def is_figure(path: Path) -> bool:
 
 
 def too_wide(lines: Iterable[str]) -> list[str]:
-    """Those that do not fit a terminal of 80 columns, or were cut to; a list of files may be longer."""
-    return [line for line in lines if "…" in line or (len(line) > 80 and not line.startswith("Written"))]
+    """Those that do not fit a terminal of 80 columns, or were cut to; a list of files may be
+    longer.
+    """
+    return [
+        line for line in lines if "…" in line or (len(line) > 80 and not line.startswith("Written"))
+    ]

@@ -1,4 +1,6 @@
-"""No bad call ends in anything but a ValueError that names what is wrong: see `bad_calls.py`, which draws them in a process of its own."""
+"""No bad call ends in anything but a ValueError that names what is wrong: see `bad_calls.py`, which
+draws them in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ from dsgd import checks, compressors
 
 @pytest.fixture(scope="module")
 def drawn(request, tmp_path_factory) -> dict[str, Any]:
-    """In a folder of its own, where a checkpoint may end up: a twelfth of the calls, all of them with --long."""
+    """In a folder of its own, where a checkpoint may end up: a twelfth of the calls, all of them
+    with --long.
+    """
     root = Path(__file__).parents[1]
     script = "import runpy, sys; sys.path[:0] = sys.argv[1:]; runpy.run_module('bad_calls', run_name='__main__')"
     every = 1 if request.config.getoption("--long") else 12
     command = [sys.executable, "-c", script, str(root), str(root / "tests"), str(every)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path_factory.mktemp("drawn"))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=tmp_path_factory.mktemp("drawn")
+    )
     return json.loads(done.stdout)
 
 

@@ -37,9 +37,12 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)])
+@pytest.mark.parametrize(
+    "page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)]
+)
 def test_python_blocks_run(page, request):
-    if page in ("README.md", "docs/methods.md"):  # their runs are so long that haste costs more than it saves
+    # their runs are so long that haste costs more than it saves
+    if page in ("README.md", "docs/methods.md"):
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
@@ -47,12 +50,19 @@ def test_python_blocks_run(page, request):
 
 
 PAGES = [
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/papers").glob("*.md"))
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/papers").glob("*.md"),
+    )
 ]
 
 
 def test_every_page_with_python_blocks_is_run():
-    assert sorted([*FIRST, *OTHERS]) == sorted(page for page in PAGES if "```python\n" in (ROOT / page).read_text())
+    assert sorted([*FIRST, *OTHERS]) == sorted(
+        page for page in PAGES if "```python\n" in (ROOT / page).read_text()
+    )
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
@@ -64,15 +74,23 @@ def test_files_that_pages_link_to_are_there(page):
 
 def test_every_page_is_in_the_contents():
     contents = (ROOT / "docs/index.md").read_text().splitlines()
-    pages = [Path(page).relative_to("docs").with_suffix("").as_posix() for page in PAGES if page != "README.md"]
+    pages = [
+        Path(page).relative_to("docs").with_suffix("").as_posix()
+        for page in PAGES
+        if page != "README.md"
+    ]
     assert [page for page in pages if page not in contents] == ["index"]
     room = (ROOT / "docs/reference/index.rst").read_text().split()
-    assert [path.stem for path in (ROOT / "docs/reference").glob("*.rst") if path.stem not in room] == ["index"]
+    assert [
+        path.stem for path in (ROOT / "docs/reference").glob("*.rst") if path.stem not in room
+    ] == ["index"]
 
 
 def test_every_figure_is_shown():
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert [path.name for path in (ROOT / "docs").glob("*.png") if f"]({path.name})" not in pages] == []
+    assert [
+        path.name for path in (ROOT / "docs").glob("*.png") if f"]({path.name})" not in pages
+    ] == []
 
 
 def test_readme_has_the_commands_that_ci_runs():
@@ -81,18 +99,32 @@ def test_readme_has_the_commands_that_ci_runs():
 
 
 def test_the_own_problem_is_under_20_lines():
-    block = re.search(r"def least_squares.*?(?=```)", (ROOT / "docs/own_problem.md").read_text(), re.DOTALL)
+    block = re.search(
+        r"def least_squares.*?(?=```)", (ROOT / "docs/own_problem.md").read_text(), re.DOTALL
+    )
     assert block
     assert len(block.group().strip().splitlines()) < 20
 
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    [("distributed_gradient_descent", 15), ("scaffold", 25), ("choco_sgd", 25), ("delay_compensated_sgd", 12), ("asynchronous_sgd", 25)],
+    [
+        ("distributed_gradient_descent", 15),
+        ("scaffold", 25),
+        ("choco_sgd", 25),
+        ("delay_compensated_sgd", 12),
+        ("asynchronous_sgd", 25),
+    ],
 )
 def test_methods_on_the_page_are_short(method, most):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_method.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/own_method.md").read_text(), re.DOTALL
+    )
     code = "\n".join(blocks).splitlines()
-    (found,) = (node for node in ast.parse("\n".join(code)).body if isinstance(node, ast.FunctionDef) and node.name == method)
+    (found,) = (
+        node
+        for node in ast.parse("\n".join(code)).body
+        if isinstance(node, ast.FunctionDef) and node.name == method
+    )
     lines = [line.strip() for line in code[found.lineno - 1 : found.end_lineno]]
     assert len([line for line in lines if line and not line.startswith("#")]) <= most

@@ -15,7 +15,9 @@ import dsgd
 import topologies
 
 
-@pytest.mark.parametrize("package", [dsgd, algorithms, topologies], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [dsgd, algorithms, topologies], ids=lambda package: package.__name__
+)
 def test_all_names_exist_and_have_docstrings(package):
     for name in package.__all__:
         member = getattr(package, name)
@@ -24,7 +26,17 @@ def test_all_names_exist_and_have_docstrings(package):
 
 def test_the_protocol_has_few_fields():
     """A user who writes a method, a problem or a compressor learns these types."""
-    fields = {kind: len(kind._fields) for kind in (dsgd.Algorithm, dsgd.Problem, dsgd.Compressor, dsgd.Round, dsgd.Pattern, dsgd.Query)}
+    fields = {
+        kind: len(kind._fields)
+        for kind in (
+            dsgd.Algorithm,
+            dsgd.Problem,
+            dsgd.Compressor,
+            dsgd.Round,
+            dsgd.Pattern,
+            dsgd.Query,
+        )
+    }
     assert fields[dsgd.Algorithm] <= 6
     assert sum(fields.values()) <= 35, fields
 
@@ -33,12 +45,19 @@ def test_importing_dsgd_leaves_slow_packages_alone():
     """Data sets, figures and graphs are imported where they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
     code = f"import jax, optax, flax, sys; before = set(sys.modules); import dsgd; print(set({slow}) & (set(sys.modules) - before))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "set()"
+    )
 
 
 def test_citation_and_changelog_are_of_this_version():
     root = Path(dsgd.__file__).parents[1]
-    cited = re.search(r"^version: (.*)\ndate-released: (.*)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
+    cited = re.search(
+        r"^version: (.*)\ndate-released: (.*)$", (root / "CITATION.cff").read_text(), re.MULTILINE
+    )
     latest = re.search(r"^## (.*) \((.*)\)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert cited
     assert latest
@@ -47,13 +66,24 @@ def test_citation_and_changelog_are_of_this_version():
 
 
 def test_arrows_point_down():
-    """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks, experiments."""
+    """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks,
+    experiments.
+    """
     root = Path(dsgd.__file__).parents[1]
     rooms = ["dsgd", "topologies", "algorithms", "theory_checks", "experiments"]
     for at, room in enumerate(rooms):
         for path in (root / room).rglob("*.py"):
             tree = ast.parse(path.read_text())
-            names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-            names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+            names = {
+                alias.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import)
+                for alias in node.names
+            }
+            names |= {
+                node.module
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and node.module
+            }
             below = {name for name in names if name.split(".")[0] in rooms[at + 1 :]}
             assert not below, f"{path} imports {below}"

@@ -24,7 +24,9 @@ def _listed(module, name):
     found = getattr(module, "__all__", None) or [
         each
         for each, value in vars(module).items()
-        if not each.startswith("_") and getattr(value, "__module__", None) == module.__name__ and callable(value)
+        if not each.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+        and callable(value)
     ]
     for each in found:
         value = getattr(module, each)
@@ -38,17 +40,28 @@ def _listed(module, name):
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_reference(package):
     pages = "".join(path.read_text() for path in sorted((ROOT / "docs/reference").glob("*.rst")))
-    documented = re.findall(r"^\.\. auto(?:function|class|exception|data):: (\S+)$", pages, re.MULTILINE)
+    documented = re.findall(
+        r"^\.\. auto(?:function|class|exception|data):: (\S+)$", pages, re.MULTILINE
+    )
     assert len(documented) == len(set(documented))
-    missing = sorted(name for name in _listed(package, package.__name__) if name not in documented and not _is_of_a_family(name))
+    missing = sorted(
+        name
+        for name in _listed(package, package.__name__)
+        if name not in documented and not _is_of_a_family(name)
+    )
     assert missing == []
 
 
 def _is_of_a_family(name):
-    """A family of theory_checks shows what a user calls; its trials and instances are the tables'."""
+    """A family of theory_checks shows what a user calls; its trials and instances are the
+    tables'.
+    """
     room, *path = name.split(".")
     return (
-        room == "theory_checks" and len(path) == 2 and path[0] != "bounds" and path[1] not in ("hypotheses", "step_size", "rate", "check")
+        room == "theory_checks"
+        and len(path) == 2
+        and path[0] != "bounds"
+        and path[1] not in ("hypotheses", "step_size", "rate", "check")
     )
 
 
@@ -66,8 +79,14 @@ def _module(name):
         ("`compression`^2 and $n$-th", "``compression``\\ ^2 and :math:`n`-th"),
         ("E|g_n - f_n'|^2 and f*, x_.", "E\\|g_n - f_n'\\|^2 and f\\*, x\\_."),
         ("over $a +\n    b$ lines", "over :math:`a + b` lines"),
-        ("Args:\n    workers: N.\n    *others: all.", "Args:\n    workers: N\\.\n    *others: all."),
-        ("Text.\n\n    code(a, *b)\n\nMore *of* it.", "Text.\n\n::\n\n    code(a, *b)\n\nMore \\*of\\* it."),
+        (
+            "Args:\n    workers: N.\n    *others: all.",
+            "Args:\n    workers: N\\.\n    *others: all.",
+        ),
+        (
+            "Text.\n\n    code(a, *b)\n\nMore *of* it.",
+            "Text.\n\n::\n\n    code(a, *b)\n\nMore \\*of\\* it.",
+        ),
         ("Returns:\n    A pair: x and y.\n", ":returns: A pair: x and y.\n\n\n"),
     ],
 )
@@ -76,5 +95,13 @@ def test_docstrings_become_restructured_text(markdown, rst):
 
 
 def test_displayed_formulas_keep_their_numbers():
-    lines = _module("rst").from_markdown("One.\n\n$$ x = y,\n   z \\tag{5.2} $$\n\nTwo.").split("\n")
-    assert [line for line in lines if line] == ["One.", ".. math::", "    :nowrap:", "    \\[ x = y, z \\tag{5.2} \\]", "Two."]
+    lines = (
+        _module("rst").from_markdown("One.\n\n$$ x = y,\n   z \\tag{5.2} $$\n\nTwo.").split("\n")
+    )
+    assert [line for line in lines if line] == [
+        "One.",
+        ".. math::",
+        "    :nowrap:",
+        "    \\[ x = y, z \\tag{5.2} \\]",
+        "Two.",
+    ]

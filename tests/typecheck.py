@@ -1,7 +1,8 @@
 """How annotations are checked under pytest: by beartype, where an int is a float, as in PEP 484.
 
-jaxtyping's hook wraps every function, with what costs a tenth of all tests: methods are closures, made anew for every trace. What has no
-annotation is left as it is here, and what names no shapes has beartype's wrapper alone.
+jaxtyping's hook wraps every function, with what costs a tenth of all tests: methods are closures,
+made anew for every trace. What has no annotation is left as it is here, and what names no shapes
+has beartype's wrapper alone.
 """
 
 from __future__ import annotations

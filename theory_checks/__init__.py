@@ -1,7 +1,9 @@
-"""The theorems' bounds, with explicit constants, held against the project's own code: `python -m theory_checks`.
+"""The theorems' bounds, with explicit constants, held against the project's own code:
+`python -m theory_checks`.
 
-Each family has its file: the derivation, `hypotheses` (which one fails), the recommended `step_size`, the right-hand side `bound`, the
-`rate` at that step size with its iterations to a given accuracy, and `check`, which measures the left side.
+Each family has its file: the derivation, `hypotheses` (which one fails), the recommended
+`step_size`, the right-hand side `bound`, the `rate` at that step size with its iterations to a
+given accuracy, and `check`, which measures the left side.
 """
 
 from theory_checks import bounds

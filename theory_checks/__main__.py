@@ -1,4 +1,5 @@
-"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and shows where the papers misprint.
+"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and
+shows where the papers misprint.
 
     python -m theory_checks --quick
 
@@ -33,7 +34,8 @@ from theory_checks.statements.misprints import MISPRINTS
 
 QUICK = 10
 TEXT = (
-    "J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its misprints corrected, and against the other"
+    "J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its "
+    "misprints corrected, and against the other"
     " papers that rows name"
 )
 LOOKS: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
@@ -58,14 +60,27 @@ class Args:
     progress: bool = True
     """Show a progress bar."""
     cache: str | None = None
-    """Folder of compiled programs, for the next run to find, or "off"; by default DSGD_CACHE in the environment, or the user's cache."""
+    """Folder of compiled programs, for the next run to find, or "off"; by default DSGD_CACHE in the
+    environment, or the user's cache.
+    """
 
 
-def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misprints: Sequence[Misprint] = MISPRINTS) -> int:
+def main(
+    args: Args,
+    statements: Sequence[Statement] = registry.STATEMENTS,
+    misprints: Sequence[Misprint] = MISPRINTS,
+) -> int:
     """Prints both tables; the exit status."""
-    chosen = [statement for statement in statements if args.only.lower() in f"{statement.name} {statement.reference}".lower()]
+    chosen = [
+        statement
+        for statement in statements
+        if args.only.lower() in f"{statement.name} {statement.reference}".lower()
+    ]
     if not chosen:
-        return refused(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
+        return refused(
+            f"no statement has {args.only!r} in its name or reference; without --only there are "
+            f"{len(statements)}"
+        )
     screen = Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
     trials = QUICK if args.quick else args.trials
     if trials < 1:
@@ -91,22 +106,43 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     return 1 if wrong else 0
 
 
-def _tried(statements: Sequence[Statement], trials: int, args: Args, *, own: bool) -> Iterable[Finding]:
-    """The findings one by one; of statements of one's `own`, which another process does not know, in this one."""
-    jobs = min(args.jobs or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1), len(statements))
+def _tried(
+    statements: Sequence[Statement], trials: int, args: Args, *, own: bool
+) -> Iterable[Finding]:
+    """The findings one by one; of statements of one's `own`, which another process does not know,
+    in this one.
+    """
+    jobs = min(
+        args.jobs or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1), len(statements)
+    )
     if own or jobs == 1:
         found = (registry.hold(statement, trials, args.seed) for statement in statements)
     else:
-        found = registry.hold_all(statements, trials, args.seed, processes=jobs, cached=args.cache, haste=args.quick)
+        found = registry.hold_all(
+            statements, trials, args.seed, processes=jobs, cached=args.cache, haste=args.quick
+        )
     screen = Console(stderr=True)
-    return track(found, "statements", len(statements), console=screen, transient=True, disable=not args.progress)
+    return track(
+        found,
+        "statements",
+        len(statements),
+        console=screen,
+        transient=True,
+        disable=not args.progress,
+    )
 
 
-def closing(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> str:
+def closing(
+    findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
+) -> str:
     """What came of all, in a sentence."""
     count = f"{sum(finding.instances for finding in findings):,} instances"
     failed = [finding for finding in findings if not finding.holds]
-    misprints = f"; {sum(_told(*both) for _, *both in compared)} of {len(compared)} misprints told apart" if compared else ""
+    misprints = (
+        f"; {sum(_told(*both) for _, *both in compared)} of {len(compared)} misprints told apart"
+        if compared
+        else ""
+    )
     if failed:
         return f"FAILED: {len(failed)} of {len(findings)} statements, on {count}{misprints}."
     loose = sum(finding.loose for finding in findings)
@@ -127,19 +163,25 @@ def _told(printed: Outcome, corrected: Outcome) -> bool:
 def _violation(finding: Finding) -> str:
     worst, which = finding.worst, finding.statement
     error = f" +- {worst.error:.2g}" if worst.error else ""
-    sides = "" if np.isnan(worst.bound) else f"{worst.measured:.6g}{error} against {worst.bound:.6g}: "
+    sides = (
+        "" if np.isnan(worst.bound) else f"{worst.measured:.6g}{error} against {worst.bound:.6g}: "
+    )
     return f"FAILS: {which.name} ({which.reference}), {len(finding.violations)} of {finding.instances} instances; {sides}{worst.case}"
 
 
 def tabulate(findings: Sequence[Finding]) -> Table:
-    """One row a statement: its hypotheses below its name, and how much of a bound was reached where that is little."""
+    """One row a statement: its hypotheses below its name, and how much of a bound was reached where
+    that is little.
+    """
     caption = (
         "worst: the largest measured / bound of all instances (built to be hard, drawn,\n"
         "  climbed to); 1 is tight. median: of those drawn.\n"
         f"+-: a standard error, where there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
         "=: an equation, and how far its sides are apart (se: in standard errors)."
     )
-    table = Table(title="theorems, lemmas and recursions, held against the code", caption=caption, **LOOKS)
+    table = Table(
+        title="theorems, lemmas and recursions, held against the code", caption=caption, **LOOKS
+    )
     table.add_column("statement, and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)
     for heading in ("worst", "median", "cases"):
@@ -147,9 +189,17 @@ def tabulate(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         which = finding.statement
         name = Text(which.name) if finding.holds else Text(f"FAILS: {which.name}", style="bold red")
-        loose = [f"loose: at most {_down(finding.worst.ratio)} was reached"] if finding.loose else []
+        loose = (
+            [f"loose: at most {_down(finding.worst.ratio)} was reached"] if finding.loose else []
+        )
         median = "" if finding.worst.equality else f"{finding.median:.3f}"
-        table.add_row(_cell(name, which.hypotheses, *loose), which.reference, worst(finding.worst), median, f"{finding.instances:,}")
+        table.add_row(
+            _cell(name, which.hypotheses, *loose),
+            which.reference,
+            worst(finding.worst),
+            median,
+            f"{finding.instances:,}",
+        )
     return table
 
 
@@ -174,21 +224,33 @@ def worst(outcome: Outcome) -> str:
 
 
 def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
-    """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
+    """One row a misprint: the printed formula evaluated where it fails, beside the corrected
+    one.
+    """
     caption = "left: measured, exact or derived; at most what is right of it (=: equal to it)."
     table = Table(title="misprints, and where they fail", caption=caption, **LOOKS)
     table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
     for heading in ("left", "printed", "corrected"):
         table.add_column(heading, justify="right", no_wrap=True)
     for misprint, printed, corrected in compared:
-        what = _cell(Text(f"{misprint.reference}: {misprint.printed}"), f"-> {misprint.corrected}", misprint.example)
+        what = _cell(
+            Text(f"{misprint.reference}: {misprint.printed}"),
+            f"-> {misprint.corrected}",
+            misprint.example,
+        )
         sign = "= " if printed.equality else ""
-        left = f"{printed.measured:.4g}" if printed.measured == corrected.measured else f"{printed.measured:.3g}, {corrected.measured:.3g}"
+        left = (
+            f"{printed.measured:.4g}"
+            if printed.measured == corrected.measured
+            else f"{printed.measured:.3g}, {corrected.measured:.3g}"
+        )
         table.add_row(what, left, f"{sign}{printed.bound:.4g}", f"{sign}{corrected.bound:.4g}")
     return table
 
 
-def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> dict[str, Any]:
+def as_data(
+    findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
+) -> dict[str, Any]:
     """All of it for `json`."""
     return {
         "statements": [
@@ -222,8 +284,15 @@ def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outc
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    numbers = {name: float(getattr(outcome, name)) for name in ("measured", "bound", "error", "ratio")}
-    return {**numbers, "case": outcome.case, "equality": outcome.equality, "holds": bool(outcome.holds)}
+    numbers = {
+        name: float(getattr(outcome, name)) for name in ("measured", "bound", "error", "ratio")
+    }
+    return {
+        **numbers,
+        "case": outcome.case,
+        "equality": outcome.equality,
+        "holds": bool(outcome.holds),
+    }
 
 
 if __name__ == "__main__":

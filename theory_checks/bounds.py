@@ -1,4 +1,5 @@
-"""The theorems' right-hand sides, by the names of the methods that they are about: plain functions of keyword arguments.
+"""The theorems' right-hand sides, by the names of the methods that they are about: plain functions
+of keyword arguments.
 
     bounds.sgd(gap=1.0, smoothness=1.0, noise=0.5, steps=1_000, learning_rate=0.01)
 

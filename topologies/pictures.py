@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @checks.arguments
 def draw(topology: Topology, axes: Axes | None = None) -> Figure:
-    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the edges of all rounds. Workers that have names
-    are labelled with them.
+    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the
+    edges of all rounds. Workers that have names are labelled with them.
 
-    Workers stand on a circle, those of a tree (a star, a chain) and of what has no symmetry where forces put them.
+    Workers stand on a circle, those of a tree (a star, a chain) and of what has no symmetry where
+    forces put them.
 
     Args:
         topology: any.
@@ -41,14 +42,27 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     graph.add_nodes_from(range(topology.n))
     graph.add_edges_from(topology.edges.tolist())
     size, places = min(120.0, 2500.0 / topology.n), _places(graph)
-    nx.draw_networkx_nodes(graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
-    arrows = {} if topology.symmetric else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
-    nx.draw_networkx_edges(graph, places, ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows)
+    nx.draw_networkx_nodes(
+        graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0
+    )
+    arrows = (
+        {}
+        if topology.symmetric
+        else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
+    )
+    nx.draw_networkx_edges(
+        graph, places, ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows
+    )
     if topology.names is not None:
         labels = dict(enumerate(map(str, topology.names)))
-        nx.draw_networkx_labels(graph, places, labels, ax=axes, font_size=7, verticalalignment="bottom", clip_on=False)
+        nx.draw_networkx_labels(
+            graph, places, labels, ax=axes, font_size=7, verticalalignment="bottom", clip_on=False
+        )
     rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
-    axes.set_title(f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}", fontsize=9)
+    axes.set_title(
+        f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}",
+        fontsize=9,
+    )
     axes.set_axis_off()
     axes.set_aspect("equal")
     figure = axes.get_figure(root=True)

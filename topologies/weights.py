@@ -10,7 +10,8 @@ from dsgd import checks
 
 @checks.arguments
 def metropolis(adjacency: csr_array) -> csr_array:
-    r"""Metropolis weights, $W_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges; what is left stays with oneself. Symmetric on any graph.
+    r"""Metropolis weights, $W_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges; what is left stays with
+    oneself. Symmetric on any graph.
 
     Args:
         adjacency: of an undirected graph, `[n, n]` with 1 where j sends to i, 0 on the diagonal.
@@ -18,7 +19,8 @@ def metropolis(adjacency: csr_array) -> csr_array:
     Raises:
         ValueError: a directed graph.
 
-    Source: Xiao, Boyd and Kim, "Distributed average consensus with least-mean-square deviation", 2007.
+    Source: Xiao, Boyd and Kim, "Distributed average consensus with least-mean-square deviation",
+    2007.
     """
     degrees = _degrees("metropolis", adjacency)
     edges = coo_array(adjacency)
@@ -27,7 +29,8 @@ def metropolis(adjacency: csr_array) -> csr_array:
 
 @checks.arguments
 def max_degree(adjacency: csr_array) -> csr_array:
-    r"""Maximum-degree weights, $W_{ij} = 1 / (1 + \max_k d_k)$ on edges; what is left stays with oneself.
+    r"""Maximum-degree weights, $W_{ij} = 1 / (1 + \max_k d_k)$ on edges; what is left stays with
+    oneself.
 
     Arguments, errors: as `metropolis`.
 
@@ -40,11 +43,13 @@ def max_degree(adjacency: csr_array) -> csr_array:
 
 @checks.arguments
 def lazy(adjacency: csr_array) -> csr_array:
-    r"""Lazy Metropolis weights, $(I + W) / 2$ of the Metropolis W: no eigenvalue is negative, as some corrected methods need.
+    r"""Lazy Metropolis weights, $(I + W) / 2$ of the Metropolis W: no eigenvalue is negative, as
+    some corrected methods need.
 
     Arguments, errors: as `metropolis`.
 
-    Source: after Olshevsky, "Linear time average consensus on fixed graphs", 2014, who has $1 / (2 \max(d_i, d_j))$ on edges.
+    Source: after Olshevsky, "Linear time average consensus on fixed graphs", 2014, who has
+    $1 / (2 \max(d_i, d_j))$ on edges.
     """
     _degrees("lazy", adjacency)  # refuses a directed graph by this name
     W = metropolis(adjacency)
@@ -53,12 +58,15 @@ def lazy(adjacency: csr_array) -> csr_array:
 
 @checks.arguments
 def uniform(adjacency: csr_array) -> csr_array:
-    r"""Every sender shares equally, $W_{ij} = 1 / (1 + d_j)$ for itself and those that it sends to: a third each on the survey's ring.
+    r"""Every sender shares equally, $W_{ij} = 1 / (1 + d_j)$ for itself and those that it sends to:
+    a third each on the survey's ring.
 
-    Symmetric where all degrees are equal. Otherwise only columns sum to 1: a directed topology, for push-sum methods.
+    Symmetric where all degrees are equal. Otherwise only columns sum to 1: a directed topology, for
+    push-sum methods.
 
     Args:
-        adjacency: of any graph, directed or not, `[n, n]` with 1 where j sends to i, 0 on the diagonal.
+        adjacency: of any graph, directed or not, `[n, n]` with 1 where j sends to i, 0 on the
+            diagonal.
 
     Source: Liu and Zhang, section 5.2.1; Assran et al., "Stochastic gradient push", 2019.
     """
@@ -75,7 +83,8 @@ def _degrees(weights: str, adjacency: csr_array) -> np.ndarray:
     if one_way.nnz:
         receiver, sender = (ends[one_way.data > 0][0] for ends in (one_way.row, one_way.col))
         raise ValueError(
-            f"{weights} weights of a directed graph: {sender} sends to {receiver}, which does not send back; need an undirected graph, or"
+            f"{weights} weights of a directed graph: {sender} sends to {receiver}, which does not "
+            "send back; need an undirected graph, or"
             " weights=topologies.uniform"
         )
     return np.asarray(adjacency.sum(axis=1))

@@ -1,13 +1,16 @@
-r"""Whose gradient arrives next at an asynchronous server, computed at which model: the survey's section 4.1, event by event.
+r"""Whose gradient arrives next at an asynchronous server, computed at which model: the survey's
+section 4.1, event by event.
 
-A worker computes, sends its gradient to the server, receives the model as it then is, and begins again. The server's ports are those of
-`dsgd.network`: each takes one message at a time, the first that is ready first. With P servers, each has one part of the model; a worker
-sends its parts one after the other, and they come back in the same order, so that all servers see the gradients in one order
-(`network.asynchronous_server_messages` lists the messages). Then one update is one gradient; but it is applied to each part, and each part
-is read, at its own time, so that each has its own staleness.
+A worker computes, sends its gradient to the server, receives the model as it then is, and begins
+again. The server's ports are those of `dsgd.network`: each takes one message at a time, the first
+that is ready first. With P servers, each has one part of the model; a worker sends its parts one
+after the other, and they come back in the same order, so that all servers see the gradients in one
+order (`network.asynchronous_server_messages` lists the messages). Then one update is one gradient;
+but it is applied to each part, and each part is read, at its own time, so that each has its own
+staleness.
 
-Times are seconds after the last update. The server keeps each model that somebody computes at: a buffer of N, where a worker's `slot` says
-which is the one that it has read.
+Times are seconds after the last update. The server keeps each model that somebody computes at: a
+buffer of N, where a worker's `slot` says which is the one that it has read.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from jax import lax
 from dsgd import clusters
 from dsgd.base import Now, Round
 
-UNIT = clusters.Cluster(clusters.constant(1.0))  # where a run has no cluster: everybody computes for a second, and messages take no time
+# where a run has no cluster: everybody computes for a second, and messages take no time
+UNIT = clusters.Cluster(clusters.constant(1.0))
 
 NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
-_UNROLLED = 8  # servers up to which the trip is one expression, whose loop would cost more than it does
+# servers up to which the trip is one expression, whose loop would cost more than it does
+_UNROLLED = 8
 
 
 class Events(NamedTuple):
@@ -81,9 +86,13 @@ def on_cluster(round: Round) -> Round:
 
 
 def begun_after(round: Round, seconds: jax.Array) -> Round:
-    """The round as a gradient sees it that is begun so many seconds after it; its key is another one than in the first round."""
+    """The round as a gradient sees it that is begun so many seconds after it; its key is another
+    one than in the first round.
+    """
     assert round.now is not None
-    return round._replace(key=jax.random.fold_in(round.key, 1), now=round.now._replace(clock=round.clock + seconds))
+    return round._replace(
+        key=jax.random.fold_in(round.key, 1), now=round.now._replace(clock=round.clock + seconds)
+    )
 
 
 def _begin(events: Events, round: Round) -> Events:
@@ -92,7 +101,9 @@ def _begin(events: Events, round: Round) -> Events:
     def compute(ready):
         return round.cluster.seconds(round, jnp.arange(round.workers))
 
-    return events._replace(ready=lax.cond(round.step == 0, compute, lambda ready: ready, events.ready))
+    return events._replace(
+        ready=lax.cond(round.step == 0, compute, lambda ready: ready, events.ready)
+    )
 
 
 def following(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
@@ -100,7 +111,8 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
 
     Args:
         events: before it.
-        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that are begun in it.
+        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that
+            are begun in it.
         bits: of one part of the model.
         bound: tau of bounded staleness; None: there is none.
     """
@@ -109,22 +121,39 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     worker = jnp.argmin(jnp.where(may, events.ready, jnp.inf)).astype(jnp.int32)
     applied, read, received, out = _trip(events, worker, round, bits)
     computing = begun_after(round, received)
-    ready = events.ready.at[worker].set(received + round.cluster.seconds(computing, worker[None])[0])
+    ready = events.ready.at[worker].set(
+        received + round.cluster.seconds(computing, worker[None])[0]
+    )
     reads = events.read.at[worker].set(read)
-    fresh = (reads > applied[None]).at[worker].set(True)  # who will read this update, or a later one
+    # who will read this update, or a later one
+    fresh = (reads > applied[None]).at[worker].set(True)
     write = _unused(events.slot, fresh)
-    slot, version = jnp.where(fresh, write[None], events.slot), jnp.where(fresh, round.step + 1, events.version)
+    slot, version = (
+        jnp.where(fresh, write[None], events.slot),
+        jnp.where(fresh, round.step + 1, events.version),
+    )
     elapsed = applied[-1]
     held = jnp.where(may, events.held, applied[0])
-    after = Events(ready - elapsed, held - elapsed, reads - elapsed, version, slot, applied - elapsed, out - elapsed)
-    return Arrival(worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after)
+    after = Events(
+        ready - elapsed,
+        held - elapsed,
+        reads - elapsed,
+        version,
+        slot,
+        applied - elapsed,
+        out - elapsed,
+    )
+    return Arrival(
+        worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after
+    )
 
 
 def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple[jax.Array, ...]:
     """A gradient's way to the servers, and the model's way back.
 
     Returns:
-        When each part is applied `[P]`, when each is read `[P]`, when the last has been received, and until when servers send `[P]`.
+        When each part is applied `[P]`, when each is read `[P]`, when the last has been received,
+        and until when servers send `[P]`.
     """
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     pipelined = cluster.convention == "pipelined"
@@ -140,15 +169,19 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
 
     begun = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
     few = events.into.shape[0] <= _UNROLLED
-    (_, received), (applied, read, free) = lax.scan(trip_of_part, begun, (events.into, events.out), unroll=few or 1)
+    (_, received), (applied, read, free) = lax.scan(
+        trip_of_part, begun, (events.into, events.out), unroll=few or 1
+    )
     return applied, read, received, free
 
 
 def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
-    """Whose gradient the server may take as update t, so that no staleness will ever exceed the bound, bool `[N]`.
+    """Whose gradient the server may take as update t, so that no staleness will ever exceed the
+    bound, bool `[N]`.
 
-    A gradient computed at version v must be one of the updates up to v + tau. Sorted by these deadlines, the k-th must not be before t + k,
-    and where one of them is exactly that, nobody later may go first.
+    A gradient computed at version v must be one of the updates up to v + tau. Sorted by these
+    deadlines, the k-th must not be before t + k, and where one of them is exactly that, nobody
+    later may go first.
     """
     N = version.shape[0]
     if bound is None:
@@ -160,7 +193,9 @@ def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
 
 
 def _unused(slot: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Of each part, a place in the buffer that nobody computes at who does not read this update, int32 `[P]`."""
+    """Of each part, a place in the buffer that nobody computes at who does not read this update,
+    int32 `[P]`.
+    """
     N = slot.shape[0]
     taken = jnp.any((slot[:, :, None] == jnp.arange(N)[None, None]) & ~fresh[:, :, None], axis=0)
     return jnp.argmin(taken, axis=1).astype(jnp.int32)

@@ -18,7 +18,9 @@ from dsgd.graphs.topology import Topology
 
 
 class Local(NamedTuple):
-    """A worker's part of the state: its model, its optimiser's, and the model that it computes at."""
+    """A worker's part of the state: its model, its optimiser's, and the model that it computes
+    at.
+    """
 
     params: Params
     optimizer: PyTree
@@ -57,17 +59,20 @@ class Exchange(NamedTuple):
 
 
 @checks.arguments
-def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
-    r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its step; nobody waits for a round.
+def asynchronous_gossip_sgd(
+    optimizer: optax.GradientTransformation, topology: Topology
+) -> Algorithm:
+    r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its
+    step; nobody waits for a round.
 
     $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top, \qquad
        \hat x_t^{(i)} = x_s^{(i)} \text{ after its last update, } s \le t $$
 
     W_t averages i_t and j_t.
 
-    A round is one update, of the worker whose exchange begins next on the run's cluster (without one, everybody computes for a second).
-    An exchange is atomic: it holds the ports of both for the latency and for one model at the slowest of the four. The partner goes on
-    computing.
+    A round is one update, of the worker whose exchange begins next on the run's cluster (without
+    one, everybody computes for a second). An exchange is atomic: it holds the ports of both for the
+    latency and for one model at the slowest of the four. The partner goes on computing.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
@@ -76,7 +81,8 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
     Raises:
         ValueError: not a topology, a schedule, or a directed graph.
 
-    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018,
+    algorithm 1.
     """
     name = f"asynchronous_gossip_sgd({topology.name})"
     optimizers.require_descent(optimizer)
@@ -87,10 +93,18 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         topology.require_workers(name, N)
         local = optimizers.start_local(optimizer, params, N)
         times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
-        return State(Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
+        return State(
+            Events(times, numbers, times, numbers),
+            Local(local.params, local.optimizer, local.params),
+        )
 
     def following(state: State, round: Round) -> Exchange:
-        return _following(state.server, on_cluster(round), neighbours, communication.bits.of_tree(state.workers.params))
+        return _following(
+            state.server,
+            on_cluster(round),
+            neighbours,
+            communication.bits.of_tree(state.workers.params),
+        )
 
     def query(state, round):
         weights.warn_if_cancelled("asynchronous_gossip_sgd", optimizer, round)
@@ -103,15 +117,20 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         pair = jnp.stack([now.worker, now.partner])
         here, rows = workers.find(pair, round.workers)
         with round.unrecorded():
-            models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
+            models, memories = workers.select(
+                here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer))
+            )
         middle = jax.tree.map(lambda leaf: gossip.midpoint(leaf[0], leaf[1]), models)
         first = methods.first((gradients, models, memories))
         change, memory = optimizers.change(optimizer, first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
-        own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])  # past the end on devices that do not have the row
-        params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner
+        # past the end on devices that do not have the row
+        own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])
+        # in this order: who has no neighbour is its own partner
+        params = _put(own, stepped, _put(partners, middle, local.params))
         after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
-        among = jnp.where(now.worker == now.partner, -1, pair)  # a worker without neighbours sends nothing
+        # a worker without neighbours sends nothing
+        among = jnp.where(now.worker == now.partner, -1, pair)
         round.event(local.params, among, now.elapsed, network.asynchronous_gossip)
         round.log(staleness=round.step - state.server.version[now.worker], worker=now.worker)
         return State(now.events, after)
@@ -120,21 +139,30 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
 
 
 class _Neighbours(NamedTuple):
-    """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has itself."""
+    """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has
+    itself.
+    """
 
     lists: np.ndarray
     degrees: np.ndarray
 
     def draw(self, key: jax.Array, ids: jax.Array) -> jax.Array:
         """The next partners of these workers, int32 `[k]` to `[k]`."""
-        return jnp.asarray(self.lists)[ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])]
+        return jnp.asarray(self.lists)[
+            ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])
+        ]
 
 
 def _neighbours(topology: Topology) -> _Neighbours:
     links = topology.links[0]
-    each = [links[links[:, 0] == worker, 1] if (links[:, 0] == worker).any() else np.array([worker]) for worker in range(topology.n)]
+    each = [
+        links[links[:, 0] == worker, 1] if (links[:, 0] == worker).any() else np.array([worker])
+        for worker in range(topology.n)
+    ]
     degrees = np.array([len(some) for some in each], np.int32)
-    return _Neighbours(np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32), degrees)
+    return _Neighbours(
+        np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32), degrees
+    )
 
 
 def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
@@ -142,7 +170,10 @@ def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
 
     def compute(events):
         ids = jnp.arange(round.workers)
-        return events._replace(ready=round.cluster.seconds(round, ids), partner=neighbours.draw(jax.random.fold_in(round.key, 2), ids))
+        return events._replace(
+            ready=round.cluster.seconds(round, ids),
+            partner=neighbours.draw(jax.random.fold_in(round.key, 2), ids),
+        )
 
     return lax.cond(round.step == 0, compute, lambda events: events, events)
 
@@ -152,7 +183,8 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
 
     Args:
         events: before it.
-        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that are begun in it.
+        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that
+            are begun in it.
         neighbours: of whom the next partner is drawn.
         bits: of a model.
     """
@@ -162,14 +194,20 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
     worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
     pair = jnp.stack([worker, events.partner[worker]])
     latency = jnp.float32(round.cluster.latency)
-    ports = (round.cluster.sending(round, pair, bits, start[worker]), round.cluster.receiving(round, pair, bits, start[worker] + latency))
+    ports = (
+        round.cluster.sending(round, pair, bits, start[worker]),
+        round.cluster.receiving(round, pair, bits, start[worker] + latency),
+    )
     # A worker without neighbours has nobody to send to.
     end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, latency + jnp.max(jnp.stack(ports)))
     computing = begun_after(round, end)
     elapsed = jnp.maximum(end, 0)
     after = Events(
-        events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0]) - elapsed,
-        events.partner.at[worker].set(neighbours.draw(jax.random.fold_in(round.key, 3), worker[None])[0]),
+        events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0])
+        - elapsed,
+        events.partner.at[worker].set(
+            neighbours.draw(jax.random.fold_in(round.key, 3), worker[None])[0]
+        ),
         events.free.at[pair].set(end) - elapsed,
         events.version.at[worker].set(round.step + 1),
     )
@@ -178,4 +216,6 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
 
 def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
     """Leaves `[n, ...]` with this row, leaves `[...]`, at this place; n: at none."""
-    return jax.tree.map(lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows)
+    return jax.tree.map(
+        lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows
+    )

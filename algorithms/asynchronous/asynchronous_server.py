@@ -26,8 +26,9 @@ class Arrival(NamedTuple):
 
     Args:
         worker: that computed it, int32 scalar.
-        staleness: updates since the model was read that the gradient was computed at, $t - D(t)$: a tree like the parameters of int32
-            leaves, scalars if there is one server; of several, each element has that of its server.
+        staleness: updates since the model was read that the gradient was computed at, $t - D(t)$: a
+            tree like the parameters of int32 leaves, scalars if there is one server; of several,
+            each element has that of its server.
     """
 
     worker: jax.Array
@@ -39,7 +40,8 @@ class Server(NamedTuple):
 
     Args:
         model: the present one, an `optimizers.Model` or what `start` makes of it.
-        buffer: earlier models that are still in use, cut into the servers' parts, `[P, models, part]`.
+        buffer: earlier models that are still in use, cut into the servers' parts,
+            `[P, models, part]`.
         events: what is about to happen, () if the staleness is given.
     """
 
@@ -52,14 +54,17 @@ class Server(NamedTuple):
 def asynchronous_server(
     name: str,
     optimizer: optax.GradientTransformation,
-    step: Annotated[Callable[[Any, Params, Arrival, Params], Any], "(model, gradient, arrival, read)"],
+    step: Annotated[
+        Callable[[Any, Params, Arrival, Params], Any], "(model, gradient, arrival, read)"
+    ],
     delays: delays_.Delays | None = None,
     *,
     servers: int = 1,
     bound: int | None = None,
     start: Annotated[Callable[[optimizers.Model], Any], "(model)"] | None = None,
 ) -> Algorithm:
-    r"""Returns the asynchronous method with this server step, which is made with each gradient that arrives.
+    r"""Returns the asynchronous method with this server step, which is made with each gradient that
+    arrives.
 
     $$ x_{t+1} = \text{step}(x_t, g_t(x_{D(t)}), t - D(t), x_{D(t)}) $$
 
@@ -67,21 +72,25 @@ def asynchronous_server(
 
         def delay_compensated_sgd(optimizer, weight):
             def step(model, gradient, arrival, read):
-                gradient = jax.tree.map(lambda g, x, old: g + weight * g * g * (x - old), gradient, model.params, read)
-                return optimizers.step(optimizer, model, gradient)
+                gradient = jax.tree.map(lambda g, x, old: g + weight * g * g * (x - old), gradient,
+                model.params, read) return optimizers.step(optimizer, model, gradient)
 
             return asynchronous_server("delay_compensated_sgd", optimizer, step)
 
     Args:
         name: for tables and error messages; options of the method in brackets at its end.
         optimizer: of the server.
-        step: (model, gradient, arrival, read) -> model. The model is an `algorithms.optimizers.Model`; `optimizers.step` returns the
-            next one; the gradient has the shapes of the parameters; the `Arrival` is its worker and its staleness; and `read` are the
-            parameters that it was computed at.
-        delays: D(t), from `algorithms.delays`; None: it emerges from the seconds of the run's cluster.
+        step: (model, gradient, arrival, read) -> model. The model is an
+            `algorithms.optimizers.Model`; `optimizers.step` returns the next one; the gradient has
+            the shapes of the parameters; the `Arrival` is its worker and its staleness; and `read`
+            are the parameters that it was computed at.
+        delays: D(t), from `algorithms.delays`; None: it emerges from the seconds of the run's
+            cluster.
         servers: P, each of one part of the model with its own staleness.
-        bound: tau of bounded staleness: the server does not take a gradient while another one would grow too old; None: it takes any.
-        start: model -> what the server has at the start, a NamedTuple with `params` and what else the step needs; None: the model.
+        bound: tau of bounded staleness: the server does not take a gradient while another one would
+            grow too old; None: it takes any.
+        start: model -> what the server has at the start, a NamedTuple with `params` and what else
+            the step needs; None: the model.
 
     Raises:
         ValueError: as of `asynchronous_sgd`.
@@ -93,7 +102,10 @@ def asynchronous_server(
 
     def init(params, N):
         if bound is not None and bound < N - 1:
-            raise ValueError(f"{method}: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
+            raise ValueError(
+                f"{method}: bound = {bound} with {N} workers, who all read the first model: need "
+                f"at least {N - 1}"
+            )
         models = N if delays is None else delays.bound + 1
         buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
         events = arrivals.first_events(N, servers) if delays is None else ()
@@ -123,37 +135,63 @@ def asynchronous_server(
             round.refuse_if(~jnp.isnan(wrong), words, wrong)
         arrival = Arrival(now.worker, _of_elements(now.staleness, read))
         model = step(state.server.model, methods.first(gradients), arrival, read)
-        checks.require_same(f"{method}: step gives the model", model, state.server.model, types=True)
-        buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(cut(model.params, servers))
+        checks.require_same(
+            f"{method}: step gives the model", model, state.server.model, types=True
+        )
+        buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(
+            cut(model.params, servers)
+        )
         round.event(gradients, now.worker[None], now.elapsed, network.asynchronous_server)
         round.log(staleness=jnp.max(now.staleness), worker=now.worker)
         return State(Server(model, buffer, now.events))
 
-    how = [delays.name if delays else "", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}"]
+    how = [
+        delays.name if delays else "",
+        f"servers={servers}" * (servers > 1),
+        "" if bound is None else f"bound={bound}",
+    ]
     how = list(filter(None, [*how, own.removesuffix(")")]))
-    return Algorithm(f"{method}({', '.join(how)})" if how else method, init, query, update, lambda state: state.server.model.params)
+    return Algorithm(
+        f"{method}({', '.join(how)})" if how else method,
+        init,
+        query,
+        update,
+        lambda state: state.server.model.params,
+    )
 
 
-def _validated(method: str, delays: delays_.Delays | None, bound: int | None) -> tuple[delays_.Delays | None, int | None]:
+def _validated(
+    method: str, delays: delays_.Delays | None, bound: int | None
+) -> tuple[delays_.Delays | None, int | None]:
     """Both with bounds as integers of Python.
 
     Raises:
         ValueError: both are given, or a bound is no integer in its range.
     """
     if delays is not None and bound is not None:
-        raise ValueError(f"{method}: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
+        raise ValueError(
+            f"{method}: bound = {bound} with delays.{delays.name}, which has its own: need one of "
+            "the two"
+        )
     if bound is not None:
         bound = checks.natural(f"{method}: bound", bound, most=2**30)
     if delays is not None:
-        delays = delays._replace(bound=checks.natural(f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST))
+        delays = delays._replace(
+            bound=checks.natural(
+                f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST
+            )
+        )
     return delays, bound
 
 
 def _given(method: str, delays: delays_.Delays, server: Server, round: Round) -> arrivals.Arrival:
-    """A worker drawn as in SGD, and the staleness of the rule. The model after t updates is at place t mod (tau + 1)."""
+    """A worker drawn as in SGD, and the staleness of the rule. The model after t updates is at
+    place t mod (tau + 1).
+    """
     if round.cluster is not None:
         raise ValueError(
-            f"{method} with delays.{delays.name} on a cluster: D(t) is given and has no time; need a run without a cluster, or delays=None"
+            f"{method} with delays.{delays.name} on a cluster: D(t) is given and has no time; "
+            "need a run without a cluster, or delays=None"
         )
     parts, models = server.buffer.shape[:2]
     t = round.step
@@ -166,9 +204,14 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, moved)
     given = isinstance(staleness, jax.Array | np.ndarray) and staleness.shape == (parts,)
     if not given or not jnp.issubdtype(staleness.dtype, jnp.integer):
-        raise ValueError(f"delays.{delays.name}: staleness returned {checks.typed(staleness)}; expected int32 [{parts}], one of each part")
+        raise ValueError(
+            f"delays.{delays.name}: staleness returned {checks.typed(staleness)}; expected int32 "
+            f"[{parts}], one of each part"
+        )
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]
-    return arrivals.Arrival(worker, staleness, places[staleness], jnp.full(parts, (t + 1) % models), None, ())
+    return arrivals.Arrival(
+        worker, staleness, places[staleness], jnp.full(parts, (t + 1) % models), None, ()
+    )
 
 
 def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
@@ -187,6 +230,8 @@ def cut(params: Params, parts: int) -> jax.Array:
 
 
 def unshard(parts: jax.Array, like: Params) -> Params:
-    """The model that `cut` has made into these parts, `[P, part]`, with the shapes and types of `like`."""
+    """The model that `cut` has made into these parts, `[P, part]`, with the shapes and types of
+    `like`.
+    """
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

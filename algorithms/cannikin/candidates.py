@@ -27,19 +27,33 @@ def efficiency(total_batch: Totals, noise_scale: float, initial_batch: int) -> A
     Raises:
         ValueError: B or B_0 < 1, phi negative or NaN.
 
-    Source: Qiao et al., "Pollux: co-adaptive cluster scheduling for goodput-optimized deep learning", 2021, equation 7.
+    Source: Qiao et al., "Pollux: co-adaptive cluster scheduling for goodput-optimized deep
+    learning", 2021, equation 7.
     """
-    B0, B = checks.positive_int("cannikin.efficiency: initial_batch", initial_batch), np.asarray(total_batch, float)
+    B0, B = (
+        checks.positive_int("cannikin.efficiency: initial_batch", initial_batch),
+        np.asarray(total_batch, float),
+    )
     if not (np.isfinite(B) & (B >= 1)).all():
-        raise ValueError(f"cannikin.efficiency: total_batch = {checks.shown(total_batch)}: need finite numbers, at least 1")
+        raise ValueError(
+            f"cannikin.efficiency: total_batch = {checks.shown(total_batch)}: need finite "
+            "numbers, at least 1"
+        )
     if not noise_scale >= 0:
-        raise ValueError(f"cannikin.efficiency: noise_scale = {noise_scale}: need a number, at least 0")
-    return np.ones_like(B)[()] if np.isinf(noise_scale) else ((noise_scale + B0) / (noise_scale + B))[()]
+        raise ValueError(
+            f"cannikin.efficiency: noise_scale = {noise_scale}: need a number, at least 0"
+        )
+    return (
+        np.ones_like(B)[()]
+        if np.isinf(noise_scale)
+        else ((noise_scale + B0) / (noise_scale + B))[()]
+    )
 
 
 @checks.arguments
 def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial_batch: int) -> Any:
-    r"""Samples a second, each for what it brings: $\frac{B}{T(B)} \cdot \frac{\varphi + B_0}{\varphi + B}$.
+    r"""Samples a second, each for what it brings:
+    $\frac{B}{T(B)} \cdot \frac{\varphi + B_0}{\varphi + B}$.
 
     Args:
         seconds: T, of each total batch, above 0.
@@ -50,7 +64,10 @@ def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial
     """
     T, B = np.asarray(seconds, float), np.asarray(total_batch, float)
     if T.shape != B.shape or not (T > 0).all():
-        raise ValueError(f"cannikin.goodput: seconds = {checks.shown(seconds)}: need numbers above 0, {list(B.shape)} as total_batch")
+        raise ValueError(
+            f"cannikin.goodput: seconds = {checks.shown(seconds)}: need numbers above 0, "
+            f"{list(B.shape)} as total_batch"
+        )
     return B / T * efficiency(total_batch, noise_scale, initial_batch)
 
 
@@ -78,16 +95,20 @@ class Candidates(NamedTuple):
     Args:
         totals: B, `[K]`.
         seconds: OptPerf of each; None before there is a model.
-        patterns: which nodes compute longer than they communicate, at the batches of each, bool `[K, n]`.
+        patterns: which nodes compute longer than they communicate, at the batches of each, bool
+            `[K, n]`.
     """
 
     totals: np.ndarray
     seconds: np.ndarray | None = None
     patterns: np.ndarray | None = None
 
-    def chosen(self, model: Model, noise_scale: float, initial_batch: int) -> tuple[int, Candidates]:
-        """The total batch of the largest goodput, by the times that are known; then its own is known anew. Where its bottlenecks have
-        changed, so are all others', and it is chosen once more.
+    def chosen(
+        self, model: Model, noise_scale: float, initial_batch: int
+    ) -> tuple[int, Candidates]:
+        """The total batch of the largest goodput, by the times that are known; then its own is
+        known anew. Where its bottlenecks have changed, so are all others', and it is chosen once
+        more.
 
         Args:
             model: of the cluster, as it is thought to be now.
@@ -112,4 +133,6 @@ class Candidates(NamedTuple):
 
     def _best(self, noise_scale: float, initial_batch: int) -> tuple[int, Candidates]:
         assert self.seconds is not None
-        return int(self.totals[np.argmax(goodput(self.seconds, self.totals, noise_scale, initial_batch))]), self
+        return int(
+            self.totals[np.argmax(goodput(self.seconds, self.totals, noise_scale, initial_batch))]
+        ), self

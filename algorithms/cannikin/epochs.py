@@ -1,4 +1,6 @@
-"""Epochs, before each of which a system decides how much every node computes: whoever then computes it, and on whichever clock."""
+"""Epochs, before each of which a system decides how much every node computes: whoever then computes
+it, and on whichever clock.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Epoch(NamedTuple):
         rounds: how many.
         seconds: of all of them.
         factor: what the step size was multiplied by.
-        noise_scale: S / G in samples, smoothed, after it; infinite where no gradient is seen in the noise.
+        noise_scale: S / G in samples, smoothed, after it; infinite where no gradient is seen in the
+            noise.
         scalars: what is known of the loss: see who trains.
     """
 
@@ -97,7 +100,8 @@ class Ran(NamedTuple):
 
     Args:
         seconds: of all rounds.
-        compute, backward, first, communication: what nodes measured, as `Observation` has it, of all N nodes, `[rounds, N]`.
+        compute, backward, first, communication: what nodes measured, as `Observation` has it, of
+            all N nodes, `[rounds, N]`.
         local_sqnorms: of each node's gradient, `[rounds, N]`.
         global_sqnorm: of their mean over samples, `[rounds]`.
         scalars: what is known of the loss.
@@ -113,7 +117,8 @@ class Ran(NamedTuple):
     scalars: dict[str, float]
 
 
-Rounds = Callable[[np.ndarray, float, int], Ran]  # (samples of each node, int `[N]`, factor of the step size, rounds) -> what came of it
+# (samples of each node, int `[N]`, factor of the step size, rounds) -> what came of it
+Rounds = Callable[[np.ndarray, float, int], Ran]
 
 
 def make_plan(
@@ -135,13 +140,33 @@ def make_plan(
     """What `cannikin.train` was asked for, or a ValueError that begins with the name."""
     N, B = problem.workers, _need_cut(name, problem)
     M = checks.positive_int(f"{name}: micro_batches", micro_batches)
-    each_epoch = N * (problem.samples or B) if samples is None else checks.positive_int(f"{name}: samples", samples)
-    first_batch = None if initial_batch is None else checks.positive_int(f"{name}: initial_batch", initial_batch)
+    each_epoch = (
+        N * (problem.samples or B)
+        if samples is None
+        else checks.positive_int(f"{name}: samples", samples)
+    )
+    first_batch = (
+        None
+        if initial_batch is None
+        else checks.positive_int(f"{name}: initial_batch", initial_batch)
+    )
     if not 0 < smoothing <= 1:
         raise ValueError(f"{name}: smoothing = {smoothing}: need a number in (0, 1]")
     checks.positive_int(f"{name}: epochs", epochs)
     room = _need_limits(name, limits, N, M * B)
-    return Plan(name, system, last_share, epochs, each_epoch, room, scaling, first_batch, smoothing, present, until)
+    return Plan(
+        name,
+        system,
+        last_share,
+        epochs,
+        each_epoch,
+        room,
+        scaling,
+        first_batch,
+        smoothing,
+        present,
+        until,
+    )
 
 
 def follow(plan: Plan, run: Rounds) -> list[Epoch]:
@@ -160,10 +185,15 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
         rounds = max(LEAST, math.ceil(plan.samples / total))
         ran = run(sizes, factor, rounds)
         noise = smoothed(noise, _noise_of(ran, sizes), plan.smoothing)
-        times = {name: getattr(ran, name)[:, ids] for name in ("compute", "backward", "first", "communication")}
+        times = {
+            name: getattr(ran, name)[:, ids]
+            for name in ("compute", "backward", "first", "communication")
+        }
         memory = system.observe(memory, Observation(sizes[ids], noise=noise, **times))
         found.append(Epoch(sizes, rounds, ran.seconds, factor, noise.samples, ran.scalars))
-        if plan.until is not None and checks.truth(f"{plan.name}: until", plan.until(found), "epochs[-1].total > 1_000"):
+        if plan.until is not None and checks.truth(
+            f"{plan.name}: until", plan.until(found), "epochs[-1].total > 1_000"
+        ):
             break
     return found
 
@@ -175,11 +205,16 @@ def _there(plan: Plan, epoch: int) -> np.ndarray:
         return np.arange(N)
     said = np.asarray(plan.present(epoch))
     if said.shape != (N,) or said.dtype != bool or not said.any():
-        raise ValueError(f"{plan.name}: present({epoch}) = {checks.shown(said)}: need bool [{N}], of which one is true")
+        raise ValueError(
+            f"{plan.name}: present({epoch}) = {checks.shown(said)}: need bool [{N}], of which one "
+            "is true"
+        )
     return np.flatnonzero(said)
 
 
-def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, Any]:
+def _attending(
+    system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray
+) -> tuple[np.ndarray, Any]:
     """The nodes of an epoch, those of the last one first, and what the system remembers of them."""
     if set(ids) == set(now):
         return ids, memory
@@ -194,17 +229,26 @@ def _noise_of(ran: Ran, sizes: np.ndarray) -> NoiseScale:
     if there.sum() < 2:
         return NoiseScale(np.nan, np.nan)
     each = gradient_noise_scale(ran.local_sqnorms[:, there], ran.global_sqnorm, sizes[there])
-    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))  # of one epoch, whatever its number of rounds
+    # of one epoch, whatever its number of rounds
+    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))
 
 
 def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     """Those of all workers, `[N]`: 0 of who is not there."""
     batches, most, who = np.asarray(decided), plan.room[ids], f"{plan.name}: {plan.system.name}"
-    if batches.shape != ids.shape or not np.issubdtype(batches.dtype, np.integer) or ((batches < 0) | (batches > most)).any():
+    if (
+        batches.shape != ids.shape
+        or not np.issubdtype(batches.dtype, np.integer)
+        or ((batches < 0) | (batches > most)).any()
+    ):
         given, limits = checks.shown(decided), checks.shown(most.tolist())
-        raise ValueError(f"{who} gives batches {given}: need whole numbers, one a node, from 0 to {limits}")
+        raise ValueError(
+            f"{who} gives batches {given}: need whole numbers, one a node, from 0 to {limits}"
+        )
     if not batches.any():
-        raise ValueError(f"{who} gives batches of 0 samples in all: need somebody who computes something")
+        raise ValueError(
+            f"{who} gives batches of 0 samples in all: need somebody who computes something"
+        )
     sizes = np.zeros(len(plan.room), int)
     sizes[ids] = batches
     return sizes
@@ -212,7 +256,10 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
 
 def _need_cut(name: str, problem: Problem) -> int:
     if problem.batch_size is None or problem.take is None:
-        raise ValueError(f"{name}: {problem.name} cannot cut its batches (batch_size, take): need a problem that can")
+        raise ValueError(
+            f"{name}: {problem.name} cannot cut its batches (batch_size, take): need a problem "
+            "that can"
+        )
     if problem.batch_sizes is not None:
         smallest = min(problem.batch_sizes)
         given = f"{problem.name} draws without replacement, and some workers have {smallest} samples of a batch of {problem.batch_size}"
@@ -225,6 +272,10 @@ def _need_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
         return np.full(N, most)
     given = np.asarray(limits)
     if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
-        raise ValueError(f"{name}: limits = {checks.shown(limits)}: need whole numbers of samples, one for each of {N} nodes")
-    wide = given if given.dtype.itemsize == 8 else given.astype(np.int64)  # int8 has no room for the most
+        raise ValueError(
+            f"{name}: limits = {checks.shown(limits)}: need whole numbers of samples, one for "
+            f"each of {N} nodes"
+        )
+    # int8 has no room for the most
+    wide = given if given.dtype.itemsize == 8 else given.astype(np.int64)
     return np.minimum(wide, most).astype(np.int64)

@@ -35,24 +35,34 @@ class NoiseScale(NamedTuple):
 
     @property
     def samples(self) -> float:
-        r"""$B_{noise}$ of estimates that may be negative: infinite if no gradient is seen in the noise."""
+        r"""$B_{noise}$ of estimates that may be negative: infinite if no gradient is seen in the
+        noise.
+        """
         return max(float(self.noise), 0.0) / float(self.sqnorm) if self.sqnorm > 0 else np.inf
 
 
 @checks.arguments
-def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, batches: ArrayLike, weights: Weights = "best") -> NoiseScale:
-    r"""Unbiased estimates of noise and gradient from a round, or from rounds, of nodes with unequal batches.
+def gradient_noise_scale(
+    local_sqnorms: ArrayLike,
+    global_sqnorm: ArrayLike,
+    batches: ArrayLike,
+    weights: Weights = "best",
+) -> NoiseScale:
+    r"""Unbiased estimates of noise and gradient from a round, or from rounds, of nodes with unequal
+    batches.
 
-    $$ G_i = \frac{B |g|^2 - b_i |g_i|^2}{B - b_i}, \quad S_i = \frac{b_i B}{B - b_i} (|g_i|^2 - |g|^2) \quad (10), \qquad
-    G = \sum_i w_i G_i, \quad S = \sum_i w_i S_i, \quad g = \sum_i \frac{b_i}{B} g_i $$
+    $$ G_i = \frac{B |g|^2 - b_i |g_i|^2}{B - b_i}, \quad S_i = \frac{b_i B}{B - b_i} (|g_i|^2 -
+    |g|^2) \quad (10), \qquad G = \sum_i w_i G_i, \quad S = \sum_i w_i S_i, \quad g = \sum_i \frac{b_i}{B} g_i $$
 
-    - "best": $w_i = (B - b_i) / ((n - 1) B)$, so $S = \sum_i b_i |g_i - g|^2 / (n - 1)$ and $G = |g|^2 - S / B$: of Gaussian gradients no
-      unbiased combination has less variance.
-    - "paper": (11), whose matrices are not the covariances; some of its weights are negative for most batches.
+    - "best": $w_i = (B - b_i) / ((n - 1) B)$, so $S = \sum_i b_i |g_i - g|^2 / (n - 1)$ and
+      $G = |g|^2 - S / B$: of Gaussian gradients no unbiased combination has less variance.
+    - "paper": (11), whose matrices are not the covariances; some of its weights are negative for
+      most batches.
     - "plain": $1 / n$, as for equal batches.
 
     Args:
-        local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as `algorithms.observed` has them.
+        local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as
+            `algorithms.observed` has them.
         global_sqnorm: $|g|^2$, `[...]`.
         batches: b, samples of each node, `[n]`; those with none are left out.
         weights: which.
@@ -61,16 +71,27 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
         S and G, `[...]`; numpy's, unless something is of JAX.
 
     Raises:
-        ValueError: other shapes, squared norms below 0, batches that are negative, infinite or NaN, fewer than two nodes with samples,
-            unknown weights.
+        ValueError: other shapes, squared norms below 0, batches that are negative, infinite or NaN,
+            fewer than two nodes with samples, unknown weights.
 
-    Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of large-batch training", appendix A.
+    Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of
+    large-batch training", appendix A.
     """
     if weights not in get_args(Weights):
-        raise ValueError(f"gradient_noise_scale: weights = {weights!r}: need {' or '.join(map(repr, get_args(Weights)))}")
-    xp = jnp if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches)) else np
+        raise ValueError(
+            f"gradient_noise_scale: weights = {weights!r}: need "
+            f"{' or '.join(map(repr, get_args(Weights)))}"
+        )
+    xp = (
+        jnp
+        if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches))
+        else np
+    )
     # Differences of integers of small types, and of half precision, would overflow.
-    local, whole = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) for each in map(xp.asarray, (local_sqnorms, global_sqnorm)))
+    local, whole = (
+        each.astype(jnp.promote_types(each.dtype, jnp.float32))
+        for each in map(xp.asarray, (local_sqnorms, global_sqnorm))
+    )
     b = _need_batches(batches, local, whole)
     there, rows = b > 0, (1,) * (local.ndim - 1) + (-1,)
     b = xp.where(there, b, 0) * xp.ones((), local.dtype)
@@ -83,13 +104,17 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
     if weights == "best":
         noise = total(b / (there.sum() - 1))
         return NoiseScale(noise, whole - noise / B)
-    on_noise, on_sqnorm = _papers(b, there, xp) if weights == "paper" else 2 * (there / there.sum(),)
-    return NoiseScale(total(on_noise * B * b / (B - b)), whole - total(on_sqnorm * b / (B - b)))  # G_i = |g|^2 - S_i / B
+    on_noise, on_sqnorm = (
+        _papers(b, there, xp) if weights == "paper" else 2 * (there / there.sum(),)
+    )
+    # G_i = |g|^2 - S_i / B
+    return NoiseScale(total(on_noise * B * b / (B - b)), whole - total(on_sqnorm * b / (B - b)))
 
 
 @checks.arguments
 def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
-    r"""Exponential averages of S and of G, each for itself, whose quotient is less biased than an average of quotients.
+    r"""Exponential averages of S and of G, each for itself, whose quotient is less biased than an
+    average of quotients.
 
     $$ \bar S_t = \frac{\sum_{j \ge 0} (1 - w)^j S_{t-j}}{\sum_{j \ge 0} (1 - w)^j} $$
 
@@ -138,16 +163,30 @@ def _papers(b: Any, there: Any, xp: Any) -> tuple[Any, Any]:
 
 def _need_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
     b = batches if isinstance(batches, jax.Array) else np.asarray(batches)
-    if b.ndim != 1 or local.ndim < 1 or local.shape[-1:] != b.shape or whole.shape != local.shape[:-1]:
+    if (
+        b.ndim != 1
+        or local.ndim < 1
+        or local.shape[-1:] != b.shape
+        or whole.shape != local.shape[:-1]
+    ):
         shapes = f"local_sqnorms {list(local.shape)}, global_sqnorm {list(whole.shape)}, batches {list(b.shape)}"
         raise ValueError(f"gradient_noise_scale: {shapes}: need [..., n], [...] and [n]")
     for name, sqnorms in (("local_sqnorms", local), ("global_sqnorm", whole)):
         if not isinstance(sqnorms, Tracer) and (np.asarray(sqnorms) < 0).any():
-            raise ValueError(f"gradient_noise_scale: {name} down to {np.nanmin(np.asarray(sqnorms)):g}: need squares, at least 0")
+            raise ValueError(
+                f"gradient_noise_scale: {name} down to {np.nanmin(np.asarray(sqnorms)):g}: need "
+                "squares, at least 0"
+            )
     if not isinstance(b, Tracer):
         each = np.asarray(b)
         if not (np.isfinite(each) & (each >= 0)).all():
-            raise ValueError(f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need finite numbers, at least 0")
+            raise ValueError(
+                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need finite "
+                "numbers, at least 0"
+            )
         if (each > 0).sum() < 2:
-            raise ValueError(f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need two nodes that have samples (n - 1 > 0)")
+            raise ValueError(
+                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need two nodes "
+                "that have samples (n - 1 > 0)"
+            )
     return b

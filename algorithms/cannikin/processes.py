@@ -45,34 +45,49 @@ def train_processes(
     smoothing: float = 0.3,
     until: Annotated[Callable[[list[Epoch]], bool], "(epochs)"] | None = None,
 ) -> Training:
-    r"""Mini-batch SGD in real time: each process is a node, whose local batch a system decides from what all have measured.
+    r"""Mini-batch SGD in real time: each process is a node, whose local batch a system decides from
+    what all have measured.
 
     $$ x_{t+1} = x_t - \eta \sum_i \frac{b_i}{B} \bar g_i(x_t) \quad (9) $$
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments; `dsgd.loopback` starts some on one machine. A node
-    measures its forward pass with the draw of its batch and the optimiser's step (a), its backward pass (P), and the all-reduce, in which
-    it also waits for others: who comes last does not, so each round's least time is $T_{comm}$, of all of them. The gradient goes in one
-    bucket: $\gamma = 1$, $T_o = 0$. Times are exchanged after an epoch; programs are compiled, and called once, before its clock begins.
-    Draws are those of `cannikin.train`: the same local batches give its iterates of `minibatch_sgd`, up to the order of sums.
+    Every process of an initialised `jax.distributed` calls it with the same arguments;
+    `dsgd.loopback` starts some on one machine. A node measures its forward pass with the draw of
+    its batch and the optimiser's step (a), its backward pass (P), and the all-reduce, in which it
+    also waits for others: who comes last does not, so each round's least time is $T_{comm}$, of all
+    of them. The gradient goes in one bucket: $\gamma = 1$, $T_o = 0$. Times are exchanged after an
+    epoch; programs are compiled, and called once, before its clock begins. Draws are those of
+    `cannikin.train`: the same local batches give its iterates of `minibatch_sgd`, up to the order
+    of sums.
 
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
         optimizer: the step, `cannikin.scalable` where there is a `scaling`.
-        system, epochs, key, samples, limits, scaling, initial_batch, smoothing, until: as of `cannikin.train`. They see the same numbers
-            in every process, and must decide the same.
-        micro_batches: M: M batch_size samples are the most that any node may have. A node computes its batch at once, in whole pieces of
-            batch_size, of which the last may count in part.
+        system, epochs, key, samples, limits, scaling, initial_batch, smoothing, until: as of
+            `cannikin.train`. They see the same numbers in every process, and must decide the same.
+        micro_batches: M: M batch_size samples are the most that any node may have. A node computes
+            its batch at once, in whole pieces of batch_size, of which the last may count in part.
 
     Returns:
-        As `cannikin.train`, the same in all processes; each epoch's `scalars` have its "train_loss", the mean over all samples computed.
+        As `cannikin.train`, the same in all processes; each epoch's `scalars` have its
+        "train_loss", the mean over all samples computed.
 
     Raises:
         ValueError: as of `cannikin.train`; another number of workers than of processes.
 
     Source: Nie et al., "Cannikin", sections 4.2 and 4.5.
     """
-    decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "until": until}
-    lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
+    decides = {
+        "scaling": scaling,
+        "initial_batch": initial_batch,
+        "smoothing": smoothing,
+        "until": until,
+    }
+    lengths = {
+        "epochs": epochs,
+        "micro_batches": micro_batches,
+        "samples": samples,
+        "limits": limits,
+    }
     plan = own.make_plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
     node = _Node(problem, optimizer, micro_batches, key)
     found = own.follow(plan, node.epoch)
@@ -82,7 +97,9 @@ def train_processes(
 class _Node(RealWorker):
     """This process, which measures what it does."""
 
-    def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key) -> None:
+    def __init__(
+        self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key
+    ) -> None:
         super().__init__("train_processes", problem, optimizer, key)
         self.M, self.rounds = M, 0
 
@@ -97,22 +114,37 @@ class _Node(RealWorker):
             self.rounds += 1
         whole = time.monotonic() - began
         seen = nodes.gathered([[*row, whole] for row in rows])
-        forward, backward, communication, update, sqnorm, loss, global_sqnorm, wholes = np.moveaxis(seen, 2, 0)
+        forward, backward, communication, update, sqnorm, loss, global_sqnorm, wholes = np.moveaxis(
+            seen, 2, 0
+        )
         least = np.broadcast_to(communication.min(axis=1, keepdims=True), communication.shape)
         scalars = {"train_loss": float(loss[:, 0].mean())}
         compute = forward + backward + update
-        return Ran(float(wholes.max()), compute, backward, backward, least, sqnorm, global_sqnorm[:, 0], scalars)
+        return Ran(
+            float(wholes.max()),
+            compute,
+            backward,
+            backward,
+            least,
+            sqnorm,
+            global_sqnorm[:, 0],
+            scalars,
+        )
 
     def round(self, sizes: np.ndarray) -> tuple[Model, list[float]]:
         """The next model, and the seconds of each part, with |g_n|^2, the loss and |g|^2."""
         began = time.monotonic()
         loss, pull = jax.block_until_ready(self._forward(int(sizes[self.n])))
         forward = time.monotonic()
-        message, sqnorm = jax.block_until_ready(_backward(pull, loss, np.float32(sizes[self.n] / sizes.sum())))
+        message, sqnorm = jax.block_until_ready(
+            _backward(pull, loss, np.float32(sizes[self.n] / sizes.sum()))
+        )
         backward = time.monotonic()
         mean = self.sum(message)
         received = time.monotonic()
-        model, loss, global_sqnorm = jax.block_until_ready(_updated(self.optimizer, self.model, *mean))
+        model, loss, global_sqnorm = jax.block_until_ready(
+            _updated(self.optimizer, self.model, *mean)
+        )
         ended = time.monotonic()
         seconds = [forward - began, backward - forward, received - backward, ended - received]
         return model, [*seconds, float(sqnorm), float(loss), float(global_sqnorm)]
@@ -120,17 +152,31 @@ class _Node(RealWorker):
     def _forward(self, samples: int) -> tuple[jax.Array, Pull]:
         """The loss of its batch, and what gives its gradient; of no samples both are 0."""
         if not samples:
-            return jnp.float32(0), Partial(_as_it_is, jax.tree.map(jnp.zeros_like, self.model.params))
+            return jnp.float32(0), Partial(
+                _as_it_is, jax.tree.map(jnp.zeros_like, self.model.params)
+            )
         pieces = -(-samples // (self.problem.batch_size or 1))
         at = np.int32(self.rounds), np.int32(samples)
-        return _forward(self.problem, self.M, pieces, self.n, self.model.params, self.data, self.key, *at)
+        return _forward(
+            self.problem, self.M, pieces, self.n, self.model.params, self.data, self.key, *at
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _forward(
-    problem: Problem, M: int, pieces: int, n: int, params: Params, data: PyTree, key: jax.Array, step: jax.Array, samples: jax.Array
+    problem: Problem,
+    M: int,
+    pieces: int,
+    n: int,
+    params: Params,
+    data: PyTree,
+    key: jax.Array,
+    step: jax.Array,
+    samples: jax.Array,
 ) -> tuple[jax.Array, Pull]:
-    """The loss of the samples, drawn as the compiled loop draws its micro-batches, and 1 -> (its gradient,)."""
+    """The loss of the samples, drawn as the compiled loop draws its micro-batches, and 1 -> (its
+    gradient,).
+    """
     assert problem.batch_size is not None
     assert problem.take is not None
     size, take = problem.batch_size, problem.take
@@ -139,7 +185,9 @@ def _forward(
 
     def mean(function, params):
         each = jax.vmap(lambda piece, count: function(params, take(piece, count)))(drawn, counts)
-        return jax.tree.map(lambda leaf: jnp.tensordot((counts / samples).astype(leaf.dtype), leaf, 1), each)
+        return jax.tree.map(
+            lambda leaf: jnp.tensordot((counts / samples).astype(leaf.dtype), leaf, 1), each
+        )
 
     if problem.gradient is not None:
         return mean(problem.loss, params), Partial(_as_it_is, mean(problem.gradient, params))
@@ -152,13 +200,17 @@ def _as_it_is(slope: Params, _: jax.Array) -> tuple[Params]:
 
 @jax.jit
 def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[PyTree, jax.Array]:
-    """The share of the gradient and of the loss that goes to the others, leaves `[1, ...]`; and |g_n|^2."""
+    """The share of the gradient and of the loss that goes to the others, leaves `[1, ...]`; and
+    |g_n|^2.
+    """
     (slope,) = pull(jnp.ones_like(loss))
     message = jax.tree.map(lambda leaf: share.astype(leaf.dtype) * leaf[None], (slope, loss))
     return message, optax.tree.norm(slope, squared=True)
 
 
 @partial(jax.jit, static_argnums=0)
-def _updated(optimizer: optax.GradientTransformation, model: Model, slope: Params, loss: jax.Array) -> tuple[Model, jax.Array, jax.Array]:
+def _updated(
+    optimizer: optax.GradientTransformation, model: Model, slope: Params, loss: jax.Array
+) -> tuple[Model, jax.Array, jax.Array]:
     """The optimizer's step, the loss and |g|^2."""
     return optimizers.step(optimizer, model, slope), loss, optax.tree.norm(slope, squared=True)

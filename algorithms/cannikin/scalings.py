@@ -1,4 +1,6 @@
-"""What the step size is multiplied by when the total batch changes, and optimisers whose step size can be."""
+"""What the step size is multiplied by when the total batch changes, and optimisers whose step size
+can be.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,15 @@ def adascale(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
     $$ r = \frac{\operatorname{tr} \Sigma / B_0 + |G|^2}{\operatorname{tr} \Sigma / B + |G|^2} $$
 
     Args:
-        noise: estimates of tr Sigma and |G|^2, of which what is negative counts as 0; where nothing was seen: 1.
+        noise: estimates of tr Sigma and |G|^2, of which what is negative counts as 0; where nothing
+            was seen: 1.
         total_batch, initial_batch: B, B_0.
 
     Raises:
         ValueError: B or B_0 < 1.
 
-    Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training", 2020.
+    Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training",
+    2020.
     """
     _need_batches("adascale", total_batch, initial_batch)
     if not noise.seen:
@@ -74,7 +78,8 @@ class Scale(NamedTuple):
 
 @checks.arguments
 def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimiser, whose step size `cannikin.train` may change between epochs, without compiling again.
+    """The same optimiser, whose step size `cannikin.train` may change between epochs, without
+    compiling again.
 
     Args:
         optimizer: of optax.
@@ -83,24 +88,33 @@ def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     def update(updates, state, params=None):
         return jax.tree.map(lambda u: (state.factor * u).astype(u.dtype), updates), state
 
-    return optax.chain(optimizer, optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update))
+    return optax.chain(
+        optimizer,
+        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
+    )
 
 
 def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
     """With another factor wherever there is one.
 
     Raises:
-        ValueError: a factor that is no number above 0, or not 1 where no optimiser was made `scalable`.
+        ValueError: a factor that is no number above 0, or not 1 where no optimiser was made
+            `scalable`.
     """
 
     def put(node):
         return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
 
     if not (checks.is_number(factor) and 0 < factor < np.inf):
-        raise ValueError(f"{name}: scaling gives {checks.shown(factor)}: need a finite number above 0")
+        raise ValueError(
+            f"{name}: scaling gives {checks.shown(factor)}: need a finite number above 0"
+        )
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
-        raise ValueError(f"{name}: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")
+        raise ValueError(
+            f"{name}: a step size times {factor:g}, but its optimiser's is fixed: need "
+            "cannikin.scalable(optimizer)"
+        )
     return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
 
 

@@ -1,4 +1,6 @@
-"""Training in epochs on a simulated cluster, before each of which a system decides how much every node computes."""
+"""Training in epochs on a simulated cluster, before each of which a system decides how much every
+node computes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from dsgd.clusters import Cluster
 from dsgd.engine import protocol
 from dsgd.engine.oracle import RESERVED
 
-_AT_THE_END = 1 << 30  # rounds between evaluations: one number for all stages, however long, since each other one is another program
+# rounds between evaluations: one number for all stages, however long, since each other one is
+# another program
+_AT_THE_END = 1 << 30
 
 
 @checks.arguments
@@ -47,43 +51,77 @@ def train(
 ) -> Training:
     r"""Epochs whose local batches a system decides, from what nodes have measured in those before.
 
-    The samples of all nodes count the same (equation 9); the step size is the optimiser's times what `scaling` says of the noise scale. All
-    epochs are stages of one compiled run. Each epoch's `scalars` are the problem's, after it: "loss", and what else it evaluates.
+    The samples of all nodes count the same (equation 9); the step size is the optimiser's times
+    what `scaling` says of the noise scale. All epochs are stages of one compiled run. Each epoch's
+    `scalars` are the problem's, after it: "loss", and what else it evaluates.
 
     Args:
-        method: any that takes the mean over workers, its optimiser made `cannikin.scalable` where there is a `scaling`.
+        method: any that takes the mean over workers, its optimiser made `cannikin.scalable` where
+            there is a `scaling`.
         problem: whose N workers are the nodes, with a batch_size that is cut.
         system: `cannikin.cannikin(...)`, `equal_split`, `lb_bsp`, `adaptdl`, or one of your own.
         cluster: with an overlap, and `at_once` where there are several micro-batches.
         epochs: at most.
         key: of everything random.
-        micro_batches: M, pieces in which a local batch is simulated; M batch_size samples are the most that any node may have.
-        samples: of an epoch, which has whole rounds, and at least two: nodes know the times of one in the next; None: as many as all
-            workers have.
+        micro_batches: M, pieces in which a local batch is simulated; M batch_size samples are the
+            most that any node may have.
+        samples: of an epoch, which has whole rounds, and at least two: nodes know the times of one
+            in the next; None: as many as all workers have.
         limits: samples for which each node has memory; None: M batch_size.
         scaling: `cannikin.adascale`, `square_root` or `constant`.
         initial_batch: B_0 of the scaling; None: the first epoch's.
         smoothing: of S and G, the weight of the newest epoch.
-        present: epoch -> which nodes are there, bool `[N]`; None: all. Who leaves loses what was learned of it.
+        present: epoch -> which nodes are there, bool `[N]`; None: all. Who leaves loses what was
+            learned of it.
         until: of the epochs so far, whether that was the last one.
         mesh: devices.
 
     Raises:
-        ValueError: epochs, micro_batches, samples or initial_batch < 1, a smoothing outside (0, 1], a problem that has no batch_size or
-            cannot cut its batches, a cluster without an overlap, or that takes micro-batches for batches of their own; limits for another
-            N. When it runs: a system's batches that do not fit, a scaling of steps that are not `scalable`, nobody present.
+        ValueError: epochs, micro_batches, samples or initial_batch < 1, a smoothing outside (0, 1],
+            a problem that has no batch_size or cannot cut its batches, a cluster without an
+            overlap, or that takes micro-batches for batches of their own; limits for another N.
+            When it runs: a system's batches that do not fit, a scaling of steps that are not
+            `scalable`, nobody present.
     """
-    decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "present": present, "until": until}
-    lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
-    plan = own.make_plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
+    decides = {
+        "scaling": scaling,
+        "initial_batch": initial_batch,
+        "smoothing": smoothing,
+        "present": present,
+        "until": until,
+    }
+    lengths = {
+        "epochs": epochs,
+        "micro_batches": micro_batches,
+        "samples": samples,
+        "limits": limits,
+    }
+    plan = own.make_plan(
+        "cannikin.train",
+        problem,
+        system,
+        _need_overlap(cluster, micro_batches),
+        **lengths,
+        **decides,
+    )
     running = sized(method, problem.batch_size, micro_batches)
-    state = protocol.Method(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]))
+    state = protocol.Method(running, problem, problem.workers).init(
+        problem.init(jax.random.split(key)[0])
+    )
     params = None
 
     def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:
         nonlocal state, params
-        stage = {"steps": rounds, "evaluate_every": _AT_THE_END, "key": key, "cluster": cluster, "mesh": mesh}
-        state, history, params = dsgd.run(running, problem, start=decided(state, sizes, factor), **stage)
+        stage = {
+            "steps": rounds,
+            "evaluate_every": _AT_THE_END,
+            "key": key,
+            "cluster": cluster,
+            "mesh": mesh,
+        }
+        state, history, params = dsgd.run(
+            running, problem, start=decided(state, sizes, factor), **stage
+        )
         return _ran(history)
 
     found = own.follow(plan, run)
@@ -104,8 +142,8 @@ class Sized(NamedTuple):
 
 @lru_cache(maxsize=32)
 def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
-    """The method with local batches that are part of its state, 0 at the start, so that they may change between two stages of a run; and
-    with what its nodes measure in the history.
+    """The method with local batches that are part of its state, 0 at the start, so that they may
+    change between two stages of a run; and with what its nodes measure in the history.
 
     The same one for the same arguments: what other systems, or seeds, have run is not traced again.
 
@@ -115,7 +153,9 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
     """
 
     def given(state: State, round: dsgd.Round) -> dsgd.Work:
-        return work.local_batches(state.server.sizes, batch_size=batch_size, micro_batches=micro_batches)
+        return work.local_batches(
+            state.server.sizes, batch_size=batch_size, micro_batches=micro_batches
+        )
 
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
@@ -131,7 +171,12 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
         after = method.update(inner(state), gradients, round)
         return after._replace(server=Sized(after.server, state.server.sizes))
 
-    members = {"init": init, "query": query, "update": update, "model": lambda state: method.model(inner(state))}
+    members = {
+        "init": init,
+        "query": query,
+        "update": update,
+        "model": lambda state: method.model(inner(state)),
+    }
     return observed(method._replace(name=f"sized({method.name})", **members))
 
 
@@ -152,7 +197,9 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
 
 def _ran(history: dict[str, np.ndarray]) -> Ran:
     """A record has the times of the round before; the first one has none."""
-    compute, backward, first, up = (history[f"measured_{name}"][own.LEAST :] for name in ("compute", "backward", "first", "up"))
+    compute, backward, first, up = (
+        history[f"measured_{name}"][own.LEAST :] for name in ("compute", "backward", "first", "up")
+    )
     names = history.keys() - {"global_sqnorm", *RESERVED}
     scalars = {name: float(history[name][-1]) for name in sorted(names) if history[name].ndim == 1}
     sqnorms = history["local_sqnorms"][1:], history["global_sqnorm"][1:]
@@ -161,7 +208,13 @@ def _ran(history: dict[str, np.ndarray]) -> Ran:
 
 def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
     if cluster.overlap is None:
-        raise ValueError(f"cannikin.train: a cluster without an overlap ({cluster.name}): need one, of which nodes measure their times")
+        raise ValueError(
+            f"cannikin.train: a cluster without an overlap ({cluster.name}): need one, of which "
+            "nodes measure their times"
+        )
     if micro_batches > 1 and not cluster.at_once:
-        raise ValueError(f"cannikin.train: {micro_batches} micro-batches as batches of their own: need a cluster with at_once=True")
+        raise ValueError(
+            f"cannikin.train: {micro_batches} micro-batches as batches of their own: need a "
+            "cluster with at_once=True"
+        )
     return cluster.overlap.last

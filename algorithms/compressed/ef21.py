@@ -11,7 +11,8 @@ from dsgd import Algorithm, Compressor, Query, State, checks, communication, wor
 
 
 class Estimates(NamedTuple):
-    """What workers and servers know. The estimate of the model, which everybody knows, is `State.server`.
+    """What workers and servers know. The estimate of the model, which everybody knows, is
+    `State.server`.
 
     Args:
         gradient: u^(n), what the servers know of each worker's gradient, leaves `[n, M, part]`.
@@ -31,26 +32,29 @@ class Estimates(NamedTuple):
 
 @checks.arguments
 def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
-    r"""EF21 in both directions: workers send what their gradient has moved from its estimate, servers what the model has.
+    r"""EF21 in both directions: workers send what their gradient has moved from its estimate,
+    servers what the model has.
 
-    $$ u_t^{(n)} = u_{t-1}^{(n)} + C(g_n(\hat x_t) - u_{t-1}^{(n)}), \qquad x_{t+1} = x_t - \gamma \frac1N \sum_n u_t^{(n)} $$
+    $$ u_t^{(n)} = u_{t-1}^{(n)} + C(g_n(\hat x_t) - u_{t-1}^{(n)}), \qquad x_{t+1} = x_t - \gamma
+    \frac1N \sum_n u_t^{(n)} $$
     $$ \hat x_{t+1} = \hat x_t + C'(x_{t+1} - \hat x_t) $$
 
-    With `down=compressors.identity`, $\hat x = x$ up to rounding: EF21 as first published. Estimates of gradients start at 0,
-    that of the model at $x_0$.
+    With `down=compressors.identity`, $\hat x = x$ up to rounding: EF21 as first published.
+    Estimates of gradients start at 0, that of the model at $x_0$.
 
     Args:
-        optimizer: the step of each server on its part; `optax.sgd(gamma)` is the equation. One that works element by element (SGD,
-            momentum, Adam) steps as it would on the whole.
+        optimizer: the step of each server on its part; `optax.sgd(gamma)` is the equation. One that
+            works element by element (SGD, momentum, Adam) steps as it would on the whole.
         up: C, a contraction.
         down: C', a contraction.
 
     Raises:
-        ValueError: no compressor, or one layer by layer, the other of the whole model; at the start, one that states no contraction for
-            a part.
+        ValueError: no compressor, or one layer by layer, the other of the whole model; at the
+            start, one that states no contraction for a part.
 
-    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al., "EF21 with bells and whistles", 2021,
-    and Algorithm 3 of Kimad. Departure: N servers, each of one part, instead of one.
+    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al.,
+    "EF21 with bells and whistles", 2021, and Algorithm 3 of Kimad. Departure: N servers, each of
+    one part, instead of one.
     """
     optimizers.require_descent(optimizer)
     communication.need_two("ef21", up, down)
@@ -69,9 +73,18 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         answer = round.from_servers(down, optax.tree.sub(x.params, known.estimate), known.down)
         u, x_hat = optax.tree.add((known.gradient, known.estimate), (sent.decoded, answer.decoded))
         change = communication.unshard(answer.received, state.server, down)
-        return State(optax.tree.add(state.server, change), Estimates(u, mean, x, x_hat, sent.messages, answer.messages))
+        return State(
+            optax.tree.add(state.server, change),
+            Estimates(u, mean, x, x_hat, sent.messages, answer.messages),
+        )
 
     def model(state):
         return communication.unshard(workers.gather(state.workers.model.params), state.server, up)
 
-    return Algorithm(f"ef21({up.name}, {down.name})", init, lambda state, round: Query(state.server), update, model)
+    return Algorithm(
+        f"ef21({up.name}, {down.name})",
+        init,
+        lambda state, round: Query(state.server),
+        update,
+        model,
+    )

@@ -27,49 +27,74 @@ class Memory(NamedTuple):
 
 @checks.arguments
 def error_compensated_sgd(
-    optimizer: optax.GradientTransformation, up: Compressor, down: Compressor, *, allow_expanding: bool = False
+    optimizer: optax.GradientTransformation,
+    up: Compressor,
+    down: Compressor,
+    *,
+    allow_expanding: bool = False,
 ) -> Algorithm:
-    r"""EC-SGD: workers and servers add to what they send what compression has left out of it before.
+    r"""EC-SGD: workers and servers add to what they send what compression has left out of it
+    before.
 
-    $$ v_t^{(n)} = g_n(x_t) + \delta_{t-1}^{(n)}, \qquad \delta_t^{(n)} = v_t^{(n)} - Q(v_t^{(n)}) \tag{3.10, 3.11} $$
-    $$ v_t = \frac1N \sum_n Q(v_t^{(n)}) + \delta_{t-1}, \qquad \delta_t = v_t - Q(v_t) \tag{3.12, 3.13} $$
+    $$ v_t^{(n)} = g_n(x_t) + \delta_{t-1}^{(n)}, \qquad \delta_t^{(n)} = v_t^{(n)} - Q(v_t^{(n)})
+    \tag{3.10, 3.11} $$
+    $$ v_t = \frac1N \sum_n Q(v_t^{(n)}) + \delta_{t-1}, \qquad \delta_t = v_t - Q(v_t) \tag{3.12,
+    3.13} $$
     $$ x_{t+1} = x_t - \gamma\, Q(v_t) \tag{3.14} $$
 
-    Nothing is lost: $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ follows SGD, whatever Q (Lemma 3.4.1).
+    Nothing is lost: $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$
+    follows SGD, whatever Q (Lemma 3.4.1).
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
-        up: Q of the workers, biased or not, a contraction, so that what it leaves out cannot grow; `compressors.contraction` makes one
-            of any unbiased one.
+        up: Q of the workers, biased or not, a contraction, so that what it leaves out cannot grow;
+            `compressors.contraction` makes one of any unbiased one.
         down: Q of the servers, likewise.
-        allow_expanding: take compressors that state no contraction, with which the errors may grow without bound: Lemma 3.4.1 holds, but
-            $\tilde x$ may leave $x$ behind.
+        allow_expanding: take compressors that state no contraction, with which the errors may grow
+            without bound: Lemma 3.4.1 holds, but $\tilde x$ may leave $x$ behind.
 
     Raises:
-        ValueError: no compressor, or one layer by layer, the other of the whole model; at the start, one that states no contraction for
-            a part, without `allow_expanding`.
+        ValueError: no compressor, or one layer by layer, the other of the whole model; at the
+            start, one that states no contraction for a part, without `allow_expanding`.
 
-    Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
-    where the equations have one.
+    Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers,
+    each of one part, as in section 3.1.2, where the equations have one.
     """
     optimizers.require_descent(optimizer)
     communication.need_two("error_compensated_sgd", up, down)
 
     def init(params, N):
         insist = None if allow_expanding else "allow_expanding=True"
-        zeros, served = communication.start_shards("error_compensated_sgd", optax.tree.zeros_like(params), N, up, down, insist)
-        up_last, down_last = communication.last_messages(up, zeros), communication.last_messages(down, served)
+        zeros, served = communication.start_shards(
+            "error_compensated_sgd", optax.tree.zeros_like(params), N, up, down, insist
+        )
+        up_last, down_last = (
+            communication.last_messages(up, zeros),
+            communication.last_messages(down, served),
+        )
         return State(optimizers.start(optimizer, params), Memory(zeros, served, up_last, down_last))
 
     def update(state, gradients, round):
         memory = state.workers
-        v = optax.tree.add(communication.shards(gradients, round.workers, up), memory.worker)  # (3.10)
+        # (3.10)
+        v = optax.tree.add(communication.shards(gradients, round.workers, up), memory.worker)
         sent = round.to_servers(up, v, memory.up)
         v_server = optax.tree.add(sent.received, memory.server)  # (3.12)
         answer = round.from_servers(down, v_server, memory.down)
-        error, server_error = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))  # (3.11, 3.13)
+        # (3.11, 3.13)
+        error, server_error = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))
         step = communication.unshard(answer.received, state.server.params, down)
-        return State(optimizers.step(optimizer, state.server, step), Memory(error, server_error, sent.messages, answer.messages))  # (3.14)
+        # (3.14)
+        return State(
+            optimizers.step(optimizer, state.server, step),
+            Memory(error, server_error, sent.messages, answer.messages),
+        )
 
     name = f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})"
-    return Algorithm(name, init, lambda state, round: Query(state.server.params), update, lambda state: state.server.params)
+    return Algorithm(
+        name,
+        init,
+        lambda state, round: Query(state.server.params),
+        update,
+        lambda state: state.server.params,
+    )

@@ -17,8 +17,10 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     X has a column for each worker; the survey's W is symmetric.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
-        topology: W, doubly stochastic, for as many workers as the problem has; of a schedule, that of the round.
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep
+            their memories locally.
+        topology: W, doubly stochastic, for as many workers as the problem has; of a schedule, that
+            of the round.
 
     Raises:
         ValueError: not a topology, or not a doubly stochastic one.
@@ -31,4 +33,6 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
         half = optimizers.local_step(optimizer, x, gradients, round)  # X - gamma G
         return half._replace(params=round.mix(half.params, topology))  # (...) W
 
-    return methods.local_models(f"decentralized_sgd({topology.name})", optimizer, update, topology=topology)
+    return methods.local_models(
+        f"decentralized_sgd({topology.name})", optimizer, update, topology=topology
+    )

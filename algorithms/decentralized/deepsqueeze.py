@@ -30,11 +30,15 @@ class Compensated(NamedTuple):
 
 @checks.arguments
 def deepsqueeze(
-    optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor, consensus_step: gossip.Step
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    compressor: Compressor,
+    consensus_step: gossip.Step,
 ) -> Algorithm:
     r"""DeepSqueeze: error compensation for gossip.
 
-    $$ X_{t+1/2} = X_t - \gamma\, G(X_t; \xi_t), \qquad V_t = X_{t+1/2} + \Delta_{t-1}, \qquad \Delta_t = V_t - C(V_t) $$
+    $$ X_{t+1/2} = X_t - \gamma\, G(X_t; \xi_t), \qquad V_t = X_{t+1/2} + \Delta_{t-1}, \qquad
+    \Delta_t = V_t - C(V_t) $$
     $$ X_{t+1} = X_{t+1/2} + \eta\, C(V_t) (W_t - I) $$
 
     With `compressors.identity` and $\eta = 1$ it is decentralized SGD.
@@ -46,10 +50,11 @@ def deepsqueeze(
         consensus_step: eta, in (0, 1]: the coarser the compression, the smaller.
 
     Raises:
-        ValueError: not a topology, one that is not symmetric, no compressor, a consensus step outside (0, 1]; at the start, a compressor
-            that states no contraction.
+        ValueError: not a topology, one that is not symmetric, no compressor, a consensus step
+            outside (0, 1]; at the start, a compressor that states no contraction.
 
-    Source: Tang, Lian, Qiu, Yuan, Zhang, Zhang and Liu, "DeepSqueeze: decentralization meets error-compensated compression", 2019.
+    Source: Tang, Lian, Qiu, Yuan, Zhang, Zhang and Liu, "DeepSqueeze: decentralization meets
+    error-compensated compression", 2019.
     """
     gossip.need("deepsqueeze", topology, symmetric=True)
     gossip.need_step("deepsqueeze", consensus_step)
@@ -62,7 +67,17 @@ def deepsqueeze(
         half = optimizers.local_step(optimizer, memory, gradients, round)
         v = optax.tree.add(half.params, memory.error)
         sent = round.to_neighbours(compressor, v, topology, memory.last)
-        x = jax.tree.map(lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, sent.received)
+        x = jax.tree.map(
+            lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull,
+            half.params,
+            sent.received,
+        )
         return Compensated(x, half.optimizer, optax.tree.sub(v, sent.decoded), sent.messages)
 
-    return methods.local_models(f"deepsqueeze({topology.name}, {compressor.name})", optimizer, update, start=start, topology=topology)
+    return methods.local_models(
+        f"deepsqueeze({topology.name}, {compressor.name})",
+        optimizer,
+        update,
+        start=start,
+        topology=topology,
+    )

@@ -12,21 +12,26 @@ from dsgd import Algorithm, Topology, checks
 
 @checks.arguments
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
-    r"""EXTRA: two rounds of decentralized gradient descent, subtracted, so that what is wrong with each cancels.
+    r"""EXTRA: two rounds of decentralized gradient descent, subtracted, so that what is wrong with
+    each cancels.
 
-    $$ X_{t+1} = X_t (I + W) - X_{t-1} \tfrac{I + W}{2} - \gamma (G(X_t) - G(X_{t-1})), \qquad X_1 = X_0 W - \gamma G(X_0) $$
+    $$ X_{t+1} = X_t (I + W) - X_{t-1} \tfrac{I + W}{2} - \gamma (G(X_t) - G(X_{t-1})), \qquad X_1 =
+    X_0 W - \gamma G(X_0) $$
 
-    Summed over the rounds it is $X_{t+1} = X_t W - \gamma G(X_t) + \frac12 \sum_{s<t} X_s (W - I)$, and computed as such: one model goes to
-    each neighbour, and what is added up has mean 0, so that rounding errors do not become a drift of the mean.
+    Summed over the rounds it is $X_{t+1} = X_t W - \gamma G(X_t) + \frac12 \sum_{s<t} X_s (W - I)$,
+    and computed as such: one model goes to each neighbour, and what is added up has mean 0, so that
+    rounding errors do not become a drift of the mean.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change stands for $-\gamma G$.
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change
+            stands for $-\gamma G$.
         topology: W, symmetric, the same in all rounds.
 
     Raises:
         ValueError: not a topology, one that is not symmetric, or a schedule.
 
-    Source: Shi, Ling, Wu and Yin, "EXTRA: an exact first-order algorithm for decentralized consensus optimization", 2015, (2.13).
+    Source: Shi, Ling, Wu and Yin, "EXTRA: an exact first-order algorithm for decentralized
+    consensus optimization", 2015, (2.13).
     """
     gossip.need("extra", topology, symmetric=True, fixed=True)
 
@@ -37,4 +42,6 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x.params, pull, change, x.correction)
         return Corrected(new, memory, *add_up(x, jax.tree.map(lambda pull: pull / 2, pull)))
 
-    return methods.local_models(f"extra({topology.name})", optimizer, update, start=start_corrected, topology=topology)
+    return methods.local_models(
+        f"extra({topology.name})", optimizer, update, start=start_corrected, topology=topology
+    )

@@ -1,8 +1,10 @@
-r"""What DropCompute gains where micro-batches take normal times: closed forms, and quadratures where there are none.
+r"""What DropCompute gains where micro-batches take normal times: closed forms, and quadratures
+where there are none.
 
-Micro-batches take independent times of mean $\mu$ and standard deviation $\sigma$, the same for all workers, and m of them together
-$T^{(m)} \sim \mathcal N(m \mu, m \sigma^2)$: exactly, if each is normal, and nearly for large m otherwise. Times are positive: so $\mu$
-must be some $\sigma$ above 0.
+Micro-batches take independent times of mean $\mu$ and standard deviation $\sigma$, the same for all
+workers, and m of them together $T^{(m)} \sim \mathcal N(m \mu, m \sigma^2)$: exactly, if each is
+normal, and nearly for large m otherwise. Times are positive: so $\mu$ must be some $\sigma$ above
+0.
 """
 
 from __future__ import annotations
@@ -45,18 +47,22 @@ def expected_step_time(
 ) -> Any:
     r"""How long the slowest of N workers computes, by quadrature or by the paper's approximation.
 
-    $$ \mathbb E T = M \mu + \sqrt M \sigma\, e_N, \qquad e_N = \int_0^\infty 1 - \Phi(z)^N dz - \int_{-\infty}^0 \Phi(z)^N dz $$
+    $$ \mathbb E T = M \mu + \sqrt M \sigma\, e_N, \qquad e_N = \int_0^\infty 1 - \Phi(z)^N dz -
+    \int_{-\infty}^0 \Phi(z)^N dz $$
 
-    $$ e_N \approx (1 - \gamma) \Phi^{-1}\Big(1 - \frac1N\Big) + \gamma\, \Phi^{-1}\Big(1 - \frac1{eN}\Big) \quad (4) $$
+    $$ e_N \approx (1 - \gamma) \Phi^{-1}\Big(1 - \frac1N\Big) + \gamma\, \Phi^{-1}\Big(1 -
+    \frac1{eN}\Big) \quad (4) $$
 
-    with Euler's $\gamma$. The approximation is 8% below $e_N$ at N = 2, 2.5% above at N = 5 to 8, and within 1% from N = 81 on. With a
-    threshold, preempting:
+    with Euler's $\gamma$. The approximation is 8% below $e_N$ at N = 2, 2.5% above at N = 5 to 8,
+    and within 1% from N = 81 on. With a threshold, preempting:
 
     $$ \mathbb E \min(\tau, T) = \tau - \int_{-\infty}^\tau P(T \le x)\, dx $$
 
-    Between micro-batches worker n stops at $S_n > \tau$ unless it is ready before, and all of them add what is above tau:
+    Between micro-batches worker n stops at $S_n > \tau$ unless it is ready before, and all of them
+    add what is above tau:
 
-    $$ \int_\tau^\infty 1 - P(S_n \le x)^N dx, \qquad P(S_n > x) = \sum_{m=1}^M P(T_n^{(m-1)} \le \tau,\ T_n^{(m)} > x) $$
+    $$ \int_\tau^\infty 1 - P(S_n \le x)^N dx, \qquad P(S_n > x) = \sum_{m=1}^M P(T_n^{(m-1)} \le
+    \tau,\ T_n^{(m)} > x) $$
 
     Args:
         mean: mu, seconds of a micro-batch, above 0.
@@ -71,10 +77,12 @@ def expected_step_time(
         Seconds without communication, of the shape of N and tau.
 
     Raises:
-        ValueError: mean or std that is not finite or not above 0; an M or N below 1; thresholds that are negative or NaN; an unknown stop;
-            approximate with a threshold, or with N = 1, where it is infinite; shapes that do not fit together.
+        ValueError: mean or std that is not finite or not above 0; an M or N below 1; thresholds
+            that are negative or NaN; an unknown stop; approximate with a threshold, or with N = 1,
+            where it is infinite; shapes that do not fit together.
 
-    Source: Giladi et al., "DropCompute", section 4.2 and appendix C.2, whose equation 7 adds communication.
+    Source: Giladi et al., "DropCompute", section 4.2 and appendix C.2, whose equation 7 adds
+    communication.
     """
     where = "dropcompute.expected_step_time"
     model = _model(where, mean, std, micro_batches, stop)
@@ -82,17 +90,24 @@ def expected_step_time(
     if not approximate:
         return _step_time(model, tau, N)[()]
     if np.isfinite(tau).any():
-        raise ValueError(f"{where}: threshold with the entry {tau[np.isfinite(tau)][0]:g}: need infinity, equation 4 is without one")
+        raise ValueError(
+            f"{where}: threshold with the entry {tau[np.isfinite(tau)][0]:g}: need infinity, "
+            "equation 4 is without one"
+        )
     return _approximate(where, model, N)[()]
 
 
 @checks.arguments
-def expected_micro_batches(thresholds: Thresholds, mean: float, std: float, micro_batches: int, *, stop: Stop = "preempt") -> Any:
+def expected_micro_batches(
+    thresholds: Thresholds, mean: float, std: float, micro_batches: int, *, stop: Stop = "preempt"
+) -> Any:
     r"""How many micro-batches a worker computes.
 
-    $$ \mathbb E \tilde M(\tau) = \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt{m} \sigma}\Big) \quad (5) $$
+    $$ \mathbb E \tilde M(\tau) = \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt{m} \sigma}\Big)
+    \quad (5) $$
 
-    Between micro-batches, one more than preempting of M - 1: all those that begin at tau at the latest.
+    Between micro-batches, one more than preempting of M - 1: all those that begin at tau at the
+    latest.
 
     Args:
         thresholds: tau, seconds, any shape.
@@ -109,7 +124,9 @@ def expected_micro_batches(thresholds: Thresholds, mean: float, std: float, micr
     """
     where = "dropcompute.expected_micro_batches"
     need_seconds(where, "thresholds", thresholds, finite=False)
-    return _micro_batches(_model(where, mean, std, micro_batches, stop), np.asarray(thresholds, float))[()]
+    return _micro_batches(
+        _model(where, mean, std, micro_batches, stop), np.asarray(thresholds, float)
+    )[()]
 
 
 @checks.arguments
@@ -125,20 +142,25 @@ def expected_speedup(
     step_time: float | None = None,
     approximate: bool = False,
 ) -> Any:
-    r"""How many times as many micro-batches a second as without DropCompute: means in the place of what equation 6 divides.
+    r"""How many times as many micro-batches a second as without DropCompute: means in the place of
+    what equation 6 divides.
 
     $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\mathbb E R(\tau) + T^c} $$
 
-    with R the slowest worker's seconds: $\min(\tau, T)$ preempting, and between micro-batches what is above tau added, both by quadrature.
-    From an approximate or a given $\mathbb E T$, of which nobody knows how T is distributed, it is equation 11:
+    with R the slowest worker's seconds: $\min(\tau, T)$ preempting, and between micro-batches what
+    is above tau added, both by quadrature. From an approximate or a given $\mathbb E T$, of which
+    nobody knows how T is distributed, it is equation 11:
 
-    $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\min(\tau, \mathbb E T) + T^c} \quad (11) $$
+    $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\min(\tau, \mathbb E T) +
+    T^c} \quad (11) $$
 
     and between micro-batches $\min(\tau + \dots, \mathbb E T)$ with the same addition.
 
     Args:
-        thresholds: tau, seconds, a number or an array; at least $M \mu / 2$ (assumption C.3), below which the model is not to be trusted.
-        mean, std, micro_batches, workers: as of `expected_step_time`; shapes of N and tau broadcast.
+        thresholds: tau, seconds, a number or an array; at least $M \mu / 2$ (assumption C.3), below
+            which the model is not to be trusted.
+        mean, std, micro_batches, workers: as of `expected_step_time`; shapes of N and tau
+            broadcast.
         communication: T^c, seconds, at least 0.
         stop: "preempt" or "between", see `stopping.stopped`.
         step_time: E T, seconds without communication, measured, say.
@@ -148,15 +170,20 @@ def expected_speedup(
         The speedup at each threshold. Where a step takes no time: 0.
 
     Raises:
-        ValueError: as of `expected_step_time`; communication that is negative or not finite; a step time that is not finite and above 0;
-            both step_time and approximate.
+        ValueError: as of `expected_step_time`; communication that is negative or not finite; a step
+            time that is not finite and above 0; both step_time and approximate.
 
-    Source: Giladi et al., "DropCompute", appendix C.2. Printed there is E T for E T + T^c above the line, with communication in E T
-        (equation 12), which min() then counts twice: without a threshold that would be a speedup below 1.
+    Source: Giladi et al., "DropCompute", appendix C.2. Printed there is E T for E T + T^c above the
+    line, with communication in E T
+        (equation 12), which min() then counts twice: without a threshold that would be a speedup
+            below 1.
     """
     where = "dropcompute.expected_speedup"
     if approximate and step_time is not None:
-        raise ValueError(f"{where}: step_time = {step_time} and approximate = True: need one of the two: both are where E T is from")
+        raise ValueError(
+            f"{where}: step_time = {step_time} and approximate = True: need one of the two: both "
+            "are where E T is from"
+        )
     need_seconds(where, "communication", communication)
     model = _model(where, mean, std, micro_batches, stop)
     tau, N = _together(where, thresholds, workers)
@@ -174,14 +201,17 @@ def expected_speedup(
 
 
 @checks.arguments
-def expected_threshold(mean: float, std: float, micro_batches: int, communication: float = 0.0) -> float:
-    r"""The preemptive threshold that is best where it is always reached, whatever the number of workers.
+def expected_threshold(
+    mean: float, std: float, micro_batches: int, communication: float = 0.0
+) -> float:
+    r"""The preemptive threshold that is best where it is always reached, whatever the number of
+    workers.
 
     $$ \tau^* = \operatorname{argmax}_{\tau \ge M \mu / 2} \frac{1}{\tau + T^c}
        \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt m \sigma}\Big) $$
 
-    There may be a maximum for each micro-batch: the best is looked for where each of them is ready. Below $M \mu / 2$ (assumption C.3) the
-    model is not to be trusted.
+    There may be a maximum for each micro-batch: the best is looked for where each of them is ready.
+    Below $M \mu / 2$ (assumption C.3) the model is not to be trusted.
 
     Args:
         mean, std, micro_batches: as of `expected_step_time`.
@@ -191,7 +221,8 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
         tau, seconds.
 
     Raises:
-        ValueError: as of `expected_step_time`; more than 10^5 micro-batches; communication that is negative or not finite.
+        ValueError: as of `expected_step_time`; more than 10^5 micro-batches; communication that is
+            negative or not finite.
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
@@ -201,7 +232,10 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     model = _model(where, mean, std, micro_batches, "preempt")
     need_seconds(where, "communication", communication)
     if micro_batches > _MOST:
-        raise ValueError(f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}: each has a maximum of its own")
+        raise ValueError(
+            f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}: each has a "
+            "maximum of its own"
+        )
 
     def rate(tau: Any) -> Any:
         return _micro_batches(model, np.asarray(tau)) / (tau + communication)
@@ -209,17 +243,23 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     grid = _where_ready(model)
     best = int(np.argmax(rate(grid)))
     around = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
-    # Relative to the best point of the grid, since the accuracy of the search is relative to the number that it looks for.
+    # Relative to the best point of the grid, since the accuracy of the search is relative to the
+    # number that it looks for.
     moved = minimize_scalar(
-        lambda by: -rate(grid[best] + by), bounds=around - grid[best], method="bounded", options={"xatol": 1e-9 * std}
+        lambda by: -rate(grid[best] + by),
+        bounds=around - grid[best],
+        method="bounded",
+        options={"xatol": 1e-9 * std},
     ).x
     return float(max(grid[best], grid[best] + moved, key=rate))
 
 
 def _where_ready(model: _Model) -> np.ndarray:
-    """Seconds from M mu / 2 on, in order and a fraction of a standard deviation apart, where some micro-batch may become ready.
+    """Seconds from M mu / 2 on, in order and a fraction of a standard deviation apart, where some
+    micro-batch may become ready.
 
-    Those that become ready at times of their own have points around each; where their times overlap, all have the same points.
+    Those that become ready at times of their own have points around each; where their times
+    overlap, all have the same points.
     """
     m = np.arange(1, model.micro_batches + 1)
     mean, std, least = model.mean, np.sqrt(m) * model.std, model.micro_batches * model.mean / 2
@@ -229,7 +269,8 @@ def _where_ready(model: _Model) -> np.ndarray:
     common = np.zeros(0)
     if together.size:
         first = max(least, together[0] * mean - 8 * std[together[0] - 1])
-        # Of m micro-batches the standard deviation is sqrt(m) std: in the root of time, points are equally far apart.
+        # Of m micro-batches the standard deviation is sqrt(m) std: in the root of time, points are
+        # equally far apart.
         ends = np.sqrt(first), np.sqrt(m[-1] * mean + 9 * std[-1])
         steps = int((ends[1] - ends[0]) * 2 * np.sqrt(mean) / model.std / _APART) + 2
         common = np.linspace(*ends, steps) ** 2
@@ -264,9 +305,13 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
     from scipy.special import ndtri  # noqa: PLC0415 (training is spared its import)
 
     if (N < 2).any():
-        raise ValueError(f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite")
+        raise ValueError(
+            f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite"
+        )
     mean, std = model.whole
-    return mean - std * ((1 - np.euler_gamma) * ndtri(1 / N) + np.euler_gamma * ndtri(1 / (np.e * N)))
+    return mean - std * (
+        (1 - np.euler_gamma) * ndtri(1 / N) + np.euler_gamma * ndtri(1 / (np.e * N))
+    )
 
 
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
@@ -274,7 +319,8 @@ def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
 
     most = model.micro_batches - (model.stop == "between")
     times, reach = np.ravel(tau), _REACH * model.std / model.mean
-    # Those that are ready for certain, and those that may be: within so many standard deviations of tau.
+    # Those that are ready for certain, and those that may be: within so many standard deviations of
+    # tau.
     middle = np.minimum(times / model.mean, most + reach**2 + reach * np.sqrt(most) + 1)
     width = np.ceil(reach**2 / 2 + reach * np.sqrt(reach**2 / 4 + middle)) + 1
     before = np.clip(np.floor(middle - width), 0, most)
@@ -295,10 +341,17 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
     for what, seconds in (("mean", mean), ("std", std)):
         need_seconds(where, what, seconds, positive=True)
     if mean > 1e6 * std:
-        raise ValueError(f"{where}: mean = {mean}, std = {std}: need a std of at least a millionth of the mean: below, all take the mean")
+        raise ValueError(
+            f"{where}: mean = {mean}, std = {std}: need a std of at least a millionth of the "
+            "mean: below, all take the mean"
+        )
     if std > 1e6 * mean:
-        raise ValueError(f"{where}: mean = {mean}, std = {std}: need a std of at most a million times the mean")
-    return _Model(float(mean), float(std), checks.positive_int(f"{where}: micro_batches", micro_batches), stop)
+        raise ValueError(
+            f"{where}: mean = {mean}, std = {std}: need a std of at most a million times the mean"
+        )
+    return _Model(
+        float(mean), float(std), checks.positive_int(f"{where}: micro_batches", micro_batches), stop
+    )
 
 
 def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -306,12 +359,18 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
     need_seconds(where, "thresholds", thresholds, finite=False)
     N = np.asarray(workers)
     if not np.issubdtype(N.dtype, np.integer) or not (N >= 1).all():
-        raise ValueError(f"{where}: workers = {checks.shown(workers)}: need an integer, at least 1, or an array of them")
+        raise ValueError(
+            f"{where}: workers = {checks.shown(workers)}: need an integer, at least 1, or an "
+            "array of them"
+        )
     tau = np.asarray(thresholds, float)
     try:
         tau, N = np.broadcast_arrays(tau, N)
     except ValueError:
-        raise ValueError(f"{where}: thresholds {list(tau.shape)} for workers {list(N.shape)}: need shapes that broadcast") from None
+        raise ValueError(
+            f"{where}: thresholds {list(tau.shape)} for workers {list(N.shape)}: need shapes that "
+            "broadcast"
+        ) from None
     return tau, N
 
 
@@ -319,7 +378,8 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
 
 
 def _capped(cap: Any, N: np.ndarray) -> Any:
-    r"""$\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z, $z - \int_{-\infty}^z \Phi(x)^N dx$.
+    r"""$\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z,
+    $z - \int_{-\infty}^z \Phi(x)^N dx$.
 
     Args:
         cap: z, any shape; where it is infinite, the mean of the largest of N.
@@ -333,14 +393,18 @@ def _capped(cap: Any, N: np.ndarray) -> Any:
 
 
 def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: np.ndarray) -> Any:
-    r"""What a check between micro-batches adds to $\mathbb E \min(\tau, T)$, $\int_\tau^\infty 1 - P(S \le x)^N dx$, in seconds.
+    r"""What a check between micro-batches adds to $\mathbb E \min(\tau, T)$,
+    $\int_\tau^\infty 1 - P(S \le x)^N dx$, in seconds.
 
-    A worker is beyond $x > \tau$ if one of its M micro-batches begins at u, at tau at the latest, and ends beyond x:
+    A worker is beyond $x > \tau$ if one of its M micro-batches begins at u, at tau at the latest,
+    and ends beyond x:
 
-    $$ P(S > x) = \bar\Phi\Big(\frac{x - \mu}{\sigma}\Big) + \int_{-\infty}^\tau \sum_{m=1}^{M-1} p_m(u)\,
+    $$ P(S > x) = \bar\Phi\Big(\frac{x - \mu}{\sigma}\Big) + \int_{-\infty}^\tau \sum_{m=1}^{M-1}
+    p_m(u)\,
        \bar\Phi\Big(\frac{x - u - \mu}{\sigma}\Big) du $$
 
-    with $p_m$ the density of $T^{(m)}$: both factors change over $\sigma$ or more, so that the rule is Gauss's on pieces of that length.
+    with $p_m$ the density of $T^{(m)}$: both factors change over $\sigma$ or more, so that the rule
+    is Gauss's on pieces of that length.
 
     Args:
         tau: seconds, any shape; infinity: nothing is added.
@@ -349,7 +413,8 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
         N: workers, of tau's shape.
 
     Raises:
-        ValueError: a standard deviation so small, or so many micro-batches and thresholds, that it would take minutes.
+        ValueError: a standard deviation so small, or so many micro-batches and thresholds, that it
+            would take minutes.
     """
     from scipy.special import ndtr  # noqa: PLC0415 (training is spared its import)
 
@@ -357,16 +422,21 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
     pieces = int(np.ceil(longest / std))
     if pieces * _NODES.size * max(1, tau.size) * max(_LEAST, micro_batches) > _MOST_NODES:
         raise ValueError(
-            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches and {tau.size} thresholds takes minutes"
-            ' between micro-batches; expected a larger std, fewer micro-batches or thresholds, or stop="preempt"'
+            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches "
+            f"and {tau.size} thresholds takes minutes"
+            " between micro-batches; expected a larger std, fewer micro-batches or thresholds, or "
+            'stop="preempt"'
         )
     width = longest / pieces
-    before = ((np.arange(pieces)[:, None] + (_NODES + 1) / 2) * width).ravel()  # tau - u: who begins earlier is not beyond it
+    # tau - u: who begins earlier is not beyond it
+    before = ((np.arange(pieces)[:, None] + (_NODES + 1) / 2) * width).ravel()
     started = np.zeros((*tau.shape, before.size))
     for m in range(1, micro_batches):
         scale = np.sqrt(m) * std
         with np.errstate(over="ignore"):  # far beyond all of them
-            started += np.exp(-(((tau[..., None] - before - m * mean) / scale) ** 2) / 2) / (scale * np.sqrt(2 * np.pi))
+            started += np.exp(-(((tau[..., None] - before - m * mean) / scale) ** 2) / 2) / (
+                scale * np.sqrt(2 * np.pi)
+            )
     started *= np.tile(_WEIGHTS / 2 * width, pieces)
 
     def some_beyond(share: float) -> Any:
@@ -384,4 +454,6 @@ def _integral(function: Callable[[float], Any], length: Any) -> Any:
 
     if not np.size(length):
         return length
-    return quad_vec(lambda share: length * function(share), 0, 1, epsabs=_ACCURACY, epsrel=0, norm="max")[0]
+    return quad_vec(
+        lambda share: length * function(share), 0, 1, epsabs=_ACCURACY, epsrel=0, norm="max"
+    )[0]

@@ -1,4 +1,6 @@
-"""Latencies of a simulated cluster, to plan with; and what DropCompute gains over more of its rounds than memory holds."""
+"""Latencies of a simulated cluster, to plan with; and what DropCompute gains over more of its
+rounds than memory holds.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,17 @@ Seconds = Annotated[float, "a number of seconds"]
 
 
 @checks.arguments
-def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations: int, key: Key, batch_size: int = 1) -> np.ndarray:
-    """Seconds of every micro-batch, drawn as rounds of a run draw them; of what goes by the clock, those at its beginning.
+def latencies(
+    cluster: Cluster,
+    workers: int,
+    micro_batches: int,
+    *,
+    iterations: int,
+    key: Key,
+    batch_size: int = 1,
+) -> np.ndarray:
+    """Seconds of every micro-batch, drawn as rounds of a run draw them; of what goes by the clock,
+    those at its beginning.
 
     Args:
         cluster: whose workers compute.
@@ -37,7 +48,12 @@ def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations:
     Raises:
         ValueError: numbers below 1, a cluster for another N, or one whose micro-batches go at once.
     """
-    numbers = {"workers": workers, "micro_batches": micro_batches, "iterations": iterations, "batch_size": batch_size}
+    numbers = {
+        "workers": workers,
+        "micro_batches": micro_batches,
+        "iterations": iterations,
+        "batch_size": batch_size,
+    }
     for name, number in numbers.items():
         checks.positive_int(f"dropcompute.latencies: {name}", number)
     cluster.need_workers(workers)
@@ -46,12 +62,19 @@ def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, key: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda i: iteration(cluster, N, M, batch_size, jax.random.fold_in(key, i)), jnp.arange(iterations))
+def _drawn(
+    cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, key: jax.Array
+) -> jax.Array:
+    return jax.lax.map(
+        lambda i: iteration(cluster, N, M, batch_size, jax.random.fold_in(key, i)),
+        jnp.arange(iterations),
+    )
 
 
 def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
-    """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the key of this iteration."""
+    """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the
+    key of this iteration.
+    """
     return _seconds(Round(jnp.int32(0), N, key, Now(cluster)), M, batch_size)
 
 
@@ -62,7 +85,9 @@ def of_round(round: Round, M: int) -> jax.Array:
 
 def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
     whole = jnp.full((round.workers, M), batch_size, jnp.int32)
-    return round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
+    return round.cluster.latencies(
+        round._replace(work=Work(whole, whole)), jnp.arange(round.workers)
+    )
 
 
 class Estimate(NamedTuple):
@@ -104,16 +129,20 @@ def simulated(
     stop: Stop = "preempt",
     chunk: int = 256,
 ) -> Simulated:
-    r"""What `step_time`, `drop_rate` and `effective_speedup` say of `latencies(..., iterations=rounds, key=key)`, without storing them.
+    r"""What `step_time`, `drop_rate` and `effective_speedup` say of
+    `latencies(..., iterations=rounds, key=key)`, without storing them.
 
-    Rounds are drawn and counted one after the other in a compiled loop. Of a chunk of them it gives back two numbers for each round and
-    threshold, which are added up in float64: memory is that of one round and one chunk, however many rounds there are.
+    Rounds are drawn and counted one after the other in a compiled loop. Of a chunk of them it gives
+    back two numbers for each round and threshold, which are added up in float64: memory is that of
+    one round and one chunk, however many rounds there are.
 
     Args:
-        cluster: whose workers compute; of what goes by the clock, seconds are those at its beginning.
+        cluster: whose workers compute; of what goes by the clock, seconds are those at its
+            beginning.
         workers: N.
         micro_batches: M, each of one sample.
-        thresholds: tau, seconds, any shape; infinity drops nothing: the mean step without DropCompute.
+        thresholds: tau, seconds, any shape; infinity drops nothing: the mean step without
+            DropCompute.
         rounds: at least 2, each with draws of its own.
         key: of the draws.
         communication: T^c, seconds of each round.
@@ -124,10 +153,11 @@ def simulated(
         Means over rounds with their standard errors, numpy's.
 
     Raises:
-        ValueError: numbers below 1, or one round only; seconds that are negative or NaN; a cluster for another N, or one whose
-            micro-batches go at once; an unknown stop.
+        ValueError: numbers below 1, or one round only; seconds that are negative or NaN; a cluster
+            for another N, or one whose micro-batches go at once; an unknown stop.
 
-    Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
+    Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
+    compute variance reduction",
         equation 6 and appendix B.1.
     """
     where = "dropcompute.simulated"
@@ -145,22 +175,44 @@ def simulated(
         taus = np.asarray(thresholds, np.float32)
     shift = total = squares = np.zeros((3, taus.size))
     for first in range(0, rounds, chunk):
-        values = _chunk(cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, taus.ravel())
+        values = _chunk(
+            cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, taus.ravel()
+        )
         count, step, whole = (np.asarray(each, float)[: rounds - first] for each in values)
         share = count / (workers * micro_batches)
         gained = speedup(Iteration(share, step, whole[:, None], float(communication)))
         each = np.stack([step, share * micro_batches, gained], axis=1)
         if not first:
             shift = each.mean(axis=0)  # so that nothing large is subtracted from something as large
-        total, squares = total + (each - shift).sum(axis=0), squares + ((each - shift) ** 2).sum(axis=0)
-    means, errors = shift + total / rounds, np.sqrt(np.maximum(squares - total**2 / rounds, 0) / (rounds - 1) / rounds)
-    return Simulated(*(Estimate(mean.reshape(taus.shape), error.reshape(taus.shape)) for mean, error in zip(means, errors, strict=True)))
+        total, squares = (
+            total + (each - shift).sum(axis=0),
+            squares + ((each - shift) ** 2).sum(axis=0),
+        )
+    means, errors = (
+        shift + total / rounds,
+        np.sqrt(np.maximum(squares - total**2 / rounds, 0) / (rounds - 1) / rounds),
+    )
+    return Simulated(
+        *(
+            Estimate(mean.reshape(taus.shape), error.reshape(taus.shape))
+            for mean, error in zip(means, errors, strict=True)
+        )
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _chunk(cluster: Cluster, N: int, M: int, stop: Stop, size: int, key: jax.Array, first: Any, thresholds: jax.Array):
-    """Of so many rounds: how many micro-batches are computed and the slowest worker's seconds at each threshold, `[size, thresholds]`, and
-    its seconds without one, `[size]`."""
+def _chunk(
+    cluster: Cluster,
+    N: int,
+    M: int,
+    stop: Stop,
+    size: int,
+    key: jax.Array,
+    first: Any,
+    thresholds: jax.Array,
+):
+    """Of so many rounds: how many micro-batches are computed and the slowest worker's seconds at
+    each threshold, `[size, thresholds]`, and its seconds without one, `[size]`."""
 
     def one_round(i):
         times = iteration(cluster, N, M, 1, jax.random.fold_in(key, i))

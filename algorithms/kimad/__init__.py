@@ -1,4 +1,6 @@
-"""Kimad: compression that follows the bandwidth. The method is `algorithms.kimad_sgd`; here is what it is made of."""
+"""Kimad: compression that follows the bandwidth. The method is `algorithms.kimad_sgd`; here is what
+it is made of.
+"""
 
 from algorithms.kimad.allocation import allocate, one_for_all
 from algorithms.kimad.budgets import Budget, budget

@@ -1,4 +1,6 @@
-"""How many bits a round's time leaves for a message, and the budgets of a round, of what monitors report."""
+"""How many bits a round's time leaves for a message, and the budgets of a round, of what monitors
+report.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from algorithms.kimad.monitors import Monitor
 from dsgd import checks
 from dsgd.base import Measured, PyTree, Round
 
-Numbers = Annotated[float | Sequence[float] | np.ndarray | jax.Array, "a number, or a list or an array of numbers"]
+Numbers = Annotated[
+    float | Sequence[float] | np.ndarray | jax.Array, "a number, or a list or an array of numbers"
+]
 
-LARGEST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest float32 that is a uint32
+# the largest float32 that is a uint32
+LARGEST = float(np.nextafter(np.float32(2**32), np.float32(0)))
 
 
 class Budget(NamedTuple):
@@ -27,16 +32,24 @@ class Budget(NamedTuple):
 
 
 @checks.arguments
-def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congestion: Numbers = 1.0, down: Numbers | None = None) -> Budget:
-    r"""The bits that fill a round: one message up and one down take what computation leaves of its time.
+def budget(
+    up: Numbers,
+    round_time: Numbers,
+    computation: Numbers = 0.0,
+    congestion: Numbers = 1.0,
+    down: Numbers | None = None,
+) -> Budget:
+    r"""The bits that fill a round: one message up and one down take what computation leaves of its
+    time.
 
     $$ \frac{c_u}{B_u} + \frac{c_d}{B_d} = t - T_{comp}, \quad \frac{c_d}{B_d} = a \frac{c_u}{B_u}
-       \qquad\Rightarrow\qquad c_u = B_u \frac{t - T_{comp}}{1 + a}, \quad c_d = a B_d \frac{t - T_{comp}}{1 + a} $$
+       \qquad\Rightarrow\qquad c_u = B_u \frac{t - T_{comp}}{1 + a}, \quad c_d = a B_d \frac{t -
+       T_{comp}}{1 + a} $$
 
     With a = 1 the first is equation 2. With a = 0 all the time is the uplink's.
 
-    In the paper both messages are as long, and a bit of the second takes a times as long as one of the first: $B_d = B_u / a$, so that
-    $c_d = c_u$.
+    In the paper both messages are as long, and a bit of the second takes a times as long as one of
+    the first: $B_d = B_u / a$, so that $c_d = c_u$.
 
     Args:
         up: $B_u$, bits per second of the uplink, any shape.
@@ -46,8 +59,8 @@ def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congest
         down: $B_d$, of the downlink; None: $B_u / a$, the paper's.
 
     Raises:
-        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion that is not finite; shapes that do not
-            fit together.
+        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion
+            that is not finite; shapes that do not fit together.
 
     Source: Xin et al., "Kimad", section 3.1.
     """
@@ -59,7 +72,9 @@ def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congest
     ):
         _need("kimad.budget", what, value, least, lambda x: x >= 0)
     need_times("kimad.budget", round_time, congestion)
-    _need_one_shape(up=up, down=given, round_time=round_time, computation=computation, congestion=congestion)
+    _need_one_shape(
+        up=up, down=given, round_time=round_time, computation=computation, congestion=congestion
+    )
     times = message_seconds(round_time, computation, congestion)
     to_server = bits(up, times.up)
     return Budget(to_server, to_server if down is None else bits(down, times.down))
@@ -82,19 +97,35 @@ def bits(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
 
 
 def _real(values: Numbers) -> jax.Array:
-    """In float32 at least: differences of small integers, and products of half precision, would overflow."""
+    """In float32 at least: differences of small integers, and products of half precision, would
+    overflow.
+    """
     array = jnp.asarray(values)
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if array.dtype.itemsize < 4 else array
+    return (
+        array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        if array.dtype.itemsize < 4
+        else array
+    )
 
 
 def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
     """Raises a ValueError where a round has no time, or a is no number >= 0."""
-    _need(caller, "round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x))
-    _need(caller, "congestion", congestion, "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
+    _need(
+        caller, "round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x)
+    )
+    _need(
+        caller,
+        "congestion",
+        congestion,
+        "a finite number >= 0",
+        lambda x: (x >= 0) & np.isfinite(x),
+    )
 
 
 def whole_bits(budget: jax.Array) -> jax.Array:
-    """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can be."""
+    """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can
+    be.
+    """
     return jnp.minimum(jnp.where(jnp.isnan(budget), LARGEST, budget), LARGEST).astype(jnp.uint32)
 
 
@@ -112,7 +143,9 @@ def _need_one_shape(**values: Numbers) -> None:
         np.broadcast_shapes(*shapes.values())
     except ValueError:
         given = ", ".join(f"{what} {list(shape)}" for what, shape in shapes.items())
-        raise ValueError(f"kimad.budget: {given}: need numbers, or arrays whose shapes broadcast") from None
+        raise ValueError(
+            f"kimad.budget: {given}: need numbers, or arrays whose shapes broadcast"
+        ) from None
 
 
 # --- A round.
@@ -126,7 +159,9 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The budgets in bits, of each worker `[N]` and of the server, and what they come of, for the history."""
+    """The budgets in bits, of each worker `[N]` and of the server, and what they come of, for the
+    history.
+    """
 
     up: jax.Array
     down: jax.Array
@@ -169,7 +204,8 @@ def of_round(
     """
     ids, computing = jnp.arange(round.workers), _computing(computation, round, period)
     longest = jnp.max(computing)
-    begin = computing - (1 - 1 / period) * longest  # by this round's clock: rounds before it have computed, too
+    # by this round's clock: rounds before it have computed, too
+    begin = computing - (1 - 1 / period) * longest
     up_seconds = message_seconds(round_time, computing, congestion).up
     down_seconds = message_seconds(round_time, longest, congestion).down
     if round.cluster is None:
@@ -177,10 +213,18 @@ def of_round(
     else:
         arrived = jnp.max(begin + up_seconds) + round.cluster.latency
         true_up, _ = round.cluster.bandwidths(round, ids, begin, up_seconds)
-        _, true_down = round.cluster.bandwidths(round, ids, arrived + round.cluster.latency, down_seconds)
+        _, true_down = round.cluster.bandwidths(
+            round, ids, arrived + round.cluster.latency, down_seconds
+        )
     up, down = monitor.estimate(memory.up, true_up), monitor.estimate(memory.down, true_down)
-    to_all = jnp.where(jnp.asarray(congestion) > 0, bits(jnp.min(down), down_seconds), jnp.inf)  # if its time is neglected, it has no bound
-    shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
+    # if its time is neglected, it has no bound
+    to_all = jnp.where(jnp.asarray(congestion) > 0, bits(jnp.min(down), down_seconds), jnp.inf)
+    shown = {
+        "estimated_up": up,
+        "estimated_down": down,
+        "bandwidth_up": true_up,
+        "bandwidth_down": true_down,
+    }
     return Plan(bits(up, up_seconds), to_all, {} if round.cluster is None else shown)
 
 

@@ -22,8 +22,10 @@ class Choices(NamedTuple):
     r"""$\Omega$, a set of compressors.
 
     Args:
-        sizes: (d, type of the elements) -> bits of each one's message for d elements, a list of ints.
-        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; what `send` needs to know of x, a pytree).
+        sizes: (d, type of the elements) -> bits of each one's message for d elements, a list of
+            ints.
+        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; what
+            `send` needs to know of x, a pytree).
         send: (x `[d]`, what `look` found, j, an int32 scalar) -> $C_j(x)$ `[d]`.
         delta: d -> the contraction that they all are, or None where one states none.
         number: how many there are.
@@ -42,10 +44,11 @@ class Choices(NamedTuple):
 
 @checks.arguments
 def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
-    r"""The k largest elements by magnitude, $k = \lceil r d \rceil$ for each ratio r; all of them come of one sort.
+    r"""The k largest elements by magnitude, $k = \lceil r d \rceil$ for each ratio r; all of them
+    come of one sort.
 
-    A message is `compressors.top_k(r)`'s, values and packed places; where the vector itself is no longer than that, it is sent as it is,
-    and its error is 0.
+    A message is `compressors.top_k(r)`'s, values and packed places; where the vector itself is no
+    longer than that, it is sent as it is, and its error is 0.
 
     Args:
         ratios: k / d, in (0, 1].
@@ -56,7 +59,9 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
     Source: Xin et al., "Kimad", sections 4.2 and 4.3.
     """
     if np.ndim(ratios) != 1 or not len(ratios):
-        raise ValueError(f"kimad.top_k: ratios = {checks.shown(ratios)}; need a list of at least one in (0, 1]")
+        raise ValueError(
+            f"kimad.top_k: ratios = {checks.shown(ratios)}; need a list of at least one in (0, 1]"
+        )
     ratios = [float(ratio) for ratio in ratios]
     for ratio in ratios:
         if not 0 < ratio <= 1:
@@ -70,13 +75,18 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
     def kept(d: int, dtype: Any) -> list[int]:
         """How many elements come with each choice."""
         whole = 8 * np.dtype(dtype).itemsize * d
-        return [d if bits == whole else sparsification.kept(ratio, d) for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)]
+        return [
+            d if bits == whole else sparsification.kept(ratio, d)
+            for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)
+        ]
 
     def look(key, x):
         order = lax.sort(xla.ranks(wide(x)))  # integers, which are sorted faster than floats
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
         left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
-        return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(jnp.float32), order
+        return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(
+            jnp.float32
+        ), order
 
     def send(x, order, choice):
         d, ranks = x.shape[0], xla.ranks(wide(x))
@@ -84,7 +94,11 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         least = order[d - k]
         ties = ranks == least  # of equals, the first
         room = k - jnp.sum(ranks > least, dtype=jnp.int32)
-        return jnp.where((ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)), x, jnp.zeros((), x.dtype))
+        return jnp.where(
+            (ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)),
+            x,
+            jnp.zeros((), x.dtype),
+        )
 
     def delta(d: int) -> float:
         return min(sparsification.kept(ratio, d) for ratio in ratios) / d
@@ -94,7 +108,8 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
 
 @checks.arguments
 def any_of(compressors: Sequence[Compressor]) -> Choices:
-    """Any compressors whose messages for d elements are all as long; each layer is compressed once by every one of them.
+    """Any compressors whose messages for d elements are all as long; each layer is compressed once
+    by every one of them.
 
     Args:
         compressors: all layer by layer, or all of the whole model.
@@ -106,17 +121,26 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
         raise ValueError("kimad.any_of: compressors = []: need at least one")
     if len({compressor.layer_wise for compressor in compressors}) > 1:
         names = ", ".join(compressor.name for compressor in compressors)
-        raise ValueError(f"kimad.any_of: compressors {names}: need all layer by layer, or all of compressors.whole_model")
+        raise ValueError(
+            f"kimad.any_of: compressors {names}: need all layer by layer, or all of "
+            "compressors.whole_model"
+        )
 
     def size(compressor: Compressor, d: int, dtype: Any) -> int:
         bits = fixed_bits(compressor, d, dtype)
         if bits is None:
-            raise ValueError(f"{compressor.name}: its messages are of random length; need one whose length is known before it is chosen")
+            raise ValueError(
+                f"{compressor.name}: its messages are of random length; need one whose length is "
+                "known before it is chosen"
+            )
         return bits
 
     def look(key, x):
         keys = jax.random.split(key, len(compressors))
-        each = [encode(compressor, key, x).decoded.astype(x.dtype) for compressor, key in zip(compressors, keys, strict=True)]
+        each = [
+            encode(compressor, key, x).decoded.astype(x.dtype)
+            for compressor, key in zip(compressors, keys, strict=True)
+        ]
         decoded = jnp.stack(each)
         return jnp.sum((wide(decoded) - wide(x)[None]) ** 2, axis=1).astype(jnp.float32), decoded
 
@@ -143,7 +167,11 @@ def whole_model(choices: Choices) -> Choices:
     Args:
         choices: any.
     """
-    return choices._replace(layer_wise=False, name=f"whole_model({choices.name})") if choices.layer_wise else choices
+    return (
+        choices._replace(layer_wise=False, name=f"whole_model({choices.name})")
+        if choices.layer_wise
+        else choices
+    )
 
 
 def _magnitudes(ranks: jax.Array, dtype: Any) -> jax.Array:
@@ -151,4 +179,6 @@ def _magnitudes(ranks: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _listed(ratios: Sequence[float]) -> str:
-    return ", ".join(f"{ratio:g}" for ratio in ratios) if len(ratios) <= 3 else f"{len(ratios)} ratios"
+    return (
+        ", ".join(f"{ratio:g}" for ratio in ratios) if len(ratios) <= 3 else f"{len(ratios)} ratios"
+    )

@@ -1,4 +1,6 @@
-"""The messages of a round: those of all workers, the server's step, and its answer. Of each layer a message has what the rule chooses."""
+"""The messages of a round: those of all workers, the server's step, and its answer. Of each layer a
+message has what the rule chooses.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,18 @@ class Server(NamedTuple):
 
 
 class Worker(NamedTuple):
-    r"""Each worker's state besides $\hat x$: $\hat u_m$ and the memory of its $A^{update}$; leaves `[n, ...]`."""
+    r"""Each worker's state besides $\hat x$: $\hat u_m$ and the memory of its $A^{update}$; leaves
+    `[n, ...]`.
+    """
 
     estimate: PyTree
     memory: PyTree
 
 
 class Terms(NamedTuple):
-    """Arguments of `kimad_sgd`: the set of compressors of each end; T_comp and w_m as arrays, or None."""
+    """Arguments of `kimad_sgd`: the set of compressors of each end; T_comp and w_m as arrays, or
+    None.
+    """
 
     optimizer: optax.GradientTransformation
     up: Choices
@@ -61,7 +67,9 @@ class Terms(NamedTuple):
     warm_up: int
 
 
-def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round: Communicator) -> tuple[Server, PyTree]:
+def exchange(
+    terms: Terms, server: Server, known: PyTree, own: Gradients, round: Communicator
+) -> tuple[Server, PyTree]:
     """Lines 10 to 15 of Algorithm 1, and 3 to 8 of the next round.
 
     Args:
@@ -75,7 +83,15 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
         The server's state and the estimators after it.
     """
     N = round.workers
-    plan = budgets.of_round(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)
+    plan = budgets.of_round(
+        terms.monitor,
+        server.links,
+        round,
+        terms.round_time,
+        terms.computation,
+        terms.congestion,
+        terms.period,
+    )
     everything = round.step // terms.period < terms.warm_up
     up_key, down_key = jax.random.split(round.next_key())
 
@@ -83,11 +99,17 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
         return compress(terms.up, terms.rule, key, news, budget, everything)
 
     difference = jax.tree.map(jnp.subtract, own, known)
-    sent = jax.vmap(of_worker)(workers.keys(up_key, N), communication.flat(difference, terms.up.layer_wise), workers.own(plan.up, N))
+    sent = jax.vmap(of_worker)(
+        workers.keys(up_key, N),
+        communication.flat(difference, terms.up.layer_wise),
+        workers.own(plan.up, N),
+    )
     seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
     with round.unrecorded():  # the sum, which the server makes of the messages
         news = _weighted_sum(seen, terms.weights, N)
-        bits, errors, missing, wrong = workers.gather((sent.bits, sent.error, sent.missing, sent.outside))
+        bits, errors, missing, wrong = workers.gather(
+            (sent.bits, sent.error, sent.missing, sent.outside)
+        )
     total = jax.tree.map(jnp.add, server.updates, news)
     model = optimizers.step(terms.optimizer, server.model, total)
 
@@ -99,12 +121,23 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
 
     most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
     after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
-    sizes = {"message_up": bits.astype(jnp.float32), "message_down": answer.bits.astype(jnp.float32)}
+    sizes = {
+        "message_up": bits.astype(jnp.float32),
+        "message_down": answer.bits.astype(jnp.float32),
+    }
     round.log(**plan.shown, **sizes, error_up=errors, error_down=answer.error)
-    for words, choice in ((_words("to", terms.up), indices.first(wrong)), (_words("from", terms.down), answer.outside)):
+    for words, choice in (
+        (_words("to", terms.up), indices.first(wrong)),
+        (_words("from", terms.down), answer.outside),
+    ):
         round.refuse_if(~jnp.isnan(choice), words, choice)
     n = sent.bits.shape[0]
-    round.sent(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), network.star, simulated=True)
+    round.sent(
+        counts.of(sent.bits, n),
+        counts.of(jnp.broadcast_to(answer.bits, (n,)), n),
+        network.star,
+        simulated=True,
+    )
     return after, jax.tree.map(jnp.add, known, seen)
 
 
@@ -144,20 +177,34 @@ class Message(NamedTuple):
     outside: jax.Array
 
 
-def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:
-    """One sender's message, of a tree of vectors `[d]`: each with the compressor that the rule chooses, or all as they are."""
+def compress(
+    choices: Choices,
+    rule: Callable,
+    key: jax.Array,
+    tree: PyTree,
+    budget: jax.Array,
+    everything: jax.Array,
+) -> Message:
+    """One sender's message, of a tree of vectors `[d]`: each with the compressor that the rule
+    chooses, or all as they are.
+    """
     vectors, treedef = jax.tree.flatten(tree)
-    sizes = np.array([choices.sizes(x.shape[0], x.dtype) for x in vectors], np.int64)  # [layers, choices]
+    # [layers, choices]
+    sizes = np.array([choices.sizes(x.shape[0], x.dtype) for x in vectors], np.int64)
     whole = sum(8 * x.dtype.itemsize * x.shape[0] for x in vectors)
     header = header_bits(len(vectors), choices.number)
     smallest = int(sizes.min(axis=1).sum())
     if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
-        raise ValueError(f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32")
+        raise ValueError(
+            f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32"
+        )
     available = budgets.whole_bits(budget)
     fits = available >= smallest + header
     for_layers = jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest))
 
-    errors, found = zip(*_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True)
+    errors, found = zip(
+        *_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True
+    )
     errors = jnp.stack(errors)
     chosen = _need_choices(rule(errors, sizes, for_layers), len(vectors))
     seen = _over_equals(choices.send, vectors, found, chosen)
@@ -165,7 +212,9 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
     missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)
     return Message(
-        treedef.unflatten(jnp.where(everything, x, part) for x, part in zip(vectors, seen, strict=True)),
+        treedef.unflatten(
+            jnp.where(everything, x, part) for x, part in zip(vectors, seen, strict=True)
+        ),
         jnp.where(everything, jnp.uint32(whole), bits),
         jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
@@ -175,23 +224,39 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
 
 def _need_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
     """What a rule of one's own gave, where it is a choice for each layer."""
-    if not isinstance(chosen, jax.Array | np.ndarray) or chosen.shape != (layers,) or not jnp.issubdtype(chosen.dtype, jnp.integer):
-        raise ValueError(f"kimad_sgd: the rule gives {checks.typed(chosen)}: need the choice of each layer, int32 [{layers}]")
+    if (
+        not isinstance(chosen, jax.Array | np.ndarray)
+        or chosen.shape != (layers,)
+        or not jnp.issubdtype(chosen.dtype, jnp.integer)
+    ):
+        raise ValueError(
+            f"kimad_sgd: the rule gives {checks.typed(chosen)}: need the choice of each layer, "
+            f"int32 [{layers}]"
+        )
     return chosen
 
 
 def header_bits(layers: int, choices: int) -> int:
-    """What says which compressor each layer has, packed in the width that takes fewest bits: of few layers, it is a byte each."""
+    """What says which compressor each layer has, packed in the width that takes fewest bits: of few
+    layers, it is a byte each.
+    """
     bits = codecs.index_bits(choices)
-    return min(codecs.packed_bits(width, layers) for width in range(bits, codecs.BYTE * -(-bits // codecs.BYTE) + 1))
+    return min(
+        codecs.packed_bits(width, layers)
+        for width in range(bits, codecs.BYTE * -(-bits // codecs.BYTE) + 1)
+    )
 
 
 def _over_equals(function: Callable, *arguments: Any) -> list[Any]:
-    """The function of each layer's arguments. Layers of equal shapes go in one `vmap`: a deep model has few kinds of them to compile."""
+    """The function of each layer's arguments. Layers of equal shapes go in one `vmap`: a deep model
+    has few kinds of them to compile.
+    """
     layers = list(zip(*arguments, strict=True))
     kinds: dict[Any, list[int]] = {}
     for i, layer in enumerate(layers):
-        kinds.setdefault(tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(layer)), []).append(i)
+        kinds.setdefault(
+            tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(layer)), []
+        ).append(i)
     results: list[Any] = [None] * len(layers)
     for alike in kinds.values():
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[i] for i in alike))

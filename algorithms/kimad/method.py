@@ -45,51 +45,66 @@ def kimad_sgd(
     warm_up: int = 0,
     too_small: Literal["wait", "error"] = "wait",
 ) -> Algorithm:
-    r"""Kimad: EF21 in both directions, in which workers and server choose a compressor for each layer in every round, so that the message
-    fills the time that the round has for it.
+    r"""Kimad: EF21 in both directions, in which workers and server choose a compressor for each
+    layer in every round, so that the message fills the time that the round has for it.
 
-    $$ \hat u_m^k = \hat u_m^{k-1} + C_m^k(u_m^k - \hat u_m^{k-1}), \quad u_m^k = A^{update}_m(\hat x^k), \qquad
+    $$ \hat u_m^k = \hat u_m^{k-1} + C_m^k(u_m^k - \hat u_m^{k-1}), \quad u_m^k = A^{update}_m(\hat
+    x^k), \qquad
        x^{k+1} = x^k - \gamma^k \sum_m w_m \hat u_m^k $$
-    $$ \hat x^{k+1} = \hat x^k + C^{k+1}(x^{k+1} - \hat x^k), \qquad C = A^{compress}(\Omega, \cdot, \hat B, t) $$
+    $$ \hat x^{k+1} = \hat x^k + C^{k+1}(x^{k+1} - \hat x^k), \qquad C = A^{compress}(\Omega, \cdot,
+    \hat B, t) $$
 
-    A worker's $\hat B$ is its monitor's estimate of its own uplink. The server sends one message to all; its $\hat B$ is the estimate of
-    the slowest downlink. `kimad.budget` converts it to bits, and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+);
-    with `kimad.whole_model(...)` there is one layer. Before a link has carried a message (and without a cluster) its messages are the
-    most accurate of the set. Estimates of updates start at 0, that of the model at $x_0$, so that the first message of Algorithm 1 is
-    empty, and not sent: a round ends with the server's message.
+    A worker's $\hat B$ is its monitor's estimate of its own uplink. The server sends one message to
+    all; its $\hat B$ is the estimate of the slowest downlink. `kimad.budget` converts it to bits,
+    and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+); with
+    `kimad.whole_model(...)` there is one layer. Before a link has carried a message (and without a
+    cluster) its messages are the most accurate of the set. Estimates of updates start at 0, that of
+    the model at $x_0$, so that the first message of Algorithm 1 is empty, and not sent: a round
+    ends with the server's message.
 
-    Bits are those of the messages between each worker and the server: packed values and places, and which compressor each layer has. On
-    several devices every device computes the server's step: the traffic between devices is an all-reduce of the decoded messages, and each
-    worker's numbers for the history.
+    Bits are those of the messages between each worker and the server: packed values and places, and
+    which compressor each layer has. On several devices every device computes the server's step: the
+    traffic between devices is an all-reduce of the decoded messages, and each worker's numbers for
+    the history.
 
-    History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]` and `error_down` (the squared norm of
-    the compression error), and `missing` (the largest number of bits so far by which a message exceeded its budget); on a cluster also
-    `estimated_up`, `estimated_down` (the monitors' estimates, bits per second `[N]`), `bandwidth_up` and `bandwidth_down` (the true mean
-    bandwidths over the seconds planned for the message). All but `missing` are NaN in rounds without messages.
+    History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]`
+    and `error_down` (the squared norm of the compression error), and `missing` (the largest number
+    of bits so far by which a message exceeded its budget); on a cluster also `estimated_up`,
+    `estimated_down` (the monitors' estimates, bits per second `[N]`), `bandwidth_up` and
+    `bandwidth_down` (the true mean bandwidths over the seconds planned for the message). All but
+    `missing` are NaN in rounds without messages.
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
         compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
         round_time: t, seconds, besides latencies.
-        computation: T_comp, seconds, of all or `[N]`, before messages begin; None: all that each worker measured of its last update.
-        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; if it is 0, the downlink's time is
-            neglected, and the server's message is the most accurate of the set.
-        rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
-        monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
+        computation: T_comp, seconds, of all or `[N]`, before messages begin; None: all that each
+            worker measured of its last update.
+        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`;
+            if it is 0, the downlink's time is neglected, and the server's message is the most
+            accurate of the set.
+        rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of
+            each layer, int32 `[layers]`.
+        monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`,
+            `kimad.harmonic_mean(W)`, or `kimad.oracle`.
         down: the server's Omega; None: the same.
-        weights: w_m, `[N]`, which need not add up to 1 (the paper's experiments have 1 each); None: 1/N.
-        update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one round in H sends.
+        weights: w_m, `[N]`, which need not add up to 1 (the paper's experiments have 1 each); None:
+            1/N.
+        update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one
+            round in H sends.
         warm_up: number of rounds, of those that send, in which messages are not compressed.
-        too_small: if a message is longer than its budget, since not even the rule's smallest fits: "wait", it is sent and the round takes
-            longer; or "error", the run ends.
+        too_small: if a message is longer than its budget, since not even the rule's smallest fits:
+            "wait", it is sent and the round takes longer; or "error", the run ends.
 
     Raises:
-        ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave no time for
-            messages; negative weights; another `too_small`. At the start: weights or times for another N, a compressor that states no
-            contraction for a layer, a layer without elements, or a cluster on which workers do not participate or messages are lost. In a
-            run: "error".
+        ValueError: no compressors; one set layer by layer, the other of the whole model; times that
+            are not positive, or leave no time for messages; negative weights; another `too_small`.
+            At the start: weights or times for another N, a compressor that states no contraction
+            for a layer, a layer without elements, or a cluster on which workers do not participate
+            or messages are lost. In a run: "error".
 
-    Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023, Algorithms 1 and 3.
+    Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023,
+    Algorithms 1 and 3.
     """
     optimizers.require_descent(optimizer)
     up_set = _as_choices("compressors", compressors)
@@ -101,18 +116,35 @@ def kimad_sgd(
     if too_small not in ("wait", "error"):
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
 
-    terms = Terms(optimizer, up_set, down_set, rule, monitor, round_time, seconds, congestion, shares, update.period, warm_up)
+    terms = Terms(
+        optimizer,
+        up_set,
+        down_set,
+        rule,
+        monitor,
+        round_time,
+        seconds,
+        congestion,
+        shares,
+        update.period,
+        warm_up,
+    )
 
     def init(params, N):
         for what, values in (("weights", shares), ("computation", seconds)):
             if values is not None and values.shape not in ((), (N,)):
-                raise ValueError(f"kimad_sgd: {what} of {values.shape[0]} numbers for {N} workers: need one for each")
+                raise ValueError(
+                    f"kimad_sgd: {what} of {values.shape[0]} numbers for {N} workers: need one "
+                    "for each"
+                )
         vectors = communication.flat(workers.stack(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
             communication.need_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
         start = optimizers.start(optimizer, params)
-        server = Server(start, nothing, params, budgets.first_memory(monitor, N), jnp.zeros((), jnp.float32))
+        server = Server(
+            start, nothing, params, budgets.first_memory(monitor, N), jnp.zeros((), jnp.float32)
+        )
         return State(server, Worker(workers.stack(nothing, N), update.start(params, N)))
 
     def query(state, round):
@@ -134,8 +166,16 @@ def kimad_sgd(
             round.refuse_if(server.missing > 0, _TOO_LONG, server.missing)
         return State(server, worker)
 
-    words = [up_set.name, *([down_set.name] if down is not None else []), _name_of(rule), monitor.name, *filter(None, [update.name])]
-    return Algorithm(f"kimad_sgd({', '.join(words)})", init, query, step, lambda state: state.server.model.params)
+    words = [
+        up_set.name,
+        *([down_set.name] if down is not None else []),
+        _name_of(rule),
+        monitor.name,
+        *filter(None, [update.name]),
+    ]
+    return Algorithm(
+        f"kimad_sgd({', '.join(words)})", init, query, step, lambda state: state.server.model.params
+    )
 
 
 def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:
@@ -150,7 +190,9 @@ def _name_of(rule: Any) -> str:
     return getattr(rule, "__name__", "a rule")
 
 
-def _need_times(round_time: Number, computation: Numbers | None, congestion: Number) -> np.ndarray | jax.Array | None:
+def _need_times(
+    round_time: Number, computation: Numbers | None, congestion: Number
+) -> np.ndarray | jax.Array | None:
     """T_comp as an array."""
     for what, value in (("round_time", round_time), ("congestion", congestion)):
         if jnp.ndim(value):
@@ -160,14 +202,23 @@ def _need_times(round_time: Number, computation: Numbers | None, congestion: Num
         return computation
     seconds = np.array(computation, float)
     if seconds.ndim > 1 or not seconds.size or not (seconds >= 0).all():
-        raise ValueError(f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0, of all workers or one for each")
+        raise ValueError(
+            f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0, of all "
+            "workers or one for each"
+        )
     if not isinstance(round_time, Tracer) and not seconds.max() < round_time:
-        raise ValueError(f"kimad_sgd: round_time = {round_time} s with a computation of {seconds.max():g} s: need more, for messages")
+        raise ValueError(
+            f"kimad_sgd: round_time = {round_time} s with a computation of {seconds.max():g} s: "
+            "need more, for messages"
+        )
     return seconds
 
 
 def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     given = np.array(weights, float)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
-        raise ValueError(f"kimad_sgd: weights = {checks.shown(weights)}: need finite numbers >= 0, one for each worker, not all 0")
+        raise ValueError(
+            f"kimad_sgd: weights = {checks.shown(weights)}: need finite numbers >= 0, one for "
+            "each worker, not all 0"
+        )
     return given

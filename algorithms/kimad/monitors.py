@@ -17,8 +17,10 @@ class Monitor(NamedTuple):
 
     Args:
         start: N -> memory, a pytree of arrays.
-        observe: (memory, rates in bits per second `[N]`, NaN of links over which nothing went) -> memory, after a round.
-        estimate: (memory, true bandwidths `[N]`) -> bits per second `[N]`, NaN where it knows of none.
+        observe: (memory, rates in bits per second `[N]`, NaN of links over which nothing went) ->
+            memory, after a round.
+        estimate: (memory, true bandwidths `[N]`) -> bits per second `[N]`, NaN where it knows of
+            none.
         name: for tables.
     """
 
@@ -40,13 +42,21 @@ last: Monitor = Monitor(
 )
 r"""The last message's rate, $\hat B_{k+1} = c_k / T_k$ of $c_k$ bits that took $T_k$ seconds."""
 
-oracle: Monitor = Monitor(start=lambda N: (), observe=lambda memory, rates: memory, estimate=lambda memory, true: true, name="oracle")
-"""What nobody knows: the mean bandwidth that the link will have in the seconds that are planned for the message."""
+oracle: Monitor = Monitor(
+    start=lambda N: (),
+    observe=lambda memory, rates: memory,
+    estimate=lambda memory, true: true,
+    name="oracle",
+)
+"""What nobody knows: the mean bandwidth that the link will have in the seconds that are planned for
+the message.
+"""
 
 
 @checks.arguments
 def exponential_average(weight: float) -> Monitor:
-    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on, and afresh after one that took no time.
+    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on, and
+    afresh after one that took no time.
 
     Args:
         weight: w, in (0, 1]; with 1 it is `last`.
@@ -61,12 +71,15 @@ def exponential_average(weight: float) -> Monitor:
         moved = jnp.where(jnp.isfinite(memory), (1 - weight) * memory + weight * rates, rates)
         return jnp.where(jnp.isnan(rates), memory, moved)
 
-    return Monitor(_unknown, observe, lambda memory, true: memory, f"exponential_average({weight:g})")
+    return Monitor(
+        _unknown, observe, lambda memory, true: memory, f"exponential_average({weight:g})"
+    )
 
 
 @checks.arguments
 def harmonic_mean(window: int) -> Monitor:
-    r"""$\hat B_{k+1} = W \big/ \sum_{j < W} T_{k-j} / c_{k-j}$, of the last W messages: one that was fast for once counts for little.
+    r"""$\hat B_{k+1} = W \big/ \sum_{j < W} T_{k-j} / c_{k-j}$, of the last W messages: one that
+    was fast for once counts for little.
 
     Args:
         window: W; before so many, of as many as there were.
@@ -74,8 +87,8 @@ def harmonic_mean(window: int) -> Monitor:
     Raises:
         ValueError: a window < 1.
 
-    Source: Jiang, Sekar and Zhang, "Improving fairness, efficiency, and stability in HTTP-based adaptive video streaming with FESTIVE",
-    2012, section 4.
+    Source: Jiang, Sekar and Zhang, "Improving fairness, efficiency, and stability in HTTP-based
+    adaptive video streaming with FESTIVE", 2012, section 4.
     """
     checks.positive_int("kimad.harmonic_mean: window", window)
 
@@ -86,4 +99,9 @@ def harmonic_mean(window: int) -> Monitor:
         known = ~jnp.isnan(memory)
         return jnp.sum(known, axis=0) / jnp.sum(jnp.where(known, 1 / memory, 0), axis=0)
 
-    return Monitor(lambda N: jnp.full((window, N), jnp.nan, jnp.float32), observe, estimate, f"harmonic_mean({window})")
+    return Monitor(
+        lambda N: jnp.full((window, N), jnp.nan, jnp.float32),
+        observe,
+        estimate,
+        f"harmonic_mean({window})",
+    )

@@ -1,4 +1,6 @@
-"""Kimad on the real clock: one server, and workers that send it packed messages over TCP, each as long as its link is thought to carry."""
+"""Kimad on the real clock: one server, and workers that send it packed messages over TCP, each as
+long as its link is thought to carry.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,23 @@ def train_processes(
     rounds: int | None = None,
     wait: Callable[[], Any] | None = None,
 ) -> Trained:
-    r"""Algorithm 1 in real time, with the k largest elements of the whole model: process 0 is the server, process n + 1 is worker n.
+    r"""Algorithm 1 in real time, with the k largest elements of the whole model: process 0 is the
+    server, process n + 1 is worker n.
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments (`dsgd.loopback`, `links.shaped`). Messages are the
-    packed ones of `compressors.top_k`, over a TCP connection of each worker to the server. Whoever receives one measures its bandwidth,
-    from its first byte to its last, and tells the sender with its own next message; $T_{comp}$ is what a worker measured of its last
-    update, with its compression. Draws are those of `dsgd.run`, where the iterates are those of
-    `kimad_sgd(..., whole_model(top_k(ratios)))` when it chooses the same. With one ratio it is EF21 with that, and nothing is chosen.
+    Every process of an initialised `jax.distributed` calls it with the same arguments
+    (`dsgd.loopback`, `links.shaped`). Messages are the packed ones of `compressors.top_k`, over a
+    TCP connection of each worker to the server. Whoever receives one measures its bandwidth, from
+    its first byte to its last, and tells the sender with its own next message; $T_{comp}$ is what a
+    worker measured of its last update, with its compression. Draws are those of `dsgd.run`, where
+    the iterates are those of `kimad_sgd(..., whole_model(top_k(ratios)))` when it chooses the same.
+    With one ratio it is EF21 with that, and nothing is chosen.
 
     Args:
-        problem: of N workers; of its data, worker n looks at its own, the server at all, for the history.
+        problem: of N workers; of its data, worker n looks at its own, the server at all, for the
+            history.
         optimizer: the server's step.
-        ratios: k / d, of which each message has the largest that its budget has room for, or the smallest.
+        ratios: k / d, of which each message has the largest that its budget has room for, or the
+            smallest.
         round_time: t, seconds.
         seconds: after which no round begins.
         key: of everything random.
@@ -77,19 +84,24 @@ def train_processes(
         wait: called in the server when all are ready, and before the clock begins.
 
     Returns:
-        The model; in the server the history, from the first round on: `seconds` from the start to the end of the round, `loss` of the whole
-        objective at the model then, which is evaluated after the end; `bits_up` and `bits_down` of a message, the former the workers' mean,
+        The model; in the server the history, from the first round on: `seconds` from the start to
+        the end of the round, `loss` of the whole objective at the model then, which is evaluated
+        after the end; `bits_up` and `bits_down` of a message, the former the workers' mean,
         `rate_up` and `rate_down`, bits per second that were measured, of the slowest worker.
 
     Raises:
-        ValueError: another number of processes than workers and a server; ratios outside (0, 1]; times that are not positive.
+        ValueError: another number of processes than workers and a server; ratios outside (0, 1];
+            times that are not positive.
         OSError: a process that is gone.
 
     Source: Xin et al., "Kimad", Algorithm 1.
     """
     N, processes = problem.workers, jax.process_count()
     if processes != N + 1:
-        raise ValueError(f"train_processes: {N} workers in {processes} processes: need {N + 1}, of which the first is the server")
+        raise ValueError(
+            f"train_processes: {N} workers in {processes} processes: need {N + 1}, of which the "
+            "first is the server"
+        )
     leaves.need_all("train_processes", problem)
     budgets.need_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
@@ -139,7 +151,9 @@ class _Link:
 class _Worker:
     """Worker n, who knows the estimate of the model, and that of its own update."""
 
-    def __init__(self, plan: _Plan, n: int, problem: Problem, key: jax.Array, flat: jax.Array, unravel) -> None:
+    def __init__(
+        self, plan: _Plan, n: int, problem: Problem, key: jax.Array, flat: jax.Array, unravel
+    ) -> None:
         self.plan, self.n = plan, n
         self.model, self.known = flat, jnp.zeros_like(flat)
         data = jax.tree.map(lambda leaf: leaf[self.n], problem.data)
@@ -182,17 +196,32 @@ class _Server:
     """Who knows the model, its estimate, and the mean of the estimates of all updates."""
 
     def __init__(
-        self, plan: _Plan, problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, flat: jax.Array, unravel
+        self,
+        plan: _Plan,
+        problem: Problem,
+        optimizer: optax.GradientTransformation,
+        key: jax.Array,
+        flat: jax.Array,
+        unravel,
     ) -> None:
         self.plan, self.problem, self.unravel = plan, problem, unravel
-        self.model, self.total, self.estimate = randomness.of_owner(optimizers.start(optimizer, flat), key), jnp.zeros_like(flat), flat
+        self.model, self.total, self.estimate = (
+            randomness.of_owner(optimizers.start(optimizer, flat), key),
+            jnp.zeros_like(flat),
+            flat,
+        )
         self.step = jax.jit(partial(optimizers.step, optimizer))
 
     def run(self, seconds: float, rounds: float, wait: Callable[[], Any] | None) -> Trained:
         """So many rounds, or for so long. The workers begin when they hear of the start."""
         plan, link, rows, models = self.plan, _Link(self.plan, down=True), [], []
         plan.wire.rehearse()
-        jax.block_until_ready((self.step(self.model, self.total / plan.N), self.model.params - self.estimate + self.total))
+        jax.block_until_ready(
+            (
+                self.step(self.model, self.total / plan.N),
+                self.model.params - self.estimate + self.total,
+            )
+        )
         connections = _connected(plan.N)
         with ThreadPoolExecutor(plan.N) as threads:
             try:
@@ -210,14 +239,27 @@ class _Server:
                     if rows:
                         link.observe(min(frame.heard for frame in frames))
                     budget = link.budget(max(frame.computing for frame in frames))
-                    message = plan.wire.message(self.model.params - self.estimate, plan.wire.choice(budget))
+                    message = plan.wire.message(
+                        self.model.params - self.estimate, plan.wire.choice(budget)
+                    )
                     self.estimate = self.estimate + message.decoded
                     last = time.monotonic() - began >= seconds or len(rows) + 1 >= rounds
                     answers = [Frame(message.choice, last, 0.0, rate) for _, _, rate in arrived]
-                    list(threads.map(lambda one, frame, packed=message.packed: send(one, frame, packed), connections, answers))
+                    list(
+                        threads.map(
+                            lambda one, frame, packed=message.packed: send(one, frame, packed),
+                            connections,
+                            answers,
+                        )
+                    )
                     bits = np.mean([plan.wire.sizes[frame.choice] for frame in frames])
-                    rates = min(rate for _, _, rate in arrived), min(frame.heard for frame in frames)
-                    rows.append((time.monotonic() - began, bits, plan.wire.sizes[message.choice], *rates))
+                    rates = (
+                        min(rate for _, _, rate in arrived),
+                        min(frame.heard for frame in frames),
+                    )
+                    rows.append(
+                        (time.monotonic() - began, bits, plan.wire.sizes[message.choice], *rates)
+                    )
                     models.append(np.asarray(self.model.params))
                     if last:
                         break
@@ -230,13 +272,23 @@ class _Server:
 
     def _losses(self, models: list[np.ndarray]) -> np.ndarray:
         """f at these models."""
-        weights = np.ones(self.plan.N) if self.problem.weights is None else np.asarray(self.problem.weights)
-        whole = jax.jit(lambda x: jnp.mean(weights * jax.vmap(self.problem.loss, (None, 0))(self.unravel(x), self.problem.data)))
+        weights = (
+            np.ones(self.plan.N)
+            if self.problem.weights is None
+            else np.asarray(self.problem.weights)
+        )
+        whole = jax.jit(
+            lambda x: jnp.mean(
+                weights * jax.vmap(self.problem.loss, (None, 0))(self.unravel(x), self.problem.data)
+            )
+        )
         return np.array([float(whole(x)) for x in models])
 
 
 def _connected(N: int) -> list[socket.socket]:
-    """The server's connections, by worker; a worker's to the server. All are ready when they are there."""
+    """The server's connections, by worker; a worker's to the server. All are ready when they are
+    there.
+    """
     if jax.process_index():
         host, port = json.loads(agreement.exchange("the server's address", "")[0])
         connections = [socket.create_connection((host, port), timeout=_BOUND)]
@@ -246,7 +298,9 @@ def _connected(N: int) -> list[socket.socket]:
             listening.settimeout(_BOUND)
             agreement.exchange("the server's address", json.dumps(listening.getsockname()))
             accepted = [listening.accept()[0] for _ in range(N)]
-        by_worker = {int.from_bytes(one.recv(4, socket.MSG_WAITALL), "big"): one for one in accepted}
+        by_worker = {
+            int.from_bytes(one.recv(4, socket.MSG_WAITALL), "big"): one for one in accepted
+        }
         connections = [by_worker[n] for n in range(N)]
     for one in connections:
         one.settimeout(_BOUND)

@@ -15,7 +15,8 @@ from dsgd.base import Gradients, Params, PyTree, Query
 
 
 class Update(NamedTuple):
-    r"""$u_m = A^{update}(\hat x, f_m)$, of one gradient in each of `period` rounds; it is sent in the last of them.
+    r"""$u_m = A^{update}(\hat x, f_m)$, of one gradient in each of `period` rounds; it is sent in
+    the last of them.
 
     Args:
         start: (params, N) -> memory, leaves `[N, ...]`.
@@ -51,7 +52,8 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
 
     $$ y_m^0 = \hat x, \qquad y_m^{h+1} = y_m^h - \alpha g_m(y_m^h), \qquad u_m = \hat x - y_m^H $$
 
-    With one step it is $\alpha g_m(\hat x)$, so that the server steps by its own step size times alpha.
+    With one step it is $\alpha g_m(\hat x)$, so that the server steps by its own step size times
+    alpha.
 
     Args:
         optimizer: each worker's step, which keeps its memory; `optax.sgd(alpha)` is the equation.
@@ -65,7 +67,9 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
     period = checks.positive_int("kimad.local_steps: period", period)
 
     def begin(memory, estimate):
-        return memory._replace(params=jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), estimate, memory.params))
+        return memory._replace(
+            params=jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), estimate, memory.params)
+        )
 
     def step(memory, estimate, gradients):
         memory = optimizers.step_local(optimizer, memory, gradients)

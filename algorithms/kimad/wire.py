@@ -48,7 +48,8 @@ class Message(NamedTuple):
 
 
 class Wire:
-    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their messages rise.
+    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their
+    messages rise.
 
     Args:
         ratios: k / d of each; a ValueError as of `kimad.top_k`.
@@ -62,28 +63,43 @@ class Wire:
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
         self.d: int = d
         self.sizes: list[int] = [sizes[i] for i in order]
-        self.compressors: list[Compressor] = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
+        self.compressors: list[Compressor] = [
+            compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i])
+            for i in order
+        ]
         key = jax.random.key(0)  # of which nothing is drawn
         self._shapes = [message_shape(one, d) for one in self.compressors]
-        self._encode = [jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors]
-        self._decode = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
+        self._encode = [
+            jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors
+        ]
+        self._decode = [
+            jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors
+        ]
 
     def choice(self, budget: float) -> int:
-        """The largest message within so many bits, or the smallest: the more elements, the less the error."""
+        """The largest message within so many bits, or the smallest: the more elements, the less the
+        error.
+        """
         return max(0, int(np.searchsorted(self.sizes, budget, side="right")) - 1)
 
     def message(self, x: jax.Array, choice: int) -> Message:
         """The vector's."""
         packed = self._encode[choice](x)
         decoded = jax.block_until_ready(self._decode[choice](packed))
-        return Message(choice, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)), decoded)
+        return Message(
+            choice,
+            b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)),
+            decoded,
+        )
 
     def decoded(self, choice: int, packed: bytes) -> jax.Array:
         """What the receiver decodes from the bytes."""
         leaves, treedef = jax.tree.flatten(self._shapes[choice])
         ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
         parts = [
-            np.frombuffer(packed[end - leaf.size * leaf.dtype.itemsize : end], leaf.dtype).reshape(leaf.shape)
+            np.frombuffer(packed[end - leaf.size * leaf.dtype.itemsize : end], leaf.dtype).reshape(
+                leaf.shape
+            )
             for leaf, end in zip(leaves, ends, strict=True)
         ]
         return self._decode[choice](treedef.unflatten(parts))
@@ -92,14 +108,19 @@ class Wire:
         """Compiles all."""
         for choice in range(len(self.sizes)):
             message = self.message(jnp.zeros(self.d), choice)
-            assert _BYTE * len(message.packed) == self.sizes[choice], "a message is as long as it says"
+            assert _BYTE * len(message.packed) == self.sizes[choice], (
+                "a message is as long as it says"
+            )
             jax.block_until_ready(self.decoded(choice, message.packed))
 
 
 def send(to: socket.socket, frame: Frame, packed: bytes) -> None:
-    """A message on its way; an OSError where nobody takes a byte of it for the connection's time limit."""
+    """A message on its way; an OSError where nobody takes a byte of it for the connection's time
+    limit.
+    """
     view = memoryview(_HEADER.pack(*frame, len(packed)) + packed)
-    while view:  # the limit of `sendall` would be for the whole message, which on a slow link takes longer
+    # the limit of `sendall` would be for the whole message, which on a slow link takes longer
+    while view:
         view = view[to.send(view) :]
 
 
@@ -112,7 +133,10 @@ def receive(origin: socket.socket, wire: Wire) -> tuple[Frame, bytes, float]:
     *said, length = _HEADER.unpack(_read(origin, _HEADER.size))
     frame, began = Frame(*said), time.monotonic()
     if frame.choice >= len(wire.sizes) or _BYTE * length != wire.sizes[frame.choice]:
-        raise OSError(f"a message of {length} bytes with compressor {frame.choice}: its sender has other ratios, or another model")
+        raise OSError(
+            f"a message of {length} bytes with compressor {frame.choice}: its sender has other "
+            "ratios, or another model"
+        )
     packed = _read(origin, length)
     taken = time.monotonic() - began
     return frame, packed, _BYTE * length / taken if taken > 0 else math.inf

@@ -15,27 +15,39 @@ from dsgd import Algorithm, checks, communication, counts, network, workers
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
     r"""Mini-batch SGD with backup workers: in each round the slowest k gradients are dropped.
 
-    $$ x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t), \qquad S_t: \text{the } N - k \text{ who are done first} $$
+    $$ x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t), \qquad S_t: \text{the } N -
+    k \text{ who are done first} $$
 
-    Through N servers of one part each. Who is dropped stops when the last gradient that counts is there; it only serves its part.
+    Through N servers of one part each. Who is dropped stops when the last gradient that counts is
+    there; it only serves its part.
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
         backups: k.
 
     Raises:
-        ValueError: k < 0. When it runs: k that leaves nobody; no cluster, on which workers would differ.
+        ValueError: k < 0. When it runs: k that leaves nobody; no cluster, on which workers would
+            differ.
 
-    Source: Chen et al., "Revisiting distributed synchronous SGD", 2016; the survey's section 4.1, "Straggler".
+    Source: Chen et al., "Revisiting distributed synchronous SGD", 2016; the survey's section 4.1,
+    "Straggler".
     """
     backups = checks.natural("backup_workers_sgd: backups", backups)
 
     def update(x, gradients, round):
-        round.require_all("each worker is the server of a shard of the model, which no other worker has")
+        round.require_all(
+            "each worker is the server of a shard of the model, which no other worker has"
+        )
         if backups >= round.workers:
-            raise ValueError(f"backup_workers_sgd: backups = {backups} of {round.workers} workers; expected at most {round.workers - 1}")
+            raise ValueError(
+                f"backup_workers_sgd: backups = {backups} of {round.workers} workers; expected at "
+                f"most {round.workers - 1}"
+            )
         if round.cluster is None:
-            raise ValueError("backup_workers_sgd without a cluster, on which workers would differ; pass run(..., cluster=...)")
+            raise ValueError(
+                "backup_workers_sgd without a cluster, on which workers would differ; pass "
+                "run(..., cluster=...)"
+            )
         N, counted = round.workers, round.workers - backups
         seconds = round.cluster.seconds(round, jnp.arange(N))
         order = jnp.argsort(seconds)  # stable: of equals, the first
@@ -43,11 +55,15 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         mine = workers.own(first, N)
 
         def kept(leaf):
-            return jnp.where(mine.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
+            return jnp.where(
+                mine.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)
+            )
 
         with round.unrecorded():
             total = workers.sum(workers.widened(jax.tree.map(kept, gradients)))
-        round.sent(*_bits(communication.bits.of_tree(gradients), N, mine, counted), network.multi_server)
+        round.sent(
+            *_bits(communication.bits.of_tree(gradients), N, mine, counted), network.multi_server
+        )
         round.computed(jnp.minimum(seconds, seconds[order[counted - 1]]))
         mean = workers.narrowed(jax.tree.map(lambda leaf: leaf / counted, total), gradients)
         return optimizers.step(optimizer, x, mean)
@@ -56,7 +72,8 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
 
 
 def _bits(model: int, N: int, counted: jax.Array, gradients: int) -> tuple[jax.Array, jax.Array]:
-    """A shard of the gradient to each of the other servers from the workers that count, and each server's sum to all others.
+    """A shard of the gradient to each of the other servers from the workers that count, and each
+    server's sum to all others.
 
     Args:
         model: bits.

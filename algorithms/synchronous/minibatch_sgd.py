@@ -1,4 +1,6 @@
-"""Mini-batch SGD in the survey's three implementations (section 2.1.2), which are one algorithm with three ways to send it."""
+"""Mini-batch SGD in the survey's three implementations (section 2.1.2), which are one algorithm
+with three ways to send it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ from dsgd import Algorithm, Pattern, checks, network
 
 @checks.arguments
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""Gradient aggregation: the workers all-reduce their gradients and make the same step on equal replicas.
+    r"""Gradient aggregation: the workers all-reduce their gradients and make the same step on equal
+    replicas.
 
     $$ x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t) $$
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
 
-    Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation". The replicas are equal in every round, so each device keeps one
-    for all of its workers.
+    Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation". The replicas are equal in every
+    round, so each device keeps one for all of its workers.
     """
     return _averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
 
@@ -32,20 +35,23 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
 
-    Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section 1.3.2): bits are those of a worker's
-    port, the server's carries N times as many. Over N servers it costs what `minibatch_sgd` does.
+    Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section
+    1.3.2): bits are those of a worker's port, the server's carries N times as many. Over N servers
+    it costs what `minibatch_sgd` does.
     """
     return _averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
 
 
 @checks.arguments
 def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""Model aggregation: every worker makes its own step, then the workers all-reduce their models.
+    r"""Model aggregation: every worker makes its own step, then the workers all-reduce their
+    models.
 
     $$ x_{t+1/2}^{(n)} = x_t - \gamma g_n(x_t), \qquad x_{t+1} = \frac1N \sum_n x_{t+1/2}^{(n)} $$
 
-    With an optimiser that is linear in the gradient (SGD, momentum) this is `minibatch_sgd`; Adam keeps its memory locally. On problems
-    with weights the mean is $\sum_n w_n x_{t+1/2}^{(n)} / \sum_n w_n$.
+    With an optimiser that is linear in the gradient (SGD, momentum) this is `minibatch_sgd`; Adam
+    keeps its memory locally. On problems with weights the mean is
+    $\sum_n w_n x_{t+1/2}^{(n)} / \sum_n w_n$.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
@@ -57,10 +63,14 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
         half = optimizers.local_step(optimizer, x, gradients, round)
         return half._replace(params=round.average(half.params))
 
-    return methods.local_models("model_averaging_sgd", optimizer, update, absent=methods.gets_average)
+    return methods.local_models(
+        "model_averaging_sgd", optimizer, update, absent=methods.gets_average
+    )
 
 
-def _averaged_gradients(name: str, optimizer: optax.GradientTransformation, via: Pattern) -> Algorithm:
+def _averaged_gradients(
+    name: str, optimizer: optax.GradientTransformation, via: Pattern
+) -> Algorithm:
     def update(x, gradients, round):
         return optimizers.server_step(optimizer, x, round.mean(gradients, via))
 

@@ -11,14 +11,17 @@ from dsgd import Algorithm, Query, checks
 
 @checks.arguments
 def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""SGD on one machine that holds all data: each step takes a batch of one worker's part, drawn uniformly.
+    r"""SGD on one machine that holds all data: each step takes a batch of one worker's part, drawn
+    uniformly.
 
-    $$ x_{t+1} = x_t - \gamma\, g(x_t), \qquad g = F_{n}'(x_t; \xi_t),\ n \sim \mathrm{Uniform}\{1, \dots, N\} \tag{1.10} $$
+    $$ x_{t+1} = x_t - \gamma\, g(x_t), \qquad g = F_{n}'(x_t; \xi_t),\ n \sim \mathrm{Uniform}\{1,
+    \dots, N\} \tag{1.10} $$
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
 
-    Source: Liu and Zhang, section 1.2. Departure: a step takes `problem.batch_size` samples; the survey's takes one.
+    Source: Liu and Zhang, section 1.2. Departure: a step takes `problem.batch_size` samples; the
+    survey's takes one.
     """
 
     def query(x, round):

@@ -1,4 +1,6 @@
-"""What autodoc shows: docstrings in reStructuredText, those of data where they are assigned, types without their words."""
+"""What autodoc shows: docstrings in reStructuredText, those of data where they are assigned, types
+without their words.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from sphinx.util.typing import stringify_annotation
 
 PACKAGES = ("dsgd", "algorithms", "topologies", "theory_checks")
 WORDS = re.compile(r"""~?(?:\w+\.)*Annotated\[(.+?), (['"]).*?\2\]""")
-LONG = {stringify_annotation(each, "smart"): "~numpy.typing.ArrayLike" for each in (numpy.typing.ArrayLike, jax.typing.ArrayLike)}
+LONG = {
+    stringify_annotation(each, "smart"): "~numpy.typing.ArrayLike"
+    for each in (numpy.typing.ArrayLike, jax.typing.ArrayLike)
+}
 
-_kept: dict[str, list[str]] = {}  # of data and properties: napoleon would take the words before a colon for a type
+# of data and properties: napoleon would take the words before a colon for a type
+_kept: dict[str, list[str]] = {}
 
 
-def _before_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def _before_napoleon(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     found = _of_data(name, thing) if what == "data" else lines
     if not any(found):
         logging.getLogger(__name__).warning("%s has no docstring", name)
@@ -30,12 +38,16 @@ def _before_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, l
         lines.clear()
 
 
-def _after_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def _after_napoleon(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     lines[:] = _kept.pop(name, lines)
 
 
 def _of_data(name: str, thing: Any) -> list[str]:
-    """The docstring below an assignment, in whichever of the packages' modules the value has been made."""
+    """The docstring below an assignment, in whichever of the packages' modules the value has been
+    made.
+    """
     last = name.rpartition(".")[2]
     for module_name, module in sorted(sys.modules.items()):
         if module_name.split(".")[0] in PACKAGES and getattr(module, last, None) is thing:
@@ -46,7 +58,9 @@ def _of_data(name: str, thing: Any) -> list[str]:
 
 
 def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
-    """`Annotated[int, "an integer"]` has its words for refusals, and an `ArrayLike` is a union of many: the reference shows their names."""
+    """`Annotated[int, "an integer"]` has its words for refusals, and an `ArrayLike` is a union of
+    many: the reference shows their names.
+    """
     for types in app.env.current_document.autodoc_annotations.values():
         for argument, annotation in types.items():
             plain = WORDS.sub(r"\1", annotation)
@@ -64,5 +78,6 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
     app.connect("autodoc-skip-member", _skip)
-    app.connect("object-description-transform", _plain_types, priority=400)  # before autodoc merges types and arguments
+    # before autodoc merges types and arguments
+    app.connect("object-description-transform", _plain_types, priority=400)
     return {"parallel_read_safe": True}

@@ -1,4 +1,6 @@
-"""Links to the reference: of types by the module that defines them, and of code in backticks that names something public."""
+"""Links to the reference: of types by the module that defines them, and of code in backticks that
+names something public.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _thing(name: str) -> Any:
 
 
 def _documented(objects: dict[str, Any], name: str) -> str | None:
-    """The documented name of which `name` is the end, or of the class whose member it is; None where there is none, or more than one."""
+    """The documented name of which `name` is the end, or of the class whose member it is; None
+    where there is none, or more than one.
+    """
     if name in objects:
         return name
     if "." in name or name[0].isupper():
@@ -35,7 +39,9 @@ def _documented(objects: dict[str, Any], name: str) -> str | None:
         if len(ends) == 1:
             return ends[0]
     owner, _, member = name.rpartition(".")
-    return _documented(objects, owner) if member and owner.rpartition(".")[2][:1].isupper() else None
+    return (
+        _documented(objects, owner) if member and owner.rpartition(".")[2][:1].isupper() else None
+    )
 
 
 def _type(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -44,11 +50,17 @@ def _type(app: Any, env: Any, node: Any, contnode: Any) -> Any:
         return None
     objects, target = env.domaindata["py"]["objects"], node["reftarget"]
     wanted = _thing(target)
-    same = [each for each in objects if each.rpartition(".")[2] == target.rpartition(".")[2] and _thing(each) is wanted]
+    same = [
+        each
+        for each in objects
+        if each.rpartition(".")[2] == target.rpartition(".")[2] and _thing(each) is wanted
+    ]
     if wanted is None or not same:
         return None
     entry = objects[same[0]]
-    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, same[0])
+    return make_refnode(
+        app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, same[0]
+    )
 
 
 def _literals(app: Any, doctree: nodes.document, docname: str) -> None:
@@ -60,7 +72,9 @@ def _literals(app: Any, doctree: nodes.document, docname: str) -> None:
         name = _documented(objects, match[1])
         if name is not None:
             entry = objects[name]
-            link = make_refnode(app.builder, docname, entry.docname, entry.node_id, literal.deepcopy(), name)
+            link = make_refnode(
+                app.builder, docname, entry.docname, entry.node_id, literal.deepcopy(), name
+            )
             literal.parent.replace(literal, link)
 
 

@@ -1,10 +1,15 @@
-r"""Docstrings as they are written here, in reStructuredText: Markdown's `$...$`, `$$...$$`, backticks and indented code."""
+r"""Docstrings as they are written here, in reStructuredText: Markdown's `$...$`, `$$...$$`,
+backticks and indented code.
+"""
 
 from __future__ import annotations
 
 import re
 
-TOKENS = re.compile(r"\$\$(?P<display>.+?)\$\$|`(?P<code>[^`]+)`|\$(?P<inline>[^$]+?)\$|(?P<special>[|*]|(?<=\w)_(?!\w))", re.DOTALL)
+TOKENS = re.compile(
+    r"\$\$(?P<display>.+?)\$\$|`(?P<code>[^`]+)`|\$(?P<inline>[^$]+?)\$|(?P<special>[|*]|(?<=\w)_(?!\w))",
+    re.DOTALL,
+)
 PARAMETER = re.compile(r"\s+(?:\*{0,2}\w+(?:, )?)+: ")
 LETTER = re.compile(r"(\w)\.(?=\s|$)")  # a description "N." would begin a numbered list
 RETURNS = re.compile(r"^Returns:\n((?:    .*\n?|\n(?=    ))+)", re.MULTILINE)
@@ -23,14 +28,22 @@ def _returned(section: re.Match[str]) -> str:
 
 
 def _with_code(lines: list[str]) -> list[tuple[str, bool]]:
-    """Each line, and whether it is code: indented by four, after an empty line below text that is no section's title."""
+    """Each line, and whether it is code: indented by four, after an empty line below text that is
+    no section's title.
+    """
     out: list[tuple[str, bool]] = []
     code, margin = False, ""
     for line in lines:
         indented = line.startswith("    ")
         if code and line.strip() and not indented:
             code = False
-        if not code and indented and out and not out[-1][0].strip() and not re.fullmatch(r"\w+:", margin):
+        if (
+            not code
+            and indented
+            and out
+            and not out[-1][0].strip()
+            and not re.fullmatch(r"\w+:", margin)
+        ):
             code = True
             out += [("::", True), ("", True)]
         if line.strip() and not indented:
@@ -59,7 +72,9 @@ def _line(line: str) -> str:
     name = PARAMETER.match(line)
     start = name.end() if name else 0
     text = TOKENS.sub(_markup, line[start:])
-    return line[:start] + (LETTER.sub(r"\1\\.", text, count=1) if name and LETTER.match(text) else text)
+    return line[:start] + (
+        LETTER.sub(r"\1\\.", text, count=1) if name and LETTER.match(text) else text
+    )
 
 
 def _markup(token: re.Match[str]) -> str:

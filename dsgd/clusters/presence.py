@@ -10,7 +10,8 @@ from dsgd.base import Round
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantity import Quantity
 
-_PRESENT, _DELIVERED = 0x70726573, 0x64656C69  # far from the small numbers that methods fold into a round's key
+# far from the small numbers that methods fold into a round's key
+_PRESENT, _DELIVERED = 0x70726573, 0x64656C69
 _DRAWS = 256
 
 
@@ -24,14 +25,20 @@ def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
     """
     if cluster.present is None:
         return None
-    return _some(cluster.present, jax.random.fold_in(key, _PRESENT), round, jnp.arange(round.workers))
+    return _some(
+        cluster.present, jax.random.fold_in(key, _PRESENT), round, jnp.arange(round.workers)
+    )
 
 
 def drawn(quantity: Quantity, N: int) -> bool:
-    """Whether who takes part depends on the key, and not only on the worker and the clock, as far as many draws show it."""
+    """Whether who takes part depends on the key, and not only on the worker and the clock, as far
+    as many draws show it.
+    """
 
     def some(key: jax.Array) -> jax.Array:
-        return jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
+        return (
+            jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
+        )
 
     there = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
     return bool((there != there[:1]).any())
@@ -55,7 +62,11 @@ def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
     def arrives(i: jax.Array, j: jax.Array) -> jax.Array:
         # A pair of workers has one link, with one number: it is down in both directions.
         i, j = jnp.broadcast_arrays(i, j)
-        return there[i] & there[j] & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
+        return (
+            there[i]
+            & there[j]
+            & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
+        )
 
     return workers.Attendance(there, there & _some(delivered, key, round, jnp.arange(N)), arrives)
 

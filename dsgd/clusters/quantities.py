@@ -32,11 +32,24 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
     if values.size == 0:
         raise ValueError("constant of no numbers: need one, or one for each worker")
     if values.ndim == 0:
-        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:.9g})", positive, steady=True)
+        return Quantity(
+            lambda key, clock, worker: jnp.float32(values),
+            f"constant({values:.9g})",
+            positive,
+            steady=True,
+        )
     if values.ndim != 1:
-        raise ValueError(f"constant of shape {values.shape}: need one number, or one for each worker")
+        raise ValueError(
+            f"constant of shape {values.shape}: need one number, or one for each worker"
+        )
     each = values.astype(np.float32)
-    return Quantity(lambda key, clock, worker: jnp.asarray(each)[worker], f"constant({_digest(values)})", positive, each.size, steady=True)
+    return Quantity(
+        lambda key, clock, worker: jnp.asarray(each)[worker],
+        f"constant({_digest(values)})",
+        positive,
+        each.size,
+        steady=True,
+    )
 
 
 @checks.arguments
@@ -51,7 +64,10 @@ def normal(mean: float, std: float) -> Quantity:
     """
     need_number("normal: mean", mean, least=0)
     need_number("normal: std", std, least=0)
-    return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:.9g}, {std:.9g})")
+    return _drawn(
+        lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)),
+        f"normal({mean:.9g}, {std:.9g})",
+    )
 
 
 @checks.arguments
@@ -66,7 +82,11 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     """
     need_number("lognormal: mu", mu, least=-math.inf)
     need_number("lognormal: sigma", sigma, least=0)
-    return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:.9g}, {sigma:.9g})", positive=True)
+    return _drawn(
+        lambda key: jnp.exp(mu + sigma * jax.random.normal(key)),
+        f"lognormal({mu:.9g}, {sigma:.9g})",
+        positive=True,
+    )
 
 
 @checks.arguments
@@ -104,7 +124,9 @@ def gamma(shape: float, scale: float) -> Quantity:
     """
     need_number("gamma: shape", shape, least=0, more=True)
     need_number("gamma: scale", scale, least=0)
-    return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})")
+    return _drawn(
+        lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})"
+    )
 
 
 @checks.arguments
@@ -120,9 +142,14 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     table, workers = _table("measured", values)
 
     def sample(key, clock, worker):
-        return jnp.asarray(table)[_row(table, worker), jax.random.randint(jax.random.fold_in(key, worker), (), 0, table.shape[1])]
+        return jnp.asarray(table)[
+            _row(table, worker),
+            jax.random.randint(jax.random.fold_in(key, worker), (), 0, table.shape[1]),
+        ]
 
-    return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, steady=True)
+    return Quantity(
+        sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, steady=True
+    )
 
 
 @checks.arguments
@@ -141,7 +168,9 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     sums = integrals.sums_of(table)
 
     def sample(key, clock, worker):
-        return jnp.asarray(table)[_row(table, worker), jnp.floor(clock / interval).astype(jnp.int32) % table.shape[1]]
+        return jnp.asarray(table)[
+            _row(table, worker), jnp.floor(clock / interval).astype(jnp.int32) % table.shape[1]
+        ]
 
     def integral(key, clock, seconds, worker):
         return integrals.of_trace(table, sums, interval, _row(table, worker), clock, seconds)
@@ -152,7 +181,8 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
 
 @checks.arguments
 def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
-    r"""$(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ at the time t, with z from $\mathcal N(0, 1)$.
+    r"""$(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ at the time t, with z from
+    $\mathcal N(0, 1)$.
 
     Args:
         eta: between the least and the most.
@@ -163,14 +193,19 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
     Raises:
         ValueError: delta <= 0; others negative; infinite or NaN.
 
-    Source: Xin et al., "Kimad", section 4.2, whose noise is not stated; this one keeps bandwidths positive.
+    Source: Xin et al., "Kimad", section 4.2, whose noise is not stated; this one keeps bandwidths
+    positive.
     """
     for what, value in (("eta", eta), ("theta", theta), ("noise", noise)):
         need_number(f"sinusoid: {what}", value, least=0)
     need_number("sinusoid: delta", delta, least=0, more=True)
 
     def noisy(key, worker, level):
-        return level * jnp.exp(noise * jax.random.normal(jax.random.fold_in(key, worker))) if noise else level
+        return (
+            level * jnp.exp(noise * jax.random.normal(jax.random.fold_in(key, worker)))
+            if noise
+            else level
+        )
 
     def sample(key, clock, worker):
         return noisy(key, worker, eta * jnp.sin(theta * clock) ** 2 + delta)
@@ -200,13 +235,17 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
     need_probability("square_wave: duty", duty)
 
     def sample(key, clock, worker):
-        return jnp.where(jnp.mod(clock, period) < duty * period, jnp.float32(high), jnp.float32(low))
+        return jnp.where(
+            jnp.mod(clock, period) < duty * period, jnp.float32(high), jnp.float32(low)
+        )
 
     def integral(key, clock, seconds, worker):
         return integrals.of_square_wave(high, low, period, duty, clock, seconds)
 
     name = f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})"
-    return Quantity(sample, name, min(high, low) > 0, steady=high == low or duty in (0, 1), integral=integral)
+    return Quantity(
+        sample, name, min(high, low) > 0, steady=high == low or duty in (0, 1), integral=integral
+    )
 
 
 @checks.arguments
@@ -222,12 +261,19 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     """
     need_number("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
-    return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive, integral=None)
+    return replace(
+        quantity,
+        sample=lambda *args: jnp.minimum(quantity.sample(*args), most),
+        name=name,
+        positive=positive,
+        integral=None,
+    )
 
 
 @checks.arguments
 def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
-    """Some workers always have `factor` times as much: with seconds, they are slower; a whole server, if they are all on one.
+    """Some workers always have `factor` times as much: with seconds, they are slower; a whole
+    server, if they are all on one.
 
     Args:
         quantity: of all.
@@ -249,13 +295,17 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     def integral(key, clock, seconds, worker):
         return times(worker) * quantity.amount(key, clock, seconds, worker)
 
-    name, named = f"slow({quantity.name}, {chosen}, {factor:.9g})", max([quantity.named, *(worker + 1 for worker in chosen)])
+    name, named = (
+        f"slow({quantity.name}, {chosen}, {factor:.9g})",
+        max([quantity.named, *(worker + 1 for worker in chosen)]),
+    )
     return replace(quantity, sample=sample, name=name, named=named, integral=integral)
 
 
 @checks.arguments
 def per_server(quantity: Quantity, size: int) -> Quantity:
-    """Workers come in servers of `size`, and those of one server share each draw: a straggler is then a whole server.
+    """Workers come in servers of `size`, and those of one server share each draw: a straggler is
+    then a whole server.
 
     Args:
         quantity: of each server, by its number.
@@ -271,13 +321,16 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         name=f"per_server({quantity.name}, {size})",
         workers=None if quantity.workers is None else size * quantity.workers,
         named=size * (quantity.named - 1) + 1 if quantity.named else 0,
-        integral=lambda key, clock, seconds, worker: quantity.amount(key, clock, seconds, worker // size),
+        integral=lambda key, clock, seconds, worker: quantity.amount(
+            key, clock, seconds, worker // size
+        ),
     )
 
 
 @checks.arguments
 def sampled(k: int, of: int) -> Quantity:
-    """1 for exactly k of N workers, drawn without replacement and uniformly, else 0: clients that are sampled.
+    """1 for exactly k of N workers, drawn without replacement and uniformly, else 0: clients that
+    are sampled.
 
     Args:
         k: from 1 to N.
@@ -296,9 +349,16 @@ def sampled(k: int, of: int) -> Quantity:
     return Quantity(sample, f"sampled({k}, of={of})", positive=k == of, workers=of)
 
 
-def _drawn(draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False) -> Quantity:
+def _drawn(
+    draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False
+) -> Quantity:
     """Every worker's own draw from one distribution."""
-    return Quantity(lambda key, clock, worker: draw(jax.random.fold_in(key, worker)), name, positive, steady=True)
+    return Quantity(
+        lambda key, clock, worker: draw(jax.random.fold_in(key, worker)),
+        name,
+        positive,
+        steady=True,
+    )
 
 
 def _row(table: np.ndarray, worker: Any) -> Any:
@@ -309,7 +369,10 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
     """The values as `[1 or N, samples]`, and the N that they are for."""
     table = _numbers(what, values, least=0)
     if table.ndim not in (1, 2) or table.size == 0:
-        raise ValueError(f"{what} of values of shape {table.shape}: need [samples], or [N, samples] with a row for each worker")
+        raise ValueError(
+            f"{what} of values of shape {table.shape}: need [samples], or [N, samples] with a row "
+            "for each worker"
+        )
     return np.atleast_2d(table).astype(np.float32), table.shape[0] if table.ndim == 2 else None
 
 
@@ -321,7 +384,10 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
         drawn = array.astype(np.float32)  # as draws are
         wrong = ~(np.isfinite(drawn) & ((drawn != 0) == (array != 0)) & (array >= least))
     if wrong.any():
-        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g} that float32 holds")
+        raise ValueError(
+            f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g} that "
+            "float32 holds"
+        )
     return array
 
 

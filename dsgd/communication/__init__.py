@@ -1,4 +1,6 @@
-"""What a round sends: the communicator that an update gets, compressed messages, bits, and the record that the engine reads."""
+"""What a round sends: the communicator that an update gets, compressed messages, bits, and the
+record that the engine reads.
+"""
 
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits

@@ -1,10 +1,19 @@
-"""What travels: maps from a vector to a packed message and back. See `dsgd.Compressor` for the members."""
+"""What travels: maps from a vector to a packed message and back. See `dsgd.Compressor` for the
+members.
+"""
 
 from dsgd.compressors.check import check
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
-from dsgd.compressors.quantization import clipping, natural, qsgd, random_quantization, sign, ternary
+from dsgd.compressors.quantization import (
+    clipping,
+    natural,
+    qsgd,
+    random_quantization,
+    sign,
+    ternary,
+)
 from dsgd.compressors.sizes import mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 

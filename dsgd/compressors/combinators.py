@@ -1,4 +1,6 @@
-"""Compressors made of compressors, the one that sends everything, and the entry point for trees outside the loop."""
+"""Compressors made of compressors, the one that sends everything, and the entry point for trees
+outside the loop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ identity: Compressor = fixed_size(
 
 
 class Bucketed(NamedTuple):
-    """A message of `buckets`: those of the full buckets, leaves `[buckets, ...]`, and that of what is left over, or None."""
+    """A message of `buckets`: those of the full buckets, leaves `[buckets, ...]`, and that of what
+    is left over, or None.
+    """
 
     full: PyTree
     rest: PyTree
@@ -33,7 +37,8 @@ class Bucketed(NamedTuple):
 
 @checks.arguments
 def buckets(compressor: Compressor, size: int) -> Compressor:
-    r"""Compresses every `size` elements on their own, so that an element's error depends on its neighbours only.
+    r"""Compresses every `size` elements on their own, so that an element's error depends on its
+    neighbours only.
 
     $$ \omega(d) = \max_B \omega(|B|), \qquad \delta(d) = \min_B \delta(|B|) $$
 
@@ -55,14 +60,22 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
         count, left = divmod(x.shape[0], size)
         full_key, rest_key = jax.random.split(key)
         keys, cut = jax.random.split(full_key, count), x[: count * size].reshape(count, size)
-        full = jax.vmap(lambda key, bucket: encode(compressor, key, bucket))(keys, cut) if count else None
+        full = (
+            jax.vmap(lambda key, bucket: encode(compressor, key, bucket))(keys, cut)
+            if count
+            else None
+        )
         rest = encode(compressor, rest_key, x[count * size :]) if left else None
         decoded = jnp.concatenate([one.decoded.ravel() for one in (full, rest) if one])
         return Encoded(Bucketed(full and full.message, rest and rest.message), decoded)
 
     def decompress(message, d):
         count, left = divmod(d, size)
-        full = [jax.vmap(lambda part: compressor.decompress(part, size))(message.full).ravel()] if count else []
+        full = (
+            [jax.vmap(lambda part: compressor.decompress(part, size))(message.full).ravel()]
+            if count
+            else []
+        )
         return jnp.concatenate([*full, compressor.decompress(message.rest, left)] if left else full)
 
     def bits(message):
@@ -85,7 +98,9 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
         return constant and of
 
     omega, delta = all_of(max, compressor.omega), all_of(min, compressor.delta)
-    return compressor._replace(compress=compress, decompress=decompress, bits=bits, name=name, omega=omega, delta=delta)
+    return compressor._replace(
+        compress=compress, decompress=decompress, bits=bits, name=name, omega=omega, delta=delta
+    )
 
 
 class WholeModel(Compressor):
@@ -101,21 +116,28 @@ class WholeModel(Compressor):
 
 @checks.arguments
 def whole_model(compressor: Compressor) -> Compressor:
-    """The same for the model as one vector. Without it, every leaf of the tree (a layer's weights, its biases) is compressed on its own.
+    """The same for the model as one vector. Without it, every leaf of the tree (a layer's weights,
+    its biases) is compressed on its own.
 
-    One header instead of one for each leaf, and one range, one scale or one selection for all of them.
+    One header instead of one for each leaf, and one range, one scale or one selection for all of
+    them.
 
     Args:
         compressor: any.
     """
-    return WholeModel._make(compressor._replace(name=f"whole_model({compressor.name})")) if compressor.layer_wise else compressor
+    return (
+        WholeModel._make(compressor._replace(name=f"whole_model({compressor.name})"))
+        if compressor.layer_wise
+        else compressor
+    )
 
 
 @checks.arguments
 def contraction(compressor: Compressor) -> Compressor:
     r"""An unbiased compressor scaled down to a contraction, for methods with error memory.
 
-    $$ C(x) = \frac{1}{1+\omega} Q(x), \qquad E|C(x) - x|^2 \le \Big(1 - \frac{1}{1+\omega}\Big) |x|^2 $$
+    $$ C(x) = \frac{1}{1+\omega} Q(x), \qquad E|C(x) - x|^2 \le \Big(1 - \frac{1}{1+\omega}\Big)
+    |x|^2 $$
 
     Args:
         compressor: Q, unbiased, with an omega.
@@ -142,7 +164,9 @@ def contraction(compressor: Compressor) -> Compressor:
     def decompress(message, d):
         return compressor.decompress(message, d) * shrink(d)
 
-    return compressor._replace(compress=compress, decompress=decompress, name=name, omega=None, delta=shrink)
+    return compressor._replace(
+        compress=compress, decompress=decompress, name=name, omega=None, delta=shrink
+    )
 
 
 @checks.arguments
@@ -155,7 +179,8 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
         x: a pytree of float arrays.
 
     Raises:
-        ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are known, an element that is not finite.
+        ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are
+            known, an element that is not finite.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         _check_finite(compressor, jax.tree_util.keystr(path), leaf)
@@ -164,7 +189,9 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
         flat, unravel = ravel_pytree(x)
         return unravel(_decoded(compressor, key, flat))
     leaves, treedef = jax.tree.flatten(x)
-    return treedef.unflatten([_decoded(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)])
+    return treedef.unflatten(
+        [_decoded(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)]
+    )
 
 
 def _decoded(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -183,4 +210,7 @@ def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
     wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))
     if wrong.size:
         value = np.ravel(np.asarray(leaf, np.float64))[wrong[0]]
-        raise ValueError(f"{where}: element {wrong[0]} is {value} ({wrong.size} of {np.size(leaf)} are not finite); need finite elements")
+        raise ValueError(
+            f"{where}: element {wrong[0]} is {value} ({wrong.size} of {np.size(leaf)} are not "
+            "finite); need finite elements"
+        )

@@ -15,8 +15,8 @@ from dsgd.compressors.sizes import fixed_size, wide
 
 
 class Factors(NamedTuple):
-    """A message of `low_rank`: `left` `[rows, rank]` with orthonormal columns, `right` `[columns, rank]`; float64 of float64 models, else
-    float32."""
+    """A message of `low_rank`: `left` `[rows, rank]` with orthonormal columns, `right`
+    `[columns, rank]`; float64 of float64 models, else float32."""
 
     left: jax.Array
     right: jax.Array
@@ -29,18 +29,22 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     $$ P = \mathrm{orth}(M R), \qquad C(M) = P\,(M^\top P)^\top = P P^\top M, \qquad
        E|C(M) - M|^2 \le \Big(1 - \frac{r}{\mathrm{columns}}\Big) |M|^2 $$
 
-    R is Gaussian, so that its range S is uniform: $|P^\top M| \ge |M Q|$ for an orthonormal basis Q of S, and $E|MQ|^2 = |M|^2 r /
-    \mathrm{columns}$. Methods with memory start warm, R being their last right factor $M^\top P$: on a matrix that stays the same this
-    is subspace iteration, whose error (of the padded matrix) never grows. On another matrix the bound holds no more.
+    R is Gaussian, so that its range S is uniform: $|P^\top M| \ge |M Q|$ for an orthonormal basis Q
+    of S, and $E|MQ|^2 = |M|^2 r / \mathrm{columns}$. Methods with memory start warm, R being their
+    last right factor $M^\top P$: on a matrix that stays the same this is subspace iteration, whose
+    error (of the padded matrix) never grows. On another matrix the bound holds no more.
 
     Args:
         rank: r.
-        columns: of M, the last row padded with zeros; None: the smallest whole number not below the square root of d.
+        columns: of M, the last row padded with zeros; None: the smallest whole number not below the
+            square root of d.
 
     Raises:
-        ValueError: rank or columns < 1, rank > columns; when a vector comes, a rank larger than its matrix.
+        ValueError: rank or columns < 1, rank > columns; when a vector comes, a rank larger than its
+            matrix.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019. Departure: the matrix need not be a layer's, since servers compress parts.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019. Departure: the matrix need not be a
+    layer's, since servers compress parts.
     """
     name = f"low_rank({rank})" if columns is None else f"low_rank({rank}, {columns})"
     checks.positive_int(f"{name}: rank", rank)
@@ -62,7 +66,9 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
         return Factors(left, jnp.matmul(matrix.T, left, precision="highest") * largest)
 
     def cold(key, x):
-        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32).astype(wide(x).dtype)
+        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32).astype(
+            wide(x).dtype
+        )
 
     def compress(key, x, last=None):
         if last is None:
@@ -78,4 +84,7 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
 def _need_rank(name: str, rank: int, most: int, what: str) -> None:
     if rank > most:
-        raise ValueError(f"{name} of {what}: need a rank of at most {most}, or longer vectors (whole_model, fewer workers)")
+        raise ValueError(
+            f"{name} of {what}: need a rank of at most {most}, or longer vectors (whole_model, "
+            "fewer workers)"
+        )

@@ -17,7 +17,8 @@ from dsgd.base import Compressor, Encoded, Key, PyTree
 def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) -> Encoded:
     """Returns the message of a vector, and what its receivers decode from it.
 
-    The two do not depend on each other if `compress` returns both: in a compiled program XLA drops whichever is not used.
+    The two do not depend on each other if `compress` returns both: in a compiled program XLA drops
+    whichever is not used.
 
     Args:
         compressor: any.
@@ -29,18 +30,29 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
         `message`, a pytree of arrays, and `decoded`, `[d]`.
 
     Raises:
-        ValueError: if x is not a vector; if last is given and the compressor does not start warm; if `compress` or `decompress` return
-            something else than a message and a vector.
+        ValueError: if x is not a vector; if last is given and the compressor does not start warm;
+            if `compress` or `decompress` return something else than a message and a vector.
     """
     if jnp.ndim(x) != 1:
-        raise ValueError(f"encode: x = {checks.typed(x)}: expected a vector [d]; compressors.apply compresses trees of arrays")
+        raise ValueError(
+            f"encode: x = {checks.typed(x)}: expected a vector [d]; compressors.apply compresses "
+            "trees of arrays"
+        )
     if last is not None and not compressor.warm:
-        raise ValueError(f"encode: last = {checks.typed(last)}: {compressor.name} does not start from a previous message; pass no last")
+        raise ValueError(
+            f"encode: last = {checks.typed(last)}: {compressor.name} does not start from a "
+            "previous message; pass no last"
+        )
     x = jnp.asarray(x)
     with causes.noted(f"compress of {compressor.name}"):
-        encoded = compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
+        encoded = (
+            compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
+        )
     if isinstance(encoded, Encoded):
-        return Encoded(_need_message(compressor, encoded.message), _need_vector(compressor, "compress", encoded.decoded, x.shape[0]))
+        return Encoded(
+            _need_message(compressor, encoded.message),
+            _need_vector(compressor, "compress", encoded.decoded, x.shape[0]),
+        )
     message = _need_message(compressor, encoded)
     return Encoded(message, decode(compressor, message, x.shape[0]))
 
@@ -57,7 +69,8 @@ def decode(compressor: Compressor, message: PyTree, d: int) -> jax.Array:
 
 
 def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
-    """Returns the bits of a message: an int if all messages have the same size, else a uint32 scalar.
+    """Returns the bits of a message: an int if all messages have the same size, else a uint32
+    scalar.
 
     Raises:
         ValueError: `bits` returns something else.
@@ -66,23 +79,34 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
         bits = compressor.bits(message)
     traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
-        raise ValueError(f"{compressor.name}: bits returned {checks.typed(bits)}; expected an int, or a uint32 scalar if messages differ")
+        raise ValueError(
+            f"{compressor.name}: bits returned {checks.typed(bits)}; expected an int, or a uint32 "
+            "scalar if messages differ"
+        )
     return bits
 
 
 def stated(constant: Callable | None, d: int) -> Any:
-    """Returns what a compressor states for d elements, of its `omega` or `delta`; None if it states nothing."""
+    """Returns what a compressor states for d elements, of its `omega` or `delta`; None if it states
+    nothing.
+    """
     return None if constant is None else constant(d)
 
 
 def _need_message(compressor: Compressor, message: Any) -> Any:
     leaves = jax.tree.leaves(message)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
-        raise ValueError(f"{compressor.name}: compress returned {checks.typed(message)}; expected a message, a pytree of arrays")
+        raise ValueError(
+            f"{compressor.name}: compress returned {checks.typed(message)}; expected a message, a "
+            "pytree of arrays"
+        )
     return message
 
 
 def _need_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
     if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{compressor.name}: {member} returned {checks.typed(x)}; expected a floating-point vector [{d}]")
+        raise ValueError(
+            f"{compressor.name}: {member} returned {checks.typed(x)}; expected a floating-point "
+            f"vector [{d}]"
+        )
     return x

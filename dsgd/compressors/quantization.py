@@ -1,7 +1,8 @@
 """Compressors that send every element with fewer bits.
 
-What stands beside the codes is exact: ends and largest magnitudes are elements of the vector and have its type; norms and means are
-computed, in float64 of float64 models and else in float32, since rounding them to halves would bias what is unbiased."""
+What stands beside the codes is exact: ends and largest magnitudes are elements of the vector and
+have its type; norms and means are computed, in float64 of float64 models and else in float32, since
+rounding them to halves would bias what is unbiased."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type."""
+    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the
+    vector's type.
+    """
 
     codes: tuple[jax.Array, ...]
     low: jax.Array
@@ -32,7 +35,9 @@ class Quantized(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` a scalar."""
+    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` a
+    scalar.
+    """
 
     codes: tuple[jax.Array, ...] | jax.Array
     scale: jax.Array
@@ -42,11 +47,13 @@ class Scaled(NamedTuple):
 def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     r"""Randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x), unbiased.
 
-    $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
+    $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else }
+    c_k,
        \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
-    A message is d codes of b bits and the two ends, elements of x; of one or two elements, which are all ends, it is these. The variance is
-    $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and
+    A message is d codes of b bits and the two ends, elements of x; of one or two elements, which
+    are all ends, it is these. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
+    $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and
     $(\max - \min)^2 \le 2|x|^2$.
 
     Args:
@@ -56,8 +63,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     Raises:
         ValueError: bits outside 1..8, or bucket < 1.
 
-    Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the maximum; the printed code for
-    a constant vector divides by zero, here it is sent exactly.
+    Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the
+    maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
     """
     _need_bits("random_quantization", bits)
     steps = 2**bits - 1
@@ -67,16 +74,26 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
             return x
         low, high = jnp.min(x), jnp.max(x)
         x, least, most = wide(x), wide(low), wide(high)
-        # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
+        # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves
+        # float32.
         eighth = most / 8 - least / 8
-        place = steps * jnp.where(eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0)
+        place = steps * jnp.where(
+            eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0
+        )
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
-        codes = jnp.where(x == most, steps, codes)  # the ends are knobs, whatever the rounding of `place`
+        # the ends are knobs, whatever the rounding of `place`
+        codes = jnp.where(x == most, steps, codes)
         codes = xla.materialize(codes.astype(jnp.uint8))
         return Encoded(Quantized(codecs.pack(codes, bits), low, high), decode(codes, least, most))
 
     def decompress(message, d):
-        return wide(message) if d <= 2 else decode(codecs.unpack(message.codes, bits, d), wide(message.low), wide(message.high))
+        return (
+            wide(message)
+            if d <= 2
+            else decode(
+                codecs.unpack(message.codes, bits, d), wide(message.low), wide(message.high)
+            )
+        )
 
     def decode(codes, low, high):
         share = codes.astype(low.dtype) / steps
@@ -97,10 +114,12 @@ def qsgd(levels: int) -> Compressor:
     r"""Randomised rounding of magnitudes to s levels of the Euclidean norm, unbiased.
 
     $$ Q(x_i) = |x|_2\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad
-       \xi_i = l + 1 \text{ with probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l = \Big\lfloor \frac{s|x_i|}{|x|_2} \Big\rfloor $$
+       \xi_i = l + 1 \text{ with probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l =
+       \Big\lfloor \frac{s|x_i|}{|x|_2} \Big\rfloor $$
 
-    A message is d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of l + 1, the variance is $|x|^2 \sum_i
-    p_i(1 - p_i) / s^2$, at most $\min(d / 4s^2, \sqrt d / s) |x|^2$: $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$; of one
+    A message is d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of
+    l + 1, the variance is $|x|^2 \sum_i p_i(1 - p_i) / s^2$, at most
+    $\min(d / 4s^2, \sqrt d / s) |x|^2$: $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$; of one
     element it is 0.
 
     A norm beyond float32 arrives as NaN.
@@ -111,7 +130,8 @@ def qsgd(levels: int) -> Compressor:
     Raises:
         ValueError: levels outside 1..127.
 
-    Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure: codes of equal length, not Elias codes.
+    Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure:
+    codes of equal length, not Elias codes.
     """
     if not 1 <= levels <= 127:
         raise ValueError(f"qsgd({levels}): need levels between 1 and 127, an integer")
@@ -121,8 +141,12 @@ def qsgd(levels: int) -> Compressor:
         relative, largest = unit(wide(x))  # squares neither overflow nor vanish
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
-        codes = xla.materialize(jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8))
-        return Encoded(Scaled(codecs.pack(codes, bits), largest * norm), decode(codes, largest * norm))
+        codes = xla.materialize(
+            jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8)
+        )
+        return Encoded(
+            Scaled(codecs.pack(codes, bits), largest * norm), decode(codes, largest * norm)
+        )
 
     def decompress(message, d):
         return decode(codecs.unpack(message.codes, bits, d), message.scale)
@@ -143,7 +167,9 @@ def _ternary() -> Compressor:
         relative, largest = unit(wide(x))
         sent = _round_randomly(key, jnp.abs(relative))
         codes = xla.materialize(jnp.where(relative < 0, 1 - sent, 1 + sent).astype(jnp.uint8))
-        return Encoded(Scaled(codecs.pack_trits(codes), largest.astype(x.dtype)), decode(codes, largest))
+        return Encoded(
+            Scaled(codecs.pack_trits(codes), largest.astype(x.dtype)), decode(codes, largest)
+        )
 
     def decompress(message, d):
         return decode(codecs.unpack_trits(message.codes, d), wide(message.scale))
@@ -157,10 +183,12 @@ def _ternary() -> Compressor:
 ternary: Compressor = _ternary()
 r"""Signs of elements drawn in proportion to their size, times the largest magnitude, unbiased.
 
-$$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty}, \text{ else } 0 $$
+$$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty},
+\text{ else } 0 $$
 
 A message is d ternary digits, five in a byte, and the magnitude. The variance is
-$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, which is reached (one large element among equal ones).
+$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, which is reached (one large element
+among equal ones).
 
 Source: Wen et al., "TernGrad", 2017."""
 
@@ -188,14 +216,17 @@ def _natural() -> Compressor:
 
 
 natural: Compressor = _natural()
-r"""Randomised rounding to a neighbouring power of two, unbiased: sign and exponent are sent, the mantissa is the probability.
+r"""Randomised rounding to a neighbouring power of two, unbiased: sign and exponent are sent, the
+mantissa is the probability.
 
-$$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{2^e} - 1, \text{ else } \mathrm{sign}(x_i)\, 2^e,
+$$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{2^e} - 1, \text{
+else } \mathrm{sign}(x_i)\, 2^e,
    \qquad 2^e \le |x_i| < 2^{e+1} $$
 
-A message is d codes of 9 bits. The variance is $\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at
-$|x_i| = \frac43 2^e$, for normal numbers. Below the smallest normal float32 an element becomes that or 0; above the largest power, that or
-the largest float32, as which float64 elements are coded, too.
+A message is d codes of 9 bits. The variance is
+$\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at $|x_i| = \frac43 2^e$, for
+normal numbers. Below the smallest normal float32 an element becomes that or 0; above the largest
+power, that or the largest float32, as which float64 elements are coded, too.
 
 Source: Horvath et al., "Natural compression", 2019."""
 
@@ -205,7 +236,9 @@ def _sign() -> Compressor:
         x = wide(x)
         # Divided first, since the sum may be out of range; then only its rounding can be.
         mean = jnp.minimum(xla.sum_elements(jnp.abs(x / x.shape[0])), jnp.finfo(x.dtype).max)
-        return Encoded(Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean))
+        return Encoded(
+            Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean)
+        )
 
     def decompress(message, d):
         return jnp.where(codecs.unpack(message.codes, 1, d) == 1, -message.scale, message.scale)
@@ -216,11 +249,14 @@ def _sign() -> Compressor:
 sign: Compressor = _sign()
 r"""Signs times the mean magnitude, biased, one bit an element.
 
-$$ C(x) = \frac{|x|_1}{d}\, \mathrm{sign}(x), \qquad |C(x) - x|^2 = |x|^2 - \frac{|x|_1^2}{d} \le \Big(1 - \frac1d\Big) |x|^2 $$
+$$ C(x) = \frac{|x|_1}{d}\, \mathrm{sign}(x), \qquad |C(x) - x|^2 = |x|^2 - \frac{|x|_1^2}{d} \le
+\Big(1 - \frac1d\Big) |x|^2 $$
 
-The survey scales by a norm (section 3.2, "1-bit quantization"), which is no contraction; this is. 0 counts as positive.
+The survey scales by a norm (section 3.2, "1-bit quantization"), which is no contraction; this is. 0
+counts as positive.
 
-Source: Bernstein et al., "signSGD", 2018; Karimireddy et al., "Error feedback fixes signSGD", 2019, for the scale."""
+Source: Bernstein et al., "signSGD", 2018; Karimireddy et al., "Error feedback fixes signSGD", 2019,
+for the scale."""
 
 
 @checks.arguments
@@ -229,8 +265,9 @@ def clipping(bits: int) -> Compressor:
 
     $$ |C(x) - x|^2 \le \frac{1}{(2^b + 1)^2} |x|^2 $$
 
-    A message is d codes of 9 + b bits; `clipping(7)` is bfloat16, cut off. The bound is approached just below
-    $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32, as which float64 elements are coded, too.
+    A message is d codes of 9 + b bits; `clipping(7)` is bfloat16, cut off. The bound is approached
+    just below $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32, as which float64
+    elements are coded, too.
 
     Args:
         bits: b, 1 to 8.
@@ -253,7 +290,9 @@ def clipping(bits: int) -> Compressor:
     def decode(codes):
         return jax.lax.bitcast_convert_type(codes << cut, jnp.float32)
 
-    return fixed_size(compress, decompress, f"clipping({bits})", delta=lambda d: 1 - 1 / (2**bits + 1) ** 2)
+    return fixed_size(
+        compress, decompress, f"clipping({bits})", delta=lambda d: 1 - 1 / (2**bits + 1) ** 2
+    )
 
 
 def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ def unit(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """
     x = jnp.asarray(x)
     largest = jnp.max(jnp.abs(x))
-    # XLA divides by a scalar by multiplying with its reciprocal: neither may be outside of the normal numbers.
+    # XLA divides by a scalar by multiplying with its reciprocal: neither may be outside of the
+    # normal numbers.
     shift = jnp.where(largest > 1, jnp.float32(1 / 8), jnp.float32(8))
     return (x * shift) / (jnp.where(largest > 0, largest, 1) * shift), largest

@@ -29,7 +29,9 @@ def array_bits(message: PyTree) -> int:
 def message_shape(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> PyTree:
     """Shapes and types of a message for d elements of a type."""
     x = jax.ShapeDtypeStruct((d,), dtype)
-    return jax.eval_shape(lambda key, x: encode(compressor, key, x).message, jax.eval_shape(jax.random.key, 0), x)
+    return jax.eval_shape(
+        lambda key, x: encode(compressor, key, x).message, jax.eval_shape(jax.random.key, 0), x
+    )
 
 
 def fixed_bits(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> int | None:
@@ -47,8 +49,9 @@ def fixed_bits(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> int 
 def mean_bits(compressor: Compressor, d: int) -> float:
     """Returns the mean number of bits of a message for d float32 elements.
 
-    It is exact if all messages have the same size. Otherwise it is the mean over messages of standard normal vectors, the same ones in
-    each call: 16,384 of them for up to 1,024 elements, fewer for more, at least 64.
+    It is exact if all messages have the same size. Otherwise it is the mean over messages of
+    standard normal vectors, the same ones in each call: 16,384 of them for up to 1,024 elements,
+    fewer for more, at least 64.
 
     Args:
         compressor: any.
@@ -73,13 +76,20 @@ def mean_bits(compressor: Compressor, d: int) -> float:
 
 
 def wide(x: ArrayLike) -> jax.Array:
-    """x in the type that is computed in: float64 of float64, else float32, which holds halves exactly."""
+    """x in the type that is computed in: float64 of float64, else float32, which holds halves
+    exactly.
+    """
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def fixed_size(
-    compress: Callable, decompress: Callable, name: str, *, omega: Callable | None = None, delta: Callable | None = None
+    compress: Callable,
+    decompress: Callable,
+    name: str,
+    *,
+    omega: Callable | None = None,
+    delta: Callable | None = None,
 ) -> Compressor:
     """A compressor whose messages for d elements all have the same size, the bits of their arrays.
 

@@ -1,4 +1,6 @@
-"""Compressors that send few elements, with their places. Elements are sent in the vector's own type, 64 bits each of a float64 model."""
+"""Compressors that send few elements, with their places. Elements are sent in the vector's own
+type, 64 bits each of a float64 model.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ RARE = 1e-12  # probability that a random number of elements exceeds its capacit
 
 
 class Sparse(NamedTuple):
-    """A message of some elements: `places`, packed indices; `values`, a message of the elements there."""
+    """A message of some elements: `places`, packed indices; `values`, a message of the elements
+    there.
+    """
 
     places: tuple[jax.Array, ...]
     values: PyTree
 
 
 class Counted(NamedTuple):
-    """A message of a random number of elements: `bits` uint32 of it are used. The last places and values are padding (0, 0)."""
+    """A message of a random number of elements: `bits` uint32 of it are used. The last places and
+    values are padding (0, 0).
+    """
 
     bits: jax.Array
     places: tuple[jax.Array, ...]
@@ -38,17 +44,19 @@ class Counted(NamedTuple):
 def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     r"""The k largest elements by magnitude, biased.
 
-    $$ |C(x) - x|^2 \le \Big(1 - \frac kd\Big) |x|^2, \qquad k = \lceil \mathrm{fraction} \cdot d \rceil $$
+    $$ |C(x) - x|^2 \le \Big(1 - \frac kd\Big) |x|^2, \qquad k = \lceil \mathrm{fraction} \cdot d
+    \rceil $$
 
     Args:
         fraction: k / d, in (0, 1].
-        values: how the kept elements are sent. With its contraction a, that of the whole is a k/d: its error and that of dropping the
-            others are orthogonal.
+        values: how the kept elements are sent. With its contraction a, that of the whole is a k/d:
+            its error and that of dropping the others are orthogonal.
 
     Raises:
         ValueError: fraction outside (0, 1].
 
-    Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section 3.1.1, caveat 3.
+    Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section
+    3.1.1, caveat 3.
     """
 
     def score(key, x):
@@ -66,14 +74,16 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
 def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     r"""k elements drawn without replacement, scaled up to be unbiased.
 
-    $$ Q(x) = \frac dk \sum_{i \in S} x_i e_i, \quad |S| = k = \lceil \mathrm{fraction} \cdot d \rceil,
+    $$ Q(x) = \frac dk \sum_{i \in S} x_i e_i, \quad |S| = k = \lceil \mathrm{fraction} \cdot d
+    \rceil,
        \qquad E|Q(x) - x|^2 = \Big(\frac dk - 1\Big) |x|^2 $$
 
     It is no contraction unless k > d/2; `contraction(random_k(...))` is, the k elements unscaled.
 
     Args:
         fraction: k / d, in (0, 1].
-        values: how the drawn elements are sent; if it is unbiased with w, so is the whole, with $\frac dk (1 + w) - 1$.
+        values: how the drawn elements are sent; if it is unbiased with w, so is the whole, with
+            $\frac dk (1 + w) - 1$.
 
     Raises:
         ValueError: fraction outside (0, 1].
@@ -82,7 +92,8 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     """
 
     def score(key, x):
-        # 30 random bits each, as positive normal floats in the same order, of which the largest are selected.
+        # 30 random bits each, as positive normal floats in the same order, of which the largest are
+        # selected.
         drawn = (jax.random.bits(key, x.shape, jnp.uint32) >> 2) + jnp.uint32(1 << 23)
         return jax.lax.bitcast_convert_type(drawn, jnp.float32)
 
@@ -91,7 +102,14 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
         inner = stated(values.omega, k)
         return None if inner is None else d / k * (1 + inner) - 1
 
-    return _sparse("random_k", fraction, values, score, lambda d: d / kept(fraction, d), omega=omega if values.unbiased else None)
+    return _sparse(
+        "random_k",
+        fraction,
+        values,
+        score,
+        lambda d: d / kept(fraction, d),
+        omega=omega if values.unbiased else None,
+    )
 
 
 def kept(fraction: float, d: int) -> int:
@@ -128,25 +146,34 @@ def _sparse(
 
     def decompress(message, d):
         k = kept(fraction, d)
-        return decode(codecs.unpack(message.places, codecs.index_bits(d), k), values.decompress(message.values, k), d)
+        return decode(
+            codecs.unpack(message.places, codecs.index_bits(d), k),
+            values.decompress(message.values, k),
+            d,
+        )
 
     def decode(places, elements, d):
         elements = wide(elements) * scale(d)
-        return _placed(places, elements, d) if places.shape[0] < d else elements  # all of them are in order
+        # all of them are in order
+        return _placed(places, elements, d) if places.shape[0] < d else elements
 
     sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
-    return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values))
+    return sparse._replace(
+        bits=lambda message: array_bits(message.places) + values.bits(message.values)
+    )
 
 
 @checks.arguments
 def random_sparsification(probability: float) -> Compressor:
     r"""Keeps each element with probability p, scaled up, unbiased.
 
-    $$ Q(x_i) = \frac{x_i}{p} \text{ with probability } p, \text{ else } 0, \qquad E|Q(x) - x|^2 = \Big(\frac1p - 1\Big) |x|^2 $$
+    $$ Q(x_i) = \frac{x_i}{p} \text{ with probability } p, \text{ else } 0, \qquad E|Q(x) - x|^2 =
+    \Big(\frac1p - 1\Big) |x|^2 $$
 
-    The number of kept elements is random. The message has room for as many as are exceeded with probability below 1e-12 (Bernstein's
-    inequality; those beyond would be dropped). Its bits are those of what is used, and 32 that say how many those are. What is drawn
-    are the gaps between kept elements, which are geometric: the randomness costs what is sent, not d.
+    The number of kept elements is random. The message has room for as many as are exceeded with
+    probability below 1e-12 (Bernstein's inequality; those beyond would be dropped). Its bits are
+    those of what is used, and 32 that say how many those are. What is drawn are the gaps between
+    kept elements, which are geometric: the randomness costs what is sent, not d.
 
     Args:
         probability: p, in (0, 1].
@@ -154,7 +181,8 @@ def random_sparsification(probability: float) -> Compressor:
     Raises:
         ValueError: probability outside (0, 1].
 
-    Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with probability p" for 1 - p.
+    Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
+    probability p" for 1 - p.
     """
     _need_share("random_sparsification", "probability", probability)
     p, name = probability, f"random_sparsification({probability:g})"
@@ -163,16 +191,26 @@ def random_sparsification(probability: float) -> Compressor:
         d, room = x.shape[0], capacity(p, x.shape[0])
         each = 8 * x.dtype.itemsize + codecs.index_bits(d)
         if room * each >= 1 << 32:
-            raise ValueError(f"{name} of {d} elements: a message may pass 2^32 bits, need fewer; compressors.buckets makes several of one")
+            raise ValueError(
+                f"{name} of {d} elements: a message may pass 2^32 bits, need fewer; "
+                "compressors.buckets makes several of one"
+            )
         places = _bernoulli_places(key, p, d, room)
         used = places < d
         values = jnp.where(used, x[jnp.minimum(places, d - 1)], 0)
         codes = jnp.where(used, places, 0)
         bits = FLOAT_BITS + jnp.uint32(each) * jnp.sum(used, dtype=jnp.uint32)
-        return Encoded(Counted(bits, codecs.pack(codes, codecs.index_bits(d)), values), decode(codes, values, d))
+        return Encoded(
+            Counted(bits, codecs.pack(codes, codecs.index_bits(d)), values),
+            decode(codes, values, d),
+        )
 
     def decompress(message, d):
-        return decode(codecs.unpack(message.places, codecs.index_bits(d), message.values.shape[0]), message.values, d)
+        return decode(
+            codecs.unpack(message.places, codecs.index_bits(d), message.values.shape[0]),
+            message.values,
+            d,
+        )
 
     def decode(places, values, d):
         return _placed(places, wide(values) / p, d, padded=True)
@@ -188,30 +226,37 @@ def random_sparsification(probability: float) -> Compressor:
 
 
 def capacity(probability: float, d: int) -> int:
-    """Elements that a message has room for: d p and what Bernstein's inequality adds so that `RARE` bounds the probability of more."""
+    """Elements that a message has room for: d p and what Bernstein's inequality adds so that `RARE`
+    bounds the probability of more.
+    """
     log = math.log(1 / RARE)
     variance = d * probability * (1 - probability)
     return min(d, math.ceil(d * probability + log / 3 + math.sqrt(log**2 / 9 + 2 * log * variance)))
 
 
 def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
-    r"""The first `size` indices of elements kept with probability p each, uint32 in rising order, d where there are no more.
+    r"""The first `size` indices of elements kept with probability p each, uint32 in rising order, d
+    where there are no more.
 
-    With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept one. E comes from 32 bits v in (0, 1) as
-    $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its relative precision is float32's on both ends.
+    With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept
+    one. E comes from 32 bits v in (0, 1) as $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its
+    relative precision is float32's on both ends.
     """
     bits = jax.random.bits(key, (size,), jnp.uint32)
     small = bits < jnp.uint32(1 << 31)
     v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
     dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size, jnp.float32)
-    end = jnp.uint32(d + 1)  # where all sums end, so that none overflows; in integers, since float32 may round d down
+    # where all sums end, so that none overflows; in integers, since float32 may round d down
+    end = jnp.uint32(d + 1)
     gaps = jnp.where(dropped < d, dropped.astype(jnp.uint32) + 1, end)
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
 def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
-    """The vector with these elements; padding adds 0 to the first. Without it they arrive as they are: a sum would flush denormal ones."""
+    """The vector with these elements; padding adds 0 to the first. Without it they arrive as they
+    are: a sum would flush denormal ones.
+    """
     if places.shape[0] == 1:  # a comparison is fused with its use, a scatter is not
         return jnp.where(jnp.arange(d, dtype=places.dtype) == places, values, 0)
     at = jnp.zeros(d, values.dtype).at[places]

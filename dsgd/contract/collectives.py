@@ -29,7 +29,9 @@ def unrecorded(program: Any) -> list[str]:
 
 
 def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
-    """As `unrecorded`, in one of its jaxprs; `around` are the sources of the equations that it is in, from the innermost on."""
+    """As `unrecorded`, in one of its jaxprs; `around` are the sources of the equations that it is
+    in, from the innermost on.
+    """
     for equation in jaxpr.eqns:
         scopes = str(equation.source_info.name_stack)
         if MESSAGE in scopes:
@@ -50,7 +52,9 @@ def _sends(equation: Any) -> bool:
 
 
 def _place(source: Any) -> str:
-    """Where it is called: the innermost line that is neither JAX's nor ours; "" if there is none, as in functions that `jax.jit` traces."""
+    """Where it is called: the innermost line that is neither JAX's nor ours; "" if there is none,
+    as in functions that `jax.jit` traces.
+    """
     frames = source.traceback.frames if source.traceback else []
     for frame in frames:
         path = Path(frame.file_name)

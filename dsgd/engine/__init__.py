@@ -1,1 +1,3 @@
-"""What is compiled: the loop, the oracle, the clock, the protocol that methods are held to; and the programs, in memory and on disk."""
+"""What is compiled: the loop, the oracle, the clock, the protocol that methods are held to; and the
+programs, in memory and on disk.
+"""

@@ -13,23 +13,32 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from dsgd.base import Params, PyTree
 
-# Bytes of all values between a piece's arguments and its sums. XLA has a sixth of them at a time: 40 MB, or twice that with long rows.
-# Pieces of a twentieth to all of it were equally fast on CPUs for an MLP, a CNN and a transformer; larger ones were slower.
+# Bytes of all values between a piece's arguments and its sums. XLA has a sixth of them at a time:
+# 40 MB, or twice that with long rows. Pieces of a twentieth to all of it were equally fast on CPUs
+# for an MLP, a CNN and a transformer; larger ones were slower.
 BUDGET = 256 << 20
 
 
-def total(function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree, at_once: int | None) -> PyTree:
+def total(
+    function: Callable[[Params, PyTree, jax.Array], PyTree],
+    params: Params,
+    rows: PyTree,
+    at_once: int | None,
+) -> PyTree:
     """The sum of `function` over all rows.
 
-    Pieces are slices of the rows, which are not copied. All are equally long, so that one program does for all of them: the last ones
-    begin in the piece before, and what was counted there is not counted again. A gradient of the sum computes each piece once more on its
-    way back, and does not keep what all of them had in between.
+    Pieces are slices of the rows, which are not copied. All are equally long, so that one program
+    does for all of them: the last ones begin in the piece before, and what was counted there is not
+    counted again. A gradient of the sum computes each piece once more on its way back, and does not
+    keep what all of them had in between.
 
     Args:
-        function: (params, piece of the rows, which of them count, bool `[its rows]`) -> a pytree of sums over those that count.
+        function: (params, piece of the rows, which of them count, bool `[its rows]`) -> a pytree of
+            sums over those that count.
         params: of the function.
         rows: leaves `[M, ...]`.
-        at_once: rows in a piece, at most; None: all. Where they are all, this is one call of the function.
+        at_once: rows in a piece, at most; None: all. Where they are all, this is one call of the
+            function.
     """
     M = _length(rows)
     if at_once is None or at_once >= M:
@@ -47,11 +56,15 @@ def total(function: Callable[[Params, PyTree, jax.Array], PyTree], params: Param
     def add(sums, i):
         return jax.tree.map(jnp.add, sums, of_piece(params, rows, i)), None
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_piece, params, rows, 0))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_piece, params, rows, 0)
+    )
     return lax.scan(add, zeros, jnp.arange(pieces))[0]
 
 
-def fitting(function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree) -> int:
+def fitting(
+    function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree
+) -> int:
     """How many rows a piece may have, by what one needs within the `BUDGET`: at least one.
 
     Args:
@@ -60,12 +73,17 @@ def fitting(function: Callable[[Params, PyTree, jax.Array], PyTree], params: Par
     M = _length(rows)
 
     def needed(count: int) -> int:
-        return _bytes(jax.make_jaxpr(function)(params, of_length(rows, count), jax.ShapeDtypeStruct((count,), bool)).jaxpr)
+        return _bytes(
+            jax.make_jaxpr(function)(
+                params, of_length(rows, count), jax.ShapeDtypeStruct((count,), bool)
+            ).jaxpr
+        )
 
     whole = needed(M)
     if whole <= BUDGET or M == 1:
         return M
-    # What parameters need is there however few rows there are: the difference of two pieces is without it.
+    # What parameters need is there however few rows there are: the difference of two pieces is
+    # without it.
     each = (whole - needed(M // 2)) / (M - M // 2)
     if each * M <= BUDGET:
         return M
@@ -74,7 +92,9 @@ def fitting(function: Callable[[Params, PyTree, jax.Array], PyTree], params: Par
 
 def of_length(rows: PyTree, count: int) -> PyTree:
     """Shapes and types of so many of the rows."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), rows)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), rows
+    )
 
 
 def _length(rows: PyTree) -> int:

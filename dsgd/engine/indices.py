@@ -1,8 +1,8 @@
-"""What a method refuses or warns of while it runs: numbers that are known only then, as indices that users' functions return, where JAX
-would clamp them.
+"""What a method refuses or warns of while it runs: numbers that are known only then, as indices
+that users' functions return, where JAX would clamp them.
 
-A round's numbers are NaN if nothing is wrong. The loop keeps the first one of each record, and the host ends the run with a ValueError, or
-warns, after the chunk that has one.
+A round's numbers are NaN if nothing is wrong. The loop keeps the first one of each record, and the
+host ends the run with a ValueError, or warns, after the chunk that has one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The one loop, compiled: `first_carry` makes the first state, `advance` runs rounds and records.
 
-Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as
-`vmap`s inside. How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are
-arguments too, so that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
+Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs
+(`seeds`, and the grid of a sweep) as `vmap`s inside. How many rounds to run is an argument, not a
+shape: one compiled program serves every `steps`. Arrays of the problem are arguments too, so that
+they are sharded and never constants of the program; everything else is in the static, hashable
+`Plan`.
 """
 
 from __future__ import annotations
@@ -24,15 +26,32 @@ from dsgd import workers, xla
 from dsgd.base import Algorithm, Constants, Measured, Now, Params, Problem, PyTree, Round, State
 from dsgd.clusters import Cluster, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
-from dsgd.engine import clock, indices, leaves, measurements, oracle, participation, protocol, randomness
+from dsgd.engine import (
+    clock,
+    indices,
+    leaves,
+    measurements,
+    oracle,
+    participation,
+    protocol,
+    randomness,
+)
 from dsgd.engine.clock import Clock
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_STREAM = np.uint32(2**32 - 1)  # with which a run's key is folded for numbered draws: rounds are fewer
-_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = "bits", "clock", "train_loss", "evaluated", "samples", "present"
+# with which a run's key is folded for numbered draws: rounds are fewer
+_STREAM = np.uint32(2**32 - 1)
+_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = (
+    "bits",
+    "clock",
+    "train_loss",
+    "evaluated",
+    "samples",
+    "present",
+)
 _ARRIVED = "arrived"
 _COUNTED = (_BITS, _ARRIVED)  # over all rounds of a record, as counts
 
@@ -43,7 +62,8 @@ class Carry(NamedTuple):
     Args:
         state: of the method.
         clock: () if the run has no cluster.
-        drawn: batches that each worker has drawn, int32 `[N]`, of problems whose draws are numbered; () of others.
+        drawn: batches that each worker has drawn, int32 `[N]`, of problems whose draws are
+            numbered; () of others.
     """
 
     state: State
@@ -52,7 +72,8 @@ class Carry(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Which rounds one call of `advance` runs, int32 scalars, the same for all runs: what a method does in some rounds only is a branch.
+    """Which rounds one call of `advance` runs, int32 scalars, the same for all runs: what a method
+    does in some rounds only is a branch.
 
     Args:
         done: rounds before these.
@@ -105,7 +126,8 @@ class Description(NamedTuple):
     Args:
         sendings: its exchanges; their arrays are of the trace.
         measures, weighs: as in `Plan`.
-        asks_some: whether only some workers are asked for gradients, which then cross devices in the simulation.
+        asks_some: whether only some workers are asked for gradients, which then cross devices in
+            the simulation.
         micro_batches: M, of a round's work; 1 without any.
     """
 
@@ -119,9 +141,12 @@ class Description(NamedTuple):
 def without_arrays(problem: Problem) -> Problem:
     """The problem's functions and its workers' weights, hashable."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
-    init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))  # a tree of bools may have no hash
+    # a tree of bools may have no hash
+    init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))
     evaluation = replace(problem.evaluation, shared=())
-    return problem._replace(init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights)
+    return problem._replace(
+        init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights
+    )
 
 
 def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
@@ -139,13 +164,23 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
         begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 
-    return _placed(plan, _over_runs(plan, init, (0, None), (None, 0))(points, keys), lax.with_sharding_constraint)
+    return _placed(
+        plan,
+        _over_runs(plan, init, (0, None), (None, 0))(points, keys),
+        lax.with_sharding_constraint,
+    )
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is compiled."""
+    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is
+    compiled.
+    """
     carry = jax.eval_shape(partial(first_carry, plan), points, keys)
-    return _placed(plan, carry, lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
+    return _placed(
+        plan,
+        carry,
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+    )
 
 
 def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
@@ -155,7 +190,11 @@ def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]
         return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
 
     spec = _carry_spec(plan)
-    return Carry(State(*map(part, carry.state, spec.state)), part(carry.clock, spec.clock), part(carry.drawn, spec.drawn))
+    return Carry(
+        State(*map(part, carry.state, spec.state)),
+        part(carry.clock, spec.clock),
+        part(carry.drawn, spec.drawn),
+    )
 
 
 def advance(
@@ -168,8 +207,8 @@ def advance(
     batches: PyTree,
     chunk: Chunk,
 ) -> tuple[Carry, Records]:
-    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where they are the first, also of
-    the start.
+    """Runs the next rounds, with a record after every `plan.record_every` of them and after the
+    last; where they are the first, also of the start.
 
     Args:
         plan: static.
@@ -181,31 +220,41 @@ def advance(
         chunk: the rounds.
 
     Returns:
-        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
-        ceil(rounds / record_every) count, and one more where the start is among them.
+        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the
+        first ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
     def run(points, keys, carry, data, shared, batches, chunk):
         def one(point, key, carry):
-            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, chunk)
+            return _advance_one(
+                plan, _method(plan, point), key, carry, data, shared, batches, chunk
+            )
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
     specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
-    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, chunk)
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(
+        points, keys, carry, data, shared, batches, chunk
+    )
 
 
 def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
-    """The model that each run would take home, with what it estimates from the data, leaves `[grid?, seeds?, ...]`."""
+    """The model that each run would take home, with what it estimates from the data, leaves
+    `[grid?, seeds?, ...]`.
+    """
 
     def take_home(points, state, data):
         def one(point, state):
-            params = leaves.joined(plan.problem, taken_home(plan, _method(plan, point), state), state.fixed)
+            params = leaves.joined(
+                plan.problem, taken_home(plan, _method(plan, point), state), state.fixed
+            )
             return plan.problem.statistics(params, data) if plan.problem.statistics else params
 
         return _over_runs(plan, one, (0, 0), (None, 0))(points, state)
 
-    return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(points, state, data)
+    return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(
+        points, state, data
+    )
 
 
 def taken_home(plan: Plan, method: Method, state: State) -> Params:
@@ -226,14 +275,22 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = clock.at_zero(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
-        state, record, *_ = _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)
+        begun = (
+            clock.at_zero(plan.N, _nothing_measured(plan, method, state, key))
+            if plan.cluster and plan.measures
+            else ()
+        )
+        state, record, *_ = _gradients_and_update(
+            plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step
+        )
         return state, record.statistics(plan.N)
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
     statistics = Statistics(Bits(own, own, own, own), *[everywhere] * 5)
-    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), statistics))(state, key, data)
+    return _sharded(
+        plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), statistics)
+    )(state, key, data)
 
 
 def describe(plan: Plan, algorithm: Algorithm) -> Description:
@@ -244,14 +301,21 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         algorithm: the method with its hyperparameters.
 
     Raises:
-        ValueError: the method cannot go on without workers that do not participate on the plan's cluster, or messages that are lost; or
-            as a run of it.
+        ValueError: the method cannot go on without workers that do not participate on the plan's
+            cluster, or messages that are lost; or as a run of it.
     """
-    alone, method = plan._replace(runs=0, measures=False), protocol.Method(algorithm, plan.problem, plan.N)
+    alone, method = (
+        plan._replace(runs=0, measures=False),
+        protocol.Method(algorithm, plan.problem, plan.N),
+    )
     described: list[Description] = []
 
     def look(state, key):
-        begun = clock.at_zero(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
+        begun = (
+            clock.at_zero(plan.N, _nothing_measured(alone, method, state, key))
+            if plan.cluster
+            else ()
+        )
         seen: list[tuple[Record, Asked]] = []
 
         def one_round(measured):
@@ -259,18 +323,27 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             this = _this_round(alone, key, Carry(state, now), state.step)
             asked = _query(alone, method, state, this)
             rows = (_block(plan) if asked.workers is None else len(asked.workers),)
-            gradients = jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), protocol.parameters(plan.problem))
-            after, record = _update(alone, method, state, gradients, this._replace(work=asked.work), key)
+            gradients = jax.tree.map(
+                lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
+                protocol.parameters(plan.problem),
+            )
+            after, record = _update(
+                alone, method, state, gradients, this._replace(work=asked.work), key
+            )
             seen[:] = [(record, asked)]
             return after, record.statistics(plan.N), asked.work
 
         measured = begun.measured if isinstance(begun, Clock) else ()
         program = jax.make_jaxpr(one_round)(measured).jaxpr
-        read = {id(atom) for equation in program.eqns for atom in equation.invars} | {id(atom) for atom in program.outvars}
+        read = {id(atom) for equation in program.eqns for atom in equation.invars} | {
+            id(atom) for atom in program.outvars
+        }
         measures = any(id(variable) in read for variable in program.invars)
         record, asked = seen[0]
         M = 1 if asked.work is None else asked.work.samples.shape[1]
-        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None, M))
+        described.append(
+            Description(record.sendings(), measures, record.weighs, asked.workers is not None, M)
+        )
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -280,12 +353,18 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
-    """What is carried of the workers' measurements for a method that reads them; `state` is of one run, of all workers."""
+    """What is carried of the workers' measurements for a method that reads them; `state` is of one
+    run, of all workers.
+    """
     if not plan.measures:
         return ()
     alone = plan._replace(runs=0)
-    blocks = _sharded(alone, partial(_nothing_measured, alone, method), (_state_spec(alone), P()), P())
-    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key))
+    blocks = _sharded(
+        alone, partial(_nothing_measured, alone, method), (_state_spec(alone), P()), P()
+    )
+    return jax.tree.map(
+        lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key)
+    )
 
 
 def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured:
@@ -295,7 +374,9 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
 
     def asked(measured: int) -> int:
         begun = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
-        work = jax.eval_shape(lambda: method.query(state, _this_round(plan, key, begun, state.step)).work)
+        work = jax.eval_shape(
+            lambda: method.query(state, _this_round(plan, key, begun, state.step)).work
+        )
         return usual if work is None else work.samples.shape[1]
 
     M = asked(usual)
@@ -321,7 +402,12 @@ def _weights(plan: Plan) -> tuple[float, ...] | None:
 
 def _state_spec(plan: Plan) -> Any:
     replicated: Any = P()
-    return State(server=replicated, workers=P(*[None] * plan.runs, workers.AXIS), step=replicated, fixed=replicated)
+    return State(
+        server=replicated,
+        workers=P(*[None] * plan.runs, workers.AXIS),
+        step=replicated,
+        fixed=replicated,
+    )
 
 
 def _carry_spec(plan: Plan) -> Any:
@@ -330,7 +416,8 @@ def _carry_spec(plan: Plan) -> Any:
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
-    # What collectives make equal on every device (all-gathered averages, say), the check of varying axes cannot see.
+    # What collectives make equal on every device (all-gathered averages, say), the check of varying
+    # axes cannot see.
     return jax.shard_map(f, mesh=plan.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -349,18 +436,27 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk):
+def _advance_one(
+    plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk
+):
     key, every = split(key)[1], plan.record_every
     done, rounds, fresh, end = chunk
     # Both are asked for their shapes first: traced once, and inlined.
-    run_round, measure = (jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure))
+    run_round, measure = (
+        jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure)
+    )
 
     def one_round(i, so_far):
-        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
+        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the
+        # loops' conditions scalar.
         carry, sums = so_far
-        batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
+        batch = jax.tree.map(
+            lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches
+        )
         carry, news = run_round(key, carry, data, batch, done + i)
-        kept = {name: indices.earlier(sums[name], news[name]) for name in news if indices.is_kept(name)}
+        kept = {
+            name: indices.earlier(sums[name], news[name]) for name in news if indices.is_kept(name)
+        }
         counted = {name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}
         return carry, {**news, **kept, **counted}
 
@@ -372,16 +468,25 @@ def _advance_one(plan: Plan, method: Method, key, carry: Carry, data, shared, ba
         due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
         measured = measure(key, carry, data, shared, at, due)
         if set(measured) & set(news) or "step" in news:
-            raise ValueError(f"{method.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
+            raise ValueError(
+                f"{method.name} has metrics {sorted(news)}; need other names than step, "
+                f"{', '.join(measured)}"
+            )
         return carry, jax.tree.map(_as_float, {**measured, **news})
 
     # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
     _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
     zeros = {_CLOCK, *_COUNTED}
-    nothing = {name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype) for name, leaf in news.items()}
-    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
+    nothing = {
+        name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)
+        for name, leaf in news.items()
+    }
+    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits
+    # of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
-    empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    empty, unravel = ravel_pytree(
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    )
     first = -fresh
 
     def body(i, so_far):
@@ -390,7 +495,9 @@ def _advance_one(plan: Plan, method: Method, key, carry: Carry, data, shared, ba
         return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
 
     rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
-    carry, rows = lax.fori_loop(first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows))
+    carry, rows = lax.fori_loop(
+        first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows)
+    )
     return carry, jax.vmap(unravel)(rows)
 
 
@@ -402,28 +509,48 @@ def _as_float(leaf: jax.Array) -> jax.Array:
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _round(plan: Plan, method: Method, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
-    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, record, this, asked, done = _gradients_and_update(plan, method, key, carry, data, batches, step)
+def _round(
+    plan: Plan, method: Method, key, carry: Carry, data, batches, step
+) -> tuple[Carry, Records]:
+    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's
+    own metrics.
+    """
+    state, record, this, asked, done = _gradients_and_update(
+        plan, method, key, carry, data, batches, step
+    )
     statistics = record.statistics(plan.N)
-    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(statistics.metrics):
-        raise ValueError(f"{method.name} has metrics {sorted(taken)}; need other names, these are the history's own")
+    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(
+        statistics.metrics
+    ):
+        raise ValueError(
+            f"{method.name} has metrics {sorted(taken)}; need other names, these are the "
+            "history's own"
+        )
     news = jax.tree.map(_as_float, {**statistics.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
-    for kind, numbers in ((indices.REFUSED, statistics.refusals), (indices.WARNED, statistics.warnings)):
+    for kind, numbers in (
+        (indices.REFUSED, statistics.refusals),
+        (indices.WARNED, statistics.warnings),
+    ):
         news |= {f"{kind}{words}": number for words, number in numbers.items()}
     if asked.workers is not None:
-        words = f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
+        words = (
+            f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
+        )
         news[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
-    news |= {_BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))}
+    news |= {
+        _BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))
+    }
     if statistics.bits.messages is not None:
         news[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
     drawn = _drawn(carry.drawn, asked, this)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), news
     with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
-        after = clock.tick(carry.clock, method.name, plan.problem, this, asked, record.sendings(), statistics)
+        after = clock.tick(
+            carry.clock, method.name, plan.problem, this, asked, record.sendings(), statistics
+        )
     return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
 
 
@@ -432,31 +559,44 @@ def _none_drawn(plan: Plan) -> Any:
 
 
 def _drawn(before: Any, query: Asked, round: Round) -> Any:
-    """How many batches each worker has drawn after the round: one, or those micro-batches of its work that have samples."""
+    """How many batches each worker has drawn after the round: one, or those micro-batches of its
+    work that have samples.
+    """
     if isinstance(before, tuple) or query.exact:
         return before
     if query.work is not None:
         each = jnp.sum(query.work.samples > 0, axis=1, dtype=jnp.int32)
     else:
         each = jnp.ones_like(before) if round.present is None else round.present.astype(jnp.int32)
-    return before + (each if query.workers is None else jnp.zeros_like(each).at[query.workers].set(each[query.workers]))
+    return before + (
+        each
+        if query.workers is None
+        else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+    )
 
 
 def _gradients_and_update(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[State, Record, Round, Asked, Records]:
-    """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, if it
-    is wanted, and each worker's samples, if the query says how many."""
+    """The method in this round, and the round as its update saw it; last what the oracle did, by
+    name: the mean loss on the batches, if it is wanted, and each worker's samples, if the query
+    says how many."""
     this = _this_round(plan, key, carry, step)
     asked = _query(plan, method, carry.state, this)
-    numbered = asked._replace(draws=carry.drawn) if plan.problem.numbered and asked.draws is None and batches is None else asked
+    numbered = (
+        asked._replace(draws=carry.drawn)
+        if plan.problem.numbered and asked.draws is None and batches is None
+        else asked
+    )
     sample_key = round_keys(key, step)[1] if numbered.draws is None else stream(key)
     this = this._replace(work=asked.work)
     problem = leaves.bound(plan.problem, carry.state.fixed)
     of_oracle, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
     done = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
     if plan.train_loss:
-        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*of_oracle, this.present, weigh=weigh)
+        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
+            *of_oracle, this.present, weigh=weigh
+        )
     else:
         gradients = oracle.gradients(*of_oracle, weigh=weigh)
     state, record = _update(plan, method, carry.state, gradients, this, key)
@@ -468,7 +608,9 @@ def _query(plan: Plan, method: Method, state: State, this: Round) -> Asked:
         return participation.query(method.query(state, this), this)
 
 
-def _update(plan: Plan, method: Method, state: State, gradients: PyTree, this: Round, key: jax.Array) -> tuple[State, Record]:
+def _update(
+    plan: Plan, method: Method, state: State, gradients: PyTree, this: Round, key: jax.Array
+) -> tuple[State, Record]:
     with workers.attended(_there(plan, this)):
         return method.update(state, gradients, this, round_keys(key, this.step)[2])
 
@@ -490,7 +632,9 @@ def stream(key: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, _STREAM)
 
 
-def batch_of(problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0) -> PyTree:
+def batch_of(
+    problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0
+) -> PyTree:
     """What one worker alone draws in a round, as all workers together do in the loop.
 
     Args:
@@ -499,18 +643,25 @@ def batch_of(problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, 
         step: of the round.
         n: the worker.
         data: its own.
-        M, m: number of micro-batches of a round, and which one. Draws that are numbered count all M of each round.
+        M, m: number of micro-batches of a round, and which one. Draws that are numbered count all M
+            of each round.
     """
     if problem.numbered:
         return problem.sample(jax.random.fold_in(stream(key), n), data, jnp.int32(step * M + m))
-    return problem.sample(jax.random.fold_in(oracle.of_turns(round_keys(key, step)[1], M)[m], n), data)
+    return problem.sample(
+        jax.random.fold_in(oracle.of_turns(round_keys(key, step)[1], M)[m], n), data
+    )
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
     this = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
         return this
-    clock, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
+    clock, measured = (
+        (carry.clock.now, carry.clock.measured or None)
+        if isinstance(carry.clock, Clock)
+        else (0.0, None)
+    )
     now = Now(plan.cluster, clock, measured)
     this = this._replace(now=now)
     if plan.cluster.present is None:
@@ -522,7 +673,9 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
 
 
 def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, due) -> Records:
-    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where none is `due`."""
+    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where
+    none is `due`.
+    """
     params, apart = _model_and_consensus(plan, method, key, carry, step)
 
     def evaluated():
@@ -530,20 +683,34 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
         scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else xla.sqnorm(slope)
-        return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
+        return jax.tree.map(
+            lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm}
+        )
 
     def not_evaluated():
-        return jax.tree.map(lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated))
+        return jax.tree.map(
+            lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated)
+        )
 
-    scalars = evaluated() if plan.evaluate_every == 1 else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
+    scalars = (
+        evaluated()
+        if plan.evaluate_every == 1
+        else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
+    )
     return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
 
 
-def _model_and_consensus(plan: Plan, method: Method, key, carry: Carry, step) -> tuple[Params, jax.Array]:
-    """The model to take home, and the mean squared distance of the local models from it; 0 if there is one model."""
+def _model_and_consensus(
+    plan: Plan, method: Method, key, carry: Carry, step
+) -> tuple[Params, jax.Array]:
+    """The model to take home, and the mean squared distance of the local models from it; 0 if there
+    is one model.
+    """
     params, stacked = method.models(carry.state)
     with workers.weighted(_weights(plan)):
         if stacked:
             return workers.mean_and_sqdist(params)
         asked = method.query(carry.state, _this_round(plan, key, carry, step))
-        return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(asked.params, params)
+        return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(
+            asked.params, params
+        )

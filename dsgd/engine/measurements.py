@@ -1,4 +1,6 @@
-"""What workers measure of a round: their micro-batches, and their messages, by clocks that are not exact."""
+"""What workers measure of a round: their micro-batches, and their messages, by clocks that are not
+exact.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ def nothing(N: int, M: int, cluster: Cluster) -> Measured:
     return Measured(jnp.full((N, M), jnp.nan, jnp.float32), each, each, each, each, *overlapping)
 
 
-def of_round(round: Round, latencies: jax.Array, backward: jax.Array, went: Timing, bits_up: jax.Array, bits_down: jax.Array) -> Measured:
+def of_round(
+    round: Round,
+    latencies: jax.Array,
+    backward: jax.Array,
+    went: Timing,
+    bits_up: jax.Array,
+    bits_down: jax.Array,
+) -> Measured:
     """After a round.
 
     Args:
@@ -36,7 +45,9 @@ def of_round(round: Round, latencies: jax.Array, backward: jax.Array, went: Timi
     columns = [latencies, went.up[:, None], went.down[:, None]]
     if overlap := round.cluster.overlap:
         computed = jnp.any(~jnp.isnan(latencies), axis=1)
-        columns.append(jnp.where(computed, jnp.stack([backward, overlap.first * backward]), jnp.nan).T)
+        columns.append(
+            jnp.where(computed, jnp.stack([backward, overlap.first * backward]), jnp.nan).T
+        )
     times = round.cluster.with_noise(round, jnp.concatenate(columns, axis=1))
     M = latencies.shape[1]
     up, down, *overlapping = jnp.unstack(times[:, M:], axis=1)

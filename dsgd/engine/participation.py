@@ -14,10 +14,14 @@ from dsgd.engine.queries import Asked
 
 
 def state(method: Method, before: State, after: State, round: Round) -> State:
-    """The state after a round: workers that do not participate have what the method says of them; if none does, the server keeps its."""
+    """The state after a round: workers that do not participate have what the method says of them;
+    if none does, the server keeps its.
+    """
     if round.present is None:
         return after
-    rows = workers.where_rows(round.present, after.workers, method.absent(before.workers, after.workers))
+    rows = workers.where_rows(
+        round.present, after.workers, method.absent(before.workers, after.workers)
+    )
     server = jax.tree.map(partial(jnp.where, jnp.any(round.present)), after.server, before.server)
     return after._replace(server=server, workers=rows)
 

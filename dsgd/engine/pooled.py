@@ -1,9 +1,12 @@
-"""Samples of workers that have very different numbers of them: one pool of rows for each device, in which each worker has a range.
+"""Samples of workers that have very different numbers of them: one pool of rows for each device, in
+which each worker has a range.
 
-Arrays `[N, longest, ...]` would have as many rows for every worker as the largest one needs. The leaves of a pool are `[N, S, ...]`, too,
-so that they are sharded as all data are, but the S rows at index n are not those of worker n: the n S rows of a device are those of its n
-workers, one worker after the other. The device with the most rows sets S; the rest of each pool is padding, on that device fewer than n
-rows. So the layout depends on the number of devices; problems have that for one, and runs make their own (`laid_out`).
+Arrays `[N, longest, ...]` would have as many rows for every worker as the largest one needs. The
+leaves of a pool are `[N, S, ...]`, too, so that they are sharded as all data are, but the S rows at
+index n are not those of worker n: the n S rows of a device are those of its n workers, one worker
+after the other. The device with the most rows sets S; the rest of each pool is padding, on that
+device fewer than n rows. So the layout depends on the number of devices; problems have that for
+one, and runs make their own (`laid_out`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class Pooled:
     """The samples of all workers, of a device's block, or of one worker in its device's pool.
 
     Args:
-        inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block the pool's rows, `[n S, ...]`.
+        inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block the pool's rows,
+            `[n S, ...]`.
         offset: int32 `[N]`, each worker's first row in its device's pool; of one worker a scalar.
         size: int32 `[N]`, its number of rows, at least 1; of one worker a scalar.
         make: (inputs, targets, weights) -> a batch.
@@ -72,7 +76,9 @@ def pool(inputs: PyTree, targets: PyTree, parts: list[np.ndarray], make: Callabl
         return from_host(leaf[order].reshape(N, -1, *leaf.shape[1:]))
 
     inputs, targets = jax.tree.map(rows, (inputs, targets))
-    return Pooled(inputs, targets, from_host(_begins(sizes)), from_host(sizes), make, int(sizes.max()))
+    return Pooled(
+        inputs, targets, from_host(_begins(sizes)), from_host(sizes), make, int(sizes.max())
+    )
 
 
 def _begins(sizes: np.ndarray) -> np.ndarray:
@@ -84,7 +90,9 @@ def laid_out(data: PyTree, devices: int) -> PyTree:
     if not isinstance(data, Pooled) or data.devices == devices:
         return data
     if data.devices != 1:
-        raise ValueError(f"data laid out for {data.devices} devices, on {devices}: expected those of the problem")
+        raise ValueError(
+            f"data laid out for {data.devices} devices, on {devices}: expected those of the problem"
+        )
     sizes = np.asarray(data.size).reshape(devices, -1)
     begins, totals = _begins(sizes.sum(axis=1)), sizes.sum(axis=1)
     n = sizes.shape[1]
@@ -103,7 +111,9 @@ def laid_out(data: PyTree, devices: int) -> PyTree:
 
 def flat(data: Pooled) -> Pooled:
     """The same pool with leaves `[n S, ...]`."""
-    inputs, targets = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (data.inputs, data.targets))
+    inputs, targets = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (data.inputs, data.targets)
+    )
     return replace(data, inputs=inputs, targets=targets)
 
 
@@ -116,12 +126,17 @@ def of_block(data: PyTree) -> PyTree:
     if not isinstance(data, Pooled):
         return data
     if data.devices != (here := workers.devices()):
-        raise ValueError(f"data laid out for {data.devices} devices, on {here}; pass dsgd.engine.pooled.laid_out(problem.data, {here})")
+        raise ValueError(
+            f"data laid out for {data.devices} devices, on {here}; pass "
+            f"dsgd.engine.pooled.laid_out(problem.data, {here})"
+        )
     return flat(data)
 
 
 def of_rows(data: PyTree, at: jax.Array | None) -> PyTree:
-    """Of these rows of a block's workers, int32 `[g]`, the data; None: of all. A flat pool stays whole."""
+    """Of these rows of a block's workers, int32 `[g]`, the data; None: of all. A flat pool stays
+    whole.
+    """
     if at is None:
         return data
     if isinstance(data, Pooled):
@@ -138,7 +153,9 @@ def axes(data: PyTree) -> Any:
 
 
 def owners(data: Pooled) -> tuple[jax.Array, jax.Array]:
-    """Of each row of a flat pool the index of its worker in the block, and whether it is a sample and no padding, `[n S]`."""
+    """Of each row of a flat pool the index of its worker in the block, and whether it is a sample
+    and no padding, `[n S]`.
+    """
     rows = jnp.arange(jax.tree.leaves(data.inputs)[0].shape[0])
     owner = jnp.searchsorted(data.offset, rows, side="right", method="scan_unrolled") - 1
     return owner, rows - data.offset[owner] < data.size[owner]
@@ -147,7 +164,9 @@ def owners(data: Pooled) -> tuple[jax.Array, jax.Array]:
 def pieces(data: Pooled) -> jax.Array:
     """How many samples each piece of a worker's rows has, int32 `[n, pieces]`, of a block."""
     count = -(-data.longest // data.piece)
-    return jnp.clip(data.size[:, None] - data.piece * jnp.arange(count, dtype=jnp.int32)[None], 0, data.piece)
+    return jnp.clip(
+        data.size[:, None] - data.piece * jnp.arange(count, dtype=jnp.int32)[None], 0, data.piece
+    )
 
 
 def piece_of(data: Pooled, m: jax.Array, samples: jax.Array) -> PyTree:
@@ -158,7 +177,9 @@ def piece_of(data: Pooled, m: jax.Array, samples: jax.Array) -> PyTree:
 
 
 def of_worker(data: PyTree, n: int) -> PyTree:
-    """What worker n has, of a problem's data on this process; of a pool as a batch of all its samples, on the host."""
+    """What worker n has, of a problem's data on this process; of a pool as a batch of all its
+    samples, on the host.
+    """
     if not isinstance(data, Pooled):
         return jax.tree.map(lambda leaf: np.asarray(leaf[n]), data)
     begin, size = int(data.offset[n]), int(data.size[n])
@@ -167,4 +188,6 @@ def of_worker(data: PyTree, n: int) -> PyTree:
         host = np.asarray(leaf)
         return host.reshape(-1, *host.shape[2:])[begin : begin + size]
 
-    return data.make(*jax.tree.map(rows, (data.inputs, data.targets)), np.ones(size, jnp.result_type(float)))
+    return data.make(
+        *jax.tree.map(rows, (data.inputs, data.targets)), np.ones(size, jnp.result_type(float))
+    )

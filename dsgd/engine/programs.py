@@ -1,10 +1,12 @@
 """Compiled programs, shared by all that lower to the same text.
 
-A method is made of closures, and two calls of its factory are different to `jax.jit`, which would compile both: a notebook cell
-that runs twice, or each method of a test. Here a program is found by what it computes. The same method again costs a look-up, an equal one
-a trace and a lowering (tenths of a second), and only new mathematics a compilation (seconds).
+A method is made of closures, and two calls of its factory are different to `jax.jit`, which would
+compile both: a notebook cell that runs twice, or each method of a test. Here a program is found by
+what it computes. The same method again costs a look-up, an equal one a trace and a lowering (tenths
+of a second), and only new mathematics a compilation (seconds).
 
-Only the latest are kept. A compiled program holds some 150 maps of memory, of which Linux allows a process 65,530.
+Only the latest are kept. A compiled program holds some 150 maps of memory, of which Linux allows a
+process 65,530.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class _Latest(OrderedDict[Hashable, Any]):
         return self[key]
 
 
-# JAX keeps what it has compiled as long as the function that it traced: so each plan has its own, which can be forgotten.
+# JAX keeps what it has compiled as long as the function that it traced: so each plan has its own,
+# which can be forgotten.
 _functions = _Latest()  # by function and plan
 _contents: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # by trace
 _texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by trace
@@ -49,7 +52,8 @@ _LAYOUT = re.compile(r"#sdy\.sharding<@mesh, \[[^]]*\]>")
 
 
 def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()) -> Any:
-    """`function(plan, *args)`, compiled once for each lowered program, as long as it is among the `MOST` used last.
+    """`function(plan, *args)`, compiled once for each lowered program, as long as it is among the
+    `MOST` used last.
 
     Args:
         function: of the plan and of arrays.
@@ -62,20 +66,29 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         traced = traceable(function, plan, donate).trace(*args)
         lowered = None
         if traced.jaxpr not in _contents:
-            if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args)) and not _constants_are_left_out():
+            if (
+                len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args))
+                and not _constants_are_left_out()
+            ):
                 modes.refuse_tracing("run", "a value that the method or the problem uses is")
             lowered = xla.lower(traced, platform)
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or xla.lower(traced, platform)))(*args)
+    return _programs.find(
+        _contents[traced.jaxpr], lambda: _compile(lowered or xla.lower(traced, platform))
+    )(*args)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
     """The function of arrays alone that `call` traces, of `jax.jit`. Arguments as there."""
-    return _functions.find(sameness.Key((function, plan)), lambda: jax.jit(partial(function, plan), donate_argnums=donate))
+    return _functions.find(
+        sameness.Key((function, plan)),
+        lambda: jax.jit(partial(function, plan), donate_argnums=donate),
+    )
 
 
 def text(function: Callable, plan: Any, *shapes: Any) -> str:
-    """What `function(plan, *args)` computes, lowered but not compiled: the same in every process with this JAX and kind of device.
+    """What `function(plan, *args)` computes, lowered but not compiled: the same in every process
+    with this JAX and kind of device.
 
     Args:
         function, plan: as in `call`.
@@ -85,7 +98,10 @@ def text(function: Callable, plan: Any, *shapes: Any) -> str:
         ValueError: JAX is told to keep constants out of the text.
     """
     if _constants_are_left_out():
-        raise ValueError("with jax_use_simplified_jaxpr_constants, a program's text lacks its constants: need the flag off for checkpoints")
+        raise ValueError(
+            "with jax_use_simplified_jaxpr_constants, a program's text lacks its constants: need "
+            "the flag off for checkpoints"
+        )
     with _no_garbage():
         traced = traceable(function, plan).trace(*shapes)
         if traced.jaxpr not in _texts:
@@ -111,7 +127,9 @@ def clear() -> None:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Python's collector waits: what is traced lives on, and to look through it again and again takes as long as to lower it."""
+    """Python's collector waits: what is traced lives on, and to look through it again and again
+    takes as long as to lower it.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,6 @@
-"""What a method's and a problem's functions must return, validated while they are traced: an error names the function that made it."""
+"""What a method's and a problem's functions must return, validated while they are traced: an error
+names the function that made it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from dsgd.engine.queries import Asked
 
 
 class Method(NamedTuple):
-    """A method on a problem, whose members raise a ValueError if they return something that the protocol has no use for.
+    """A method on a problem, whose members raise a ValueError if they return something that the
+    protocol has no use for.
 
     Args:
         algorithm: of which nothing is known.
@@ -46,7 +49,10 @@ class Method(NamedTuple):
         for path, leaf in tree_leaves_with_path(state.workers):
             if jnp.shape(leaf)[:1] != (self.N,):
                 where = f"{self.name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
-                raise ValueError(f"{where}; expected the leading axis of the {self.N} workers (what all share is State.server)")
+                raise ValueError(
+                    f"{where}; expected the leading axis of the {self.N} workers (what all share "
+                    "is State.server)"
+                )
         return state._replace(step=jnp.int32(0), fixed=fixed)
 
     def query(self, state: State, round: Round) -> Asked:
@@ -60,16 +66,25 @@ class Method(NamedTuple):
             return self.algorithm.query(state, round)
         except AttributeError as error:
             if isinstance(error.obj, Round) and hasattr(Communicator, error.name or ""):
-                raise ValueError(f"{self.name}: query calls round.{error.name}; only update can send") from error
+                raise ValueError(
+                    f"{self.name}: query calls round.{error.name}; only update can send"
+                ) from error
             raise
 
-    def update(self, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
+    def update(
+        self, state: State, gradients: Gradients, round: Round, key: jax.Array
+    ) -> tuple[State, Record]:
         """The state after a round, and the record of what it sent."""
         with noted(f"update of {self.name}"):
             after, record = communicate(self.algorithm, state, gradients, round, key)
         _require_state(f"{self.name}: update", after)
         for part in ("server", "workers"):
-            checks.require_same(f"{self.name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
+            checks.require_same(
+                f"{self.name}: update gives State.{part}",
+                getattr(after, part),
+                getattr(state, part),
+                types=True,
+            )
         return after, record
 
     def absent(self, before: PyTree, after: PyTree) -> PyTree:
@@ -82,12 +97,16 @@ class Method(NamedTuple):
         return rows
 
     def models(self, state: State) -> tuple[Params, bool]:
-        """The model to take home, or the local models, leaves `[n, ...]`, of which True says that they are those."""
+        """The model to take home, or the local models, leaves `[n, ...]`, of which True says that
+        they are those.
+        """
         with noted(f"model of {self.name}"):
             params = self.algorithm.model(state)
         like = parameters(self.problem)
         if stacked := queries.is_stacked(params, like):
-            checks.require_same(f"{self.name}: model gives local models", params, like, (_block(self.N),))
+            checks.require_same(
+                f"{self.name}: model gives local models", params, like, (_block(self.N),)
+            )
         else:
             checks.require_same(f"{self.name}: model gives params", params, like)
         return params, stacked
@@ -109,23 +128,36 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         raise ValueError(f"{name}: query gives {checks.typed(query)}; expected a dsgd.Query")
     exact = query.exact
     if isinstance(exact, Tracer) or not (
-        isinstance(exact, bool | np.bool_) or (_is_array(exact) and exact.shape == () and exact.dtype == bool)
+        isinstance(exact, bool | np.bool_)
+        or (_is_array(exact) and exact.shape == () and exact.dtype == bool)
     ):
         raise ValueError(
-            f"{name}: query gives exact = {_static(exact)}; expected True or False, the same in all rounds: it decides what is compiled."
-            " For other gradients in some rounds, run two methods one after the other, run(..., start=result)"
+            f"{name}: query gives exact = {_static(exact)}; expected True or False, the same in "
+            "all rounds: it decides what is compiled."
+            " For other gradients in some rounds, run two methods one after the other, run(..., "
+            "start=result)"
         )
     like = parameters(problem)
     leading = (_block(N),) if queries.is_stacked(query.params, like) else ()
     checks.require_same(f"{name}: query gives params", query.params, like, leading)
     chosen, given = query.workers, query.work
-    if chosen is not None and not (_is_array(chosen) and chosen.ndim == 1 and chosen.size and jnp.issubdtype(chosen.dtype, jnp.integer)):
-        raise ValueError(f"{name}: query gives workers as {checks.typed(chosen)}; expected None, or int32 [k], k >= 1")
+    if chosen is not None and not (
+        _is_array(chosen)
+        and chosen.ndim == 1
+        and chosen.size
+        and jnp.issubdtype(chosen.dtype, jnp.integer)
+    ):
+        raise ValueError(
+            f"{name}: query gives workers as {checks.typed(chosen)}; expected None, or int32 [k], "
+            "k >= 1"
+        )
     if given is not None:
         work.need(f"{name}: query gives work", given, N, problem)
         given = work.in_samples(given, problem.batch_size, problem.batch_sizes)
         if given.draws is not None and exact:
-            raise ValueError(f"{name}: query gives work with draws and exact = True; expected draws of batches")
+            raise ValueError(
+                f"{name}: query gives work with draws and exact = True; expected draws of batches"
+            )
     chosen = None if chosen is None else jnp.asarray(chosen, jnp.int32)
     return queries.asked(query._replace(exact=bool(exact), workers=chosen, work=given), like)
 
@@ -145,8 +177,15 @@ def loss(problem: Problem) -> Callable:
     def of_batch(params, batch):
         with noted(f"loss of {problem.name}"):
             value = problem.loss(params, batch)
-        if not isinstance(value, jax.Array) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ValueError(f"{problem.name}: loss gives {checks.typed(value)}; need one floating-point scalar, the mean over the batch")
+        if (
+            not isinstance(value, jax.Array)
+            or value.shape != ()
+            or not jnp.issubdtype(value.dtype, jnp.floating)
+        ):
+            raise ValueError(
+                f"{problem.name}: loss gives {checks.typed(value)}; need one floating-point "
+                "scalar, the mean over the batch"
+            )
         return value
 
     return of_batch

@@ -15,8 +15,10 @@ class Asked(NamedTuple):
 
     Args:
         params, workers, exact, work: as in `dsgd.Query`.
-        axis: of the models in `params`, as in `jax.vmap`: 0 if they are stacked, None if it is one for all.
-        draws: the number of each worker's first micro-batch of this round, int32 `[N]`; None: draws of this round only.
+        axis: of the models in `params`, as in `jax.vmap`: 0 if they are stacked, None if it is one
+            for all.
+        draws: the number of each worker's first micro-batch of this round, int32 `[N]`; None: draws
+            of this round only.
     """
 
     params: PyTree
@@ -35,10 +37,21 @@ def asked(query: Query, like: Params) -> Asked:
         like: one model, or its shapes.
     """
     draws = None if query.work is None else query.work.draws
-    return Asked(query.params, 0 if is_stacked(query.params, like) else None, query.workers, query.exact, query.work, draws)
+    return Asked(
+        query.params,
+        0 if is_stacked(query.params, like) else None,
+        query.workers,
+        query.exact,
+        query.work,
+        draws,
+    )
 
 
 def is_stacked(params: PyTree, like: Params) -> bool:
-    """Whether these are the models of a block, leaves `[n, ...]`, instead of one like that; nothing else is looked at."""
+    """Whether these are the models of a block, leaves `[n, ...]`, instead of one like that; nothing
+    else is looked at.
+    """
     given, wanted = jax.tree.leaves(params), jax.tree.leaves(like)
-    return len(given) == len(wanted) and all(jnp.ndim(leaf) == jnp.ndim(want) + 1 for leaf, want in zip(given, wanted, strict=True))
+    return len(given) == len(wanted) and all(
+        jnp.ndim(leaf) == jnp.ndim(want) + 1 for leaf, want in zip(given, wanted, strict=True)
+    )

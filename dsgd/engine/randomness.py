@@ -1,7 +1,9 @@
-"""Random keys that an optimizer keeps in its state: which leaves they are, and how they are made to differ by run and worker.
+"""Random keys that an optimizer keeps in its state: which leaves they are, and how they are made to
+differ by run and worker.
 
-`optax.add_noise(..., key)` puts the user's key into the state that its `init` returns. Copied to N workers, it would add the same noise in
-all workers, seeds and runs. So the key is held in a `StateKey`, into which the engine folds the run's key and the worker's id at the start.
+`optax.add_noise(..., key)` puts the user's key into the state that its `init` returns. Copied to N
+workers, it would add the same noise in all workers, seeds and runs. So the key is held in a
+`StateKey`, into which the engine folds the run's key and the worker's id at the start.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from dsgd.base import PyTree, State
 
-_START = np.uint32(2**32 - 2)  # with which the key of a run's start is folded for the keys in its state
+# with which the key of a run's start is folded for the keys in its state
+_START = np.uint32(2**32 - 2)
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"}
 _LOOPS = {"scan", "while"}
 
@@ -26,11 +29,13 @@ _LOOPS = {"scan", "while"}
 @partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["impl"])
 @dataclass(frozen=True)
 class StateKey:
-    """A random key in a method's state, as numbers, which are stored, selected and sent like all others.
+    """A random key in a method's state, as numbers, which are stored, selected and sent like all
+    others.
 
     Args:
         data: uint32 `[..., k]`.
-        impl: of a typed key its implementation; None: the key was given as numbers, of JAX's default implementation.
+        impl: of a typed key its implementation; None: the key was given as numbers, of JAX's
+            default implementation.
     """
 
     data: Any
@@ -45,7 +50,9 @@ class StateKey:
 
     def key(self) -> jax.Array:
         """The key as its owner keeps it, `[...]` if it is typed, else `[..., k]`."""
-        return self.data if self.impl is None else jax.random.wrap_key_data(self.data, impl=self.impl)
+        return (
+            self.data if self.impl is None else jax.random.wrap_key_data(self.data, impl=self.impl)
+        )
 
     def replaced(self, key: jax.Array) -> StateKey:
         """Another key of the same kind."""
@@ -68,7 +75,8 @@ def is_state_key(leaf: Any) -> bool:
 
 
 def of_run(state: State, key: jax.Array, N: int) -> State:
-    """The state in which every `StateKey` differs by run, and those of `State.workers` also by worker.
+    """The state in which every `StateKey` differs by run, and those of `State.workers` also by
+    worker.
 
     Args:
         state: in the global view, leaves of `State.workers` are `[N, ...]`.
@@ -80,14 +88,18 @@ def of_run(state: State, key: jax.Array, N: int) -> State:
         return of_owner(row, key, i)
 
     keyed = any(map(is_state_key, jax.tree.leaves(state.workers, is_leaf=is_state_key)))
-    rows = jax.vmap(of_row)(state.workers, jnp.arange(N, dtype=jnp.uint32)) if keyed else state.workers
+    rows = (
+        jax.vmap(of_row)(state.workers, jnp.arange(N, dtype=jnp.uint32)) if keyed else state.workers
+    )
     return state._replace(server=of_owner(state.server, key), workers=rows)
 
 
 def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
-    """The tree in which every `StateKey` has been folded with 64 random bits of the run's key, and with its owner's id.
+    """The tree in which every `StateKey` has been folded with 64 random bits of the run's key, and
+    with its owner's id.
 
-    It still depends on the user's key: two runs with the same key and other optimizers draw other numbers.
+    It still depends on the user's key: two runs with the same key and other optimizers draw other
+    numbers.
 
     Args:
         tree: leaves `[...]`, of one owner.
@@ -109,7 +121,11 @@ def may_be_key(leaf: Any) -> bool:
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return True
-    return dtype == jnp.uint32 and jnp.shape(leaf)[-1:] == jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+    return (
+        dtype == jnp.uint32
+        and jnp.shape(leaf)[-1:]
+        == jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+    )
 
 
 class Uses(NamedTuple):
@@ -125,7 +141,8 @@ class Uses(NamedTuple):
 
 
 def uses(function: Callable, *args: PyTree) -> Uses:
-    """Finds the keys among a function's arguments: typed ones, and arrays of numbers that become a key inside.
+    """Finds the keys among a function's arguments: typed ones, and arrays of numbers that become a
+    key inside.
 
     Args:
         function: of pytrees; it is traced.
@@ -138,7 +155,9 @@ def uses(function: Callable, *args: PyTree) -> Uses:
     sources = [frozenset([i]) if may_be_key(leaf) else none for i, leaf in enumerate(leaves)]
     _follow(closed.jaxpr, sources, found)
     typed = [jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) for leaf in leaves]
-    return Uses([is_typed or i in found.wrapped for i, is_typed in enumerate(typed)], bool(found.constant))
+    return Uses(
+        [is_typed or i in found.wrapped for i, is_typed in enumerate(typed)], bool(found.constant)
+    )
 
 
 class _Found(NamedTuple):
@@ -153,7 +172,10 @@ def _follow(jaxpr: Jaxpr, sources: Sequence[frozenset[int]], found: _Found) -> l
     of = dict(zip(jaxpr.invars, sources, strict=True))
 
     def read(variables) -> list[frozenset[int]]:
-        return [frozenset() if isinstance(one, Literal) else of.get(one, frozenset()) for one in variables]
+        return [
+            frozenset() if isinstance(one, Literal) else of.get(one, frozenset())
+            for one in variables
+        ]
 
     for equation in jaxpr.eqns:
         given, name = read(equation.invars), equation.primitive.name
@@ -164,9 +186,16 @@ def _follow(jaxpr: Jaxpr, sources: Sequence[frozenset[int]], found: _Found) -> l
             found.constant.append(name)
         results = [everything] * len(equation.outvars)
         for inner in jaxprs_in_params(equation.params):
-            # A branch lacks the index in front. What a loop carries is taken to depend on all that goes into it.
+            # A branch lacks the index in front. What a loop carries is taken to depend on all that
+            # goes into it.
             exact = name not in _LOOPS and len(inner.invars) <= len(given)
-            below = _follow(inner, given[len(given) - len(inner.invars) :] if exact else [everything] * len(inner.invars), found)
+            below = _follow(
+                inner,
+                given[len(given) - len(inner.invars) :]
+                if exact
+                else [everything] * len(inner.invars),
+                found,
+            )
             if exact and name != "cond" and len(below) == len(results):
                 results = below
         of.update(zip(equation.outvars, results, strict=True))

@@ -1,4 +1,6 @@
-"""Micro-batches as a list of units of work: what nobody computes costs nothing, and nobody waits for who computes more."""
+"""Micro-batches as a list of units of work: what nobody computes costs nothing, and nobody waits
+for who computes more.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from dsgd.base import PyTree
 def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
     r"""$\sum_m w_{nm} g_{nm}$ of each row n, over the micro-batches that have samples.
 
-    The units with samples, the first micro-batches of all rows first, are done in groups of half as many as there are rows, one group after
-    the other: memory does not grow with M, and the last group, which is half empty on average, is a small part of all. A loop over m with
-    all rows at a time would compute as much for each as for the one with most.
+    The units with samples, the first micro-batches of all rows first, are done in groups of half as
+    many as there are rows, one group after the other: memory does not grow with M, and the last
+    group, which is half empty on average, is a small part of all. A loop over m with all rows at a
+    time would compute as much for each as for the one with most.
 
     Args:
-        compute: (rows int32 `[g]`, m int32 `[g]`, samples int32 `[g]`, at least 1) -> what is computed, leaves `[g, ...]`; rows and m None:
-            of all rows the first.
+        compute: (rows int32 `[g]`, m int32 `[g]`, samples int32 `[g]`, at least 1) -> what is
+            computed, leaves `[g, ...]`; rows and m None: of all rows the first.
         samples: b, int32 `[n, M]`.
         weights: w, arrays `[n, M]`, a prefix of the tree that `compute` gives.
 
@@ -48,12 +51,19 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
 
         def add(weights, totals, parts):
             weighed = scaled(weights[rows, m], parts)
-            return jax.tree.map(lambda total, part: total.at[owners].add(part.astype(total.dtype), mode="drop"), totals, weighed)
+            return jax.tree.map(
+                lambda total, part: total.at[owners].add(part.astype(total.dtype), mode="drop"),
+                totals,
+                weighed,
+            )
 
         return jax.tree.map(add, weights, total, computed)
 
     shapes = jax.eval_shape(compute, units[:size], units[:size], units[:size])
-    wide = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape[1:]), jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
+    wide = jax.tree.map(
+        lambda leaf: jnp.zeros((n, *leaf.shape[1:]), jnp.promote_types(leaf.dtype, jnp.float32)),
+        shapes,
+    )
     total = lax.fori_loop(0, _groups(count, size), group, wide)
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, shapes)
 
@@ -69,8 +79,8 @@ def scaled(factors: jax.Array, tree: PyTree) -> PyTree:
 
 
 def _groups(units: jax.Array, size: int) -> jax.Array:
-    """How many groups there are: of runs that are mapped over, what the one with most needs, so that the loop's condition stays a scalar.
-    The others' further groups are dropped."""
+    """How many groups there are: of runs that are mapped over, what the one with most needs, so
+    that the loop's condition stays a scalar. The others' further groups are dropped."""
 
     @jax.custom_batching.custom_vmap
     def most(count):

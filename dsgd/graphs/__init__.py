@@ -1,1 +1,3 @@
-"""Who is whose neighbour: mixing matrices, how fast they average, and messages in rounds without conflicts."""
+"""Who is whose neighbour: mixing matrices, how fast they average, and messages in rounds without
+conflicts.
+"""

@@ -7,10 +7,11 @@ from scipy.sparse import csr_array
 
 
 def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """The pairs in as few groups as possible, none of which has a first, or a second, twice: as many groups as the one who is in most
-    pairs has (König).
+    """The pairs in as few groups as possible, none of which has a first, or a second, twice: as
+    many groups as the one who is in most pairs has (König).
 
-    Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with seconds, and when it is taken out, again.
+    Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with
+    seconds, and when it is taken out, again.
     """
     if not pairs:
         return []

@@ -28,10 +28,11 @@ def symmetric(W: csr_array) -> bool:
 
 
 def second_largest(matrices: Sequence[csr_array]) -> float:
-    """The second largest absolute eigenvalue of the product: on the vectors of sum 0, which every round maps to such vectors.
+    """The second largest absolute eigenvalue of the product: on the vectors of sum 0, which every
+    round maps to such vectors.
 
-    Exact: by the Fourier transform where all matrices are circulant, of the dense matrix up to n = 2048, by Lanczos (Arnoldi, if not
-    symmetric) iterations to float64's accuracy above.
+    Exact: by the Fourier transform where all matrices are circulant, of the dense matrix up to n =
+    2048, by Lanczos (Arnoldi, if not symmetric) iterations to float64's accuracy above.
     """
     n = size(matrices[0])
     if n == 1:
@@ -42,7 +43,11 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
     if n <= _DENSE:
         without_mean = product(matrices)
         without_mean -= without_mean.mean(axis=1, keepdims=True)  # W (I - 11^T/n)
-        return float(np.abs(np.linalg.eigvalsh(without_mean) if one else np.linalg.eigvals(without_mean)).max())
+        return float(
+            np.abs(
+                np.linalg.eigvalsh(without_mean) if one else np.linalg.eigvals(without_mean)
+            ).max()
+        )
 
     from scipy.sparse.linalg import LinearOperator, eigs, eigsh  # noqa: PLC0415 (a tenth of a second that smaller graphs are spared)
 
@@ -53,10 +58,28 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
         return x - x.mean()
 
     operator = LinearOperator((n, n), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
-    start = np.random.default_rng(0).normal(size=n)  # ARPACK's own start is random: the same rho every time
+    # ARPACK's own start is random: the same rho every time
+    start = np.random.default_rng(0).normal(size=n)
     if one:
-        return float(np.abs(eigsh(operator, k=1, which="LM", v0=start, ncv=min(n - 1, 128), return_eigenvectors=False))[0])
-    return float(np.abs(eigs(operator, k=1, which="LM", v0=start, ncv=min(n - 1, 128), return_eigenvectors=False))[0])
+        return float(
+            np.abs(
+                eigsh(
+                    operator,
+                    k=1,
+                    which="LM",
+                    v0=start,
+                    ncv=min(n - 1, 128),
+                    return_eigenvectors=False,
+                )
+            )[0]
+        )
+    return float(
+        np.abs(
+            eigs(
+                operator, k=1, which="LM", v0=start, ncv=min(n - 1, 128), return_eigenvectors=False
+            )
+        )[0]
+    )
 
 
 def smallest(W: csr_array) -> float:
@@ -68,23 +91,36 @@ def smallest(W: csr_array) -> float:
         return float(np.linalg.eigvalsh(W.toarray()).min())
     from scipy.sparse.linalg import eigsh  # noqa: PLC0415 (likewise)
 
-    return float(eigsh(W, k=1, which="SA", v0=np.random.default_rng(0).normal(size=n), ncv=min(n - 1, 128), return_eigenvectors=False)[0])
+    return float(
+        eigsh(
+            W,
+            k=1,
+            which="SA",
+            v0=np.random.default_rng(0).normal(size=n),
+            ncv=min(n - 1, 128),
+            return_eigenvectors=False,
+        )[0]
+    )
 
 
 def rounds_at(rho: float, eps: float) -> int:
     """Rounds until rho^t <= eps."""
     if rho <= eps:
         return 1
-    return math.ceil(math.log(eps) / math.log(rho) * (1 - 1e-12))  # a power that is eps up to rounding is enough
+    # a power that is eps up to rounding is enough
+    return math.ceil(math.log(eps) / math.log(rho) * (1 - 1e-12))
 
 
 def rounds_until(matrices: Sequence[csr_array], eps: float) -> int:
-    """Rounds until the product, its rows scaled to sum 1, is within eps of the average in the spectral norm."""
+    """Rounds until the product, its rows scaled to sum 1, is within eps of the average in the
+    spectral norm.
+    """
     powers = [product(matrices)]
     while _distance(powers[-1]) > eps:
         powers.append(powers[-1] @ powers[-1])
     done, rounds = np.eye(len(powers[0])), 0
-    for doublings, power in reversed(list(enumerate(powers))):  # as many whole periods as are not enough
+    # as many whole periods as are not enough
+    for doublings, power in reversed(list(enumerate(powers))):
         if _distance(power @ done) > eps:
             done, rounds = power @ done, rounds + (len(matrices) << doublings)
     for W in matrices:
@@ -105,7 +141,10 @@ def circulant(W: csr_array) -> bool:
         return False
     shift = (W.indices.reshape(n, per_row) - np.arange(n)[:, None]) % n
     order = np.argsort(shift, axis=1)
-    shift, weight = np.take_along_axis(shift, order, 1), np.take_along_axis(W.data.reshape(n, per_row), order, 1)
+    shift, weight = (
+        np.take_along_axis(shift, order, 1),
+        np.take_along_axis(W.data.reshape(n, per_row), order, 1),
+    )
     return bool((shift == shift[0]).all() and (weight == weight[0]).all())
 
 

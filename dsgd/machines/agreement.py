@@ -1,6 +1,8 @@
-"""What the processes of one run say to each other on the host, so that all decide the same: by JAX's coordination service, not by devices.
+"""What the processes of one run say to each other on the host, so that all decide the same: by
+JAX's coordination service, not by devices.
 
-All processes call these in one order, as they call programs; who waits here looks, all the while, whether the others are still there.
+All processes call these in one order, as they call programs; who waits here looks, all the while,
+whether the others are still there.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ def together(name: str, whole: bool = True) -> Iterator[None]:
 
 def broken(error: BaseException) -> bool:
     """Whether it is a collective's that lost another process: JAX has no type for it."""
-    return any(sign in str(error) for sign in ("Gloo ", "NCCL", "UNAVAILABLE", "coordination service"))
+    return any(
+        sign in str(error) for sign in ("Gloo ", "NCCL", "UNAVAILABLE", "coordination service")
+    )
 
 
 def _client() -> Any:
@@ -126,7 +130,9 @@ def _exchange(about: str, words: dict[str, Any]) -> list[str]:
     for i, each in enumerate(everybody):
         if each["about"] != everybody[0]["about"]:
             told = f"process 0 asks for {everybody[0]['about']}, process {i} for {each['about']}"
-            raise ValueError(f"the processes run different configurations ({told}): need the same calls in all")
+            raise ValueError(
+                f"the processes run different configurations ({told}): need the same calls in all"
+            )
     return [each["said"] for each in everybody]
 
 
@@ -146,7 +152,8 @@ def _answer(number: int) -> str:
     if index() == 0:
         everybody = [json.loads(_waited(f"dsgd/said/{number}/{i}")) for i in range(count())]
         client.key_value_set(f"dsgd/all/{number}", json.dumps(everybody))
-        if number > 2:  # all have read what was said the time before the last, or they had not spoken since
+        # all have read what was said the time before the last, or they had not spoken since
+        if number > 2:
             client.key_value_delete(f"dsgd/said/{number - 2}/")
             client.key_value_delete(f"dsgd/all/{number - 2}")
     return _waited(f"dsgd/all/{number}")

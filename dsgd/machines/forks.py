@@ -1,4 +1,6 @@
-"""Whether this process was forked from one in which JAX had started. It lacks JAX's threads, and whatever it computes never ends."""
+"""Whether this process was forked from one in which JAX had started. It lacks JAX's threads, and
+whatever it computes never ends.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def need_threads() -> None:
     """Raises a RuntimeError in a process that JAX cannot compute in."""
     if _lacks_threads:
         raise RuntimeError(
-            "this process was forked after JAX had started, whose threads it lacks, and its computations would never end;"
+            "this process was forked after JAX had started, whose threads it lacks, and its "
+            "computations would never end;"
             " start it by multiprocessing.get_context('spawn'), or fork before anything is computed"
         )
 

@@ -1,6 +1,8 @@
-"""Processes of one machine that see each other over its loopback address, as machines do over a network: a cluster to try things on.
+"""Processes of one machine that see each other over its loopback address, as machines do over a
+network: a cluster to try things on.
 
-They live and die together: where one fails, or the one that started them ends, however it does, the others end, too.
+They live and die together: where one fails, or the one that started them ends, however it does, the
+others end, too.
 """
 
 from __future__ import annotations
@@ -44,25 +46,38 @@ class Site(NamedTuple):
 
 @checks.arguments
 def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 600.0) -> list[Any]:
-    """What `function()` gives in each of so many processes of one JAX runtime (`jax.distributed`), each with one device, a CPU.
+    """What `function()` gives in each of so many processes of one JAX runtime (`jax.distributed`),
+    each with one device, a CPU.
 
     Args:
         processes: how many.
-        function: called in each; `jax.process_index()` says in which. It may be a notebook's, or a closure, of what can be pickled.
+        function: called in each; `jax.process_index()` says in which. It may be a notebook's, or a
+            closure, of what can be pickled.
         timeout: seconds that they have in all.
 
     Returns:
-        What each gives, in the order of their indices; it is pickled, too. What they print is only looked at where one fails.
+        What each gives, in the order of their indices; it is pickled, too. What they print is only
+        looked at where one fails.
 
     Raises:
-        ValueError: no processes, or no time; what cannot be pickled; this process is itself one of many.
-        ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
+        ValueError: no processes, or no time; what cannot be pickled; this process is itself one of
+            many.
+        ChildProcessError: one failed or was killed, or time is over; it says which and why. The
+            others are killed.
     """
-    return called("loopback", [Site()] * checks.positive_int("loopback: processes", processes), function, timeout)
+    return called(
+        "loopback",
+        [Site()] * checks.positive_int("loopback: processes", processes),
+        function,
+        timeout,
+    )
 
 
-def called(name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float) -> list[Any]:
-    """What `function()` gives in a process at each of these sites, of which the first is the coordinator's.
+def called(
+    name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float
+) -> list[Any]:
+    """What `function()` gives in a process at each of these sites, of which the first is the
+    coordinator's.
 
     Args:
         name: of the function that asks, for its messages.
@@ -77,11 +92,16 @@ def called(name: str, sites: Sequence[Site], function: Callable[[], Any], timeou
     if not timeout > 0:
         raise ValueError(f"{name}: timeout = {timeout:g}: need seconds > 0")
     if not agreement.alone():
-        raise ValueError(f"{name}: this is process {agreement.index()} of {agreement.count()}: need one process, which starts the others")
+        raise ValueError(
+            f"{name}: this is process {agreement.index()} of {agreement.count()}: need one "
+            "process, which starts the others"
+        )
     try:
         sent = cloudpickle.dumps(function)
     except Exception as error:  # anything may be what cannot be pickled
-        raise ValueError(f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+        raise ValueError(
+            f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})"
+        ) from error
     return [cloudpickle.loads(result) for result in _results(name, sent, sites, timeout)]
 
 
@@ -90,7 +110,8 @@ def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) 
     with tempfile.TemporaryDirectory() as where, socket.socket() as held:
         folder = Path(where)
         (folder / "function").write_bytes(function)
-        # Nobody else gets the port until the coordinator, the first of the processes, listens there.
+        # Nobody else gets the port until the coordinator, the first of the processes, listens
+        # there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
         with _started(folder, sites, held.getsockname()[1]) as processes:
@@ -104,15 +125,35 @@ def _result(folder: Path, i: int) -> Path:
 
 
 @contextmanager
-def _started(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
+def _started(
+    folder: Path, sites: Sequence[Site], port: int
+) -> Iterator[Sequence[subprocess.Popen]]:
     """The processes, none of which outlives the block."""
     processes, coordinator = [], f"{sites[0].address}:{port}"
     try:
         for i, site in enumerate(sites):
-            command = [*site.enter, sys.executable, "-c", _SCRIPT, str(folder), str(i), str(len(sites)), coordinator, site.address]
+            command = [
+                *site.enter,
+                sys.executable,
+                "-c",
+                _SCRIPT,
+                str(folder),
+                str(i),
+                str(len(sites)),
+                coordinator,
+                site.address,
+            ]
             with (folder / f"{i}.log").open("wb") as log:
                 # stdin is the lifeline: it ends when this process does.
-                processes.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=elsewhere.environment(1),
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
         yield processes
     finally:
         for each in processes:
@@ -131,7 +172,10 @@ def _wait(name: str, folder: Path, processes: Sequence[subprocess.Popen], timeou
         running = [str(i) for i, status in enumerate(statuses) if status is None]
         if not running:
             if missing := [i for i in range(len(processes)) if not _result(folder, i).exists()]:
-                raise ChildProcessError(f"{name}: process {missing[0]} of {len(processes)} ended, with status 0, before the function did")
+                raise ChildProcessError(
+                    f"{name}: process {missing[0]} of {len(processes)} ended, with status 0, "
+                    "before the function did"
+                )
             return
         if time.monotonic() > end:
             still = f"of {len(processes)} processes these still run: {', '.join(running)}"
@@ -140,7 +184,9 @@ def _wait(name: str, folder: Path, processes: Sequence[subprocess.Popen], timeou
 
 
 def _why(folder: Path, statuses: Sequence[int | None]) -> str:
-    """What was the matter with the first one that failed: the others may have failed since it was gone."""
+    """What was the matter with the first one that failed: the others may have failed since it was
+    gone.
+    """
     logs = {i: folder / f"{i}.log" for i, status in enumerate(statuses) if status}
     first = min(logs, key=lambda i: logs[i].stat().st_mtime_ns)
     who, status = f"process {first} of {len(statuses)}", statuses[first] or 0
@@ -163,7 +209,9 @@ def take_part(where: str, number: str, of: str, coordinator: str, address: str) 
         result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(
+            f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True
+        )
         os._exit(1)  # at once: an orderly end would wait for the others
     _result(folder, index).write_bytes(result)
 

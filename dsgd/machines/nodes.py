@@ -1,4 +1,6 @@
-"""One worker a process: where it computes, and how what it has reaches the others, or comes from them."""
+"""One worker a process: where it computes, and how what it has reaches the others, or comes from
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def mesh(name: str, N: int) -> Mesh:
     """
     if jax.process_count() != N:
         there = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
-        raise ValueError(f"{name}: a problem of {N} workers in {there}: need one worker a process (dsgd.loopback starts {N})")
+        raise ValueError(
+            f"{name}: a problem of {N} workers in {there}: need one worker a process "
+            f"(dsgd.loopback starts {N})"
+        )
     first = {device.process_index: device for device in reversed(jax.devices())}
     return workers.mesh([first[n] for n in range(N)])
 
@@ -33,7 +38,9 @@ def rows(tree: PyTree, mesh: Mesh) -> PyTree:
     here, own = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
 
     def placed(leaf):
-        return jax.make_array_from_single_device_arrays((mesh.size, *leaf.shape[1:]), own, [jax.device_put(leaf, here)])
+        return jax.make_array_from_single_device_arrays(
+            (mesh.size, *leaf.shape[1:]), own, [jax.device_put(leaf, here)]
+        )
 
     return jax.tree.map(placed, tree)
 
@@ -44,7 +51,9 @@ def own(tree: PyTree) -> PyTree:
 
 
 def gathered(numbers: list[list[float]]) -> np.ndarray:
-    """Every process's rows `[steps, k]`, bit by bit, `[steps, N, k]`: so that all who decide by them decide the same."""
+    """Every process's rows `[steps, k]`, bit by bit, `[steps, N, k]`: so that all who decide by
+    them decide the same.
+    """
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
     bits = np.array(numbers).view(np.uint32)  # JAX has no float64 by default

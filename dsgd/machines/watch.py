@@ -1,4 +1,6 @@
-"""Whether the other processes are still there: each shows that it lives, and looks at the others, in a thread of its own."""
+"""Whether the other processes are still there: each shows that it lives, and looks at the others,
+in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ import jax
 
 _ALIVE, _ENDED, _LEFT = "dsgd/alive/", "ended", "left"  # left: it asks for nothing more
 _OVER = (_ENDED, _LEFT)
-_HEARD = 10.0  # seconds, at most, in which a process that fails is heard by the others: with process 0, all that was said is gone
+# seconds, at most, in which a process that fails is heard by the others: with process 0, all that
+# was said is gone
+_HEARD = 10.0
 _LOOKS = 20  # in the time after which a silent process is lost
 _SOONER = 4  # of it, the part after which one is, where a connection broke
-_GRACE = 3  # looks, after which a process that does not notice by itself that another is lost is ended
-STATUS = os.EX_TEMPFAIL  # with which a process ends that lost another: the same command goes on from the last checkpoint
+# looks, after which a process that does not notice by itself that another is lost is ended
+_GRACE = 3
+# with which a process ends that lost another: the same command goes on from the last checkpoint
+STATUS = os.EX_TEMPFAIL
 
 
 class Lost(ConnectionError):
-    """Another process of the run ended, or nothing was heard of it for too long; the message says which one."""
+    """Another process of the run ended, or nothing was heard of it for too long; the message says
+    which one.
+    """
 
 
 class _Watch:
@@ -35,11 +43,15 @@ class _Watch:
         self.lost: str | None = None  # why the run cannot go on
         self.doing: str | None = None  # of which all others are a part
         self.noticed = False
-        self.ended, self.gone = threading.Event(), threading.Event()  # it asks others no more; it is looked after no more
+        # it asks others no more; it is looked after no more
+        self.ended, self.gone = threading.Event(), threading.Event()
         self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
         self._answered = time.monotonic()
         # Two: who asks the coordinator may wait for it without end.
-        self.asks, guards = (threading.Thread(target=work, daemon=True, name="dsgd-watch") for work in (self._ask, self._guard))
+        self.asks, guards = (
+            threading.Thread(target=work, daemon=True, name="dsgd-watch")
+            for work in (self._ask, self._guard)
+        )
         for thread in (self.asks, guards):
             thread.start()
 
@@ -54,7 +66,10 @@ class _Watch:
     def look(self) -> None:
         """Shows that this one lives, and sees who does."""
         now = time.monotonic()
-        there = {int(key.rpartition("/")[2]): words for key, words in self.client.key_value_dir_get(_ALIVE)}
+        there = {
+            int(key.rpartition("/")[2]): words
+            for key, words in self.client.key_value_dir_get(_ALIVE)
+        }
         for i, (before, since) in self._seen.items():
             words = there.get(i, "")
             if words != before:
@@ -67,8 +82,12 @@ class _Watch:
         return self._seen[i][0]
 
     def wait(self, states: tuple[str, ...], until: Callable[[float], bool]) -> None:
-        """For all others to say that they are in one of these states; until(seconds of silence of one that has not)."""
-        while waited_for := [since for words, since in self._seen.values() if not words.startswith(states)]:
+        """For all others to say that they are in one of these states; until(seconds of silence of
+        one that has not).
+        """
+        while waited_for := [
+            since for words, since in self._seen.values() if not words.startswith(states)
+        ]:
             if until(time.monotonic() - max(waited_for)):
                 return
             self.look()
@@ -76,11 +95,21 @@ class _Watch:
 
     def silence(self) -> float:
         """Seconds since one of the others was heard of, of whom that is longest."""
-        return max((time.monotonic() - since for words, since in self._seen.values() if not words.startswith(_OVER)), default=0.0)
+        return max(
+            (
+                time.monotonic() - since
+                for words, since in self._seen.values()
+                if not words.startswith(_OVER)
+            ),
+            default=0.0,
+        )
 
     def silent(self) -> str:
         """Who that is, for people."""
-        i = min(self._seen, key=lambda i: self._seen[i][1] if not self.words(i).startswith(_OVER) else math.inf)
+        i = min(
+            self._seen,
+            key=lambda i: self._seen[i][1] if not self.words(i).startswith(_OVER) else math.inf,
+        )
         return f"{self.who(i)} is lost: the connection broke, and it was last heard of {self.silence():.1f} s ago"
 
     def _judge(self, i: int, words: str, silence: float) -> None:
@@ -89,7 +118,10 @@ class _Watch:
         if ended and why:
             self.lost = self.lost or f"{self.who(i)} ended: {why}"
         elif silence > self.lost_after and not ended:
-            self.lost = self.lost or f"{self.who(i)} was not heard of for {self.lost_after:g} s: it was killed, or cannot be reached"
+            self.lost = (
+                self.lost
+                or f"{self.who(i)} was not heard of for {self.lost_after:g} s: it was killed, or cannot be reached"
+            )
         elif silence > self.lost_after and self.doing:
             self.lost = self.lost or f"{self.who(i)} has ended, without its part of {self.doing}"
 
@@ -105,8 +137,12 @@ class _Watch:
         since_lost = 0
         while not self.gone.wait(self.lost_after / _LOOKS):
             if time.monotonic() - self._answered > self.lost_after:
-                self.lost = self.lost or f"{self.who(0)}, which coordinates, did not answer for {self.lost_after:g} s"
-                if self.ended.is_set():  # it waits for the others, and for the coordinator's answer without end
+                self.lost = (
+                    self.lost
+                    or f"{self.who(0)}, which coordinates, did not answer for {self.lost_after:g} s"
+                )
+                # it waits for the others, and for the coordinator's answer without end
+                if self.ended.is_set():
                     leave_at_once(f"Error: {self.lost}")
             since_lost = since_lost + 1 if self.lost and self.doing and not self.noticed else 0
             if since_lost > _GRACE:  # in a collective, which nothing ends
@@ -161,25 +197,35 @@ def need_all() -> None:
 
 
 def who_broke(what: str) -> Lost:
-    """Which process it was, for whose loss a collective failed: who ended, or has been silent for a while since; that is waited for."""
+    """Which process it was, for whose loss a collective failed: who ended, or has been silent for a
+    while since; that is waited for.
+    """
     if _watch is None:
         return Lost(f"{what}: another process was lost")
     _watch.noticed = True
     end = time.monotonic() + _watch.lost_after
-    while not _watch.lost and _watch.silence() < _watch.lost_after / _SOONER and time.monotonic() < end:
+    while (
+        not _watch.lost
+        and _watch.silence() < _watch.lost_after / _SOONER
+        and time.monotonic() < end
+    ):
         time.sleep(0.02)
     return Lost(_watch.lost or _watch.silent())
 
 
 class Ended(NamedTuple):
-    """How a process leaves the others: whether it must not wait for them, and whether process 0, another one, has said the same."""
+    """How a process leaves the others: whether it must not wait for them, and whether process 0,
+    another one, has said the same.
+    """
 
     broken: bool = False
     said: bool = False
 
 
 def end(why: str = "") -> Ended:
-    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too."""
+    """Tells the others that this process ends: in order, or why; and waits for them: where it is in
+    order, until they have ended, too.
+    """
     global _watch
     watch, _watch = _watch, None
     if watch is None:
@@ -190,7 +236,10 @@ def end(why: str = "") -> Ended:
     ended, left = (f"{state}: {why}" if why else state for state in _OVER)
     try:
         watch.say(ended)
-        watch.wait(_OVER, lambda silent: silent > soon or time.monotonic() > limit if why else bool(watch.lost))
+        watch.wait(
+            _OVER,
+            lambda silent: silent > soon or time.monotonic() > limit if why else bool(watch.lost),
+        )
         watch.say(left)
         if watch.index == 0:  # with it goes what the others may still be reading
             watch.wait((_LEFT,), lambda silent: silent > soon)
@@ -198,11 +247,15 @@ def end(why: str = "") -> Ended:
         watch.lost = watch.lost or "the coordinator is gone"
     finally:
         watch.gone.set()
-    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) in (ended, left))
+    return Ended(
+        bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) in (ended, left)
+    )
 
 
 def leave_at_once(words: str = "", status: int = STATUS) -> None:
-    """The end of this process, from any thread: in JAX's orderly end it would wait for those who are gone."""
+    """The end of this process, from any thread: in JAX's orderly end it would wait for those who
+    are gone.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.write(2, f"{words}\n".encode() if words else b"")

@@ -1,4 +1,6 @@
-"""The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
+"""The survey's logical switch: what a round of messages costs, in closed form, and event by
+event.
+"""
 
 from dsgd.network.clocks import Ports, Timing, elapse, exchange
 from dsgd.network.patterns import (

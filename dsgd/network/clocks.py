@@ -1,15 +1,19 @@
-"""When each worker is done with a round's messages, where workers are not ready at once, nor all there, and ports are not equal.
+"""When each worker is done with a round's messages, where workers are not ready at once, nor all
+there, and ports are not equal.
 
-It agrees with the closed forms of `patterns` where all are equal. With one server, and in a star, it is the event simulation's, message by
-message. All-reduces and N servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each
-neighbourhood begins when its last worker is ready, and takes as long as its busiest port.
+It agrees with the closed forms of `patterns` where all are equal. With one server, and in a star,
+it is the event simulation's, message by message. All-reduces and N servers begin when the last
+worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood begins
+when its last worker is ready, and takes as long as its busiest port.
 
-Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together, sent without a pause from when its first
-message begins, and received one latency later: with one server and in a star from each message's own beginning, in an all-reduce and among
-N servers from the last worker's, in gossip from when the port's own neighbourhood is ready.
+Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together,
+sent without a pause from when its first message begins, and received one latency later: with one
+server and in a star from each message's own beginning, in an all-reduce and among N servers from
+the last worker's, in gossip from when the port's own neighbourhood is ready.
 
-Who is away from a round has no message in it, and nobody waits for it: a ring has as many members as are there, a server hears only those.
-A message that is lost takes as long as one that arrives: its sender has sent it, and its receiver waits until it should have come.
+Who is away from a round has no message in it, and nobody waits for it: a ring has as many members
+as are there, a server hears only those. A message that is lost takes as long as one that arrives:
+its sender has sent it, and its receiver waits until it should have come.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ class Ports(NamedTuple):
         latency: seconds of a message.
         up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
         down: the same for what it receives, or would have received if it had not been lost.
-        changing: (begin `[k]`, workers int32 `[k]`) -> the two, `[k]` each, of what is sent from then on, where bandwidths change with
-            the clock: those above are then of ports that begin when their worker is ready. None: they do not.
+        changing: (begin `[k]`, workers int32 `[k]`) -> the two, `[k]` each, of what is sent from
+            then on, where bandwidths change with the clock: those above are then of ports that
+            begin when their worker is ready. None: they do not.
         present: who takes part in the round, bool `[N]`; None: everybody.
     """
 
@@ -50,7 +55,11 @@ class Ports(NamedTuple):
 
     def at(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`up` and `down` of ports that begin then, `[N]` each."""
-        return self.changing(begin, jnp.arange(begin.shape[0])) if self.changing else (self.up, self.down)
+        return (
+            self.changing(begin, jnp.arange(begin.shape[0]))
+            if self.changing
+            else (self.up, self.down)
+        )
 
     def of_those_present(self) -> Ports:
         """The same, where the ports of all others take no time."""
@@ -59,13 +68,17 @@ class Ports(NamedTuple):
 
         def among(begin, workers):
             assert changing is not None
-            return tuple(jnp.where(present[workers], seconds, 0) for seconds in changing(begin, workers))
+            return tuple(
+                jnp.where(present[workers], seconds, 0) for seconds in changing(begin, workers)
+            )
 
         up, down = (jnp.where(present, seconds, 0) for seconds in (self.up, self.down))
         return self._replace(up=up, down=down, changing=among if changing else None)
 
     def held(self, latency: Any, workers: Any = slice(None)) -> Any:
-        """For how long the latency of one message holds these workers' ports; of those who are away, not at all."""
+        """For how long the latency of one message holds these workers' ports; of those who are
+        away, not at all.
+        """
         return latency if self.present is None else jnp.where(self.present[workers], latency, 0)
 
 
@@ -84,7 +97,9 @@ class Timing(NamedTuple):
 
 
 @checks.arguments
-def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
+def elapse(
+    pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
+) -> jax.Array:
     """When each worker is done with a round's messages.
 
     Args:
@@ -101,7 +116,9 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
 
 
 @checks.arguments
-def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
+def exchange(
+    pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
+) -> Timing:
     """The same, and for how long ports were busy.
 
     Args:
@@ -117,7 +134,9 @@ def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conv
     went = went if isinstance(went, Timing) else Timing(went, ports.up, ports.down)
     if present is None:
         return went
-    return went._replace(done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present)))
+    return went._replace(
+        done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present))
+    )
 
 
 def _together(pattern: Pattern) -> Callable:
@@ -136,13 +155,18 @@ def _together(pattern: Pattern) -> Callable:
             vectors = pattern.vectors(N)
             transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         seconds = pattern.seconds(N, ports.latency, transfer, convention)
-        return Timing(last + jnp.asarray(seconds).astype(last.dtype), up, down)  # a quotient of a traced N is float64 with jax_enable_x64
+        # a quotient of a traced N is float64 with jax_enable_x64
+        return Timing(last + jnp.asarray(seconds).astype(last.dtype), up, down)
 
     return clock
 
 
-def through_server(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array | Timing:
-    """The server receives one by one, the first that is ready first; then it sends to all, one by one."""
+def through_server(
+    finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
+) -> jax.Array | Timing:
+    """The server receives one by one, the first that is ready first; then it sends to all, one by
+    one.
+    """
     latency = ports.latency if convention == "blocking" else 0.0
     order = jnp.argsort(finish)
     if ports.changing:
@@ -174,13 +198,16 @@ def _one_by_one(finish, ports, order, held):
 
     received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)
     overlapped = ports.latency - held
-    # Of the first model, what is not held: one latency till the last gradient is there, and one till this one begins to arrive.
+    # Of the first model, what is not held: one latency till the last gradient is there, and one
+    # till this one begins to arrive.
     _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
     return Timing(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
 
 
 def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
-    """Everybody sends to the server as soon as it is ready; when all has arrived, the server sends to everybody at once."""
+    """Everybody sends to the server as soon as it is ready; when all has arrived, the server sends
+    to everybody at once.
+    """
     up, _ = ports.at(finish)
     received = jnp.broadcast_to(jnp.max(finish + (ports.latency + up)), finish.shape)
     _, down = ports.at(received)
@@ -193,28 +220,42 @@ def apart(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Arr
 
 
 def among_neighbours(topology: Topology) -> Callable:
-    """Neighbours begin when all of them have computed, and are done when the busiest port among them has handled all of its own."""
+    """Neighbours begin when all of them have computed, and are done when the busiest port among
+    them has handled all of its own.
+    """
 
     def clock(finish, ports, convention, step):
         # To whom each worker sends in this round, and from whom it receives.
-        to, origin = (jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1))
+        to, origin = (
+            jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1)
+        )
         if ports.present is not None:
             to, origin = (jnp.where(ports.present[lists], lists, -1) for lists in (to, origin))
 
         def busy(ends, own, others):
             """Each message holds a port for as long as the slower of its two ports needs."""
             messages = jnp.where(ends >= 0, jnp.maximum(own[:, None], others[ends]), 0)
-            latencies = jnp.sum(ends >= 0, axis=1) if convention == "blocking" else jnp.any(ends >= 0, axis=1)
+            latencies = (
+                jnp.sum(ends >= 0, axis=1)
+                if convention == "blocking"
+                else jnp.any(ends >= 0, axis=1)
+            )
             return jnp.sum(messages, axis=1) + latencies * ports.latency
 
         def wait(times):
             """One's own, or the latest of those with whom one exchanges messages."""
-            latest = (jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf) for ends in (to, origin))
+            latest = (
+                jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf)
+                for ends in (to, origin)
+            )
             return reduce(jnp.maximum, latest, times)
 
         ready = wait(finish)
         up, down = whole = ports.at(ready)
-        up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((up, to), (down, origin)))
+        up, down = (
+            seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1))
+            for seconds, ends in ((up, to), (down, origin))
+        )
         return Timing(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
 
     return clock

@@ -1,10 +1,12 @@
 r"""What one round of messages costs on the survey's logical switch (section 1.3), in closed form.
 
-Each worker sends one message and receives one at a time, both at once allowed. A message takes a latency l, and a
-transfer time r for a full vector. Two readings of the rules:
+Each worker sends one message and receives one at a time, both at once allowed. A message takes a
+latency l, and a transfer time r for a full vector. Two readings of the rules:
 
-- `blocking`: a message holds the sender's and the receiver's port for l + r. These are the costs that the survey prints.
-- `pipelined`: latency holds no port, so that messages in a row overlap theirs. These are its rules as worded.
+- `blocking`: a message holds the sender's and the receiver's port for l + r. These are the costs
+  that the survey prints.
+- `pipelined`: latency holds no port, so that messages in a row overlap theirs. These are its rules
+  as worded.
 
 For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 
@@ -21,15 +23,18 @@ For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 | asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
 | asynchronous gossip           | (l + r)/floor(N/2)     | the same             |
 
-Star: one server, too, but with two ports of its own for each worker, as Kimad has it without congestion (section 3.1): every link has
-one message up, and then one down. Among the switch's ports, the server's for worker n are those of the number N + n.
+Star: one server, too, but with two ports of its own for each worker, as Kimad has it without
+congestion (section 3.1): every link has one message up, and then one down. Among the switch's
+ports, the server's for worker n are those of the number N + n.
 
-Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with degree k, whose edges have k
-colours (König): k rounds of one message a port, and no fewer. On the ring k = 2.
+Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with
+degree k, whose edges have k colours (König): k rounds of one message a port, and no fewer. On the
+ring k = 2.
 
-Asynchronous server: seconds from one update to the next, where nobody computes: N workers go round through the server's two ports, each
-of which holds a message for l + r (or r), so that it is N trips of 2(l + r) a lap, or as many as the busiest port lets through.
-Asynchronous gossip: at best, all but one at most are in an exchange with somebody, which ends with one update.
+Asynchronous server: seconds from one update to the next, where nobody computes: N workers go round
+through the server's two ports, each of which holds a message for l + r (or r), so that it is N
+trips of 2(l + r) a lap, or as many as the busiest port lets through. Asynchronous gossip: at best,
+all but one at most are in an exchange with somebody, which ends with one update.
 
 What a round of a pattern does to workers that are not ready at once is in `clocks`.
 """
@@ -69,14 +74,22 @@ def _multi_server_messages(N: int) -> list[Message]:
     sums: list[list[int]] = [[] for _ in range(N)]
     for i, message in enumerate(up):
         sums[message.receiver].append(i)
-    return up + [Message(n, (n + k) % N, Fraction(1, N), tuple(sums[n])) for k in range(1, N) for n in range(N)]
+    return up + [
+        Message(n, (n + k) % N, Fraction(1, N), tuple(sums[n]))
+        for k in range(1, N)
+        for n in range(N)
+    ]
 
 
 def _ring_messages(N: int) -> list[Message]:
     def received(step: int, n: int) -> tuple[int, ...]:
         return ((step - 1) * N + (n - 1) % N,) if step else ()
 
-    return [Message(n, (n + 1) % N, Fraction(1, N), received(step, n)) for step in range(2 * (N - 1)) for n in range(N)]
+    return [
+        Message(n, (n + 1) % N, Fraction(1, N), received(step, n))
+        for step in range(2 * (N - 1))
+        for n in range(N)
+    ]
 
 
 def _whole_ring_messages(N: int) -> list[Message]:
@@ -87,19 +100,26 @@ def _either(blocking: Callable, pipelined: Callable | None = None) -> Callable:
     """Seconds by convention; one formula for both if there is no second one."""
 
     def seconds(N, latency, transfer, convention="blocking"):
-        return (blocking if pipelined is None or convention == "blocking" else pipelined)(N, latency, transfer)
+        return (blocking if pipelined is None or convention == "blocking" else pipelined)(
+            N, latency, transfer
+        )
 
     return seconds
 
 
 parameter_server: Pattern = Pattern(
     "parameter_server",
-    _either(lambda N, latency, transfer: 2 * N * (latency + transfer), lambda N, latency, transfer: 2 * (latency + N * transfer)),
+    _either(
+        lambda N, latency, transfer: 2 * N * (latency + transfer),
+        lambda N, latency, transfer: 2 * (latency + N * transfer),
+    ),
     vectors=lambda N: 1,
     messages=_server_messages,
     clock=through_server,
 )
-r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$ seconds, pipelined $2(l + Nr)$."""
+r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$
+seconds, pipelined $2(l + Nr)$.
+"""
 star: Pattern = Pattern(
     "star",
     _either(lambda N, latency, transfer: 2 * (latency + transfer)),
@@ -107,7 +127,9 @@ star: Pattern = Pattern(
     messages=_star_messages,
     clock=over_links,
 )
-r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$ seconds."""
+r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$
+seconds.
+"""
 multi_server: Pattern = Pattern(
     "multi_server",
     _either(
@@ -117,14 +139,18 @@ multi_server: Pattern = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
-r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds, pipelined $2l + 2(N - 1) r/N$."""
+r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds,
+pipelined $2l + 2(N - 1) r/N$.
+"""
 ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N)),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
-r"""The parts of the vector go round the ring, once to be summed and once to be sent to all: $2(N - 1)(l + r/N)$ seconds."""
+r"""The parts of the vector go round the ring, once to be summed and once to be sent to all:
+$2(N - 1)(l + r/N)$ seconds.
+"""
 ring_all_reduce_unpartitioned: Pattern = Pattern(
     "ring_all_reduce_unpartitioned",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer)),
@@ -135,12 +161,15 @@ r"""The whole vector goes round the ring twice, from worker to worker: $2(N - 1)
 all_gather: Pattern = Pattern(
     "all_gather",
     _either(
-        lambda N, latency, transfer: (N - 1) * (latency + transfer), lambda N, latency, transfer: latency * (N > 1) + (N - 1) * transfer
+        lambda N, latency, transfer: (N - 1) * (latency + transfer),
+        lambda N, latency, transfer: latency * (N > 1) + (N - 1) * transfer,
     ),
     vectors=lambda N: N - 1,
     messages=lambda N: [Message(n, (n + k) % N) for k in range(1, N) for n in range(N)],
 )
-r"""Each worker sends its vector to all others. Blocking $(N - 1)(l + r)$ seconds, pipelined $l + (N - 1) r$."""
+r"""Each worker sends its vector to all others. Blocking $(N - 1)(l + r)$ seconds, pipelined
+$l + (N - 1) r$.
+"""
 ring_shift: Pattern = Pattern(
     "ring_shift",
     _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
@@ -164,13 +193,17 @@ asynchronous_server: Pattern = Pattern(
     ),
     vectors=lambda N: 1 / N,
 )
-r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined $\max(r, 2(l + r)/N)$."""
+r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined
+$\max(r, 2(l + r)/N)$.
+"""
 asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
     _either(lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1)),
     vectors=lambda N: 2 / N * (N > 1),
 )
-r"""Pairs of workers exchange their vectors, as many side by side as possible: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
+r"""Pairs of workers exchange their vectors, as many side by side as possible:
+$(l + r) / \lfloor N/2 \rfloor$ seconds an update.
+"""
 
 
 @checks.arguments
@@ -178,7 +211,8 @@ def gossip(topology: Topology) -> Pattern:
     """Every worker sends its vector to each of its neighbours.
 
     Args:
-        topology: whose neighbours; the rounds of a schedule take turns, and its costs are their means.
+        topology: whose neighbours; the rounds of a schedule take turns, and its costs are their
+            means.
     """
     name, n = f"gossip({topology.name})", topology.n
     busiest = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
@@ -190,7 +224,11 @@ def gossip(topology: Topology) -> Pattern:
 
     def blocking(N, latency, transfer):
         need(N)
-        return sum(degree * (latency + transfer) for degree in busiest) / turns if turns > 1 else busiest[0] * (latency + transfer)
+        return (
+            sum(degree * (latency + transfer) for degree in busiest) / turns
+            if turns > 1
+            else busiest[0] * (latency + transfer)
+        )
 
     def pipelined(N, latency, transfer):
         need(N)
@@ -206,15 +244,25 @@ def gossip(topology: Topology) -> Pattern:
         pairs = [(int(i), int(j)) for i, j in topology.links[0]]
         return [Message(*pair) for group in matchings(pairs, n) for pair in group]
 
-    return Pattern(name, _either(blocking, pipelined), vectors, messages if turns == 1 else None, among_neighbours(topology))
+    return Pattern(
+        name,
+        _either(blocking, pipelined),
+        vectors,
+        messages if turns == 1 else None,
+        among_neighbours(topology),
+    )
 
 
 @checks.arguments
-def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: int = 1) -> list[Message]:
-    r"""Each worker computes, sends its gradient to the server, receives the new model, and begins again (the survey's section 4.1).
+def asynchronous_server_messages(
+    compute: Sequence[Sequence[Number]], servers: int = 1
+) -> list[Message]:
+    r"""Each worker computes, sends its gradient to the server, receives the new model, and begins
+    again (the survey's section 4.1).
 
-    With P servers, each has one part of the model, and messages are 1/P as long. A worker sends its parts one after the other, the next
-    when the last has arrived, and they come back in the same order: so every server sees the gradients in one order.
+    With P servers, each has one part of the model, and messages are 1/P as long. A worker sends its
+    parts one after the other, the next when the last has arrived, and they come back in the same
+    order: so every server sees the gradients in one order.
 
     Args:
         compute: seconds of each worker's gradients, one list a worker: of a lap each.
@@ -228,7 +276,9 @@ def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: i
     """
     checks.positive_int("asynchronous_server_messages: servers", servers)
     if not len(compute):
-        raise ValueError("asynchronous_server_messages for no workers: need at least one list of seconds")
+        raise ValueError(
+            "asynchronous_server_messages for no workers: need at least one list of seconds"
+        )
     N, size, messages = len(compute), Fraction(1, servers), []
     for worker, laps in enumerate(compute):
         last: tuple[int, ...] = ()
@@ -236,7 +286,9 @@ def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: i
             first = len(messages)
             for part in range(servers):
                 after, work = (last, seconds) if part == 0 else ((first + part - 1,), 0)
-                messages.append(Message(worker, N + part, size, after, work, label=f"gradient {lap}"))
+                messages.append(
+                    Message(worker, N + part, size, after, work, label=f"gradient {lap}")
+                )
             for part in range(servers):
                 after = (first + part,) if part == 0 else (first + part, first + servers + part - 1)
                 messages.append(Message(N + part, worker, size, after, label=f"model {lap}"))
@@ -245,7 +297,13 @@ def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: i
 
 
 @checks.arguments
-def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, convention: Convention = "blocking") -> Any:
+def cost(
+    pattern: Pattern,
+    workers: int,
+    latency: Seconds,
+    transfer: Seconds,
+    convention: Convention = "blocking",
+) -> Any:
     """Seconds of one round.
 
     Args:
@@ -270,13 +328,22 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
     check_convention(convention)
     seconds = pattern.seconds(workers, latency, transfer, convention)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
-        raise ValueError(f"cost: seconds of {pattern.name}, {convention}, gives {checks.typed(seconds)}; need seconds")
+        raise ValueError(
+            f"cost: seconds of {pattern.name}, {convention}, gives {checks.typed(seconds)}; need "
+            "seconds"
+        )
     return seconds
 
 
 @checks.arguments
 def round_seconds(
-    pattern: Pattern, workers: int, bits_up: float, *, latency: float, bandwidth: float, convention: Convention = "blocking"
+    pattern: Pattern,
+    workers: int,
+    bits_up: float,
+    *,
+    latency: float,
+    bandwidth: float,
+    convention: Convention = "blocking",
 ) -> float:
     """Seconds of one round in which each worker sends `bits_up` bits.
 

@@ -1,14 +1,17 @@
 r"""The survey's logical switch, event by event (section 1.3).
 
-Each worker has a port that sends and one that receives, one message at a time each, both at once. A message of the size s (1 is a full
-vector) takes a latency l, the same for all, and a transfer of s r seconds, where r is that of the slower of its two ports. Conventions:
+Each worker has a port that sends and one that receives, one message at a time each, both at once. A
+message of the size s (1 is a full vector) takes a latency l, the same for all, and a transfer of s
+r seconds, where r is that of the slower of its two ports. Conventions:
 
 - `blocking`: it holds both ports from its start until it has arrived, for l + s r.
-- `pipelined`: latency holds no port. It leaves during the first s r seconds of its journey, and arrives during the last.
+- `pipelined`: latency holds no port. It leaves during the first s r seconds of its journey, and
+  arrives during the last.
 
-A message is ready when all that it comes `after` have arrived, and its sender has then computed for `compute` seconds. Ports take what is
-ready: the message that can start first; of several, the one that was ready first; of those, the first in the list. So equal lists have
-equal timelines. All arithmetic is that of the numbers given: with `fractions.Fraction` it is exact.
+A message is ready when all that it comes `after` have arrived, and its sender has then computed for
+`compute` seconds. Ports take what is ready: the message that can start first; of several, the one
+that was ready first; of those, the first in the list. So equal lists have equal timelines. All
+arithmetic is that of the numbers given: with `fractions.Fraction` it is exact.
 """
 
 from __future__ import annotations
@@ -105,36 +108,47 @@ def simulate(
         latency: seconds.
         transfer: seconds that a full vector needs on a port; of every worker, if they differ.
         convention: "blocking" or "pipelined".
-        receive: the same of receiving ports, where they differ from the sending ones; None: they do not.
+        receive: the same of receiving ports, where they differ from the sending ones; None: they do
+            not.
 
     Returns:
         When each message went. Deterministic: ties are decided as above.
 
     Raises:
-        ValueError: times or sizes that are negative, infinite or NaN; a message to or from nobody, or to oneself; one that comes after
-            a message that is not there, or after itself by a chain of others; an unknown convention.
+        ValueError: times or sizes that are negative, infinite or NaN; a message to or from nobody,
+            or to oneself; one that comes after a message that is not there, or after itself by a
+            chain of others; an unknown convention.
 
     Source: Liu and Zhang, section 1.3.1.
     """
     messages = list(messages)
     check_convention(convention)
     need_seconds("simulate: latency", latency)
-    sending, receiving = _ports("transfer", transfer), _ports("receive", transfer if receive is None else receive)
+    sending, receiving = (
+        _ports("transfer", transfer),
+        _ports("receive", transfer if receive is None else receive),
+    )
     for i, message in enumerate(messages):
         _check(i, message, len(messages), sending, receiving)
     _check_order(messages)
-    takes = [message.size * max(_of(sending, message.sender), _of(receiving, message.receiver)) for message in messages]
+    takes = [
+        message.size * max(_of(sending, message.sender), _of(receiving, message.receiver))
+        for message in messages
+    ]
     return _Switch(messages, latency, takes, overlap=convention == "pipelined").run()
 
 
 class _Switch:
     """The ports, the messages that are ready, and those that have passed.
 
-    A message that could start is in `heap`. One that is not, because a port is taken, waits in `queues` of that port, of which
-    only the first is in the heap: so that a long queue does not move on with every message.
+    A message that could start is in `heap`. One that is not, because a port is taken, waits in
+    `queues` of that port, of which only the first is in the heap: so that a long queue does not
+    move on with every message.
     """
 
-    def __init__(self, messages: list[Message], latency: Number, takes: list[Number], *, overlap: bool) -> None:
+    def __init__(
+        self, messages: list[Message], latency: Number, takes: list[Number], *, overlap: bool
+    ) -> None:
         self.messages = messages
         self.latency = latency
         self.takes = takes
@@ -173,7 +187,9 @@ class _Switch:
         return self._computing(i) + self.messages[i].compute
 
     def _computing(self, i: int) -> Number:
-        return max([self.messages[i].ready, *(self.passages[j].arrived for j in self.messages[i].after)])
+        return max(
+            [self.messages[i].ready, *(self.passages[j].arrived for j in self.messages[i].after)]
+        )
 
     def _ports_of(self, i: int) -> tuple[_Port, _Port]:
         return ("out", self.messages[i].sender), ("in", self.messages[i].receiver)
@@ -190,10 +206,15 @@ class _Switch:
     def _send(self, i: int, ready: Number, start: Number) -> None:
         message, takes = self.messages[i], self.takes[i]
         arrived = start + self.latency + takes
-        sent, receiving = (start + takes, start + self.latency) if self.overlap else (arrived, start)
-        self.passages[i] = Passage(message, self._computing(i), ready, start, takes, arrived, sent, receiving)
+        sent, receiving = (
+            (start + takes, start + self.latency) if self.overlap else (arrived, start)
+        )
+        self.passages[i] = Passage(
+            message, self._computing(i), ready, start, takes, arrived, sent, receiving
+        )
         out, into = self._ports_of(i)
-        # Where latency holds no port, the next message may start so much before it reaches the receiver's port.
+        # Where latency holds no port, the next message may start so much before it reaches the
+        # receiver's port.
         self.free[out], self.free[into] = sent, start + takes if self.overlap else arrived
         for j in self.followers[i]:
             self.missing[j] -= 1
@@ -204,7 +225,9 @@ class _Switch:
         heapq.heappush(self.queues.setdefault(port, []), (ready, i))
 
     def _advance(self, port: _Port) -> None:
-        """Puts the first of a port's queue into the heap, if it has to wait for no other port; else it joins that one's queue."""
+        """Puts the first of a port's queue into the heap, if it has to wait for no other port; else
+        it joins that one's queue.
+        """
         queue = self.queues.get(port, [])
         while queue and (port not in self.first or queue[0] < self.first[port]):
             ready, i = heapq.heappop(queue)
@@ -230,7 +253,9 @@ def need_seconds(what: str, value: Number) -> None:
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
-    if isinstance(values, str | bytes) or (not isinstance(values, Sequence) and not getattr(values, "shape", ())):
+    if isinstance(values, str | bytes) or (
+        not isinstance(values, Sequence) and not getattr(values, "shape", ())
+    ):
         need_seconds(f"simulate: {what}", values)
         return values
     if not len(values):
@@ -247,7 +272,9 @@ def _of(ports: Number | list[Number], worker: int) -> Number:
 def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) -> None:
     known = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
     if not isinstance(message, Message):
-        raise ValueError(f"simulate: messages[{i}] = {checks.shown(message)}: need a network.Message")
+        raise ValueError(
+            f"simulate: messages[{i}] = {checks.shown(message)}: need a network.Message"
+        )
     for end, worker in (("from", message.sender), ("to", message.receiver)):
         if not checks.is_integer(worker) or not 0 <= worker < known:
             raise ValueError(
@@ -256,11 +283,15 @@ def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) 
                 else f"message {i} is {end} worker {worker}: need a number from 0"
             )
     if message.sender == message.receiver:
-        raise ValueError(f"message {i} is from worker {message.sender} to itself: need another receiver")
+        raise ValueError(
+            f"message {i} is from worker {message.sender} to itself: need another receiver"
+        )
     for what in ("compute", "ready"):
         need_seconds(f"message {i}: {what}", getattr(message, what))
     if not checks.is_number(message.size) or not 0 <= message.size < math.inf:
-        raise ValueError(f"message {i}: size = {message.size}: need a part of a vector >= 0, finite")
+        raise ValueError(
+            f"message {i}: size = {message.size}: need a part of a vector >= 0, finite"
+        )
     for j in message.after:
         if not 0 <= j < count:
             raise ValueError(f"message {i} comes after message {j}: need one of 0 to {count - 1}")
@@ -270,7 +301,8 @@ def _check_order(messages: list[Message]) -> None:
     """Raises a ValueError that names a cycle, if there is one."""
     done: set[int] = set()
     for root in range(len(messages)):
-        path: dict[int, Any] = {}  # the messages that the last of them waits for, and who else they wait for
+        # the messages that the last of them waits for, and who else they wait for
+        path: dict[int, Any] = {}
         if root not in done:
             path[root] = iter(messages[root].after)
         while path:
@@ -281,6 +313,9 @@ def _check_order(messages: list[Message]) -> None:
                 del path[last]
             elif following in path:
                 cycle = [*list(path)[list(path).index(following) :], following]
-                raise ValueError(f"messages {' after '.join(map(str, cycle))}: need an order, there is none in a cycle")
+                raise ValueError(
+                    f"messages {' after '.join(map(str, cycle))}: need an order, there is none in "
+                    "a cycle"
+                )
             elif following not in done:
                 path[following] = iter(messages[following].after)

@@ -20,7 +20,8 @@ from dsgd.problems.averages import Training, depends, need_supported
 
 _MODULE = "a flax module with its fields, problems.MLP(classes=10), say"
 _NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
-# Arguments of `__call__`, or fields, that switch between training and evaluation, and their value in training.
+# Arguments of `__call__`, or fields, that switch between training and evaluation, and their value
+# in training.
 _SWITCHES = {"train": True, "training": True, "is_training": True} | dict.fromkeys(
     ("deterministic", "use_running_average", "eval", "is_eval", "evaluate", "inference"), False
 )
@@ -30,7 +31,8 @@ _SWITCH = "an argument of its __call__, or a field, that switches between traini
 @checks.arguments
 @dataclass(frozen=True)
 class Model:
-    """A model as two functions of its parameters, a pytree of arrays, of which those that are floating point are trained.
+    """A model as two functions of its parameters, a pytree of arrays, of which those that are
+    floating point are trained.
 
     Args:
         init: key -> parameters.
@@ -56,17 +58,21 @@ class Network(NamedTuple):
 
 
 def adapt(model: Any, inputs: PyTree) -> Network:
-    """The model as functions: equal where the modules are, so that the same problem built twice compiles once.
+    """The model as functions: equal where the modules are, so that the same problem built twice
+    compiles once.
 
     Args:
-        model: a flax linen module, whose parameters each key draws; an nnx module, which every key starts from; a function from `nnx.Rngs`
-            to an nnx module; or a `Model`. A linen module that differs in training has an argument of its `__call__`, or a field, named
-            train or deterministic, say; one of nnx may have the argument, and is switched by its methods `train` and `eval`.
+        model: a flax linen module, whose parameters each key draws; an nnx module, which every key
+            starts from; a function from `nnx.Rngs` to an nnx module; or a `Model`. A linen module
+            that differs in training has an argument of its `__call__`, or a field, named train or
+            deterministic, say; one of nnx may have the argument, and is switched by its methods
+            `train` and `eval`.
         inputs: their shapes and types, leaves `[m, ...]`.
 
     Raises:
-        ValueError: it is none of these, has no parameters, cannot be switched between training and evaluation, or has other state that
-            changes in training than running averages; it is named.
+        ValueError: it is none of these, has no parameters, cannot be switched between training and
+            evaluation, or has other state that changes in training than running averages; it is
+            named.
     """
     if isinstance(model, Network):
         return model
@@ -78,7 +84,12 @@ def adapt(model: Any, inputs: PyTree) -> Network:
         return _of_linen(model, _samples(inputs))
     if isinstance(model, nnx.Module):
         parts = _split(model)
-        return _of_nnx(type(model).__name__, parts, _Given(jax.tree.map(_copied, parts.params)), _samples(inputs))
+        return _of_nnx(
+            type(model).__name__,
+            parts,
+            _Given(jax.tree.map(_copied, parts.params)),
+            _samples(inputs),
+        )
     if callable(model) and (not inspect.isclass(model) or issubclass(model, nnx.Module)):
         parts = _made(model)
         return _of_nnx(parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs))
@@ -98,7 +109,11 @@ def _arguments(kind: type, training: bool) -> dict[str, bool]:
 
 def _fields(module: Any, training: bool) -> dict[str, bool]:
     """Those of a linen module that do."""
-    return {name: value == training for name, value in _SWITCHES.items() if isinstance(getattr(module, name, ()), bool | np.bool_ | None)}
+    return {
+        name: value == training
+        for name, value in _SWITCHES.items()
+        if isinstance(getattr(module, name, ()), bool | np.bool_ | None)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +123,8 @@ class _Linen(sameness.Compared):
     Args:
         module: in which mode.
         arguments: of its `__call__`, besides the inputs.
-        others: collections besides "params"; if there are none, parameters are those of "params" only.
+        others: collections besides "params"; if there are none, parameters are those of "params"
+            only.
     """
 
     module: Any
@@ -125,11 +141,16 @@ class _LinenApply(_Linen):
 
 
 class _LinenTrain(_Linen):
-    def __call__(self, params: PyTree, inputs: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
-        # All streams' keys are made of the first one's. A module may ask whether it has one for dropout.
+    def __call__(
+        self, params: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        # All streams' keys are made of the first one's. A module may ask whether it has one for
+        # dropout.
         streams = None if key is None else {"params": key, "dropout": jax.random.fold_in(key, 1)}
         variables, mutable = self.variables(params), list(self.others)
-        outputs, changed = self.module.apply(variables, inputs, rngs=streams, mutable=mutable, **dict(self.arguments))
+        outputs, changed = self.module.apply(
+            variables, inputs, rngs=streams, mutable=mutable, **dict(self.arguments)
+        )
         return outputs, {**params, **changed} if self.others else params
 
 
@@ -145,18 +166,25 @@ class _LinenInit(sameness.Compared):
 
     def all_variables(self, key: jax.Array) -> PyTree:
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.shapes]
-        return self.apply.module.init(key, jax.tree.unflatten(self.structure, zeros), **dict(self.apply.arguments))
+        return self.apply.module.init(
+            key, jax.tree.unflatten(self.structure, zeros), **dict(self.apply.arguments)
+        )
 
 
 def _of_linen(module: Any, inputs: PyTree) -> Network:
     from flax.errors import InvalidRngError, ModifyScopeVariableError  # noqa: PLC0415
 
     name, leaves, structure = type(module).__name__, *jax.tree.flatten(inputs)
-    modes = [(module.clone(**_fields(module, mode)), tuple(_arguments(type(module), mode).items())) for mode in (False, True)]
+    modes = [
+        (module.clone(**_fields(module, mode)), tuple(_arguments(type(module), mode).items()))
+        for mode in (False, True)
+    ]
     shapes = tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
     key = jax.eval_shape(lambda: jax.random.key(0))
     with causes.explained(f"model {name}: init"):
-        variables = jax.eval_shape(_LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables, key)
+        variables = jax.eval_shape(
+            _LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables, key
+        )
     if "params" not in variables:
         raise _refusal(name, "no parameters", "a module with parameters")
     others = tuple(sorted(set(variables) - {"params"}))
@@ -167,18 +195,30 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
         jax.eval_shape(evaluated, params, inputs)
     except (InvalidRngError, ModifyScopeVariableError) as error:
         reason = str(error).splitlines()[0]
-        raise _refusal(name, f"dropout or batch norm that is always in training mode ({reason})", _SWITCH) from error
+        raise _refusal(
+            name, f"dropout or batch norm that is always in training mode ({reason})", _SWITCH
+        ) from error
     switched = _arguments(type(module), True) or _fields(module, True)
     if "batch_stats" in others and not switched:
         raise _refusal(name, "batch_stats that no training updates", _SWITCH)
-    flags = Flags(tuple(path[0].key == "params" for path, _ in tree_leaves_with_path(params))) if others else None
+    flags = (
+        Flags(tuple(path[0].key == "params" for path, _ in tree_leaves_with_path(params)))
+        if others
+        else None
+    )
     with causes.explained(f"model {name} in training"):
-        random = depends(lambda key, params, inputs: trained(params, inputs, key)[0], key, params, inputs)
+        random = depends(
+            lambda key, params, inputs: trained(params, inputs, key)[0], key, params, inputs
+        )
     if not (switched or random):
         return Network(Parameters(init, flags), evaluated)
-    averages = tuple(bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params))
+    averages = tuple(
+        bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params)
+    )
     training = Training(trained, averages, random)
-    need_supported(name, training, params, inputs, flags.flags if flags else (True,) * len(averages))
+    need_supported(
+        name, training, params, inputs, flags.flags if flags else (True,) * len(averages)
+    )
     return Network(Parameters(init, flags), evaluated, training)
 
 
@@ -187,7 +227,9 @@ def _refusal(name: str, kept: str, expected: str) -> ValueError:
 
 
 class _Parts(NamedTuple):
-    """An nnx module: what it is without its arrays, these in nested dictionaries, its streams of random numbers, and kinds of leaves."""
+    """An nnx module: what it is without its arrays, these in nested dictionaries, its streams of
+    random numbers, and kinds of leaves.
+    """
 
     graph: Any
     params: PyTree
@@ -201,13 +243,20 @@ def _split(module: Any) -> _Parts:
 
     graph, random, rest = nnx.split(module, nnx.RngState, ...)
     streams = tuple(
-        (path, variable.get_value().shape if isinstance(variable, nnx.RngKey) else None) for path, variable in nnx.to_flat_state(random)
+        (path, variable.get_value().shape if isinstance(variable, nnx.RngKey) else None)
+        for path, variable in nnx.to_flat_state(random)
     )
     params, kinds = nnx.to_pure_dict(rest), dict(nnx.to_flat_state(rest))
 
     def of(kind: Any) -> tuple[bool, ...]:
-        paths = [tuple(getattr(entry, "key", entry) for entry in path) for path, _ in tree_leaves_with_path(params)]
-        return tuple(any(isinstance(kinds.get(path[:length]), kind) for length in range(len(path) + 1)) for path in paths)
+        paths = [
+            tuple(getattr(entry, "key", entry) for entry in path)
+            for path, _ in tree_leaves_with_path(params)
+        ]
+        return tuple(
+            any(isinstance(kinds.get(path[:length]), kind) for length in range(len(path) + 1))
+            for path in paths
+        )
 
     return _Parts(graph, params, streams, of(nnx.Param), of(nnx.BatchStat))
 
@@ -223,7 +272,8 @@ class _Nnx(sameness.Compared):
     def module(self, params: PyTree, key: jax.Array | None) -> Any:
         from flax import nnx  # noqa: PLC0415
 
-        whole = jax.tree.map(lambda leaf: leaf, params)  # other dictionaries, into which the streams go
+        # other dictionaries, into which the streams go
+        whole = jax.tree.map(lambda leaf: leaf, params)
         for number, (path, shape) in enumerate(self.streams):
             *folders, name = path
             place = whole
@@ -243,7 +293,9 @@ class _NnxApply(_Nnx):
 
 
 class _NnxTrain(_Nnx):
-    def __call__(self, params: PyTree, inputs: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
+    def __call__(
+        self, params: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
         module = self.module(params, key)
         module.train()
         outputs = module(inputs, **dict(self.arguments))
@@ -269,7 +321,9 @@ class _NnxInit(sameness.Compared):
 
 
 def _with_arrays(module: Any) -> Any:
-    """The module, made inside a trace, whose attributes that are arrays are part of its state: flax finds those outside of traces only."""
+    """The module, made inside a trace, whose attributes that are arrays are part of its state: flax
+    finds those outside of traces only.
+    """
     from flax import nnx  # noqa: PLC0415
 
     known = set(map(id, jax.tree.leaves(nnx.state(module))))
@@ -277,10 +331,14 @@ def _with_arrays(module: Any) -> Any:
         for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
             if isinstance(value, Tracer):
                 setattr(node, name, nnx.data(value))
-            elif not nnx.is_data(value) and any(isinstance(leaf, Tracer) and id(leaf) not in known for leaf in jax.tree.leaves(value)):
+            elif not nnx.is_data(value) and any(
+                isinstance(leaf, Tracer) and id(leaf) not in known
+                for leaf in jax.tree.leaves(value)
+            ):
                 where = ".".join(map(str, (*path, name)))
                 raise ValueError(
-                    f"model {type(module).__name__}: its attribute {where} is a {type(value).__name__} with arrays; expected nnx.List or"
+                    f"model {type(module).__name__}: its attribute {where} is a "
+                    f"{type(value).__name__} with arrays; expected nnx.List or"
                     " nnx.Dict of nnx.Variable, which flax counts to the module's state"
                 )
     return module
@@ -296,7 +354,9 @@ class _Given:
         return jax.tree.map(jnp.asarray, self.params)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Given) or jax.tree.structure(self.params) != jax.tree.structure(other.params):
+        if not isinstance(other, _Given) or jax.tree.structure(self.params) != jax.tree.structure(
+            other.params
+        ):
             return False
         return all(map(np.array_equal, jax.tree.leaves(self.params), jax.tree.leaves(other.params)))
 
@@ -324,7 +384,9 @@ def _made(factory: Callable) -> _Parts:
     with causes.explained(f"model = {checks.shown(factory)}"):
         params = jax.eval_shape(make)
     if others:
-        raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(others[0])}: need {_NEED}")
+        raise ValueError(
+            f"model = {checks.shown(factory)} gives {checks.typed(others[0])}: need {_NEED}"
+        )
     return made[0]._replace(params=params)
 
 
@@ -333,14 +395,22 @@ def _copied(leaf: Any) -> Any:
     return leaf if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else np.array(leaf)
 
 
-def _of_nnx(name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], inputs: PyTree) -> Network:
+def _of_nnx(
+    name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], inputs: PyTree
+) -> Network:
     if not any(parts.trained):
         raise _refusal(name, "no parameters", "a module with parameters, nnx.Param")
-    arguments = [tuple(_arguments(parts.graph.nodes[0].type, mode).items()) for mode in (False, True)]
+    arguments = [
+        tuple(_arguments(parts.graph.nodes[0].type, mode).items()) for mode in (False, True)
+    ]
     trainable = None if all(parts.trained) else Flags(parts.trained)
     train = _NnxTrain(parts.graph, parts.streams, arguments[1])
     training = Training(train, parts.averages, bool(parts.streams))
     params = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     need_supported(name, training, params, inputs, parts.trained)
     differs = bool(parts.streams or any(parts.averages) or arguments[1])
-    return Network(Parameters(init, trainable), _NnxApply(parts.graph, parts.streams, arguments[0]), training if differs else None)
+    return Network(
+        Parameters(init, trainable),
+        _NnxApply(parts.graph, parts.streams, arguments[0]),
+        training if differs else None,
+    )

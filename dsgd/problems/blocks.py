@@ -20,7 +20,9 @@ from dsgd.problems.examples import Examples, arrays, converted, stacked
 
 
 class Loaded(NamedTuple):
-    """The workers' samples, and how many each has; and the first that this process has, (inputs, targets), leaves `[m, ...]`."""
+    """The workers' samples, and how many each has; and the first that this process has, (inputs,
+    targets), leaves `[m, ...]`.
+    """
 
     examples: Examples | Pooled
     sizes: list[int]
@@ -30,10 +32,12 @@ class Loaded(NamedTuple):
 @checks.arguments
 @dataclass(frozen=True)
 class ByWorker:
-    """The data of a problem as a function of the worker, which is called for this process's workers only: no process needs the others'.
+    """The data of a problem as a function of the worker, which is called for this process's workers
+    only: no process needs the others'.
 
     Args:
-        load: worker -> its (inputs, targets), pytrees of arrays `[m, ...]`, of one kind for all workers; m may differ.
+        load: worker -> its (inputs, targets), pytrees of arrays `[m, ...]`, of one kind for all
+            workers; m may differ.
     """
 
     load: Callable[[int], tuple[Any, Any]]
@@ -42,35 +46,52 @@ class ByWorker:
         """Of N workers. All processes call it together.
 
         Raises:
-            ValueError: samples of different kinds, or as `arrays`; the processes do not divide the workers.
+            ValueError: samples of different kinds, or as `arrays`; the processes do not divide the
+                workers.
         """
         with agreement.together("the data of the workers"):
             mine = own_workers(N)
             # Copied, as `load` may refill its arrays for the next worker.
-            pairs = {n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n)))) for n in mine}
+            pairs = {
+                n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))))
+                for n in mine
+            }
             told = {n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()}
             said = agreement.exchange("data by worker", json.dumps(told))
             everybody = {int(n): each for words in said for n, each in json.loads(words).items()}
         kinds = [everybody[n][1] for n in range(N)]
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
             sparse = any("columns" in kind for kind in kinds)
-            remedy = "; of sparse matrices pass problems.sparse_rows(matrix, longest), of one longest" if sparse else ""
-            raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples{remedy}")
+            remedy = (
+                "; of sparse matrices pass problems.sparse_rows(matrix, longest), of one longest"
+                if sparse
+                else ""
+            )
+            raise ValueError(
+                f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need "
+                f"one kind of samples{remedy}"
+            )
         sizes = [everybody[n][0] for n in range(N)]
         if agreement.alone():
-            inputs, targets = jax.tree.map(lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N)))
+            inputs, targets = jax.tree.map(
+                lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N))
+            )
             parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
             return Loaded(stacked(inputs, targets, parts), sizes, pairs[0])
         longest = max(sizes)
 
         def padded(at: int) -> jax.Array:
             def rows(some: slice) -> np.ndarray:
-                return np.stack([_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]])
+                return np.stack(
+                    [_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]]
+                )
 
             return by_worker(rows, N, everybody=False)
 
         some = pairs[mine[0]]
-        inputs, targets = jax.tree.unflatten(jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))])
+        inputs, targets = jax.tree.unflatten(
+            jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))]
+        )
         real = np.arange(longest)[None, :] < np.array(sizes)[:, None]
         weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), N)
         return Loaded(Examples(inputs, targets, weights), sizes, some)
@@ -79,7 +100,8 @@ class ByWorker:
 def _kind(pair: PyTree) -> str:
     """Of a sample."""
     return ", ".join(
-        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in jax.tree_util.tree_leaves_with_path(pair)
+        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[1:])}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(pair)
     )
 
 

@@ -1,4 +1,6 @@
-"""Data sets: scikit-learn's bundled ones, arrays, and files: images as published, LIBSVM's, CSV. Nothing is downloaded."""
+"""Data sets: scikit-learn's bundled ones, arrays, and files: images as published, LIBSVM's, CSV.
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Dataset(NamedTuple):
 
     Args:
         name: for tables.
-        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; `SparseRows` of sparse data.
+        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; `SparseRows` of
+            sparse data.
         train_targets: int `[M]`, classes from 0.
         test_inputs, test_targets: likewise.
         classes: number of classes.
@@ -43,32 +46,45 @@ class Dataset(NamedTuple):
     labels: np.ndarray | None = None
 
 
-DataSource = Annotated[str | Path | Dataset | Sequence[Any], "a name, a file's path, a Dataset, or a pair (inputs, classes)"]
+DataSource = Annotated[
+    str | Path | Dataset | Sequence[Any],
+    "a name, a file's path, a Dataset, or a pair (inputs, classes)",
+]
 
 
 @checks.arguments
-def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | None = None) -> Dataset:
+def load(
+    data: DataSource, data_dir: str | Path | None = None, *, target: str | None = None
+) -> Dataset:
     """The data set of that name, of a file, or of the given arrays.
 
-    Classes count from 0 in the order of their labels, which `Dataset.labels` keeps. Where there is no test set, a fifth, stratified, is
-    held out for testing.
+    Classes count from 0 in the order of their labels, which `Dataset.labels` keeps. Where there is
+    no test set, a fifth, stratified, is held out for testing.
 
     Args:
-        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), images in files as published ("mnist", "fashion-mnist", "kmnist",
-            "emnist-letters" and EMNIST's other splits, "cifar-10", "cifar-100", "cifar-100-coarse"), a file in LIBSVM's format, as "a9a",
-            "rcv1" or a path, a CSV file (`.csv`, `.csv.gz`), a `Dataset`, or (inputs `[M, ...]`, classes `[M]`).
-        data_dir: the folder with the files: of images (`train-images-idx3-ubyte`, `train-images.idx3-ubyte`, ..., plain or `.gz`;
-            `data_batch_1.bin`, `train.bin`, ..., or pickled; or the folder above them as archives unpack, or torchvision's root); of LIBSVM
-            (`a9a`, and `a9a.t` for testing if it is there, plain, `.bz2`, `.gz` or `.xz`); of a CSV file. None: the current one, for LIBSVM
-            and CSV files.
+        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), images in files as published
+            ("mnist", "fashion-mnist", "kmnist", "emnist-letters" and EMNIST's other splits,
+            "cifar-10", "cifar-100", "cifar-100-coarse"), a file in LIBSVM's format, as "a9a",
+            "rcv1" or a path, a CSV file (`.csv`, `.csv.gz`), a `Dataset`, or (inputs `[M, ...]`,
+            classes `[M]`).
+        data_dir: the folder with the files: of images (`train-images-idx3-ubyte`,
+            `train-images.idx3-ubyte`, ..., plain or `.gz`; `data_batch_1.bin`, `train.bin`, ..., or
+            pickled; or the folder above them as archives unpack, or torchvision's root); of LIBSVM
+            (`a9a`, and `a9a.t` for testing if it is there, plain, `.bz2`, `.gz` or `.xz`); of a CSV
+            file. None: the current one, for LIBSVM and CSV files.
         target: the column of a CSV file with the classes.
 
     Raises:
-        ValueError: an unknown name, no data_dir for images, a malformed file, arrays that do not fit.
+        ValueError: an unknown name, no data_dir for images, a malformed file, arrays that do not
+            fit.
         FileNotFoundError: a file that is not there, by its path.
     """
-    if target is not None and not (isinstance(data, str | Path) and str(data).endswith(tables.ENDS)):
-        raise ValueError(f"load: target = {target!r} for data = {checks.shown(data)}: need it for CSV files only")
+    if target is not None and not (
+        isinstance(data, str | Path) and str(data).endswith(tables.ENDS)
+    ):
+        raise ValueError(
+            f"load: target = {target!r} for data = {checks.shown(data)}: need it for CSV files only"
+        )
     if isinstance(data, Dataset):
         return _checked(data)
     if not isinstance(data, str | Path):
@@ -77,20 +93,39 @@ def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | 
         return BUNDLED[str(data)]()
     if str(data) in FILES:
         if data_dir is None:
-            raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
-        return _checked(Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir))))
-    return _from_file(records.expanded("data_dir", data_dir or "") / records.expanded("data", data), str(data), target)
+            raise ValueError(
+                f"data {data!r} is read from files: need data_dir (--data-dir), the folder that "
+                "holds them"
+            )
+        return _checked(
+            Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir)))
+        )
+    return _from_file(
+        records.expanded("data_dir", data_dir or "") / records.expanded("data", data),
+        str(data),
+        target,
+    )
 
 
 def dense(dataset: Dataset) -> Dataset:
     """The data set with arrays for `SparseRows`, as the layers of neural networks take them."""
-    train, test = (rows.toarray() if isinstance(rows, SparseRows) else rows for rows in (dataset.train_inputs, dataset.test_inputs))
-    return dataset if train is dataset.train_inputs else dataset._replace(train_inputs=train, test_inputs=test)
+    train, test = (
+        rows.toarray() if isinstance(rows, SparseRows) else rows
+        for rows in (dataset.train_inputs, dataset.test_inputs)
+    )
+    return (
+        dataset
+        if train is dataset.train_inputs
+        else dataset._replace(train_inputs=train, test_inputs=test)
+    )
 
 
 def _pair(data: Any) -> tuple[Any, Any]:
     if len(data) != 2:
-        raise ValueError(f"data of {len(data)} arrays: need a name, a file's path, a Dataset, or a pair (inputs, classes)")
+        raise ValueError(
+            f"data of {len(data)} arrays: need a name, a file's path, a Dataset, or a pair "
+            "(inputs, classes)"
+        )
     return data[0], data[1]
 
 
@@ -106,7 +141,9 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
     if test is None:
         return _from_arrays(train.name, inputs, targets, f"{train}")
-    labels, classes = np.unique(_classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True)
+    labels, classes = np.unique(
+        _classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True
+    )
     _need_two(f"{train}: labels", labels)
     inputs = sparse.smaller(f"{train}", inputs, held_out[0][0])
     targets = np.split(classes, [len(targets)])
@@ -118,16 +155,24 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
         inputs = array_likes.numbers(f"{where}: inputs", inputs)
     targets = _classes(f"{where}: targets", targets)
     if inputs.ndim < 2 or targets.shape != inputs.shape[:1]:
-        raise ValueError(f"{where}: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
+        raise ValueError(
+            f"{where}: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] "
+            "and [M]"
+        )
     labels, classes = np.unique(targets, return_inverse=True)
     _need_two(f"{where}: targets", labels)
     sizes = np.bincount(classes)
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
         shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
-        raise ValueError(f"{where}: targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
+        raise ValueError(
+            f"{where}: targets have {shown}; need classes with at least 2 samples, and one in the "
+            "held-out fifth"
+        )
     parts = _split(classes, sizes)
     if issparse(inputs):
-        train, test = sparse.smaller(f"{where}: inputs", *(csr_array(inputs)[part] for part in parts))
+        train, test = sparse.smaller(
+            f"{where}: inputs", *(csr_array(inputs)[part] for part in parts)
+        )
     else:
         train, test = (_real(f"{where}: inputs", inputs)[part] for part in parts)
     return Dataset(name, train, classes[parts[0]], test, classes[parts[1]], len(labels), labels)
@@ -140,7 +185,9 @@ def _real(where: str, inputs: np.ndarray) -> np.ndarray:
     if not np.isfinite(inputs).all():
         raise ValueError(f"{where} have entries that are not finite")
     kind = jnp.result_type(float)
-    return (inputs if inputs.dtype.kind in "iub" else array_likes.kept(where, inputs)).astype(kind, copy=False)
+    return (inputs if inputs.dtype.kind in "iub" else array_likes.kept(where, inputs)).astype(
+        kind, copy=False
+    )
 
 
 def _classes(where: str, targets: Any) -> np.ndarray:
@@ -163,10 +210,15 @@ def _texts(targets: Any) -> np.ndarray | None:
     """The labels as numpy's texts, if all are; categories by their names."""
     try:
         texts = np.asarray(targets)
-    except Exception:  # an object's own conversion may raise anything; `array_likes.numbers` says what
+    except Exception:
+        # an object's own conversion may raise anything; `array_likes.numbers` says what
         return None
-    all_text = texts.dtype.kind in "UT" or (texts.dtype == object and all(isinstance(each, str) for each in texts.flat))
-    return texts.astype(str) if all_text and texts.size and not np.ma.isMaskedArray(targets) else None
+    all_text = texts.dtype.kind in "UT" or (
+        texts.dtype == object and all(isinstance(each, str) for each in texts.flat)
+    )
+    return (
+        texts.astype(str) if all_text and texts.size and not np.ma.isMaskedArray(targets) else None
+    )
 
 
 def _need_two(where: str, labels: np.ndarray) -> None:
@@ -175,13 +227,19 @@ def _need_two(where: str, labels: np.ndarray) -> None:
 
 
 def _need_whole(what: str, targets: np.ndarray) -> None:
-    """Raises a ValueError where targets are fractions: they are not classes, and would be cut off."""
+    """Raises a ValueError where targets are fractions: they are not classes, and would be cut
+    off.
+    """
     if targets.dtype.kind == "f" and (targets != np.round(targets)).any():
-        raise ValueError(f"{what} have the entry {targets[targets != np.round(targets)][0]}: need classes, whole numbers")
+        raise ValueError(
+            f"{what} have the entry {targets[targets != np.round(targets)][0]}: need classes, "
+            "whole numbers"
+        )
 
 
 def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a stratified four fifths and of the rest: those that scikit-learn's `train_test_split` draws, whose import takes a second.
+    """Indices of a stratified four fifths and of the rest: those that scikit-learn's
+    `train_test_split` draws, whose import takes a second.
 
     Args:
         classes: int `[M]`.
@@ -200,7 +258,9 @@ def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.ndarray:
-    """So many seats, in proportion to sizes: whole quotas, then the largest remainders, equal ones by lot."""
+    """So many seats, in proportion to sizes: whole quotas, then the largest remainders, equal ones
+    by lot.
+    """
     quotas = sizes / sizes.sum() * seats
     given = np.floor(quotas)
     for remainder in np.unique(quotas - given)[::-1]:
@@ -217,15 +277,26 @@ def _checked(dataset: Dataset) -> Dataset:
     name = dataset.name
     if not isinstance(name, str) or not checks.is_integer(dataset.classes) or dataset.classes < 1:
         given = f"name = {checks.shown(name)}, classes = {checks.shown(dataset.classes)}"
-        raise ValueError(f"Dataset: {given}; need a text, and a number of classes, an integer, at least 1")
+        raise ValueError(
+            f"Dataset: {given}; need a text, and a number of classes, an integer, at least 1"
+        )
     if dataset.labels is not None and len(dataset.labels) != dataset.classes:
-        raise ValueError(f"{name}: {len(dataset.labels)} labels, but {dataset.classes} classes; need as many")
+        raise ValueError(
+            f"{name}: {len(dataset.labels)} labels, but {dataset.classes} classes; need as many"
+        )
     inputs = _checked_inputs(name, dataset.train_inputs, dataset.test_inputs)
-    targets = [array_likes.numbers(f"{name}: {part} targets", getattr(dataset, f"{part}_targets")) for part in ("train", "test")]
+    targets = [
+        array_likes.numbers(f"{name}: {part} targets", getattr(dataset, f"{part}_targets"))
+        for part in ("train", "test")
+    ]
     for part, rows, classes in zip(("train", "test"), inputs, targets, strict=True):
         _need_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
     mine = (inputs[0], targets[0], inputs[1], targets[1])
-    return dataset if all(map(operator.is_, mine, dataset[1:5])) else Dataset(name, *mine, dataset.classes, dataset.labels)
+    return (
+        dataset
+        if all(map(operator.is_, mine, dataset[1:5]))
+        else Dataset(name, *mine, dataset.classes, dataset.labels)
+    )
 
 
 def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
@@ -235,44 +306,66 @@ def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
         train, test = sparse.smaller(f"{name}: inputs", *given)
     else:
         pairs = zip(what, given, strict=True)
-        train, test = (rows if isinstance(rows, SparseRows) else array_likes.numbers(where, rows) for where, rows in pairs)
+        train, test = (
+            rows if isinstance(rows, SparseRows) else array_likes.numbers(where, rows)
+            for where, rows in pairs
+        )
     for where, rows in zip(what, (train, test), strict=True):
         if rows.ndim < 2 or 0 in rows.shape[1:]:
-            raise ValueError(f"{where} have shape {rows.shape}; need an array of numbers [M, ...] with at least one element a sample")
+            raise ValueError(
+                f"{where} have shape {rows.shape}; need an array of numbers [M, ...] with at "
+                "least one element a sample"
+            )
         if not np.isfinite(rows.values if isinstance(rows, SparseRows) else rows).all():
             raise ValueError(f"{where} have entries that are not finite")
     if train.shape[1:] != test.shape[1:]:
-        raise ValueError(f"{name}: train inputs have shape {train.shape}, test inputs {test.shape}; need samples of one shape")
+        raise ValueError(
+            f"{name}: train inputs have shape {train.shape}, test inputs {test.shape}; need "
+            "samples of one shape"
+        )
     return train, test
 
 
 def _need_classes(where: str, targets: np.ndarray, samples: int, classes: int) -> None:
     if targets.ndim != 1 or len(targets) != samples:
-        raise ValueError(f"{where} have shape {targets.shape}, but there are {samples} inputs; need labels [{samples}], as many")
+        raise ValueError(
+            f"{where} have shape {targets.shape}, but there are {samples} inputs; need labels "
+            f"[{samples}], as many"
+        )
     if not np.isfinite(targets).all():
         raise ValueError(f"{where} have entries that are not finite")
     _need_whole(where, targets)
     if targets.size and not 0 <= targets.min() <= targets.max() < classes:
-        raise ValueError(f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; need 0 to {classes - 1}")
+        raise ValueError(
+            f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; need 0 to "
+            f"{classes - 1}"
+        )
 
 
 def _digits() -> Dataset:
     table = np.loadtxt(_bundled("digits.csv.gz"), delimiter=",")
-    return _from_arrays("digits", np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16, table[:, -1].astype(int))
+    return _from_arrays(
+        "digits", np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16, table[:, -1].astype(int)
+    )
 
 
 def _breast_cancer() -> Dataset:
     table = np.loadtxt(_bundled("breast_cancer.csv"), delimiter=",", skiprows=1)
     dataset = _from_arrays("breast-cancer", table[:, :-1], table[:, -1].astype(int))
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
-    return dataset._replace(train_inputs=(dataset.train_inputs - centre) / scale, test_inputs=(dataset.test_inputs - centre) / scale)
+    return dataset._replace(
+        train_inputs=(dataset.train_inputs - centre) / scale,
+        test_inputs=(dataset.test_inputs - centre) / scale,
+    )
 
 
 def _bundled(name: str) -> Path:
     """A file that scikit-learn ships, found without importing it, which takes a second."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"{name} comes with scikit-learn, which is not installed: need pip install scikit-learn")
+        raise FileNotFoundError(
+            f"{name} comes with scikit-learn, which is not installed: need pip install scikit-learn"
+        )
     return Path(spec.origin).parent / "datasets" / "data" / name
 
 

@@ -22,27 +22,40 @@ from dsgd.problems import targets as meaning
 from dsgd.problems.adapters import Network, adapt
 from dsgd.problems.averages import Statistics, Training, counted_rows
 from dsgd.problems.blocks import ByWorker, Loaded
-from dsgd.problems.examples import EPOCH, Examples, arrays, minibatch, on_device, one, stacked, with_keys
+from dsgd.problems.examples import (
+    EPOCH,
+    Examples,
+    arrays,
+    minibatch,
+    on_device,
+    one,
+    stacked,
+    with_keys,
+)
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
 Metrics = tuple[tuple[str, PerSample], ...]
 
-# A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
+# A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the
+# same problem built twice compiles once.
 
 
 @dataclass(frozen=True, eq=False)
 class MeanLoss(sameness.Compared):
-    r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's samples, of weights w.
+    r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's
+    samples, of weights w.
 
     Args:
         apply: of a `Model`.
         per_sample: (outputs, targets) -> losses `[m, ...]`; further axes are averaged.
         l2: weight of the squared norm.
-        at_once: samples whose losses are computed at a time, so that a gradient's memory is bounded; None: all.
-        training: how the model differs in training, where batches are drawn and have a key; None: it does not. Without a key, of an exact
-            gradient, dropout is off, and batch norm has the statistics of the samples that are computed at a time.
+        at_once: samples whose losses are computed at a time, so that a gradient's memory is
+            bounded; None: all.
+        training: how the model differs in training, where batches are drawn and have a key; None:
+            it does not. Without a key, of an exact gradient, dropout is off, and batch norm has the
+            statistics of the samples that are computed at a time.
         trained: which leaves of the parameters are trained, and so in the norm; None: all.
     """
 
@@ -55,7 +68,10 @@ class MeanLoss(sameness.Compared):
 
     def __call__(self, params: PyTree, batch: Examples | PyTree) -> jax.Array:
         if not isinstance(batch, Examples):
-            raise ValueError(f"a batch is a {type(batch).__name__}; expected problems.Examples(inputs, targets, weights)")
+            raise ValueError(
+                f"a batch is a {type(batch).__name__}; expected problems.Examples(inputs, "
+                "targets, weights)"
+            )
         return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
 
     def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
@@ -63,14 +79,25 @@ class MeanLoss(sameness.Compared):
         if self.training is None:
             losses = accumulate.total(self.total, params, batch, self.at_once)
         else:
-            whole = isinstance(batch.key, jax.Array)  # batch norm has the statistics of the whole batch
+            # batch norm has the statistics of the whole batch
+            whole = isinstance(batch.key, jax.Array)
             in_training = partial(self.total, key=batch.key)
-            losses = accumulate.total(in_training, params, batch._replace(key=()), None if whole else self.at_once)
+            losses = accumulate.total(
+                in_training, params, batch._replace(key=()), None if whole else self.at_once
+            )
         return losses / jnp.sum(batch.weights)
 
-    def total(self, params: PyTree, batch: Examples, counted: jax.Array, key: Any = None) -> jax.Array:
-        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`; with a key, or (), in training."""
-        outputs = self.apply(params, batch.inputs) if key is None else self._in_training(params, batch, key)
+    def total(
+        self, params: PyTree, batch: Examples, counted: jax.Array, key: Any = None
+    ) -> jax.Array:
+        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`; with a
+        key, or (), in training.
+        """
+        outputs = (
+            self.apply(params, batch.inputs)
+            if key is None
+            else self._in_training(params, batch, key)
+        )
         losses = _means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
@@ -83,19 +110,24 @@ class MeanLoss(sameness.Compared):
         if self.training.random and not isinstance(key, jax.Array):
             if any(self.training.averages):
                 raise ValueError(
-                    "an exact gradient of a model with batch norm and dropout, which is no mean over the samples; use a method that draws"
+                    "an exact gradient of a model with batch norm and dropout, which is no mean "
+                    "over the samples; use a method that draws"
                     " batches, minibatch_sgd"
                 )
             return self.apply(params, batch.inputs)
         inputs = counted_rows(batch) if any(self.training.averages) else batch.inputs
         return self.training.apply(params, inputs, key if self.training.random else None)[0]
 
-    def with_slope(self, params: PyTree, batch: Examples, counted: jax.Array) -> tuple[jax.Array, PyTree]:
+    def with_slope(
+        self, params: PyTree, batch: Examples, counted: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
         """`total` and its gradient with respect to what is trained."""
         trained, fixed = self.split(params)
 
         def of(trained: PyTree) -> jax.Array:
-            return self.total(leaves.merged(self.trained or (), params, trained, fixed), batch, counted)
+            return self.total(
+                leaves.merged(self.trained or (), params, trained, fixed), batch, counted
+            )
 
         return jax.value_and_grad(of)(trained)
 
@@ -110,7 +142,8 @@ class MeanLoss(sameness.Compared):
 
 @dataclass(frozen=True, eq=False)
 class LossAndMetrics(sameness.Compared):
-    """(params, data block, test set) -> loss, and the metrics' means over the test set; the gradient. In pieces of so many samples.
+    """(params, data block, test set) -> loss, and the metrics' means over the test set; the
+    gradient. In pieces of so many samples.
 
     Args:
         loss: of a batch.
@@ -122,7 +155,9 @@ class LossAndMetrics(sameness.Compared):
     metrics: Metrics
     at_once: int
 
-    def __call__(self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
+    def __call__(
+        self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
+    ) -> tuple[dict[str, jax.Array], PyTree]:
         rows = _rows(pooled.of_block(data), _shares)
         summed = accumulate.total(self.loss.with_slope, params, rows, self.at_once)
         value, slope = workers.mean_over_devices(summed)
@@ -138,7 +173,10 @@ class LossAndMetrics(sameness.Compared):
         def of_piece(params, piece, counted):
             outputs = self.loss.apply(params, piece.inputs)
             weights = jnp.where(counted, piece.weights, 0)
-            return {name: jnp.sum(_means(metric(outputs, piece.targets)) * weights) for name, metric in self.metrics}
+            return {
+                name: jnp.sum(_means(metric(outputs, piece.targets)) * weights)
+                for name, metric in self.metrics
+            }
 
         summed = accumulate.total(of_piece, params, test, self.at_once)
         return jax.tree.map(lambda value: value / len(test.weights), summed)
@@ -152,8 +190,12 @@ def _shares(sizes: jax.Array) -> jax.Array:
     return shares
 
 
-def _rows(data: Examples | Pooled, shares: Callable[[jax.Array], jax.Array] = jnp.ones_like) -> Examples:
-    """All workers' samples, leaves `[rows, ...]`, with weights of what their workers' numbers of samples make of them; of padding 0."""
+def _rows(
+    data: Examples | Pooled, shares: Callable[[jax.Array], jax.Array] = jnp.ones_like
+) -> Examples:
+    """All workers' samples, leaves `[rows, ...]`, with weights of what their workers' numbers of
+    samples make of them; of padding 0.
+    """
     if isinstance(data, Pooled):
         owner, real = pooled.owners(data)
         weights = jnp.where(real, shares(data.size.astype(jnp.result_type(float)))[owner], 0)
@@ -163,7 +205,9 @@ def _rows(data: Examples | Pooled, shares: Callable[[jax.Array], jax.Array] = jn
 
 
 def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Whether the largest logit, `[m, classes]`, is the target's, bool `[m]`: the mean is the accuracy."""
+    """Whether the largest logit, `[m, classes]`, is the target's, bool `[m]`: the mean is the
+    accuracy.
+    """
     return jnp.argmax(logits, axis=-1) == targets
 
 
@@ -194,46 +238,64 @@ def finite_sum(
     chunk: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
-    r"""$f = \frac1N \sum_n w_n f_n$ with $f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples.
+    r"""$f = \frac1N \sum_n w_n f_n$ with
+    $f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples.
 
     Args:
-        model: h, a flax linen module, whose parameters each seed of a run draws; an nnx module, whose parameters all seeds start from; a
-            function from `nnx.Rngs` to an nnx module, of which each seed makes its own; or a `problems.Model(init, apply)`.
-        loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes, of a sequence, are averaged.
-        data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss needs none. Real numbers become JAX's
-            default type, integers stay as they are. Inputs that are sparse matrices of scipy's reach the model as `problems.SparseRows`, or
-            as dense arrays if these are smaller: `inputs @ kernel` takes both. Or `problems.ByWorker(load)`: each worker's come from a
-            function, which is called where they are needed only; there is no partition then.
+        model: h, a flax linen module, whose parameters each seed of a run draws; an nnx module,
+            whose parameters all seeds start from; a function from `nnx.Rngs` to an nnx module, of
+            which each seed makes its own; or a `problems.Model(init, apply)`.
+        loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes,
+            of a sequence, are averaged.
+        data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss
+            needs none. Real numbers become JAX's default type, integers stay as they are. Inputs
+            that are sparse matrices of scipy's reach the model as `problems.SparseRows`, or as
+            dense arrays if these are smaller: `inputs @ kernel` takes both. Or
+            `problems.ByWorker(load)`: each worker's come from a function, which is called where
+            they are needed only; there is no partition then.
         workers: N.
-        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see `dsgd.problems.split`; or the indices
-            of each worker's samples, N arrays.
+        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see
+            `dsgd.problems.split`; or the indices of each worker's samples, N arrays.
         alpha: concentration of "dirichlet".
-        min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see `dsgd.problems.split`.
-        weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean over all M samples; or N numbers, at
-            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`). An
-            optimizer that divides by the gradient's size in each worker of a decentralized method (Adam) cancels them; runs warn of it.
+        min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see
+            `dsgd.problems.split`.
+        weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean
+            over all M samples; or N numbers, at least 0, which are divided by their mean. The
+            objective, gradients and averages of models have them (`dsgd.Problem`). An optimizer
+            that divides by the gradient's size in each worker of a decentralized method (Adam)
+            cancels them; runs warn of it.
         batch_size: B, samples that each worker draws in a round.
-        replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
-            is over those. "epoch": each worker goes through its samples in a random order, then in another one, and so on, in batches of
-            min(B, m); see `dsgd.problems.minibatch`.
+        replacement: whether a batch is drawn with replacement. Without, the batch of a worker with
+            m < B samples has all m, and its mean is over those. "epoch": each worker goes through
+            its samples in a random order, then in another one, and so on, in batches of min(B, m);
+            see `dsgd.problems.minibatch`.
         l2: weight of the squared norm.
         seed: of the partition.
         test: (inputs, targets) that no worker has.
-        metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over `test` the history has.
-        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of theirs, as optax's masks are, or a
-            function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
-            the others stay as `init` makes them, as integers do in any case.
-        chunk: samples that are evaluated at a time, on each device and of each run; None: as many as need about a quarter of a gigabyte.
-            An exact gradient takes chunk / N of each worker's samples at a time, a batch is always whole.
+        metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over
+            `test` the history has.
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of
+            theirs, as optax's masks are, or a function from the parameters to it; None: all. Only
+            those are in gradients, in messages and their bits, and in the norm; the others stay as
+            `init` makes them, as integers do in any case.
+        chunk: samples that are evaluated at a time, on each device and of each run; None: as many
+            as need about a quarter of a gigabyte. An exact gradient takes chunk / N of each
+            worker's samples at a time, a batch is always whole.
         name: for tables and errors.
 
     Raises:
-        ValueError: data that do not fit together or are not finite, a model that is none of these or that `adapters.adapt` refuses, losses
-            or metrics that are not of the samples, targets outside the classes or probabilities that the loss takes them for,
-            a worker with fewer than `min_samples`, an index outside the data, weights that are none of these, l2 < 0,
+        ValueError: data that do not fit together or are not finite, a model that is none of these
+            or that `adapters.adapt` refuses, losses or metrics that are not of the samples, targets
+            outside the classes or probabilities that the loss takes them for, a worker with fewer
+            than `min_samples`, an index outside the data, weights that are none of these, l2 < 0,
             metrics without a test set and a test set without metrics.
     """
-    numbers = {"batch_size": batch_size, "workers": workers, "min_samples": min_samples, "chunk": 1 if chunk is None else chunk}
+    numbers = {
+        "batch_size": batch_size,
+        "workers": workers,
+        "min_samples": min_samples,
+        "chunk": 1 if chunk is None else chunk,
+    }
     for what, number in numbers.items():
         checks.positive_int(what, number)
     if not 0 <= l2 < np.inf:
@@ -245,9 +307,14 @@ def finite_sum(
     _need_samples(name, sizes, min_samples)
     whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
-        raise ValueError(f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a product below 2^32")
+        raise ValueError(
+            f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a "
+            "product below 2^32"
+        )
     shared = _held_out(test, metrics, some)
-    rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
+    rows = jax.eval_shape(
+        lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples
+    )
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
@@ -262,94 +329,158 @@ def finite_sum(
     sampler = replace(
         minibatch(batch_size, replacement),
         samples=max(sizes),
-        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
-        refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
+        batch_sizes=None
+        if whole or min(sizes) >= batch_size
+        else tuple(min(batch_size, size) for size in sizes),
+        refuses=meaning.OfBatches(loss, outputs)
+        if isinstance(outputs, jax.ShapeDtypeStruct)
+        else None,
     )
     return Problem(
         init=replace(functions.parameters, trainable=leaves.Flags(trained)),
         loss=mean,
         data=examples,
         sample=with_keys(sampler) if functions.training else sampler,
-        evaluate=Evaluation(LossAndMetrics(mean, measured, at_once), shared, _statistics(functions.training, batch_size, replacement)),
+        evaluate=Evaluation(
+            LossAndMetrics(mean, measured, at_once),
+            shared,
+            _statistics(functions.training, batch_size, replacement),
+        ),
         weights=_weights(name, weights, sizes),
         name=name,
     )
 
 
 def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tuple[bool, ...]]:
-    """The shapes and types of a model's parameters, and which leaves are trained: those that both the model and the user name."""
+    """The shapes and types of a model's parameters, and which leaves are trained: those that both
+    the model and the user name.
+    """
     with causes.explained(name):
         params = leaves.started("init of the model", model.parameters.init)
     chosen = (leaves.of(name, params, of) for of in (model.parameters.trainable, trainable))
     return params, tuple(map(all, zip(*chosen, strict=True)))
 
 
-def _statistics(training: Training | None, batch_size: int, replacement: bool | Literal["epoch"]) -> Statistics | None:
-    """How running averages are estimated, if the model has some: from batches like those of the training, which no epoch numbers."""
+def _statistics(
+    training: Training | None, batch_size: int, replacement: bool | Literal["epoch"]
+) -> Statistics | None:
+    """How running averages are estimated, if the model has some: from batches like those of the
+    training, which no epoch numbers.
+    """
     if training is None or not any(training.averages):
         return None
-    return Statistics(training, with_keys(minibatch(batch_size, False if replacement == EPOCH else replacement)).draw)
+    return Statistics(
+        training,
+        with_keys(minibatch(batch_size, False if replacement == EPOCH else replacement)).draw,
+    )
 
 
-def _loaded(data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> Loaded:
+def _loaded(
+    data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int
+) -> Loaded:
     """The workers' parts of the data."""
     inputs, targets = arrays("data", data)
     parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, least)
     return Loaded(stacked(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
 
 
-def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> list[np.ndarray]:
+def _parts(
+    targets: PyTree,
+    M: int,
+    workers: int,
+    partition: str | Sequence[Any],
+    alpha: float,
+    seed: int,
+    least: int,
+) -> list[np.ndarray]:
     """The indices of each worker's samples."""
     if not isinstance(partition, str):
         return need_parts(partition, M, workers)
-    classes = isinstance(targets, np.ndarray) and targets.ndim == 1 and np.issubdtype(targets.dtype, np.integer)
+    classes = (
+        isinstance(targets, np.ndarray)
+        and targets.ndim == 1
+        and np.issubdtype(targets.dtype, np.integer)
+    )
     if partition in BY_CLASS and not classes:
-        raise ValueError(f"partition {partition!r} of targets that are no classes: need integers [{M}], or iid, or blocks")
-    return split(targets if classes else np.zeros(M, int), workers, partition, alpha=alpha, seed=seed, min_samples=least)
+        raise ValueError(
+            f"partition {partition!r} of targets that are no classes: need integers [{M}], or "
+            "iid, or blocks"
+        )
+    return split(
+        targets if classes else np.zeros(M, int),
+        workers,
+        partition,
+        alpha=alpha,
+        seed=seed,
+        min_samples=least,
+    )
 
 
 def _need_samples(name: str, sizes: list[int], least: int) -> None:
     smallest = int(np.argmin(sizes))
     if sizes[smallest] < least:
         raise ValueError(
-            f"{name}: worker {smallest} has {sizes[smallest]} samples; expected at least min_samples = {least} for every worker"
+            f"{name}: worker {smallest} has {sizes[smallest]} samples; expected at least "
+            f"min_samples = {least} for every worker"
         )
 
 
-def _weights(name: str, weights: str | Sequence[float] | np.ndarray, sizes: list[int]) -> tuple[float, ...] | None:
+def _weights(
+    name: str, weights: str | Sequence[float] | np.ndarray, sizes: list[int]
+) -> tuple[float, ...] | None:
     """One for each worker, of mean 1; None: all are equal."""
     if isinstance(weights, str):
         if weights not in WEIGHTS:
-            raise ValueError(f"{name}: weights = {weights!r}; expected {', '.join(map(repr, WEIGHTS))}, or {len(sizes)} numbers")
+            raise ValueError(
+                f"{name}: weights = {weights!r}; expected {', '.join(map(repr, WEIGHTS))}, or "
+                f"{len(sizes)} numbers"
+            )
         numbers = np.array(sizes, float) if weights == "samples" else np.ones(len(sizes))
     else:
         given = np.asarray(weights) if checks.is_numeric(weights) else np.empty(0)
         numbers = given.astype(float) if given.dtype.kind in "iuf" else np.empty(0)
-        if numbers.shape != (len(sizes),) or not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.any():
+        if (
+            numbers.shape != (len(sizes),)
+            or not np.isfinite(numbers).all()
+            or (numbers < 0).any()
+            or not numbers.any()
+        ):
             need = f"expected {len(sizes)} finite numbers, one for each worker, at least 0 and not all 0"
-            raise ValueError(f"{name}: weights = {checks.shown(weights)}; {need}, or one of {', '.join(map(repr, WEIGHTS))}")
+            raise ValueError(
+                f"{name}: weights = {checks.shown(weights)}; {need}, or one of "
+                f"{', '.join(map(repr, WEIGHTS))}"
+            )
     return None if np.ptp(numbers) == 0 else tuple((numbers / numbers.mean()).tolist())
 
 
 def _held_out(
-    test: tuple[Any, Any] | None, metrics: dict[str, Callable[..., Any]] | None, data: tuple[PyTree, PyTree]
+    test: tuple[Any, Any] | None,
+    metrics: dict[str, Callable[..., Any]] | None,
+    data: tuple[PyTree, PyTree],
 ) -> Examples | tuple[()]:
     """What the metrics are measured on."""
     if (test is None) != (not metrics):
-        raise ValueError(f"test = {checks.shown(test)}, metrics = {checks.shown(metrics)}: need both, or neither")
+        raise ValueError(
+            f"test = {checks.shown(test)}, metrics = {checks.shown(metrics)}: need both, or neither"
+        )
     if test is None or not metrics:
         return ()
     for metric, function in metrics.items():
         if not callable(function) or metric in oracle.RESERVED | {"loss"}:
             taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
-            raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
+            raise ValueError(
+                f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names "
+                f"than {taken}"
+            )
     held_out = arrays("test", test)
     for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
         checks.require_same(f"test: {what} of a sample", one(mine), one(theirs))
     return on_device(*held_out)
 
 
-def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:
+def _need_per_sample(
+    name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples
+) -> None:
     """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
     for what, function in metrics:
         checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
@@ -357,32 +488,62 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
     def values(m):
         piece = accumulate.of_length(rows, m)
         with causes.explained(f"{name}: model"):
-            outputs = jax.eval_shape(lambda params, inputs: leaves.need_arrays("it", loss.apply(params, inputs)), params, piece.inputs)
+            outputs = jax.eval_shape(
+                lambda params, inputs: leaves.need_arrays("it", loss.apply(params, inputs)),
+                params,
+                piece.inputs,
+            )
         given = {}
         for what, function in (("loss", loss.per_sample), *metrics):
             with causes.explained(f"{name}: {what}"):
                 given[what] = jax.eval_shape(
-                    lambda outputs, targets, of=function: leaves.need_arrays("it", of(outputs, targets)), outputs, piece.targets
+                    lambda outputs, targets, of=function: leaves.need_arrays(
+                        "it", of(outputs, targets)
+                    ),
+                    outputs,
+                    piece.targets,
                 )
         return given
 
-    # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
+    # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be
+    # a sequence's [m, T].
     found = [values(m) for m in (2, 3)]
     for what in found[0]:
         two, three = (value[what] for value in found)
-        fits = isinstance(two, jax.ShapeDtypeStruct) and two.shape[:1] == (2,) and three.shape == (3, *two.shape[1:])
+        fits = (
+            isinstance(two, jax.ShapeDtypeStruct)
+            and two.shape[:1] == (2,)
+            and three.shape == (3, *two.shape[1:])
+        )
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
             given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
-            raise ValueError(f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own")
+            raise ValueError(
+                f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own"
+            )
 
 
 def _need_meaning(
-    name: str, loss: PerSample, metrics: Metrics, outputs: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
+    name: str,
+    loss: PerSample,
+    metrics: Metrics,
+    outputs: PyTree,
+    data: Examples | Pooled,
+    test: Examples | tuple[()],
 ) -> None:
-    """Raises a ValueError, in all processes, if targets have no meaning for the loss or a metric."""
-    # Of this process's workers only; on the host, since a program on arrays of several processes would need all of them.
-    on_host = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.tree.map(own, data.targets))
-    why = next(filter(None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))), "")
+    """Raises a ValueError, in all processes, if targets have no meaning for the loss or a
+    metric.
+    """
+    # Of this process's workers only; on the host, since a program on arrays of several processes
+    # would need all of them.
+    on_host = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.tree.map(own, data.targets)
+    )
+    why = next(
+        filter(
+            None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))
+        ),
+        "",
+    )
     if why:
         raise ValueError(f"{name}: {why}")
     held_out = jax.tree.map(np.asarray, test.targets) if isinstance(test, Examples) else ()

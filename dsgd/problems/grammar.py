@@ -1,4 +1,6 @@
-"""Sentences of a small probabilistic grammar, whose entropy is known: a floor for what a language model can reach."""
+"""Sentences of a small probabilistic grammar, whose entropy is known: a floor for what a language
+model can reach.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from itertools import accumulate
 
 import numpy as np
 
-Rules = dict[str, dict[str, float]]  # of each symbol: what it may become, and with which probability; what is no symbol is a word
+# of each symbol: what it may become, and with which probability; what is no symbol is a word
+Rules = dict[str, dict[str, float]]
 
 DOCUMENTS, SENTENCES = 128, 32  # of the text, and in each
 
@@ -30,7 +33,12 @@ _INTRANSITIVE = _ranked("sleep run sing wait work fall jump laugh")
 
 def _phrases(number: str) -> Rules:
     """A noun and its verb agree in number, however long the clause between them is."""
-    noun, determiner, clause, verb = f"NOUN{number}", f"DETERMINER{number}", f"CLAUSE{number}", f"VERB{number}"
+    noun, determiner, clause, verb = (
+        f"NOUN{number}",
+        f"DETERMINER{number}",
+        f"CLAUSE{number}",
+        f"VERB{number}",
+    )
     return {
         f"NP{number}": {
             f"{determiner} {noun}": 0.5,
@@ -38,7 +46,12 @@ def _phrases(number: str) -> Rules:
             f"{determiner} {noun} that {clause}": 0.15,
             f"{determiner} ADJECTIVE {noun} that {clause}": 0.05,
         },
-        clause: {f"{verb}T NP1": 0.3, f"{verb}T NP2": 0.3, f"{verb}I": 0.25, f"{verb}I ADVERB": 0.15},
+        clause: {
+            f"{verb}T NP1": 0.3,
+            f"{verb}T NP2": 0.3,
+            f"{verb}I": 0.25,
+            f"{verb}I ADVERB": 0.15,
+        },
         determiner: _ranked("the this every" if number == "1" else "the some many"),
         noun: _NOUNS if number == "1" else _ending(_NOUNS, "s"),
         f"{verb}T": _ending(_TRANSITIVE, "s") if number == "1" else _TRANSITIVE,
@@ -63,7 +76,10 @@ def documents(seed: int) -> list[bytes]:
         seed: of the draws.
     """
     rng = np.random.default_rng(seed)
-    choices = {symbol: (list(becomes), list(accumulate(becomes.values()))) for symbol, becomes in RULES.items()}
+    choices = {
+        symbol: (list(becomes), list(accumulate(becomes.values())))
+        for symbol, becomes in RULES.items()
+    }
 
     def words(symbol: str) -> list[str]:
         if symbol not in choices:
@@ -79,10 +95,12 @@ def documents(seed: int) -> list[bytes]:
 
 
 def bits_per_byte(rules: Rules = RULES) -> float:
-    r"""Entropy of the sentences over their mean length, in bits per byte: $H(S) / E|S|$, where no sentence has two derivations.
+    r"""Entropy of the sentences over their mean length, in bits per byte: $H(S) / E|S|$, where no
+    sentence has two derivations.
 
-    With $M_{st}$ how often t is expected in what s becomes, $H = h + M H$ and $L = l + M L$, where h is the entropy of the choice and l the
-    expected bytes of its words, each with the space or full stop after it. A sentence has its line's end besides.
+    With $M_{st}$ how often t is expected in what s becomes, $H = h + M H$ and $L = l + M L$, where
+    h is the entropy of the choice and l the expected bytes of its words, each with the space or
+    full stop after it. A sentence has its line's end besides.
 
     Args:
         rules: of a grammar that ends with probability 1 and has a symbol SENTENCE.

@@ -40,19 +40,25 @@ def language_model(
     seed: int = 0,
     chunk: int | None = None,
 ) -> Problem:
-    r"""$f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid b_{i,1 \ldots t})$ over worker n's windows of T + 1 bytes, in nats.
+    r"""$f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid b_{i,1 \ldots t})$ over worker
+    n's windows of T + 1 bytes, in nats.
 
-    The last bytes are held out; `test_bits_per_byte` in the history is the model's cross-entropy there. Knowing nothing costs 8.
+    The last bytes are held out; `test_bits_per_byte` in the history is the model's cross-entropy
+    there. Knowing nothing costs 8.
 
     Args:
-        text: "docstrings", those of Python's standard library (0.8 MB, which differ between its versions); "grammar", 128 pages
-            of a small grammar's sentences (0.14 MB), whose entropy is 0.609 bits per byte; or a file, or a folder with all files below
-            it that are not hidden.
+        text: "docstrings", those of Python's standard library (0.8 MB, which differ between its
+            versions); "grammar", 128 pages of a small grammar's sentences (0.14 MB), whose entropy
+            is 0.609 bits per byte; or a file, or a folder with all files below it that are not
+            hidden.
         workers: N.
-        partition: "blocks", N contiguous pieces of the whole text; "files", whole files (modules' docstrings, pages of the grammar's)
-            spread so that the workers' sizes are as equal as the largest first makes them, where files shorter than a window are left out.
-        model: as `finite_sum` takes it, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None: a `problems.Transformer`.
-        context: T. Windows share one byte with the next: each byte is predicted once, but for those left at the end.
+        partition: "blocks", N contiguous pieces of the whole text; "files", whole files (modules'
+            docstrings, pages of the grammar's) spread so that the workers' sizes are as equal as
+            the largest first makes them, where files shorter than a window are left out.
+        model: as `finite_sum` takes it, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None:
+            a `problems.Transformer`.
+        context: T. Windows share one byte with the next: each byte is predicted once, but for those
+            left at the end.
         width, layers, heads: of the transformer.
         weights: as in `finite_sum`; "samples" are windows.
         batch_size: B, windows that each worker draws in a round.
@@ -61,23 +67,39 @@ def language_model(
         chunk: windows that are evaluated at a time, as in `finite_sum`.
 
     Raises:
-        ValueError: a text that is not there, an unknown partition, less than a batch of windows for a worker or none held out, fewer
-            files than workers, a width that the heads do not divide, a model with other logits, or as `finite_sum`.
+        ValueError: a text that is not there, an unknown partition, less than a batch of windows for
+            a worker or none held out, fewer files than workers, a width that the heads do not
+            divide, a model with other logits, or as `finite_sum`.
     """
-    for what, value in (("workers", workers), ("context", context), ("width", width), ("layers", layers), ("heads", heads)):
+    for what, value in (
+        ("workers", workers),
+        ("context", context),
+        ("width", width),
+        ("layers", layers),
+        ("heads", heads),
+    ):
         checks.positive_int(f"language_model: {what}", value)
     checks.natural("language_model: seed", seed, most=None)
     if width % heads:
-        raise ValueError(f"language_model: width = {width}, heads = {heads}: need a width that is a multiple of heads")
+        raise ValueError(
+            f"language_model: width = {width}, heads = {heads}: need a width that is a multiple "
+            "of heads"
+        )
     if not 0 < test_share < 1:
-        raise ValueError(f"language_model: test_share = {test_share}: need a part of the text, in (0, 1)")
+        raise ValueError(
+            f"language_model: test_share = {test_share}: need a part of the text, in (0, 1)"
+        )
     if partition not in PARTITIONS:
-        raise ValueError(f"language_model: unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
+        raise ValueError(
+            f"language_model: unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}"
+        )
     documents = texts.documents(text, seed)
     if partition == "blocks":
         documents = [b"".join(documents)]
     ends = [len(document) - math.ceil(test_share * len(document)) for document in documents]
-    train = [windows(document[:end], context) for document, end in zip(documents, ends, strict=True)]
+    train = [
+        windows(document[:end], context) for document, end in zip(documents, ends, strict=True)
+    ]
     test = [windows(document[end:], context) for document, end in zip(documents, ends, strict=True)]
     _need_windows(train, test, workers, partition, context)
     if model is None:
@@ -100,9 +122,14 @@ def language_model(
 
 
 def next_byte(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Cross-entropy of each next byte in nats: logits `[m, T, 256]` and bytes `[m, T]` to `[m, T]`."""
+    """Cross-entropy of each next byte in nats: logits `[m, T, 256]` and bytes `[m, T]` to `[m,
+    T]`.
+    """
     if getattr(logits, "shape", None) != (*targets.shape, BYTES):
-        raise ValueError(f"language_model: model gives {checks.typed(logits)} for bytes {list(targets.shape)}; need logits [m, T, {BYTES}]")
+        raise ValueError(
+            f"language_model: model gives {checks.typed(logits)} for bytes {list(targets.shape)}; "
+            f"need logits [m, T, {BYTES}]"
+        )
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets.astype(jnp.int32))
 
 
@@ -112,7 +139,9 @@ def bits(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def windows(text: bytes, context: int) -> Windows:
-    """Windows that share one byte with the next: each byte but the first is to be predicted once; fewer than T are left at the end."""
+    """Windows that share one byte with the next: each byte but the first is to be predicted once;
+    fewer than T are left at the end.
+    """
     count = max(len(text) - 1, 0) // context
     values = np.array(bytearray(text), np.uint8)
     inputs, targets = values[: count * context], values[1 : count * context + 1]
@@ -124,22 +153,32 @@ def _joined(parts: list[Windows]) -> Windows:
     return np.concatenate(inputs), np.concatenate(targets)
 
 
-def _need_windows(train: list[Windows], test: list[Windows], workers: int, partition: str, context: int) -> None:
+def _need_windows(
+    train: list[Windows], test: list[Windows], workers: int, partition: str, context: int
+) -> None:
     """Raises a ValueError where a worker would have none, or none are held out."""
     what = f"windows of context + 1 = {context + 1} bytes"
     found = sum(len(inputs) for inputs, _ in train)
     files = sum(len(inputs) > 0 for inputs, _ in train)
     if partition == "blocks" and found < workers:
-        raise ValueError(f"language_model: text with {found} {what} to train on, workers = {workers}: need one each, at least")
+        raise ValueError(
+            f"language_model: text with {found} {what} to train on, workers = {workers}: need one "
+            "each, at least"
+        )
     if partition == "files" and files < workers:
         given = f"text of {len(train)} files, {files} of them with {what} to train on"
-        raise ValueError(f"language_model: {given}, workers = {workers}: need one file each, at least")
+        raise ValueError(
+            f"language_model: {given}, workers = {workers}: need one file each, at least"
+        )
     if not any(len(inputs) for inputs, _ in test):
-        raise ValueError(f"language_model: test_share holds out no {what}: need a larger one, or a longer text")
+        raise ValueError(
+            f"language_model: test_share holds out no {what}: need a larger one, or a longer text"
+        )
 
 
 def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
-    """Each worker's samples, where whole files are given out: the largest first, to the worker who has least.
+    """Each worker's samples, where whole files are given out: the largest first, to the worker who
+    has least.
 
     Args:
         sizes: of the files, in samples, which follow each other.
@@ -148,8 +187,14 @@ def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
     begins = np.cumsum([0, *sizes])
     heap = [(0, n) for n in range(workers)]
     files: list[list[int]] = [[] for _ in range(workers)]
-    for size, file in sorted(((size, file) for file, size in enumerate(sizes) if size), key=lambda pair: (-pair[0], pair[1])):
+    for size, file in sorted(
+        ((size, file) for file, size in enumerate(sizes) if size),
+        key=lambda pair: (-pair[0], pair[1]),
+    ):
         has, n = heap[0]
         files[n].append(file)
         heapq.heapreplace(heap, (has + size, n))
-    return [np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(mine)]) for mine in files]
+    return [
+        np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(mine)])
+        for mine in files
+    ]

@@ -52,7 +52,8 @@ def logistic_regression(
     r"""$f_n(x) = \frac1{m_n} \sum_i -\log \mathrm{softmax}(x^T [a_i; 1])_{y_i} + \frac{l_2}{2} |x|^2$ on worker n's samples, from x = 0.
 
     Args:
-        data: "digits", "breast-cancer", "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`, classes `[M]`).
+        data: "digits", "breast-cancer", "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`,
+            classes `[M]`).
         workers: N.
         partition: "iid", "by-label" or "dirichlet", see `dsgd.problems.split`.
         alpha: concentration of "dirichlet".
@@ -62,11 +63,12 @@ def logistic_regression(
         data_dir: folder of the "mnist" and "cifar-10" files.
 
     Returns:
-        A problem that knows L (the softmax's Hessian is at most 1/2, so $L = \max_n \max(1, w_n) (|X_n|^2 / (2 m_n) + l_2)$) and
-        $\mu \ge l_2$.
+        A problem that knows L (the softmax's Hessian is at most 1/2, so
+        $L = \max_n \max(1, w_n) (|X_n|^2 / (2 m_n) + l_2)$) and $\mu \ge l_2$.
 
     Raises:
-        ValueError: unknown names, a worker with fewer samples than `min_samples`, or as `finite_sum`.
+        ValueError: unknown names, a worker with fewer samples than `min_samples`, or as
+            `finite_sum`.
         FileNotFoundError: data files that are not there.
     """
     dataset = load(data, data_dir)
@@ -89,7 +91,9 @@ def logistic_regression(
         name=f"logistic_regression({dataset.name}, {partition})",
     )
     smoothness = _smoothness(problem, l2)
-    return problem._replace(constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None))
+    return problem._replace(
+        constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
+    )
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,14 @@ def _flat(inputs: Any) -> Any:
 
 def _smoothness(problem: Problem, l2: float) -> float:
     largest = 0.0
-    for n, inputs in zip(arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True):
+    for n, inputs in zip(
+        arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True
+    ):
         rows = _flat(inputs)
         factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
-        largest = max(largest, factor * (_spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)) + l2))
+        largest = max(
+            largest, factor * (_spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)) + l2)
+        )
     return agreement.largest("smoothness of logistic_regression", largest)
 
 
@@ -133,7 +141,11 @@ def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
 def _with_ones(rows: Any) -> Any:
     """The matrix in float64, with the bias's column."""
     ones = np.ones((len(rows), 1))
-    return hstack([rows.tocsr(), ones], format="csr") if isinstance(rows, SparseRows) else np.concatenate([rows, ones], axis=1)
+    return (
+        hstack([rows.tocsr(), ones], format="csr")
+        if isinstance(rows, SparseRows)
+        else np.concatenate([rows, ones], axis=1)
+    )
 
 
 def _spectral_norm(matrix: Any) -> float:
@@ -141,7 +153,9 @@ def _spectral_norm(matrix: Any) -> float:
         if not issparse(matrix):
             return float(np.linalg.norm(matrix, 2))
         wide = matrix.shape[0] <= matrix.shape[1]
-        return float(np.sqrt(np.linalg.norm((matrix @ matrix.T if wide else matrix.T @ matrix).toarray(), 2)))
+        return float(
+            np.sqrt(np.linalg.norm((matrix @ matrix.T if wide else matrix.T @ matrix).toarray(), 2))
+        )
     from scipy.sparse.linalg import svds  # noqa: PLC0415 (a tenth of a second that small data is spared)
 
     largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))

@@ -1,5 +1,5 @@
-"""Models in flax, each with its number of parameters. None keeps running averages, as batch norm does: they would differ from worker to
-worker, and are no part of the model that is averaged."""
+"""Models in flax, each with its number of parameters. None keeps running averages, as batch norm
+does: they would differ from worker to worker, and are no part of the model that is averaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dsgd import xla
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them; 4,810 parameters for digits (64 inputs, 10 classes), 197,322 for CIFAR-10.
+    """Fully connected layers with ReLU between them; 4,810 parameters for digits (64 inputs, 10
+    classes), 197,322 for CIFAR-10.
 
     Args:
         classes: number of logits.
@@ -30,7 +31,8 @@ class MLP(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution with zeros around the images, whose kernel is one matrix, `[size^2 channels, features]`.
+    """A convolution with zeros around the images, whose kernel is one matrix,
+    `[size^2 channels, features]`.
 
     Args:
         features: channels of the result.
@@ -47,15 +49,20 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         channels = x.shape[-1]
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.size**2 * channels, self.features))
-        y = xla.convolve(x, kernel.reshape(self.size, self.size, channels, self.features), self.stride)
+        kernel = self.param(
+            "kernel", nn.initializers.lecun_normal(), (self.size**2 * channels, self.features)
+        )
+        y = xla.convolve(
+            x, kernel.reshape(self.size, self.size, channels, self.features), self.stride
+        )
         if not self.bias:
             return y
         return y + self.param("bias", nn.initializers.zeros, (self.features,))[None, None, None, :]
 
 
 class CNN(nn.Module):
-    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over places; 5,514 parameters for CIFAR-10.
+    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over
+    places; 5,514 parameters for CIFAR-10.
 
     Args:
         classes: number of logits.
@@ -76,7 +83,9 @@ class CNN(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """relu(x + F(x)), where F is two 3x3 convolutions with GroupNorm and ReLU; x goes through one of 1x1 where F changes its shape."""
+    """relu(x + F(x)), where F is two 3x3 convolutions with GroupNorm and ReLU; x goes through one
+    of 1x1 where F changes its shape.
+    """
 
     features: int
     stride: int
@@ -95,14 +104,16 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 as it is used for CIFAR-10 (a 3x3 stem, no pooling before the blocks), with GroupNorm; 11,173,962 parameters there.
+    """ResNet-18 as it is used for CIFAR-10 (a 3x3 stem, no pooling before the blocks), with
+    GroupNorm; 11,173,962 parameters there.
 
     Args:
         classes: number of logits.
         width: channels of the first of the four stages; each has twice as many as the one before.
         groups: of channels, for GroupNorm.
 
-    Source: He et al., Deep residual learning for image recognition, 2016; Wu and He, Group normalization, 2018.
+    Source: He et al., Deep residual learning for image recognition, 2016; Wu and He, Group
+    normalization, 2018.
     """
 
     classes: int
@@ -115,14 +126,20 @@ class ResNet18(nn.Module):
         x = nn.relu(nn.GroupNorm(num_groups=self.groups)(x))
         for stage in range(4):
             for block in range(2):
-                x = ResidualBlock(2**stage * self.width, stride=2 if stage and not block else 1, groups=self.groups)(x)
+                x = ResidualBlock(
+                    2**stage * self.width,
+                    stride=2 if stage and not block else 1,
+                    groups=self.groups,
+                )(x)
         return nn.Dense(self.classes)(x.mean(axis=(1, 2)))
 
 
 class Transformer(nn.Module):
-    """A decoder for sequences of bytes: pre-norm blocks of causal attention and an MLP four times as wide; 137,216 parameters.
+    """A decoder for sequences of bytes: pre-norm blocks of causal attention and an MLP four times
+    as wide; 137,216 parameters.
 
-    Tokens `[m, T]`, integers below the vocabulary, become logits `[m, T, vocabulary]` of the next ones; T is at most the context.
+    Tokens `[m, T]`, integers below the vocabulary, become logits `[m, T, vocabulary]` of the next
+    ones; T is at most the context.
 
     Args:
         vocabulary: number of tokens.
@@ -131,7 +148,8 @@ class Transformer(nn.Module):
         layers: number of blocks.
         heads: of the attention, a divisor of the width.
 
-    Source: Vaswani et al., Attention is all you need, 2017; Radford et al., Language models are unsupervised multitask learners, 2019.
+    Source: Vaswani et al., Attention is all you need, 2017; Radford et al., Language models are
+    unsupervised multitask learners, 2019.
     """
 
     vocabulary: int = 256
@@ -144,7 +162,10 @@ class Transformer(nn.Module):
     def __call__(self, tokens: jax.Array | np.ndarray) -> jax.Array:
         length = tokens.shape[-1]
         if length > self.context:
-            raise ValueError(f"Transformer: sequences of {length} tokens, context = {self.context}: need sequences that are no longer")
+            raise ValueError(
+                f"Transformer: sequences of {length} tokens, context = {self.context}: need "
+                "sequences that are no longer"
+            )
         small = nn.initializers.normal(0.02)
         positions = self.param("positions", small, (self.context, self.width))
         x = nn.Embed(self.vocabulary, self.width)(tokens) + positions[None, :length]
@@ -152,7 +173,8 @@ class Transformer(nn.Module):
         for _ in range(self.layers):
             x += nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=mask)
             x += nn.Dense(self.width)(nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x))))
-        return nn.Dense(self.vocabulary, kernel_init=small)(nn.LayerNorm()(x))  # a start that knows nothing: equal probabilities
+        # a start that knows nothing: equal probabilities
+        return nn.Dense(self.vocabulary, kernel_init=small)(nn.LayerNorm()(x))
 
 
 MODELS: dict[str, type[nn.Module]] = {"mlp": MLP, "cnn": CNN, "resnet-18": ResNet18}

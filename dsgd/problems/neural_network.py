@@ -38,14 +38,15 @@ def neural_network(
     """Softmax cross-entropy of a flax model; each seed of a run draws its own start.
 
     Args:
-        model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that maps `[m, ...]` to logits
-            `[m, classes]`.
-        data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
+        model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that
+            maps `[m, ...]` to logits `[m, classes]`.
+        data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed,
+            data_dir: as in `logistic_regression`.
         trainable: as in `finite_sum`.
 
     Raises:
-        ValueError: an unknown model, a model of images on data that are no images, a module with another number of logits
-            than classes, or as `finite_sum` and `logistic_regression`.
+        ValueError: an unknown model, a model of images on data that are no images, a module with
+            another number of logits than classes, or as `finite_sum` and `logistic_regression`.
         FileNotFoundError: data files that are not there.
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
@@ -53,10 +54,15 @@ def neural_network(
     dataset = dense(load(data, data_dir))
     if isinstance(model, str):
         if model not in MODELS:
-            raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")
+            raise ValueError(
+                f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module"
+            )
         if model != "mlp" and dataset.train_inputs.ndim != 4:
             shape = dataset.train_inputs.shape[1:]
-            raise ValueError(f"model {model!r} on {dataset.name}, whose samples have shape {shape}; need [height, width, channels]")
+            raise ValueError(
+                f"model {model!r} on {dataset.name}, whose samples have shape {shape}; need "
+                "[height, width, channels]"
+            )
         name, network = model, MODELS[model](dataset.classes)
     else:
         name, network = getattr(model, "__name__", type(model).__name__), model
@@ -88,4 +94,7 @@ def _need_logits(name: str, model: Network, shape: tuple[int, ...], classes: int
     logits = jax.eval_shape(model.apply, params, inputs)
     if not isinstance(logits, jax.ShapeDtypeStruct) or logits.shape != (1, classes):
         given = checks.typed(logits)
-        raise ValueError(f"model {name} maps {(1, *shape)} to {given}; need logits {(1, classes)}, one for each of the {classes} classes")
+        raise ValueError(
+            f"model {name} maps {(1, *shape)} to {given}; need logits {(1, classes)}, one for "
+            f"each of the {classes} classes"
+        )

@@ -1,4 +1,6 @@
-"""Gradients that are changed sample by sample before their mean is taken, as differential privacy needs."""
+"""Gradients that are changed sample by sample before their mean is taken, as differential privacy
+needs.
+"""
 
 from __future__ import annotations
 
@@ -47,35 +49,52 @@ class clipped:  # noqa: N801 (made and called like the functions that it stands 
 
 
 @checks.arguments
-def per_sample(problem: Problem, transform: Callable[[PyTree], PyTree], *, noise: float = 0.0) -> Problem:
-    r"""The problem whose stochastic gradients are $\frac1B \left( \sum_i T(\nabla \ell_i(x)) + s z \right) + l_2 x$, z standard normal.
+def per_sample(
+    problem: Problem, transform: Callable[[PyTree], PyTree], *, noise: float = 0.0
+) -> Problem:
+    r"""The problem whose stochastic gradients are
+    $\frac1B \left( \sum_i T(\nabla \ell_i(x)) + s z \right) + l_2 x$, z standard normal.
 
-    With `clipped(C)` and s = C times the noise multiplier it is the gradient of DP-SGD, which every worker makes of its own batch; so any
-    method is differentially private on samples, as far as its messages depend on gradients only. Batches are drawn as those of the problem,
-    with a fixed number of samples.
+    With `clipped(C)` and s = C times the noise multiplier it is the gradient of DP-SGD, which every
+    worker makes of its own batch; so any method is differentially private on samples, as far as its
+    messages depend on gradients only. Batches are drawn as those of the problem, with a fixed
+    number of samples.
 
         problems.per_sample(problems.logistic_regression(), problems.clipped(1.0), noise=1.1)
 
     Args:
-        problem: a finite sum, or one whose batches are `problems.Examples`. Its loss and its evaluation stay as they are.
+        problem: a finite sum, or one whose batches are `problems.Examples`. Its loss and its
+            evaluation stay as they are.
         transform: T, the gradient of one sample (without the norm's) -> a tree like it.
-        noise: s, the standard deviation of the noise on the sum. It differs by worker, micro-batch, round and key of the run.
+        noise: s, the standard deviation of the noise on the sum. It differs by worker, micro-batch,
+            round and key of the run.
 
     Raises:
-        ValueError: if batches are not `Examples`, the problem has a gradient of its own, its model has batch norm, whose losses are not of
-            single samples, T changes the tree, or noise is negative or not finite.
+        ValueError: if batches are not `Examples`, the problem has a gradient of its own, its model
+            has batch norm, whose losses are not of single samples, T changes the tree, or noise is
+            negative or not finite.
 
-    Source: Abadi et al., Deep learning with differential privacy, 2016, Algorithm 1; `optax.contrib.differentially_private_aggregate`.
+    Source: Abadi et al., Deep learning with differential privacy, 2016, Algorithm 1;
+    `optax.contrib.differentially_private_aggregate`.
     """
     if not 0 <= noise < math.inf:
         raise ValueError(f"per_sample: noise = {noise}; expected a finite number >= 0")
     if problem.gradient is not None:
-        raise ValueError(f"per_sample: {problem.name} has a gradient of its own; expected a problem whose gradient is that of its loss")
+        raise ValueError(
+            f"per_sample: {problem.name} has a gradient of its own; expected a problem whose "
+            "gradient is that of its loss"
+        )
     if problem.statistics is not None:
-        raise ValueError(f"per_sample: {problem.name} has batch norm, whose losses are not of single samples; expected a model without it")
+        raise ValueError(
+            f"per_sample: {problem.name} has batch norm, whose losses are not of single samples; "
+            "expected a model without it"
+        )
     batch = _batch(problem)
     if not isinstance(batch, Examples):
-        raise ValueError(f"per_sample: {problem.name} draws batches of type {type(batch).__name__}; expected problems.Examples")
+        raise ValueError(
+            f"per_sample: {problem.name} draws batches of type {type(batch).__name__}; expected "
+            "problems.Examples"
+        )
     has_key = isinstance(batch.key, jax.ShapeDtypeStruct)
     gradient = PerSample(problem.name, problem.loss, transform, float(noise), leaves.flags(problem))
     rows = accumulate.of_length(gradient.rows(batch), problem.workers * batch.weights.shape[0])
@@ -92,7 +111,9 @@ def _batch(problem: Problem) -> Any:
     """The shapes and types of a batch of one worker."""
 
     def drawn(data):
-        first = pooled.of_rows(pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0))
+        first = pooled.of_rows(
+            pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0)
+        )
         return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.numbered)
 
     return jax.eval_shape(drawn, problem.data)
@@ -122,15 +143,22 @@ class PerSample(sameness.Compared):
         total = accumulate.total(self.total, params, self.rows(batch), self.at_once)
         if self.noise:
             total = self._noisy(total, batch)
-        count, penalty = jnp.sum(batch.weights), self._penalty(leaves.split(self.trained, params)[0])
-        return jax.tree.map(lambda leaf, more: leaf / count.astype(leaf.dtype) + more, total, penalty)
+        count, penalty = (
+            jnp.sum(batch.weights),
+            self._penalty(leaves.split(self.trained, params)[0]),
+        )
+        return jax.tree.map(
+            lambda leaf, more: leaf / count.astype(leaf.dtype) + more, total, penalty
+        )
 
     def rows(self, batch: Examples) -> Examples:
         """The batch with a key for each sample, if it has one."""
         if isinstance(batch.key, jax.Array):
             return batch._replace(key=jax.random.split(batch.key, len(batch.weights)))
         if isinstance(batch.key, jax.ShapeDtypeStruct):
-            return batch._replace(key=jax.eval_shape(partial(jax.random.split, num=batch.weights.shape[0]), batch.key))
+            return batch._replace(
+                key=jax.eval_shape(partial(jax.random.split, num=batch.weights.shape[0]), batch.key)
+            )
         return batch
 
     def total(self, params: Params, rows: Examples, counted: jax.Array) -> PyTree:
@@ -143,7 +171,11 @@ class PerSample(sameness.Compared):
 
             def loss(trained):
                 whole = leaves.merged(self.trained, params, trained, fixed)
-                return self.loss.of_samples(whole, single) if isinstance(self.loss, MeanLoss) else self.loss(whole, single)
+                return (
+                    self.loss.of_samples(whole, single)
+                    if isinstance(self.loss, MeanLoss)
+                    else self.loss(whole, single)
+                )
 
             with protocol.noted(f"loss of {self.name}"):
                 slope = jax.grad(loss)(trained)
@@ -163,11 +195,15 @@ class PerSample(sameness.Compared):
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:
         if not isinstance(batch.key, jax.Array):
             raise ValueError(
-                f"per_sample({self.name}): noise in exact gradients, which are not drawn; use a method that draws batches, minibatch_sgd"
+                f"per_sample({self.name}): noise in exact gradients, which are not drawn; use a "
+                "method that draws batches, minibatch_sgd"
             )
         each, structure = jax.tree.flatten(total)
         keys = jax.random.split(jax.random.fold_in(batch.key, _NOISE), len(each))
-        noisy = [leaf + self.noise * jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, each, strict=True)]
+        noisy = [
+            leaf + self.noise * jax.random.normal(key, leaf.shape, leaf.dtype)
+            for key, leaf in zip(keys, each, strict=True)
+        ]
         return jax.tree.unflatten(structure, noisy)
 
     def _penalty(self, trained: Params) -> Any:

@@ -1,4 +1,6 @@
-"""Quadratics whose constants are all known exactly: the problems on which bounds are held against code."""
+"""Quadratics whose constants are all known exactly: the problems on which bounds are held against
+code.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +46,29 @@ class Average(NamedTuple):
 
 
 @checks.arguments
-def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLike | None = None) -> Problem:
-    r"""Worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and sees $f_n'(x) + \xi$, $\xi \sim N(0, \sigma^2 I / d)$.
+def quadratic(
+    A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLike | None = None
+) -> Problem:
+    r"""Worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and sees $f_n'(x) + \xi$,
+    $\xi \sim N(0, \sigma^2 I / d)$.
 
     Args:
-        A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive definite.
+        A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive
+            definite.
         b: `[N, d]`.
         noise: sigma >= 0, so that E|xi|^2 = sigma^2 for each worker.
-        start: x_0, `[d]`; zeros where None. All problems of one shape, with or all without noise, that start at zero
-            share one compiled program.
+        start: x_0, `[d]`; zeros where None. All problems of one shape, with or all without noise,
+            that start at zero share one compiled program.
 
     Returns:
-        A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest eigenvalue of the mean,
-        x*, f*, sigma, and varsigma = sqrt((1/N) sum |f_n'(x*)|^2), which holds everywhere if all A_n are equal. Parameters are `[d]`
-        in the default float type of JAX.
+        A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest
+            eigenvalue of the mean,
+        x*, f*, sigma, and varsigma = sqrt((1/N) sum |f_n'(x*)|^2), which holds everywhere if all
+        A_n are equal. Parameters are `[d]` in the default float type of JAX.
 
     Raises:
-        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma
-            that is negative, or anything that is not finite.
+        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not
+            positive definite, sigma that is negative, or anything that is not finite.
     """
     A, b = (_real(name, values) for name, values in (("A", A), ("b", b)))
     start = None if start is None else _real("start", start)
@@ -71,17 +78,24 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     mean_A, mean_b = A.mean(axis=0), b.mean(axis=0)
     curvature = mean_A if diagonal else np.linalg.eigvalsh(mean_A)
     if not curvature.min() > 0:
-        raise ValueError(f"the mean of A has the eigenvalue {curvature.min():.3g}; need a positive definite mean, or f has no minimum")
+        raise ValueError(
+            f"the mean of A has the eigenvalue {curvature.min():.3g}; need a positive definite "
+            "mean, or f has no minimum"
+        )
     minimizer = mean_b / mean_A if diagonal else np.linalg.solve(mean_A, mean_b)
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
-    average = Average(*(arrays.from_host(each, jnp.result_type(float)) for each in (mean_A, minimizer, minimum)))
+    average = Average(
+        *(arrays.from_host(each, jnp.result_type(float)) for each in (mean_A, minimizer, minimum))
+    )
     return Problem(
         init=FromZero(d) if start is None else _start_at(start.copy()),
         loss=Loss(_loss, _gradient),
         sample=_sample if noise > 0 else _sample_exact,
         evaluate=Evaluation(_evaluate, average),
-        data=Quadratic(arrays.known(A), arrays.known(b), arrays.known(np.full(workers, noise / np.sqrt(d)))),
+        data=Quadratic(
+            arrays.known(A), arrays.known(b), arrays.known(np.full(workers, noise / np.sqrt(d)))
+        ),
         constants=Constants(
             smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),
             strong_convexity=float(curvature.min()),
@@ -96,7 +110,8 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
 
 _LARGEST = 1e30  # of constants: what float32 holds, with room for products with the parameters
 
-# The functions below hold no numbers of their own: all quadratics of one shape with noise, or all without, share one compiled program.
+# The functions below hold no numbers of their own: all quadratics of one shape with noise, or all
+# without, share one compiled program.
 
 
 @dataclass(frozen=True)
@@ -135,8 +150,11 @@ def _sample_exact(key: jax.Array, mine: Quadratic) -> Quadratic:
     return mine
 
 
-def _evaluate(x: jax.Array, data: Quadratic, mean: Average) -> tuple[dict[str, jax.Array], jax.Array]:
-    # Around the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as fine as f* in its float type).
+def _evaluate(
+    x: jax.Array, data: Quadratic, mean: Average
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    # Around the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as fine
+    # as f* in its float type).
     away = x - mean.minimizer
     slope = _multiply(mean.A, away)
     return {"loss": mean.minimum + 0.5 * xla.inner(away, slope)}, slope
@@ -161,7 +179,8 @@ def random_quadratic(
         workers: N.
         dimension: d.
         smoothness: L, the largest eigenvalue of every Hessian.
-        strong_convexity: mu, the smallest eigenvalue of every Hessian; the mean's is at least that (`constants` has it exactly).
+        strong_convexity: mu, the smallest eigenvalue of every Hessian; the mean's is at least that
+            (`constants` has it exactly).
         heterogeneity: varsigma at the minimiser.
         noise: sigma.
         equal_hessians: one Hessian for all, so that the heterogeneity is the same everywhere.
@@ -169,15 +188,19 @@ def random_quadratic(
         seed: of the Hessians and of b.
 
     Raises:
-        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness (with equality in one dimension),
-            heterogeneity < 0, or > 0 with one worker, and as `quadratic`.
+        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness (with equality in one
+            dimension), heterogeneity < 0, or > 0 with one worker, and as `quadratic`.
     """
     if workers < 1 or dimension < 1:
-        raise ValueError(f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each")
+        raise ValueError(
+            f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each"
+        )
     checks.positive_int("random_quadratic: workers * dimension", workers * dimension)
     if not 0 < strong_convexity <= smoothness <= _LARGEST:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
-        raise ValueError(f"{given}: need 0 < strong_convexity <= smoothness, both finite, at most {_LARGEST:.3g}")
+        raise ValueError(
+            f"{given}: need 0 < strong_convexity <= smoothness, both finite, at most {_LARGEST:.3g}"
+        )
     if dimension == 1 and strong_convexity < smoothness:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
         raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
@@ -215,7 +238,9 @@ def _real(name: str, values: ArrayLike) -> np.ndarray:
 
 def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None) -> None:
     if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
-        raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
+        raise ValueError(
+            f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]"
+        )
     if b.size == 0:
         raise ValueError(f"b has shape {b.shape}; need at least one worker and one dimension")
     if not 0 <= noise < np.inf:
@@ -232,4 +257,7 @@ def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None)
         asymmetry /= np.maximum(np.abs(A).max(axis=(1, 2)), np.finfo(float).tiny)
         if asymmetry.max() > _SYMMETRY:
             worst = int(asymmetry.argmax())
-            raise ValueError(f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g} of its largest entry); need symmetric Hessians")
+            raise ValueError(
+                f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g} of its largest entry); "
+                "need symmetric Hessians"
+            )

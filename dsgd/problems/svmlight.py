@@ -1,4 +1,6 @@
-"""Files in the format of LIBSVM and SVMlight: a line is a label, then index:value of what is not zero."""
+"""Files in the format of LIBSVM and SVMlight: a line is a label, then index:value of what is not
+zero.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,22 @@ from scipy.sparse import csr_array
 
 from dsgd.problems import files
 
-_NAMES = ("", ".txt", ".libsvm", ".svm", ".svmlight", ".binary", ".libsvm.binary", "_train.binary", ".tr")
+_NAMES = (
+    "",
+    ".txt",
+    ".libsvm",
+    ".svm",
+    ".svmlight",
+    ".binary",
+    ".libsvm.binary",
+    "_train.binary",
+    ".tr",
+)
 _OPENED: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_LINE = re.compile(rb"\s*(?:%b(?:\s+qid:\d+)?((?:\s+\d+:%b)*)\s*)?(?:#.*)?" % (_NUMBER, _NUMBER), re.DOTALL)
+_LINE = re.compile(
+    rb"\s*(?:%b(?:\s+qid:\d+)?((?:\s+\d+:%b)*)\s*)?(?:#.*)?" % (_NUMBER, _NUMBER), re.DOTALL
+)
 _MOST_FEATURES = np.iinfo(np.int32).max
 
 
@@ -27,7 +41,8 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
     """A file for training, and the one for testing beside it, both as they are published, or None.
 
     Args:
-        path: the file, or without the ends that such files have: a9a, rcv1 (`rcv1_train.binary.bz2`).
+        path: the file, or without the ends that such files have: a9a, rcv1
+            (`rcv1_train.binary.bz2`).
     """
     train = next(_existing(path.parent, [f"{path.name}{end}" for end in _NAMES]), None)
     if train is None:
@@ -40,7 +55,12 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
 
 
 def _existing(folder: Path, names: list[str]) -> Iterator[Path]:
-    return (there for name in names for packed in ("", *_OPENED) if files.is_there(there := folder / f"{name}{packed}"))
+    return (
+        there
+        for name in names
+        for packed in ("", *_OPENED)
+        if files.is_there(there := folder / f"{name}{packed}")
+    )
 
 
 def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
@@ -52,13 +72,20 @@ def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
         ValueError: if a file is damaged or of another format; it names the file and the line.
     """
     tables = [_read(path) for path in paths]
-    first = 0 if any(matrix.indices.size and matrix.indices.min() == 0 for matrix, _ in tables) else 1
+    first = (
+        0 if any(matrix.indices.size and matrix.indices.min() == 0 for matrix, _ in tables) else 1
+    )
     features = max(matrix.shape[1] for matrix, _ in tables)
     for path, (matrix, labels) in zip(paths, tables, strict=True):
         if not len(labels) or features <= first:
-            raise ValueError(f"{path}: no samples with features; expected lines like '+1 3:0.5 7:1', a label, then index:value")
+            raise ValueError(
+                f"{path}: no samples with features; expected lines like '+1 3:0.5 7:1', a label, "
+                "then index:value"
+            )
         if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
-            raise ValueError(f"{path}: has a label or value that is not finite; expected finite numbers")
+            raise ValueError(
+                f"{path}: has a label or value that is not finite; expected finite numbers"
+            )
         matrix.resize((len(labels), features))
     return [(csr_array(matrix[:, first:]), labels) for matrix, labels in tables]
 
@@ -72,7 +99,10 @@ def _read(path: Path) -> tuple[Any, np.ndarray]:
         with _open(path) as file:
             matrix, labels = read(file, zero_based=True)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or whole .bz2, .gz or .xz") from error
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or whole .bz2, .gz "
+            "or .xz"
+        ) from error
     except (ValueError, OverflowError) as error:
         need = "expected one label, then index:value with rising indices, as in LIBSVM files (CSV files end in .csv)"
         raise ValueError(f"{path}{_where(path)} ({error}); {need}") from error
@@ -88,7 +118,11 @@ def _where(path: Path) -> str:
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             matched = _LINE.fullmatch(line)
-            places = [int(pair.split(b":")[0]) for pair in (matched[1] or b"").split()] if matched else []
+            places = (
+                [int(pair.split(b":")[0]) for pair in (matched[1] or b"").split()]
+                if matched
+                else []
+            )
             if not matched or any(np.diff([*places, _MOST_FEATURES]) <= 0):
                 return f", line {number}: {line[:60].decode(errors='replace')!r}"
     return ""

@@ -21,7 +21,8 @@ _FAR = 50.0  # a logit at which a cross-entropy of a label outside [0, 1] is far
 
 @dataclass(frozen=True)
 class OfBatches:
-    """Batches from outside, on the host, leaves `[rounds, N, m, ...]` -> why their targets have no meaning for the loss, or "".
+    """Batches from outside, on the host, leaves `[rounds, N, m, ...]` -> why their targets have no
+    meaning for the loss, or "".
 
     Args:
         per_sample: the loss, (outputs, targets) -> `[m, ...]`.
@@ -33,33 +34,53 @@ class OfBatches:
 
     def __call__(self, batches: PyTree) -> str:
         targets = batches.targets if isinstance(batches, Examples) else ()
-        return refusal(self.per_sample, self.outputs, targets.reshape(-1, *targets.shape[3:])) if isinstance(targets, np.ndarray) else ""
+        return (
+            refusal(self.per_sample, self.outputs, targets.reshape(-1, *targets.shape[3:]))
+            if isinstance(targets, np.ndarray)
+            else ""
+        )
 
 
 def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:
     """Explains why the targets have no meaning for a loss or a metric; "" if they have.
 
-    What the function computes is found by probing it, but only if a target lies outside the usual range, so valid data cost a minimum and a
-    maximum. A function that takes an index outside the classes does not notice: JAX gives NaN, or another class, or a row of zeros.
+    What the function computes is found by probing it, but only if a target lies outside the usual
+    range, so valid data cost a minimum and a maximum. A function that takes an index outside the
+    classes does not notice: JAX gives NaN, or another class, or a row of zeros.
 
     Args:
         function: (outputs, targets) -> `[m, ...]`.
         outputs: the model's, shapes and types, leaves `[m, ...]`.
-        targets: on the host, leaves `[M, ...]`; several leaves, or other outputs than one array, are not checked.
+        targets: on the host, leaves `[M, ...]`; several leaves, or other outputs than one array,
+            are not checked.
     """
-    single = isinstance(outputs, jax.ShapeDtypeStruct) and isinstance(targets, np.ndarray) and targets.size > 0 and outputs.ndim > 0
+    single = (
+        isinstance(outputs, jax.ShapeDtypeStruct)
+        and isinstance(targets, np.ndarray)
+        and targets.size > 0
+        and outputs.ndim > 0
+    )
     if not single or not jnp.issubdtype(outputs.dtype, jnp.floating):
         return ""
     low, high = targets.min(), targets.max()
     values = partial(_values, function)
-    if targets.dtype.kind in "iu" and targets.ndim < outputs.ndim and outputs.shape[-1] > 1 and 0 <= low <= high < outputs.shape[-1]:
+    if (
+        targets.dtype.kind in "iu"
+        and targets.ndim < outputs.ndim
+        and outputs.shape[-1] > 1
+        and 0 <= low <= high < outputs.shape[-1]
+    ):
         return ""  # classes, one for each row of outputs
     if outputs.ndim > 1 and targets.dtype.kind in "iu" and not 0 <= low <= high < outputs.shape[-1]:
         labels = np.unique(targets)
         if _are_indices(values, outputs, targets.shape[1:], labels):
             return _wrong_classes(labels, outputs.shape[-1])
     if not 0 <= low <= high <= 1 and _are_probabilities(values, outputs, targets):
-        relabel = "np.unique(targets, return_inverse=True)[1]" if len(np.unique(targets)) == 2 else "a rescaling"
+        relabel = (
+            "np.unique(targets, return_inverse=True)[1]"
+            if len(np.unique(targets)) == 2
+            else "a rescaling"
+        )
         relabel = "(targets + 1) / 2" if (low, high) == (-1, 1) else relabel
         given = f"targets from {low} to {high}, where the loss is NaN or has no lower bound, as a cross-entropy of probabilities"
         return f"{given}; expected targets in [0, 1]; relabel them with {relabel}"
@@ -75,16 +96,23 @@ def _wrong_classes(labels: np.ndarray, K: int) -> str:
     else:
         relabel = "np.unique(targets, return_inverse=True)[1]"
     more = f", or pass a model with {len(labels)} outputs" if len(labels) > K else ""
-    given = f"targets from {low} to {high}, taken as indices of the model's {K} output{'s' * (K > 1)}"
+    given = (
+        f"targets from {low} to {high}, taken as indices of the model's {K} output{'s' * (K > 1)}"
+    )
     return f"{given}; expected classes 0 to {K - 1}; relabel them with {relabel}{more}"
 
 
-def _are_indices(values: Callable, outputs: jax.ShapeDtypeStruct, shape: tuple[int, ...], labels: np.ndarray) -> bool:
-    """Whether the function takes targets as indices of the outputs' last axis, and one outside of it is lost there."""
+def _are_indices(
+    values: Callable, outputs: jax.ShapeDtypeStruct, shape: tuple[int, ...], labels: np.ndarray
+) -> bool:
+    """Whether the function takes targets as indices of the outputs' last axis, and one outside of
+    it is lost there.
+    """
     K, kind = outputs.shape[-1], np.iinfo(labels.dtype)
     below, above = labels[labels < 0], labels[labels >= K]
     outside = {*map(int, below[-1:]), *map(int, above[:1])}  # the nearest of each side
-    drawn = np.random.default_rng(0).uniform(0.1, 0.9, (_DRAWS, *outputs.shape[1:]))  # logits, probabilities or rates, whatever they are
+    # logits, probabilities or rates, whatever they are
+    drawn = np.random.default_rng(0).uniform(0.1, 0.9, (_DRAWS, *outputs.shape[1:]))
     drawn[0, ..., 0] += 1
     drawn[1, ..., K - 1] += 1
     beside = {label: label - 1 if label < 0 else label + 1 for label in outside}
@@ -96,7 +124,11 @@ def _are_indices(values: Callable, outputs: jax.ShapeDtypeStruct, shape: tuple[i
         return False
     depends = K == 1 or not np.array_equal(of[0], of[K - 1])
     # One label apart from the classes, for which the loss is 0, marks samples that do not count.
-    marker = len(outside) == 1 == len(below) + len(above) and outside != {K} and set(labels.tolist()) != {-1, 1}
+    marker = (
+        len(outside) == 1 == len(below) + len(above)
+        and outside != {K}
+        and set(labels.tolist()) != {-1, 1}
+    )
 
     def lost(label: int) -> bool:
         found = of[label]
@@ -110,10 +142,16 @@ def _are_indices(values: Callable, outputs: jax.ShapeDtypeStruct, shape: tuple[i
     return depends and any(map(lost, outside))
 
 
-def _are_probabilities(values: Callable, outputs: jax.ShapeDtypeStruct, targets: np.ndarray) -> bool:
-    """Whether the function is NaN or falls far below 0 for targets outside [0, 1], and does not for the same ones cut to [0, 1]."""
+def _are_probabilities(
+    values: Callable, outputs: jax.ShapeDtypeStruct, targets: np.ndarray
+) -> bool:
+    """Whether the function is NaN or falls far below 0 for targets outside [0, 1], and does not for
+    the same ones cut to [0, 1].
+    """
     rows = targets.reshape(len(targets), -1)
-    extreme = [np.asarray(targets[at]) for at in (rows.min(axis=1).argmin(), rows.max(axis=1).argmax())]
+    extreme = [
+        np.asarray(targets[at]) for at in (rows.min(axis=1).argmin(), rows.max(axis=1).argmax())
+    ]
     cut = [np.asarray(np.clip(row, 0, 1), targets.dtype) for row in extreme]
     signs = np.sign(np.random.default_rng(0).uniform(-1, 1, outputs.shape[1:]))
     drawn = _FAR * np.stack([signs, -signs, np.ones_like(signs), -np.ones_like(signs)])
@@ -124,12 +162,18 @@ def _are_probabilities(values: Callable, outputs: jax.ShapeDtypeStruct, targets:
 
 
 def _values(function: Callable, outputs: np.ndarray, targets: list[np.ndarray]) -> np.ndarray:
-    """The function's means for each of the targets, at each of the outputs, `[targets, outputs]`; `[0]` if it takes none such."""
+    """The function's means for each of the targets, at each of the outputs, `[targets, outputs]`;
+    `[0]` if it takes none such.
+    """
     pairs = [(output, target) for target in targets for output in outputs]
     stacked, labels = (np.stack(each) for each in zip(*pairs, strict=True))
     try:
         with jax.debug_nans(False), jax.debug_infs(False):
-            given = np.asarray(jax.jit(function)(jnp.asarray(stacked, jnp.result_type(float)), labels))
-    except Exception:  # a probe, whatever the function does with it: the same error comes where the function is traced for the run
+            given = np.asarray(
+                jax.jit(function)(jnp.asarray(stacked, jnp.result_type(float)), labels)
+            )
+    except Exception:
+        # a probe, whatever the function does with it: the same error comes where the function is
+        # traced for the run
         return np.empty(0)
     return given.reshape(len(targets), len(outputs), -1).mean(axis=-1)

@@ -1,1 +1,3 @@
-"""Runs and sweeps, from the door to the result: driven chunk by chunk, interrupted, saved, and taken up again."""
+"""Runs and sweeps, from the door to the result: driven chunk by chunk, interrupted, saved, and
+taken up again.
+"""

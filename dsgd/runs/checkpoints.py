@@ -1,4 +1,6 @@
-"""A run on disk: one file, written atomically while the run goes on, from which the same run is taken up where it stopped."""
+"""A run on disk: one file, written atomically while the run goes on, from which the same run is
+taken up where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,12 @@ class Checkpoint:
     Args:
         folder: made where it is not there; one run each.
         about: what the run is, by name (`identity.of`).
-        several: whether it is a run of several processes, all of which call all members: process 0 has the folder, and only it.
+        several: whether it is a run of several processes, all of which call all members: process 0
+            has the folder, and only it.
 
     Raises:
-        ValueError: a folder that cannot be made or written to, that another process is using, or that holds another run or a damaged one.
+        ValueError: a folder that cannot be made or written to, that another process is using, or
+            that holds another run or a damaged one.
     """
 
     def __init__(self, folder: str | Path, about: dict[str, str], several: bool = False) -> None:
@@ -62,7 +66,8 @@ class Checkpoint:
         self._lock.release()
 
     def restore(self, like: Carry) -> tuple[Carry, dict[str, np.ndarray]] | None:
-        """The state, placed on devices like `like` (`loop.shapes`), and the records; None where nothing is written yet.
+        """The state, placed on devices like `like` (`loop.shapes`), and the records; None where
+        nothing is written yet.
 
         Raises:
             ValueError: its leaves are not this run's.
@@ -71,12 +76,22 @@ class Checkpoint:
             return None
         found, self._found = self._found or {}, None
         there = json.loads(self._in_first(lambda: json.dumps(list(found))))
-        records = {name.removeprefix(_RECORDS): self._from_first(found.get(name)) for name in there if name.startswith(_RECORDS)}
+        records = {
+            name.removeprefix(_RECORDS): self._from_first(found.get(name))
+            for name in there
+            if name.startswith(_RECORDS)
+        }
         paths, structure = jax.tree_util.tree_flatten_with_path(like)
         names = [_name(path) for path, _ in paths]
         if set(names) != {name for name in there if not name.startswith(_RECORDS)}:
-            raise ValueError(f"checkpoint {self._folder}: the state has other leaves than this run's; need another folder")
-        leaves = [self._placed(name, self._from_first(found.get(name)), leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+            raise ValueError(
+                f"checkpoint {self._folder}: the state has other leaves than this run's; need "
+                "another folder"
+            )
+        leaves = [
+            self._placed(name, self._from_first(found.get(name)), leaf)
+            for name, (_, leaf) in zip(names, paths, strict=True)
+        ]
         return jax.tree.unflatten(structure, leaves), records
 
     def due(self) -> bool:
@@ -102,7 +117,10 @@ class Checkpoint:
                     _write(file, self._about, kept)
             except OSError as error:
                 reason = error.strerror or error
-                raise OSError(f"checkpoint {self._folder} cannot be written ({reason}); the one before is as it was") from error
+                raise OSError(
+                    f"checkpoint {self._folder} cannot be written ({reason}); the one before is "
+                    "as it was"
+                ) from error
             return ""
 
         self._in_first(write)
@@ -139,10 +157,15 @@ class Checkpoint:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except filelock.Timeout as error:
-            raise ValueError(f"checkpoint {self._folder}: another run is using it; need another folder, or its end") from error
+            raise ValueError(
+                f"checkpoint {self._folder}: another run is using it; need another folder, or its "
+                "end"
+            ) from error
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(f"checkpoint {self._folder}: {reason}; need a folder that can be written to") from error
+            raise ValueError(
+                f"checkpoint {self._folder}: {reason}; need a folder that can be written to"
+            ) from error
 
     def _leave_no_halves(self) -> None:
         """What a process that was killed while it wrote has left."""
@@ -157,29 +180,39 @@ class Checkpoint:
                 there, found = _contents(file)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ValueError(
-                f"checkpoint {self._path} is damaged ({error}); need it as it was written, or without it a run from the beginning"
+                f"checkpoint {self._path} is damaged ({error}); need it as it was written, or "
+                "without it a run from the beginning"
             ) from error
         before, now = there.get("workers"), self._about.get("workers")
         if before != now:
             raise ValueError(
-                f"checkpoint {self._folder} holds a run of {before} workers, this one has {now}; need another folder, and {FROM_MODEL}"
+                f"checkpoint {self._folder} holds a run of {before} workers, this one has {now}; "
+                f"need another folder, and {FROM_MODEL}"
             )
         if other := identity.differences(there, self._about):
-            raise ValueError(f"checkpoint {self._folder} holds another run ({other}); need another folder")
+            raise ValueError(
+                f"checkpoint {self._folder} holds another run ({other}); need another folder"
+            )
         return found
 
     def _placed(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
         """On devices like `like`, of which it needs shape and type."""
         keys = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
         kept = jax.eval_shape(jax.random.key_data, like) if keys else like
-        if array.dtype.kind == "V":  # types that numpy does not have, bfloat16 say, are kept as their bytes
+        # types that numpy does not have, bfloat16 say, are kept as their bytes
+        if array.dtype.kind == "V":
             array = array.view(kept.dtype)
         if array.shape != kept.shape or array.dtype != kept.dtype:
             there, here = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (array, kept))
-            raise ValueError(f"checkpoint {self._folder}: {name} is {there}, this run's {here}; need another folder")
+            raise ValueError(
+                f"checkpoint {self._folder}: {name} is {there}, this run's {here}; need another "
+                "folder"
+            )
         if keys:
             impl = jax.random.key_impl(jnp.zeros((), like.dtype))
-            return arrays.put(jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding)
+            return arrays.put(
+                jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding
+            )
         return arrays.put(array, like.sharding)  # a copy: it will be donated
 
 

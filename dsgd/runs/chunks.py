@@ -1,4 +1,6 @@
-"""The compiled loop, driven chunk by chunk from the start, or from a checkpoint, to the last round."""
+"""The compiled loop, driven chunk by chunk from the start, or from a checkpoint, to the last
+round.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,19 @@ def execute(job: Job, folder: str | Path | None) -> Result:
 
 
 def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
-    """Prepares the devices, runs chunk by chunk to the last round, or to where the run is stopped, and collects the result."""
+    """Prepares the devices, runs chunk by chunk to the last round, or to where the run is stopped,
+    and collects the result.
+    """
     inputs, last = _placed(job), job.last
-    log = Log(runs=job.plan.runs, N=job.plan.N, record_every=job.plan.record_every, first=job.before)
-    queue = _Queue(job, inputs, _first_carry(job, inputs, checkpoint, log), log.steps[-1] if log.steps else job.before)
+    log = Log(
+        runs=job.plan.runs, N=job.plan.N, record_every=job.plan.record_every, first=job.before
+    )
+    queue = _Queue(
+        job,
+        inputs,
+        _first_carry(job, inputs, checkpoint, log),
+        log.steps[-1] if log.steps else job.before,
+    )
     if job.feed:
         with stop.users_code():
             job.feed.skip(queue.sent - job.before)
@@ -62,7 +73,8 @@ def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     with Progress(job.name, queue.sent, last, job.progress and agreement.index() == 0) as bar:
         turn = agree()
         while queue.waiting or (queue.sent < last and not turn.stop):
-            # The next chunk is queued before the last one is read, so that the devices never wait for the host.
+            # The next chunk is queued before the last one is read, so that the devices never wait
+            # for the host.
             ahead = 1 if job.until or turn.due else _AHEAD
             while queue.sent < last and len(queue.waiting) < ahead and not turn.stop:
                 count, rounds = _next_chunk(job, queue.sent, last, turn.records)
@@ -85,7 +97,11 @@ def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                 if checkpoint and log.steps and (turn.due or queue.sent >= last):
                     checkpoint.save(queue.carry, log.records())
             turn = agree()
-    result = None if turn.stop else Result(queue.carry.state, log.history(), _models(job, queue.carry.state, inputs))
+    result = (
+        None
+        if turn.stop
+        else Result(queue.carry.state, log.history(), _models(job, queue.carry.state, inputs))
+    )
     if result is None or agree().stop:
         raise _interrupted(job, queue, log, checkpoint)
     return result
@@ -104,25 +120,36 @@ def _placed(job: Job) -> _Inputs:
     mesh, problem = job.plan.mesh, job.problem
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
     data = arrays.place(pooled.laid_out(arrays.owned(problem.data), mesh.size), by_worker)
-    points, keys, shared = arrays.place((job.points, job.keys, arrays.owned(problem.shared)), everywhere)
+    points, keys, shared = arrays.place(
+        (job.points, job.keys, arrays.owned(problem.shared)), everywhere
+    )
     return _Inputs(points, keys, data, shared)
 
 
 def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> loop.Carry:
-    """What the run begins with: the checkpoint's state, with its records in the log; or the start, given or made."""
+    """What the run begins with: the checkpoint's state, with its records in the log; or the start,
+    given or made.
+    """
     plan, points, keys = job.plan, inputs.points, inputs.keys
     if checkpoint and (found := checkpoint.restore(loop.shapes(plan, points, keys))):
         carry, records = found
         log.resume(records)
         if log.steps[-1] > job.last:
             done = log.steps[-1] - job.before
-            raise ValueError(f"steps = {job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
+            raise ValueError(
+                f"steps = {job.steps}, but the checkpoint has {done} rounds: need at least as "
+                "many steps"
+            )
         _check(job, log)
         return carry
     if not job.start:
         return programs.call(loop.first_carry, plan, points, keys)
     # Draws that are numbered go on as if all micro-batches of the rounds before had been drawn.
-    drawn = job.before * loop.describe(plan, job.methods[0]).micro_batches if plan.problem.numbered else 0
+    drawn = (
+        job.before * loop.describe(plan, job.methods[0]).micro_batches
+        if plan.problem.numbered
+        else 0
+    )
     return starts.placed(job.start, loop.shapes(plan, points, keys), drawn)
 
 
@@ -132,7 +159,8 @@ class _Queue:
     Attributes:
         carry: what the devices have after round `sent`.
         sent: rounds of all chunks that were sent, and before.
-        waiting: of each chunk that was not read yet its records, how many they are, and the round after them.
+        waiting: of each chunk that was not read yet its records, how many they are, and the round
+            after them.
     """
 
     def __init__(self, job: Job, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
@@ -145,7 +173,9 @@ class _Queue:
         points, keys, data, shared = self._inputs
         chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self._job.before, last)))
         arguments = (self.carry, points, keys, data, shared, batches, chunk)
-        self.carry, records = programs.call(loop.advance, self._job.plan, *arguments, donate=_DONATED)
+        self.carry, records = programs.call(
+            loop.advance, self._job.plan, *arguments, donate=_DONATED
+        )
         self.sent += rounds
         self.waiting.append((records, count, self.sent))
 
@@ -156,7 +186,8 @@ class _Queue:
 
 
 class _Turn(NamedTuple):
-    """What is decided before a chunk: by any process whether to stop, by process 0 the rest, where the clocks may differ.
+    """What is decided before a chunk: by any process whether to stop, by process 0 the rest, where
+    the clocks may differ.
 
     Args:
         stop: a signal came.
@@ -174,7 +205,10 @@ def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> 
     mine = _Turn(stop.asked, pace.records, bool(checkpoint and checkpoint.due()))
     if not job.plan.mesh.is_multi_process:
         return mine
-    turns = [_Turn(*json.loads(words)) for words in agreement.exchange("the next chunk", json.dumps(mine))]
+    turns = [
+        _Turn(*json.loads(words))
+        for words in agreement.exchange("the next chunk", json.dumps(mine))
+    ]
     return turns[0]._replace(stop=any(turn.stop for turn in turns))
 
 
@@ -188,13 +222,16 @@ def _next_chunk(job: Job, sent: int, last: int, most: int) -> tuple[int, int]:
     count = 1 if since else most
     rounds = min(count * every - since, left)
     evaluated = sent + rounds - (sent + rounds) % (every * job.plan.evaluate_every)
-    if job.until and sent < evaluated:  # it is to see a loss where it looks for one, in the last record
+    # it is to see a loss where it looks for one, in the last record
+    if job.until and sent < evaluated:
         rounds = evaluated - sent
     return -(-rounds // every), rounds
 
 
 def _check(job: Job, log: Log) -> None:
-    """Raises `Diverged` if a run diverged, but not of a sweep, and a ValueError if the method refuses to go on."""
+    """Raises `Diverged` if a run diverged, but not of a sweep, and a ValueError if the method
+    refuses to go on.
+    """
     if wrong := indices.found(log.pieces[-1], indices.REFUSED):
         raise ValueError(f"{job.name}: by round {log.steps[-1]}, {wrong}")
     if doubtful := indices.found(log.pieces[-1], indices.WARNED):
@@ -209,19 +246,27 @@ def _is_enough(job: Job, log: Log, stop: Stop) -> bool:
         return False
     enough = False
     with stop.users_code(), protocol.noted(f"until, of a run of {job.name}"):
-        enough = checks.truth("run: until", job.until(log.history()), "bool((history['loss'][..., -1] < 0.1).all())")
+        enough = checks.truth(
+            "run: until", job.until(log.history()), "bool((history['loss'][..., -1] < 0.1).all())"
+        )
     if job.plan.mesh.is_multi_process:
         enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
     return enough
 
 
 def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
-    """The models to take home. The data are for what the model estimates from them; without that, they are no part of the program."""
-    return programs.call(loop.models, job.plan, state, inputs.points, inputs.data if job.problem.statistics else ())
+    """The models to take home. The data are for what the model estimates from them; without that,
+    they are no part of the program.
+    """
+    return programs.call(
+        loop.models, job.plan, state, inputs.points, inputs.data if job.problem.statistics else ()
+    )
 
 
 def _interrupted(job: Job, queue: _Queue, log: Log, checkpoint: Checkpoint | None) -> Interrupted:
-    """What to raise. The checkpoint is written before; if it cannot be, the history is not lost for that."""
+    """What to raise. The checkpoint is written before; if it cannot be, the history is not lost for
+    that.
+    """
     said = f"{job.name}: interrupted after round {queue.sent} (the error's .history has what went before)"
     try:
         if checkpoint and log.steps:
@@ -232,7 +277,9 @@ def _interrupted(job: Job, queue: _Queue, log: Log, checkpoint: Checkpoint | Non
 
 
 class _Pace:
-    """How many records the next chunk has: one at first, then as many as take about `_CHUNK_SECONDS`."""
+    """How many records the next chunk has: one at first, then as many as take about
+    `_CHUNK_SECONDS`.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -252,9 +299,15 @@ _paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
 
 
 def _pace(job: Job, carry: loop.Carry, inputs: _Inputs) -> _Pace:
-    """That of the last run of this plan on such arrays: each chunk pays for memory that is taken anew, so that fewer are better."""
+    """That of the last run of this plan on such arrays: each chunk pays for memory that is taken
+    anew, so that fewer are better.
+    """
     known = _paces.setdefault(programs.traceable(loop.advance, job.plan, _DONATED), {})
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((carry, inputs, job.feed and job.feed.first)))
-    pace = known.setdefault(shapes, _Pace(job.plan.capacity - 1))  # the first chunk has the start's record, too
+    shapes = tuple(
+        (leaf.shape, leaf.dtype)
+        for leaf in jax.tree.leaves((carry, inputs, job.feed and job.feed.first))
+    )
+    # the first chunk has the start's record, too
+    pace = known.setdefault(shapes, _Pace(job.plan.capacity - 1))
     pace.at = time.perf_counter()  # what went before this run does not count
     return pace

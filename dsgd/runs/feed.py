@@ -24,12 +24,13 @@ _ROUNDS = 16  # whose batches are on the devices at a time
 @checks.arguments
 @dataclass(frozen=True)
 class Batches:
-    """Batches that tell who they are, as a run with a checkpoint needs them: it must not go on with others.
+    """Batches that tell who they are, as a run with a checkpoint needs them: it must not go on with
+    others.
 
     Args:
         items: as `dsgd.run` takes them.
-        identity: what tells their sequence from any other, "CIFAR-10, shuffled with seed 3" say. Equal ones must give equal batches from
-            their beginning on.
+        identity: what tells their sequence from any other, "CIFAR-10, shuffled with seed 3" say.
+            Equal ones must give equal batches from their beginning on.
 
     Raises:
         ValueError: an identity that is no text, or empty.
@@ -40,7 +41,10 @@ class Batches:
 
     def __post_init__(self) -> None:
         if not self.identity.strip():
-            raise ValueError(f"batches with identity = {self.identity!r}: need a text that tells them from all others")
+            raise ValueError(
+                f"batches with identity = {self.identity!r}: need a text that tells them from all "
+                "others"
+            )
 
     def __iter__(self) -> Iterator[PyTree]:
         return iter(self.items)
@@ -57,7 +61,8 @@ class Feed:
     Attributes:
         identity: what tells them from others; None where they do not say it.
         first: the first of them, in shapes and types.
-        not_finite: the number of the first with an infinite or NaN element, so far; None where there was none.
+        not_finite: the number of the first with an infinite or NaN element, so far; None where
+            there was none.
 
     Raises:
         ValueError: there are none, or the first does not have the workers' axis.
@@ -72,7 +77,8 @@ class Feed:
         self.not_finite: int | None = None
         self._batches = iter(batches)
         self._kind: Any = None
-        first = jax.tree.map(np.array, self._next(0))  # copied, as it is used after the next batch is asked for
+        # copied, as it is used after the next batch is asked for
+        first = jax.tree.map(np.array, self._next(0))
         self.first: PyTree = jax.eval_shape(lambda batch: batch, first)
         self._batches = itertools.chain([first], self._batches)
 
@@ -95,14 +101,21 @@ class Feed:
             rows[rounds:] = rows[rounds - 1]
         self._taken += rounds
         problem = self._plan.problem
-        if problem.refuses and (why := problem.refuses(jax.tree.map(lambda leaf: leaf[:rounds], stacked))):
-            raise ValueError(f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: {why}")
+        if problem.refuses and (
+            why := problem.refuses(jax.tree.map(lambda leaf: leaf[:rounds], stacked))
+        ):
+            raise ValueError(
+                f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: "
+                f"{why}"
+            )
         if self.not_finite is None:
             self.not_finite = _first_not_finite(stacked, self._taken - rounds)
         return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
 
     def _next(self, after: int) -> PyTree:
-        """The next batch, checked, the one `after` those that are counted. The caller may refill its arrays for the one after it."""
+        """The next batch, checked, the one `after` those that are counted. The caller may refill
+        its arrays for the one after it.
+        """
         for given in self._batches:
             batch = array_likes.tree(f"batches: batch {self._taken + after}", given, _stored)
             self._check(self._taken + after, batch)
@@ -110,11 +123,16 @@ class Feed:
         raise self._ended(after)
 
     def _ended(self, after: int) -> ValueError:
-        return ValueError(f"batches ended after round {self._taken + after}: need one for each of the {self._rounds} rounds")
+        return ValueError(
+            f"batches ended after round {self._taken + after}: need one for each of the "
+            f"{self._rounds} rounds"
+        )
 
     def _check(self, i: int, batch: PyTree) -> None:
         if not jax.tree.leaves(batch):
-            raise ValueError(f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]")
+            raise ValueError(
+                f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]"
+            )
         for leaf in jax.tree.leaves(batch):
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self._plan.N:
                 where = f"batches: batch {i} has a leaf of shape {np.shape(leaf)}"
@@ -122,7 +140,10 @@ class Feed:
         kind = _kind(batch)
         self._kind = self._kind or kind
         if kind != self._kind:
-            raise ValueError(f"batches: batch {i} is {kind}, the first was {self._kind}; need equal structures, shapes and types")
+            raise ValueError(
+                f"batches: batch {i} is {kind}, the first was {self._kind}; need equal "
+                "structures, shapes and types"
+            )
 
 
 def _stored(where: str, leaf: Any) -> np.ndarray:
@@ -133,7 +154,11 @@ def _first_not_finite(stacked: PyTree, first: int) -> int | None:
     """The number of the batch, counted from `first`."""
     with np.errstate(all="ignore"):
         sums = [  # faster than to look at each element
-            np.sum(leaf, axis=tuple(range(1, leaf.ndim)), dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+            np.sum(
+                leaf,
+                axis=tuple(range(1, leaf.ndim)),
+                dtype=jnp.promote_types(leaf.dtype, jnp.float32),
+            )
             for leaf in jax.tree.leaves(stacked)
             if jnp.issubdtype(leaf.dtype, jnp.floating)
         ]
@@ -142,4 +167,6 @@ def _first_not_finite(stacked: PyTree, first: int) -> int | None:
 
 
 def _kind(batch: PyTree) -> Any:
-    return jax.tree.structure(batch), [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(batch)]
+    return jax.tree.structure(batch), [
+        (np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(batch)
+    ]

@@ -34,12 +34,15 @@ class WithHistory(BaseException):
 
 
 class Diverged(WithHistory, FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
+    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it,
+    `[seeds?, records]`.
+    """
 
 
 @checks.arguments
 def evaluated(history: History) -> History:
-    """The records of a history in which the problem was evaluated: of a run with `evaluate_every`; all of any other.
+    """The records of a history in which the problem was evaluated: of a run with `evaluate_every`;
+    all of any other.
 
     Args:
         history: as in `dsgd.Result` or `dsgd.Sweep`.
@@ -47,13 +50,20 @@ def evaluated(history: History) -> History:
     if _EVALUATED not in history:
         return history
     records, axis = _mask(history), history[_EVALUATED].ndim - 1
-    return {name: np.compress(records, values, axis=0 if name == "step" else axis) for name, values in history.items()}
+    return {
+        name: np.compress(records, values, axis=0 if name == "step" else axis)
+        for name, values in history.items()
+    }
 
 
 def _mask(records: dict[str, np.ndarray]) -> np.ndarray:
     """Which were evaluated, bool `[records]`: the same for all runs."""
     length = records["loss"].shape[-1]
-    return records[_EVALUATED].reshape(-1, length)[0].astype(bool) if _EVALUATED in records else np.ones(length, bool)
+    return (
+        records[_EVALUATED].reshape(-1, length)[0].astype(bool)
+        if _EVALUATED in records
+        else np.ones(length, bool)
+    )
 
 
 class Log:
@@ -75,9 +85,17 @@ class Log:
         self.pieces: list[dict[str, np.ndarray]] = []
 
     def extend(self, news: dict[str, np.ndarray], done: int) -> None:
-        """Adds a chunk's records, the last of which is after round `done`; the first of all is the start."""
+        """Adds a chunk's records, the last of which is after round `done`; the first of all is the
+        start.
+        """
         before = len(self.steps)
-        self.steps.extend(range(self.steps[-1] + self.record_every if before else self.first, done, self.record_every))
+        self.steps.extend(
+            range(
+                self.steps[-1] + self.record_every if before else self.first,
+                done,
+                self.record_every,
+            )
+        )
         self.steps.append(done)
         count = len(self.steps) - before
         first = (*[slice(None)] * self.axis, slice(count))
@@ -88,14 +106,19 @@ class Log:
         """Of the last evaluation, the mean over seeds; of a sweep, that of the best point."""
         piece = next(piece for piece in reversed(self.pieces) if _mask(piece).any())
         last = piece["loss"][..., _mask(piece)][..., -1]
-        means = np.atleast_1d(last.mean(axis=-1 if self.axis else None, dtype=np.float64))  # losses may be as large as float32 goes
+        # losses may be as large as float32 goes
+        means = np.atleast_1d(last.mean(axis=-1 if self.axis else None, dtype=np.float64))
         finite = means[np.isfinite(means)]
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits, and messages that were sent and that arrived, of each interval as
-        counts, the clock as two numbers, the rest as in `history`."""
-        joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
+        """All of it by name, for `resume`: `step` `[records]`, bits, and messages that were sent
+        and that arrived, of each interval as counts, the clock as two numbers, the rest as in
+        `history`."""
+        joined = {
+            name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis)
+            for name in self.pieces[-1]
+        }
         return {"step": np.asarray(self.steps), **joined}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
@@ -105,15 +128,20 @@ class Log:
         self.pieces = [pieces]
 
     def history(self) -> History:
-        """Numpy arrays by name, `[runs ..., records]`, those of one number a worker `[runs ..., records, N]`; `step` is `[records]`. A
-        method's own numbers are NaN at the start. {} before it."""
+        """Numpy arrays by name, `[runs ..., records]`, those of one number a worker
+        `[runs ..., records, N]`; `step` is `[records]`. A method's own numbers are NaN at the
+        start. {} before it."""
         if not self.pieces:
             return {}
-        records = {name: values for name, values in self.records().items() if not indices.is_kept(name)}
+        records = {
+            name: values for name, values in self.records().items() if not indices.is_kept(name)
+        }
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if _ARRIVED in records:
             sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
-            records[_ARRIVED] = np.divide(came, sent, out=np.full(sent.shape, np.nan), where=sent > 0)
+            records[_ARRIVED] = np.divide(
+                came, sent, out=np.full(sent.shape, np.nan), where=sent > 0
+            )
         if "clock" in records:
             records["clock"] = to_seconds(records["clock"])
         if _EVALUATED in records:
@@ -121,8 +149,9 @@ class Log:
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, suspects: Callable[[History, int, int], str]) -> None:
-        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (the history's evaluated records,
-        how many of them are before the first bad one, and its run)."""
+        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of
+        `suspects` (the history's evaluated records, how many of them are before the first bad one,
+        and its run)."""
         if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
             return
         history = self.history()
@@ -135,22 +164,41 @@ class Log:
         before = self.steps[records[first - 1]]
         finite = f" (finite after {before})" if first and self.steps[at] - before > 1 else ""
         until = (*[slice(None)] * self.axis, slice(at + 1))
-        record = {name: values[: at + 1] if name == "step" else values[until] for name, values in history.items()}
+        record = {
+            name: values[: at + 1] if name == "step" else values[until]
+            for name, values in history.items()
+        }
         told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
         if reason := suspects(evaluated(record), first, run):
-            raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)
-        insisted = "".join(f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method))
-        raise Diverged(f"{told}; try a smaller step size{insisted} (the error's .history has what went before)", record)
+            raise Diverged(
+                f"{told}: {reason}; need finite numbers (the error's .history has what went "
+                "before)",
+                record,
+            )
+        insisted = "".join(
+            f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method)
+        )
+        raise Diverged(
+            f"{told}; try a smaller step size{insisted} (the error's .history has what went "
+            "before)",
+            record,
+        )
 
     def _check_clock(self) -> None:
         """Raises a ValueError where the clock is not finite, or goes back."""
         if "clock" not in self.pieces[-1]:
             return
         *before, latest = [to_seconds(piece["clock"]) for piece in self.pieces[-2:]]
-        clock = np.concatenate([*(np.take(piece, [-1], axis=self.axis) for piece in before), latest], axis=self.axis)
+        clock = np.concatenate(
+            [*(np.take(piece, [-1], axis=self.axis) for piece in before), latest], axis=self.axis
+        )
         if not np.isfinite(clock).all() or (np.diff(clock, axis=self.axis) < 0).any():
             finite = clock[np.isfinite(clock)]
-            at = f"at {finite.min():g} to {finite.max():g} s" if finite.size == clock.size else f"at {clock[~np.isfinite(clock)][0]:g} s"
+            at = (
+                f"at {finite.min():g} to {finite.max():g} s"
+                if finite.size == clock.size
+                else f"at {clock[~np.isfinite(clock)][0]:g} s"
+            )
             raise ValueError(
                 f"the cluster's clock is not finite or goes back, {at} by round {self.steps[-1]}:"
                 " need seconds >= 0 and bandwidths > 0, finite in float32"

@@ -1,4 +1,6 @@
-"""What tells one run from another on disk: what it computes, from which data, keys, hyperparameters and start."""
+"""What tells one run from another on disk: what it computes, from which data, keys, hyperparameters
+and start.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _TOOLS = {"platform", "jax"}  # which matter where they lower to another program
 
 
 def agreed(job: Job, kept: bool) -> dict[str, str]:
-    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one process, without a checkpoint.
+    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one
+    process, without a checkpoint.
 
     Args:
         job, kept: as of `of`.
@@ -31,14 +34,20 @@ def agreed(job: Job, kept: bool) -> dict[str, str]:
     several = job.plan.mesh.is_multi_process
     about = of(job, kept) if several or kept else {}
     if several:
-        also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
+        also = {
+            "steps": job.steps,
+            "first round": job.before,
+            "devices": job.plan.mesh.size,
+            "capacity": job.plan.capacity,
+        }
         asked = {"checkpoint": kept, "until": job.until is not None}
         need_same(about | {name: str(value) for name, value in (also | asked).items()})
     return about
 
 
 def of(job: Job, kept: bool) -> dict[str, str]:
-    """What the run is, by name: equal where it is the same run, whatever its rounds, its devices' number and the chunks it is cut into.
+    """What the run is, by name: equal where it is the same run, whatever its rounds, its devices'
+    number and the chunks it is cut into.
 
     Args:
         job: the run.
@@ -54,7 +63,9 @@ def of(job: Job, kept: bool) -> dict[str, str]:
         "problem": job.problem.name,
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
-        "data": digest(job.problem.shared, _rows_digest(job.problem.data) + of_weights(job.problem)),
+        "data": digest(
+            job.problem.shared, _rows_digest(job.problem.data) + of_weights(job.problem)
+        ),
         "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
@@ -69,23 +80,37 @@ def of(job: Job, kept: bool) -> dict[str, str]:
     }
 
 
-def differences(there: dict[str, str], here: dict[str, str], where: tuple[str, str] = ("there", "here")) -> str:
-    """What differs, for people; empty where nothing does, or only what the program shows to be of no effect."""
+def differences(
+    there: dict[str, str], here: dict[str, str], where: tuple[str, str] = ("there", "here")
+) -> str:
+    """What differs, for people; empty where nothing does, or only what the program shows to be of
+    no effect.
+    """
     differ = [name for name in here if there.get(name) != here[name]]
     if PROGRAM not in differ:
         differ = [name for name in differ if name not in _TOOLS]
-    named = [f"{name} = {there.get(name)} {where[0]}, {here[name]} {where[1]}" for name in differ if name != PROGRAM]
+    named = [
+        f"{name} = {there.get(name)} {where[0]}, {here[name]} {where[1]}"
+        for name in differ
+        if name != PROGRAM
+    ]
     if named or not differ:
         return "; ".join(named)
     return "it computes something else: another hyperparameter, schedule, topology, loss or version of the code"
 
 
 def need_same(about: dict[str, str]) -> None:
-    """Raises a ValueError where the processes do not all run the same; it says what differs, in all of them."""
-    first, *others = [json.loads(words) for words in agreement.exchange("what is run", json.dumps(about))]
+    """Raises a ValueError where the processes do not all run the same; it says what differs, in all
+    of them.
+    """
+    first, *others = [
+        json.loads(words) for words in agreement.exchange("what is run", json.dumps(about))
+    ]
     for i, other in enumerate(others, start=1):
         if told := differences(first, other, ("in process 0", f"in process {i}")):
-            raise ValueError(f"the processes run different configurations ({told}): need the same call in all")
+            raise ValueError(
+                f"the processes run different configurations ({told}): need the same call in all"
+            )
 
 
 def _hyperparameters(job: Job) -> dict[str, str]:
@@ -99,8 +124,10 @@ def _batches(job: Job, kept: bool) -> str:
         return "unnamed"
     if job.feed.identity is None:
         raise ValueError(
-            "a checkpoint of a run with batches that do not tell who they are, and so might be others the next time;"
-            " need an attribute `identity`, dsgd.Batches(batches, 'CIFAR-10, shuffled with seed 3'), say"
+            "a checkpoint of a run with batches that do not tell who they are, and so might be "
+            "others the next time;"
+            " need an attribute `identity`, dsgd.Batches(batches, 'CIFAR-10, shuffled with seed "
+            "3'), say"
         )
     return job.feed.identity
 
@@ -123,12 +150,16 @@ def of_weights(problem: Problem) -> str:
 def _rows_digest(data: PyTree) -> str:
     """Of arrays `[N, ...]`, each worker's row by itself: whoever has it, in whichever process."""
     named = jax.tree_util.tree_leaves_with_path(data)
-    return " ".join(f"{jax.tree_util.keystr(path)} {' '.join(arrays.row_digests(leaf))}" for path, leaf in named)
+    return " ".join(
+        f"{jax.tree_util.keystr(path)} {' '.join(arrays.row_digests(leaf))}" for path, leaf in named
+    )
 
 
 def digest(tree: PyTree, more: str = "") -> str:
     """Of all leaves, with their names, types and shapes, and of more words."""
     sha = hashlib.sha256(more.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        sha.update(f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.on_host(leaf))}".encode())
+        sha.update(
+            f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.on_host(leaf))}".encode()
+        )
     return sha.hexdigest()[:16]

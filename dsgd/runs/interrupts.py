@@ -14,7 +14,8 @@ _MOST = 2  # signals that wait for the chunk in progress; one more breaks it off
 
 
 class Interrupted(WithHistory, KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM, after the chunk in progress; what has a checkpoint has saved it.
+    """A run was stopped by Ctrl-C or SIGTERM, after the chunk in progress; what has a checkpoint
+    has saved it.
 
     Args:
         message: how far it came.
@@ -24,9 +25,11 @@ class Interrupted(WithHistory, KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block, SIGTERM raises a KeyboardInterrupt, as Ctrl-C does: for scripts, whose `finally` and `except` then serve both.
+    """Within the block, SIGTERM raises a KeyboardInterrupt, as Ctrl-C does: for scripts, whose
+    `finally` and `except` then serve both.
 
-    A run inside stops as it does by itself, with `Interrupted`. Outside the main thread, which alone gets signals, it does nothing.
+    A run inside stops as it does by itself, with `Interrupted`. Outside the main thread, which
+    alone gets signals, it does nothing.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -37,7 +40,9 @@ def terminable() -> Iterator[None]:
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM came since the `with` block began: a state that has just been donated must not be torn from its owner."""
+    """Whether Ctrl-C or SIGTERM came since the `with` block began: a state that has just been
+    donated must not be torn from its owner.
+    """
 
     def __init__(self) -> None:
         self.asked: bool = False
@@ -54,7 +59,9 @@ class Stop:
 
     @contextmanager
     def users_code(self) -> Iterator[None]:
-        """Within the block, which may wait for long and can be left anywhere, it breaks off at once. Any KeyboardInterrupt counts."""
+        """Within the block, which may wait for long and can be left anywhere, it breaks off at
+        once. Any KeyboardInterrupt counts.
+        """
         self._at_once = True
         try:
             yield
@@ -71,11 +78,21 @@ class Stop:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
-    """With that handler for those signals, and afterwards with those before. What is ignored, by nohup say, stays ignored."""
-    before = {number: signal.getsignal(number) for number in signals} if threading.current_thread() is threading.main_thread() else {}
+def _handled(
+    handler: Callable[[int, FrameType | None], None], *signals: signal.Signals
+) -> Iterator[None]:
+    """With that handler for those signals, and afterwards with those before. What is ignored, by
+    nohup say, stays ignored.
+    """
+    before = (
+        {number: signal.getsignal(number) for number in signals}
+        if threading.current_thread() is threading.main_thread()
+        else {}
+    )
     # A handler that did not come from Python is None, and could not be put back.
-    ours = {number: former for number, former in before.items() if former not in (None, signal.SIG_IGN)}
+    ours = {
+        number: former for number, former in before.items() if former not in (None, signal.SIG_IGN)
+    }
     try:
         for number in ours:
             signal.signal(number, handler)

@@ -20,7 +20,8 @@ class Job(NamedTuple):
 
     Args:
         plan: its static side.
-        methods: the method; of a sweep those of the first point and of all other values of the grid.
+        methods: the method; of a sweep those of the first point and of all other values of the
+            grid.
         problem: with its arrays.
         points: hyperparameters by name, `[grid]` each; {} if there is no grid.
         keys: one a run, `[seeds?]`.
@@ -53,9 +54,20 @@ class Job(NamedTuple):
         """Of `loop.advance`'s arguments after the plan, for one round; nothing is compiled."""
         carry = jax.eval_shape(partial(loop.first_carry, self.plan), self.points, self.keys)
         first = None if self.feed is None else self.feed.first
-        batches = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), first)
+        batches = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), first
+        )
         chunk = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
-        return jax.eval_shape(lambda *given: given, carry, self.points, self.keys, self.problem.data, self.problem.shared, batches, chunk)
+        return jax.eval_shape(
+            lambda *given: given,
+            carry,
+            self.points,
+            self.keys,
+            self.problem.data,
+            self.problem.shared,
+            batches,
+            chunk,
+        )
 
     @property
     def last(self) -> int:

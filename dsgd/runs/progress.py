@@ -6,7 +6,9 @@ from typing import Any
 
 
 class Progress:
-    """A bar with rounds, rounds a second, time left and the current loss; nothing where it is off."""
+    """A bar with rounds, rounds a second, time left and the current loss; nothing where it is
+    off.
+    """
 
     def __init__(self, name: str, first: int, steps: int, shown: bool) -> None:
         self._first = first  # rounds that an earlier session did
@@ -37,7 +39,9 @@ def _bar() -> Any:
     from rich.table import Column  # noqa: PLC0415
 
     return rich.Progress(
-        rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
+        rich.TextColumn(
+            "{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")
+        ),
         rich.BarColumn(bar_width=8),
         rich.MofNCompleteColumn(),
         rich.TextColumn("{task.fields[speed]} rounds/s", table_column=Column(no_wrap=True)),

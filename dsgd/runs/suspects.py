@@ -1,4 +1,6 @@
-"""Why a loss is not finite if it is not the step size's fault: numbers that were not finite when they came, or a gradient that is not."""
+"""Why a loss is not finite if it is not the step size's fault: numbers that were not finite when
+they came, or a gradient that is not.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,20 @@ _CAUSES = "as of sqrt or norms at 0, log of 0, or a branch that jnp.where leaves
 
 
 def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
-    """What of the job's data, batches, start and first gradients is not finite, for people; empty if it is none of them.
+    """What of the job's data, batches, start and first gradients is not finite, for people; empty
+    if it is none of them.
 
     Args:
         job: that diverged.
         history: its evaluated records.
-        before: how many of them are before the first one that shows it; 0: the loss was so before the first round.
+        before: how many of them are before the first one that shows it; 0: the loss was so before
+            the first round.
         run: the seed that shows it.
     """
-    named = [*_named(f"{job.problem.name}: data", job.problem.data), *_named(f"{job.problem.name}: shared", job.problem.shared)]
+    named = [
+        *_named(f"{job.problem.name}: data", job.problem.data),
+        *_named(f"{job.problem.name}: shared", job.problem.shared),
+    ]
     if job.feed and job.feed.not_finite is not None:
         named += [f"batch {job.feed.not_finite} is not finite"]
     if not named and before == 0:
@@ -40,25 +47,48 @@ def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
 
 
 def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
-    """That the gradient was not finite at the last record with a finite loss, which was not much larger than at the start."""
-    loss, sqnorm = (history[name].reshape(-1, history["loss"].shape[-1])[run] for name in ("loss", "grad_sqnorm"))
-    if not np.isfinite(sqnorm[at]) and np.isfinite(sqnorm[0]) and abs(loss[at]) <= 1e3 * max(1, abs(loss[0])):
-        return [f"the gradient is not finite after round {history['step'][at]}, where the loss is {loss[at]:g} ({_CAUSES})"]
+    """That the gradient was not finite at the last record with a finite loss, which was not much
+    larger than at the start.
+    """
+    loss, sqnorm = (
+        history[name].reshape(-1, history["loss"].shape[-1])[run]
+        for name in ("loss", "grad_sqnorm")
+    )
+    if (
+        not np.isfinite(sqnorm[at])
+        and np.isfinite(sqnorm[0])
+        and abs(loss[at]) <= 1e3 * max(1, abs(loss[0]))
+    ):
+        return [
+            f"the gradient is not finite after round {history['step'][at]}, where the loss is "
+            f"{loss[at]:g} ({_CAUSES})"
+        ]
     return []
 
 
 def _at_start(job: Job, run: int) -> list[str]:
-    start, where = (job.start, "start: state") if job.start else (_first_models(job), f"{job.problem.name}: the start")
+    start, where = (
+        (job.start, "start: state")
+        if job.start
+        else (_first_models(job), f"{job.problem.name}: the start")
+    )
     if named := _named(where, start):
         return named
     ranges = _ranges("data", job.problem.data) + ([] if job.start else _ranges("start", start))
     if not job.start and not job.plan.mesh.is_multi_process:
         ranges += _outputs(job, run)
-    return [f"it was so before the first round, from finite data and a finite start ({', '.join(ranges)})"]
+    return [
+        "it was so before the first round, from finite data and a finite start "
+        f"({', '.join(ranges)})"
+    ]
 
 
 def _named(where: str, tree: PyTree) -> list[str]:
-    return [f"{where}{keystr(path)} is not finite" for path, leaf in tree_leaves_with_path(tree) if _bad(leaf)]
+    return [
+        f"{where}{keystr(path)} is not finite"
+        for path, leaf in tree_leaves_with_path(tree)
+        if _bad(leaf)
+    ]
 
 
 def _bad(leaf: Any) -> bool:
@@ -68,8 +98,16 @@ def _bad(leaf: Any) -> bool:
 
 def _ranges(where: str, tree: PyTree) -> list[str]:
     """The least and the largest number of each leaf."""
-    numbers = [(path, arrays.on_host(leaf)) for path, leaf in tree_leaves_with_path(tree) if jnp.issubdtype(leaf.dtype, jnp.number)]
-    return [f"{where}{keystr(path)} from {array.min():g} to {array.max():g}" for path, array in numbers if array.size]
+    numbers = [
+        (path, arrays.on_host(leaf))
+        for path, leaf in tree_leaves_with_path(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.number)
+    ]
+    return [
+        f"{where}{keystr(path)} from {array.min():g} to {array.max():g}"
+        for path, array in numbers
+        if array.size
+    ]
 
 
 def _first_models(job: Job) -> PyTree:
@@ -92,7 +130,9 @@ def _outputs(job: Job, run: int) -> list[str]:
 
 
 def _first_gradients(job: Job, run: int) -> list[str]:
-    """Which leaves of the first gradient are not finite, and of which worker, on all that it has."""
+    """Which leaves of the first gradient are not finite, and of which worker, on all that it
+    has.
+    """
     trained, fixed = leaves.split(leaves.flags(job.problem), _first_model(job, run))
     both = oracle.with_loss(leaves.bound(job.problem, fixed))
 
@@ -103,9 +143,13 @@ def _first_gradients(job: Job, run: int) -> list[str]:
         losses, slopes = jax.jit(lambda data: lax.map(finite, data))(job.problem.data)
     except ValueError:  # a loss that has no exact gradient
         return []
-    at = [(keystr(path), np.flatnonzero(np.asarray(losses) & ~np.asarray(leaf))) for path, leaf in tree_leaves_with_path(slopes)]
+    at = [
+        (keystr(path), np.flatnonzero(np.asarray(losses) & ~np.asarray(leaf)))
+        for path, leaf in tree_leaves_with_path(slopes)
+    ]
     return [
-        f"the gradient{f' in {path}' if path else ''} of worker {workers[0]} is not finite at the start, where its loss is ({_CAUSES})"
+        f"the gradient{f' in {path}' if path else ''} of worker {workers[0]} is not finite at the "
+        f"start, where its loss is ({_CAUSES})"
         for path, workers in at
         if len(workers)
     ]

@@ -1,4 +1,6 @@
-"""Hyperparameters of a sweep that are used as Python values, which traced values are not: for the error message."""
+"""Hyperparameters of a sweep that are used as Python values, which traced values are not: for the
+error message.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,23 @@ from dsgd.runs.jobs import Job
 from dsgd.runs.plans import Always
 
 
-def used_as_python_values(job: Job, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception) -> list[str]:
-    """The hyperparameters with which alone the run cannot be traced, if it can be traced without any; by name.
+def used_as_python_values(
+    job: Job, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception
+) -> list[str]:
+    """The hyperparameters with which alone the run cannot be traced, if it can be traced without
+    any; by name.
 
     Args:
         job: the sweep that failed.
         factory, grid: of the sweep.
         error: with which it failed.
     """
-    if not (isinstance(error, TypeError) or "Tracer" in str(error)):  # our own refusals show the value that they were given
+    # our own refusals show the value that they were given
+    if not (isinstance(error, TypeError) or "Tracer" in str(error)):
         return []
-    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.methods[0]), runs=1), points={})):
+    if not _traces(
+        job._replace(plan=job.plan._replace(build=Always(job.methods[0]), runs=1), points={})
+    ):
         return []
     first = {name: values[0].item() for name, values in grid.items()}
 

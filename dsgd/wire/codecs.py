@@ -1,8 +1,10 @@
 """Packing small integers into bytes, so that a message holds what it says it holds.
 
-The layout is made for one pass: a byte takes its codes from places that are far apart (every eighth of the vector), not from neighbours,
-so that packing is shifts of contiguous slices, which XLA fuses with whatever makes the codes into one vectorised loop. Codes whose bits do
-not divide a byte are split into planes that do, each an array: joined into one, they would be a loop with a branch for every byte.
+The layout is made for one pass: a byte takes its codes from places that are far apart (every eighth
+of the vector), not from neighbours, so that packing is shifts of contiguous slices, which XLA fuses
+with whatever makes the codes into one vectorised loop. Codes whose bits do not divide a byte are
+split into planes that do, each an array: joined into one, they would be a loop with a branch for
+every byte.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ def index_bits(d: int) -> int:
 
 
 def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[jax.Array, ...]:
-    """d codes below 2^bits in planes: the lowest byte of every code, the next byte, ..., then the bits that are left, the highest 4, 2, 1.
+    """d codes below 2^bits in planes: the lowest byte of every code, the next byte, ..., then the
+    bits that are left, the highest 4, 2, 1.
 
-    Where a byte has room for s codes, byte j of a plane of m bytes holds codes j, j + m, j + 2m, ... from its lowest bit on.
+    Where a byte has room for s codes, byte j of a plane of m bytes holds codes j, j + m, j + 2m,
+    ... from its lowest bit on.
 
     Args:
         codes: `[d]`.
@@ -39,18 +43,32 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
         uint8 arrays, `[ceil(d * width / 8)]` for each plane's width.
 
     Raises:
-        ValueError: another number of bits, more of them than the codes' type has, or codes that need more; traced codes are not looked at.
+        ValueError: another number of bits, more of them than the codes' type has, or codes that
+            need more; traced codes are not looked at.
     """
     bits = _need_bits("pack", bits)
-    if jnp.ndim(codes) != 1 or codes.dtype not in (jnp.uint8, jnp.uint32) or bits > BYTE * codes.dtype.itemsize:
+    if (
+        jnp.ndim(codes) != 1
+        or codes.dtype not in (jnp.uint8, jnp.uint32)
+        or bits > BYTE * codes.dtype.itemsize
+    ):
         need = "uint32 [d]" if bits > BYTE else "uint8 or uint32 [d]"
-        raise ValueError(f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}: need {need}")
+        raise ValueError(
+            f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}: need {need}"
+        )
     if not isinstance(codes, Tracer) and codes.size and int(codes.max()) >> bits:
-        raise ValueError(f"codecs.pack: a code of {int(codes.max())} in {bits} bits; expected codes below 2^{bits}: pass more bits")
-    return tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
+        raise ValueError(
+            f"codecs.pack: a code of {int(codes.max())} in {bits} bits; expected codes below "
+            f"2^{bits}: pass more bits"
+        )
+    return tuple(
+        _pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits)
+    )
 
 
-def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d"] | UInt32[Array, " d"]:
+def unpack(
+    planes: tuple[jax.Array, ...], bits: int, d: int
+) -> UInt8[Array, " d"] | UInt32[Array, " d"]:
     """The d codes that `pack` packed, uint8 up to 8 bits and uint32 above.
 
     Args:
@@ -80,11 +98,15 @@ def packed_bits(bits: int, d: int) -> int:
         ValueError: another number of bits.
     """
     d = checks.natural("codecs.packed_bits: d", d, most=None)
-    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(_need_bits("packed_bits", bits)))
+    return sum(
+        BYTE * -(-d * width // BYTE) for _, width in _planes(_need_bits("packed_bits", bits))
+    )
 
 
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
-    """d codes below 3 in ceil(d / 5) bytes, 1.6 bits each: byte j is the sum of 3^k times code j + k ceil(d / 5)."""
+    """d codes below 3 in ceil(d / 5) bytes, 1.6 bits each: byte j is the sum of 3^k times code j +
+    k ceil(d / 5).
+    """
     size = -(-codes.shape[0] // TRITS)
     codes = jnp.pad(codes, (0, size * TRITS - codes.shape[0]))
     packed = codes[:size]
@@ -100,7 +122,9 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
 
 def _need_bits(function: str, bits: Any) -> int:
     if not checks.is_integer(bits) or not 0 <= bits <= _WIDEST:
-        raise ValueError(f"codecs.{function}: bits = {checks.shown(bits)}: need an integer from 0 to {_WIDEST}")
+        raise ValueError(
+            f"codecs.{function}: bits = {checks.shown(bits)}: need an integer from 0 to {_WIDEST}"
+        )
     return int(bits)
 
 
@@ -122,4 +146,6 @@ def _pack_plane(codes: jax.Array, width: int) -> jax.Array:
 
 
 def _unpack_plane(packed: jax.Array, width: int) -> jax.Array:
-    return jnp.concatenate([(packed >> shift) & ((1 << width) - 1) for shift in range(0, BYTE, width)])
+    return jnp.concatenate(
+        [(packed >> shift) & ((1 << width) - 1) for shift in range(0, BYTE, width)]
+    )

@@ -1,7 +1,8 @@
 """Exact counts of bits inside 32-bit arithmetic.
 
-2^31 bits are only 256 MB: a 32-bit integer overflows within a round, and a float32 rounds above 2 MB. So a count is four
-base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below 2^64, with room to add 65,536 of them before carrying.
+2^31 bits are only 256 MB: a 32-bit integer overflows within a round, and a float32 rounds above 2
+MB. So a count is four base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below
+2^64, with room to add 65,536 of them before carrying.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
         workers: n, the workers of the block.
 
     Raises:
-        ValueError: an int that is negative or too large, or what is neither an int nor integers `[..., workers]`.
+        ValueError: an int that is negative or too large, or what is neither an int nor integers
+            `[..., workers]`.
     """
     bits = checks.python_number(bits)
     if not isinstance(bits, jax.Array | np.ndarray):
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
     if bits.shape[-1:] != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
-        raise ValueError(f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [..., {workers}]")
+        raise ValueError(
+            f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [..., {workers}]"
+        )
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
 
@@ -47,7 +51,10 @@ def table(bits: Sequence[int | np.integer]) -> np.ndarray:
 def _digits(bits: Any) -> list[int]:
     bits = checks.python_number(bits)
     if not checks.is_integer(bits) or not 0 <= bits < 1 << (BASE_BITS * DIGITS):
-        raise ValueError(f"a count of {checks.shown(bits)} bits: need an integer between 0 and 2^{BASE_BITS * DIGITS} - 1")
+        raise ValueError(
+            f"a count of {checks.shown(bits)} bits: need an integer between 0 and "
+            f"2^{BASE_BITS * DIGITS} - 1"
+        )
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 _SENT = {
     "all-gather": lambda g: Fraction(g - 1),
     "all-to-all": lambda g: Fraction(g - 1, g),
-    "all-reduce": lambda g: Fraction(2 * (g - 1), g),  # round a ring: a reduce-scatter, then an all-gather
+    # round a ring: a reduce-scatter, then an all-gather
+    "all-reduce": lambda g: Fraction(2 * (g - 1), g),
     "reduce-scatter": lambda g: Fraction(g - 1, g),
-    "collective-broadcast": lambda g: Fraction(g - 1, g),  # one device's operand reaches g - 1 others; the mean over the group
+    # one device's operand reaches g - 1 others; the mean over the group
+    "collective-broadcast": lambda g: Fraction(g - 1, g),
 }
 _UNKNOWN = ("ragged-all-to-all", "send")  # how much, or by whom, is not in the instruction
 
@@ -41,39 +43,47 @@ class _Instruction(NamedTuple):
 
 
 class _Program(NamedTuple):
-    computations: dict[str, dict[str, _Instruction]]  # by name; names of instructions are unique within a computation only
+    # by name; names of instructions are unique within a computation only
+    computations: dict[str, dict[str, _Instruction]]
     entry: str
     devices: int
 
 
 def traffic(compiled: Any) -> dict[str, int | float]:
-    r"""The bytes that one device sends in one execution, the mean over devices, by collective: `{"all-gather": 84}`.
+    r"""The bytes that one device sends in one execution, the mean over devices, by collective:
+    `{"all-gather": 84}`.
 
-    Collectives count as often as they are executed: within loops, times the iterations; of a conditional's branches, the one
-    that sends most. With b bytes of operands on each device of a group of g, a device sends
+    Collectives count as often as they are executed: within loops, times the iterations; of a
+    conditional's branches, the one that sends most. With b bytes of operands on each device of a
+    group of g, a device sends
 
-    $$ (g - 1)\, b \text{ (all-gather)}, \quad \tfrac{g - 1}{g}\, b \text{ (all-to-all, reduce-scatter)}, \quad
+    $$ (g - 1)\, b \text{ (all-gather)}, \quad \tfrac{g - 1}{g}\, b \text{ (all-to-all,
+    reduce-scatter)}, \quad
        2\,\tfrac{g - 1}{g}\, b \text{ (all-reduce, round a ring)}, $$
 
-    and for a collective-permute b times the share of devices that have another device for a target. What XLA combined, promoted
-    (bfloat16 sums are float32 on CPUs) or left out counts as it is in the program. Nothing sent: no entry.
+    and for a collective-permute b times the share of devices that have another device for a target.
+    What XLA combined, promoted (bfloat16 sums are float32 on CPUs) or left out counts as it is in
+    the program. Nothing sent: no entry.
 
     Args:
         compiled: `jax.jit(f).lower(...).compile()`.
 
     Raises:
-        ValueError: no compiled program; a loop that holds collectives and has no known number of iterations; a collective whose
-            bytes depend on the data.
+        ValueError: no compiled program; a loop that holds collectives and has no known number of
+            iterations; a collective whose bytes depend on the data.
     """
     program = _read(_text(compiled))
     sent = _sent(program, program.entry)
-    return {kind: int(size) if size.denominator == 1 else float(size) for kind, size in sent.items()}
+    return {
+        kind: int(size) if size.denominator == 1 else float(size) for kind, size in sent.items()
+    }
 
 
 def _text(compiled: Any) -> str:
     as_text = getattr(compiled, "as_text", None)
     text = as_text() if callable(as_text) else None
-    if not isinstance(text, str) or not text.startswith("HloModule"):  # a lowered function's text is StableHLO
+    # a lowered function's text is StableHLO
+    if not isinstance(text, str) or not text.startswith("HloModule"):
         given = f"traffic of {type(compiled).__name__}, which has no optimised HLO"
         raise ValueError(f"{given}: need a compiled program, jax.jit(f).lower(...).compile()")
     return text
@@ -89,35 +99,45 @@ def _read(text: str) -> _Program:
         elif found := _INSTRUCTION.match(line):
             name, shape, opcode, operands, attributes = found.groups(default="")
             current[name] = _Instruction(shape, opcode, _NAME.findall(operands), attributes)
-    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])  # left out where they are 1
+    # left out where they are 1
+    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
     return _Program(computations, entry, prod(map(int, counts)))
 
 
 def _sent(program: _Program, name: str) -> dict[str, Fraction]:
     """By a device in one execution of the computation."""
     computation = program.computations[name]
-    return _total((1, _sent_by(program, computation, instruction)) for instruction in computation.values())
+    return _total(
+        (1, _sent_by(program, computation, instruction)) for instruction in computation.values()
+    )
 
 
 def _total(parts: Iterable[tuple[int, dict[str, Fraction]]]) -> dict[str, Fraction]:
     total: dict[str, Fraction] = {}
     for times, part in parts:
         for kind, size in part.items():
-            if size:  # what sends nothing (groups of one) is no traffic, and no reason to refuse a loop
+            # what sends nothing (groups of one) is no traffic, and no reason to refuse a loop
+            if size:
                 total[kind] = total.get(kind, Fraction(0)) + times * size
     return total
 
 
-def _sent_by(program: _Program, computation: dict[str, _Instruction], instruction: _Instruction) -> dict[str, Fraction]:
+def _sent_by(
+    program: _Program, computation: dict[str, _Instruction], instruction: _Instruction
+) -> dict[str, Fraction]:
     opcode, attributes = instruction.opcode.removesuffix("-start"), instruction.attributes
-    if opcode.endswith(("-done", "-update")):  # its start has been counted, and may be named here again by calls=
+    # its start has been counted, and may be named here again by calls=
+    if opcode.endswith(("-done", "-update")):
         return {}
     if opcode in _SENT or opcode == "collective-permute":
         size = sum((_bytes(computation[name].shape) for name in instruction.operands), Fraction(0))
         return {opcode: size * _operands_sent(opcode, attributes, program.devices)}
     if opcode in _UNKNOWN and "is_host_transfer=true" not in attributes:
         raise ValueError(f"traffic of a program with {opcode}: need collectives of known sizes")
-    called = {role: [_sent(program, name) for name in _NAME.findall(names)] for role, names in _CALLS.findall(attributes)}
+    called = {
+        role: [_sent(program, name) for name in _NAME.findall(names)]
+        for role, names in _CALLS.findall(attributes)
+    }
     if opcode == "while":
         return _sent_by_loop(called["body"][0], called["condition"][0], _TRIPS.search(attributes))
     branches = [branch for some in called.values() for branch in some]
@@ -126,12 +146,16 @@ def _sent_by(program: _Program, computation: dict[str, _Instruction], instructio
     return _total((1, branch) for branch in branches)
 
 
-def _sent_by_loop(body: dict[str, Fraction], condition: dict[str, Fraction], trips: re.Match[str] | None) -> dict[str, Fraction]:
+def _sent_by_loop(
+    body: dict[str, Fraction], condition: dict[str, Fraction], trips: re.Match[str] | None
+) -> dict[str, Fraction]:
     if trips:
         return _total([(int(trips[1]), body), (int(trips[1]) + 1, condition)])
     if kinds := sorted({*body, *condition}):
         given = f"traffic of a loop with {', '.join(kinds)} and an unknown number of iterations"
-        raise ValueError(f"{given}: need a known one; compile one round, or a fixed number of them, instead")
+        raise ValueError(
+            f"{given}: need a known one; compile one round, or a fixed number of them, instead"
+        )
     return {}
 
 
@@ -158,11 +182,17 @@ def _operands_sent(opcode: str, attributes: str, devices: int) -> Fraction:
 def _groups(attributes: str, devices: int) -> list[int]:
     """The sizes of all groups."""
     if listed := _LISTED.search(attributes):
-        return [group.count(",") + 1 for group in re.findall(r"\{([^}]+)\}", listed[1])] or [devices]
+        return [group.count(",") + 1 for group in re.findall(r"\{([^}]+)\}", listed[1])] or [
+            devices
+        ]
     if iota := _IOTA.search(attributes):
         return [int(iota[2])] * int(iota[1])
-    if axes := _AXES.search(attributes):  # mesh['x'=2,'y'=4] {'y'}; a part of an axis is 'y':(1)2, the last number its size
+    # mesh['x'=2,'y'=4] {'y'}; a part of an axis is 'y':(1)2, the last number its size
+    if axes := _AXES.search(attributes):
         sizes = {name: int(size) for name, size in _AXIS.findall(axes[1])}
-        size = prod(int(axis.rpartition(")")[2]) if ":(" in axis else sizes[axis.strip("'")] for axis in axes[2].split(","))
+        size = prod(
+            int(axis.rpartition(")")[2]) if ":(" in axis else sizes[axis.strip("'")]
+            for axis in axes[2].split(",")
+        )
         return [size] * (prod(sizes.values()) // size)
     raise ValueError(f"traffic of a collective with groups in an unknown form: {attributes}")

@@ -1,4 +1,6 @@
-"""The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled program really sends."""
+"""The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled
+program really sends.
+"""
 
 from dsgd.wire.traffic import traffic
 from dsgd.workers.attendance import Attendance, attendance, attended
@@ -32,7 +34,16 @@ from dsgd.workers.axis import (
     where_rows,
     widened,
 )
-from dsgd.workers.mixing import fetch, mix, neighbours, of_round, pull, receivers, sum_of_others, table_rows
+from dsgd.workers.mixing import (
+    fetch,
+    mix,
+    neighbours,
+    of_round,
+    pull,
+    receivers,
+    sum_of_others,
+    table_rows,
+)
 from dsgd.workers.weights import weighted, weights
 
 __all__ = [

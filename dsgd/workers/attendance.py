@@ -1,7 +1,9 @@
-"""Participation in a round, and which messages arrive: what collectives know of the round in which a method's update is traced.
+"""Participation in a round, and which messages arrive: what collectives know of the round in which
+a method's update is traced.
 
-The engine sets it. `sum`, `mean`, `mix`, `pull` and the bits that `dsgd.communication` counts are then over the workers that participate,
-without a line in the methods. If it is not set, all workers participate and all messages arrive, and nothing is added to the program.
+The engine sets it. `sum`, `mean`, `mix`, `pull` and the bits that `dsgd.communication` counts are
+then over the workers that participate, without a line in the methods. If it is not set, all workers
+participate and all messages arrive, and nothing is added to the program.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ class Attendance(NamedTuple):
     Args:
         present: who takes part, bool `[N]`.
         counted: those of them whose part of sums and means over all arrives, bool `[N]`.
-        arrives: (i, j), workers' numbers of shapes that broadcast -> whether messages between the two arrive, in both directions; none does
-            where one of them is away.
+        arrives: (i, j), workers' numbers of shapes that broadcast -> whether messages between the
+            two arrive, in both directions; none does where one of them is away.
     """
 
     present: jax.Array
@@ -30,7 +32,8 @@ class Attendance(NamedTuple):
 
 
 _current: ContextVar[Attendance | None] = ContextVar("attendance", default=None)
-# What is traced meanwhile closes over this round's arrays: JAX's caches of traced functions must not hand it to another round.
+# What is traced meanwhile closes over this round's arrays: JAX's caches of traced functions must
+# not hand it to another round.
 _traced = jax.make_user_context(None)
 
 

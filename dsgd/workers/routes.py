@@ -1,4 +1,6 @@
-"""Which rows cross devices for a topology, and where they are found there: planned on the host, once for each number of devices."""
+"""Which rows cross devices for a topology, and where they are found there: planned on the host,
+once for each number of devices.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
-_ROOTS = 2.5  # times the root of the table's length: up to so many are summed so. `python -m experiments.benchmark mixing` measures it
+# times the root of the table's length: up to so many are summed so. `python -m
+# experiments.benchmark mixing` measures it
+_ROOTS = 2.5
 
 
 class Permute(NamedTuple):
@@ -21,7 +25,8 @@ class Permute(NamedTuple):
 
     Args:
         pairs: (sender, receiver), devices.
-        workers: whose rows each device sends, `[D, k]`; shorter lists are filled up with its first worker's.
+        workers: whose rows each device sends, `[D, k]`; shorter lists are filled up with its first
+            worker's.
     """
 
     pairs: list[tuple[int, int]]
@@ -31,13 +36,16 @@ class Permute(NamedTuple):
 class Routes(NamedTuple):
     """How the rows that a device needs come to it, and what it makes of them.
 
-    It finds them in a *table* of m rows: its own block, then what each permute brings; or everybody's rows.
+    It finds them in a *table* of m rows: its own block, then what each permute brings; or
+    everybody's rows.
 
     Args:
         permutes: of each round of a period; None: everybody's rows are gathered.
         length: m.
-        weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of those, `[period, D, n, K]`.
-        places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no lists.
+        weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of
+            those, `[period, D, n, K]`.
+        places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no
+            lists.
         whose: the worker whose row each of the table is, int32 `[period, D, m]`; -1: nobody's.
     """
 
@@ -50,35 +58,58 @@ class Routes(NamedTuple):
 
 @lru_cache(maxsize=64)
 def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
-    """The routes of a topology over D devices; `rows` is for timing one kind of sum, or the other. What costs least is chosen:
+    """The routes of a topology over D devices; `rows` is for timing one kind of sum, or the other.
+    What costs least is chosen:
 
-    - rows that cross devices: by permutes, one for each matching of sending with receiving devices; by a gather where the permutes
-      would bring as many rows;
-    - sums: of a few rows of the table where a worker has few neighbours, else by a product with all of it.
+    - rows that cross devices: by permutes, one for each matching of sending with receiving devices;
+      by a gather where the permutes would bring as many rows;
+    - sums: of a few rows of the table where a worker has few neighbours, else by a product with all
+      of it.
     """
     n = topology.n // devices
     permutes = [_permutes(_needed(W, n, devices), n, devices) for W in topology.matrices]
     brought = max(sum(permute.workers.shape[1] for permute in round) for round in permutes)
     everybody = devices > 1 and brought >= topology.n - n
     length = topology.n if everybody else n + brought
-    turns = [(W, round, device) for W, round in zip(topology.matrices, permutes, strict=True) for device in range(devices)]
-    tables = [np.arange(topology.n) if everybody else _table(round, device, n) for _, round, device in turns]
+    turns = [
+        (W, round, device)
+        for W, round in zip(topology.matrices, permutes, strict=True)
+        for device in range(devices)
+    ]
+    tables = [
+        np.arange(topology.n) if everybody else _table(round, device, n)
+        for _, round, device in turns
+    ]
     found = [
-        _find(W[device * n : (device + 1) * n], table, device * n, topology.n) for (W, _, device), table in zip(turns, tables, strict=True)
+        _find(W[device * n : (device + 1) * n], table, device * n, topology.n)
+        for (W, _, device), table in zip(turns, tables, strict=True)
     ]
     most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
     few = most <= min(_MOST, _ROOTS * sqrt(length)) if rows is None else rows
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
-    weights, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
-    whose = np.stack([np.pad(table, (0, length - len(table)), constant_values=-1) for table in tables]).astype(np.int32)
+    weights, places = (
+        np.stack(kind).reshape(topology.period, devices, n, -1)
+        for kind in zip(*arrays, strict=True)
+    )
+    whose = np.stack(
+        [np.pad(table, (0, length - len(table)), constant_values=-1) for table in tables]
+    ).astype(np.int32)
     return Routes(
-        None if everybody else permutes, length, weights, places if few else None, whose.reshape(topology.period, devices, length)
+        None if everybody else permutes,
+        length,
+        weights,
+        places if few else None,
+        whose.reshape(topology.period, devices, length),
     )
 
 
 def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.ndarray]:
-    """The rounds that differ in who sends what to whom, and which of them each round is, int32 `[period]`."""
-    keys = [tuple((tuple(pairs), workers.tobytes()) for pairs, workers in round) for round in permutes]
+    """The rounds that differ in who sends what to whom, and which of them each round is, int32
+    `[period]`.
+    """
+    keys = [
+        tuple((tuple(pairs), workers.tobytes()) for pairs, workers in round) for round in permutes
+    ]
     rounds = dict(zip(keys, permutes, strict=True))
     return list(rounds.values()), np.array([list(rounds).index(key) for key in keys], np.int32)
 
@@ -108,7 +139,9 @@ def _permutes(needed: dict[tuple[int, int], np.ndarray], n: int, devices: int) -
 
 
 def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
-    """Whose rows the table of a device has: its own, then what each permute brings; -1 for nobody's."""
+    """Whose rows the table of a device has: its own, then what each permute brings; -1 for
+    nobody's.
+    """
     table = [np.arange(device * n, (device + 1) * n)]
     for pairs, workers in permutes:
         sender = next((sender for sender, receiver in pairs if receiver == device), None)
@@ -116,8 +149,12 @@ def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
     return np.concatenate(table)
 
 
-def _find(block: csr_array, table: np.ndarray, first: int, N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every weight of another worker in a block of W: its row, its place in the table, and the weight."""
+def _find(
+    block: csr_array, table: np.ndarray, first: int, N: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every weight of another worker in a block of W: its row, its place in the table, and the
+    weight.
+    """
     place = np.zeros(N, int)
     known = np.flatnonzero(table >= 0)
     place[table[known]] = known

@@ -1,7 +1,9 @@
-"""The workers' weights in means over all of them: what `workers.mean` knows of the problem while a method's members are traced.
+"""The workers' weights in means over all of them: what `workers.mean` knows of the problem while a
+method's members are traced.
 
-The engine sets them for `round.weighted_mean`, `average` and `aggregate` and for a problem's evaluation; elsewhere all workers
-have equal weights, and the programs are what they are without this module.
+The engine sets them for `round.weighted_mean`, `average` and `aggregate` and for a problem's
+evaluation; elsewhere all workers have equal weights, and the programs are what they are without
+this module.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class _Weights:
 
 
 _current: ContextVar[_Weights | None] = ContextVar("weights", default=None)
-# What is traced meanwhile depends on the numbers: JAX's caches of traced functions must not use it with others.
+# What is traced meanwhile depends on the numbers: JAX's caches of traced functions must not use it
+# with others.
 _traced = jax.make_user_context(None)
 
 

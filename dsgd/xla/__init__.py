@@ -1,9 +1,11 @@
-"""XLA on CPUs: the operations that XLA compiles to slow code, or to code that needs much memory, on CPUs.
+"""XLA on CPUs: the operations that XLA compiles to slow code, or to code that needs much memory, on
+CPUs.
 
-Only this package knows about XLA on CPUs. Each operation has two forms: plain JAX, and a form for CPUs. The form for CPUs is chosen when a
-program is lowered for CPUs and the arrays are large enough to gain from it; on other platforms the plain form runs. Both compute the same
-up to the order of sums. The first lines of each file say what XLA does, what the form gains, and on which versions that was measured; to
-measure again, on CPUs:
+Only this package knows about XLA on CPUs. Each operation has two forms: plain JAX, and a form for
+CPUs. The form for CPUs is chosen when a program is lowered for CPUs and the arrays are large enough
+to gain from it; on other platforms the plain form runs. Both compute the same up to the order of
+sums. The first lines of each file say what XLA does, what the form gains, and on which versions
+that was measured; to measure again, on CPUs:
 
     python -m experiments.benchmark workarounds
 
@@ -17,8 +19,9 @@ measure again, on CPUs:
 | `convolve` | convolutions of images |
 | `lower` | lowers a traced program; its random bits are those of JAX |
 
-With the environment variable `DSGD_XLA_WORKAROUNDS=off` the plain forms run on CPUs, too. It is read once, when `dsgd` is imported.
-Importing `dsgd` changes nothing in JAX. `lower` uses a private argument of JAX if the installed version has it.
+With the environment variable `DSGD_XLA_WORKAROUNDS=off` the plain forms run on CPUs, too. It is
+read once, when `dsgd` is imported. Importing `dsgd` changes nothing in JAX. `lower` uses a private
+argument of JAX if the installed version has it.
 """
 
 from dsgd.xla.barriers import materialize

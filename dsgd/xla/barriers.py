@@ -1,11 +1,12 @@
 """Arrays that are stored before they are used.
 
-XLA on CPUs fuses what makes an array with each of its uses, so that it computes the array again at each of them; it drops optimization
-barriers before it fuses. Without this file a gossip round computes each model again for each of its neighbours, and codes of a compressed
-message are drawn once for the message and once for its decoded vector.
+XLA on CPUs fuses what makes an array with each of its uses, so that it computes the array again at
+each of them; it drops optimization barriers before it fuses. Without this file a gossip round
+computes each model again for each of its neighbours, and codes of a compressed message are drawn
+once for the message and once for its decoded vector.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): ring gossip on 16 x 100,000 2.1 times as fast with JAX 0.10.2, 1.9 with
-0.11.2; qsgd(4) on 16 x 10,000 1.4 and 1.5 times.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): ring gossip on 16 x 100,000 2.1
+times as fast with JAX 0.10.2, 1.9 with 0.11.2; qsgd(4) on 16 x 10,000 1.4 and 1.5 times.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dsgd.xla.forms import choose
 @jax.custom_jvp
 @jax.custom_batching.custom_vmap
 def materialize(tree: PyTree) -> PyTree:
-    """The same arrays, which XLA stores before they are used on CPUs, instead of computing them again for each use.
+    """The same arrays, which XLA stores before they are used on CPUs, instead of computing them
+    again for each use.
 
     Args:
         tree: arrays of numbers, of any shapes; of nothing it is the same tree.
@@ -44,12 +46,19 @@ def _(primals, tangents):
 
 
 def _through_a_loop(tree: PyTree) -> PyTree:
-    """A loop's operands are stored before it begins, even if it never turns, as this one: no number of bits is negative, which XLA does
-    not know."""
+    """A loop's operands are stored before it begins, even if it never turns, as this one: no number
+    of bits is negative, which XLA does not know."""
 
     def turns(carry):
-        first = next(leaf for leaf in jax.tree.leaves(carry) if leaf.size).ravel()[0].real.astype(jnp.float32)
+        first = (
+            next(leaf for leaf in jax.tree.leaves(carry) if leaf.size)
+            .ravel()[0]
+            .real.astype(jnp.float32)
+        )
         return lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0
 
-    # The count is carried with the arrays, since XLA has passes that fail on loops that carry one array (openxla/xla#39830).
-    return lax.while_loop(turns, lambda carry: (jax.tree.map(jnp.negative, carry[0]), carry[1] + 1), (tree, 0))[0]
+    # The count is carried with the arrays, since XLA has passes that fail on loops that carry one
+    # array (openxla/xla#39830).
+    return lax.while_loop(
+        turns, lambda carry: (jax.tree.map(jnp.negative, carry[0]), carry[1] + 1), (tree, 0)
+    )[0]

@@ -1,11 +1,12 @@
 """Convolutions as one product of the shifted images with the kernel.
 
-XLA on CPUs computes convolutions inside a loop, where every round of a run is, in slow code, and convolutions of several workers, each with
-its own kernel, in slower code still. Without this file the results are the same up to the order of additions. On other platforms XLA's own
-convolutions run.
+XLA on CPUs computes convolutions inside a loop, where every round of a run is, in slow code, and
+convolutions of several workers, each with its own kernel, in slower code still. Without this file
+the results are the same up to the order of additions. On other platforms XLA's own convolutions
+run.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): gradients of the CNN on four workers with eight CIFAR images each 17
-times as fast with JAX 0.10.2, 15 with 0.11.2.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): gradients of the CNN on four
+workers with eight CIFAR images each 17 times as fast with JAX 0.10.2, 15 with 0.11.2.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from jax import lax
 from dsgd.xla.forms import choose
 
 
-def convolve(x: jax.Array | np.ndarray, kernel: jax.Array | np.ndarray, stride: int = 1) -> jax.Array:
-    """The convolution of images with zeros around them, `[samples, height, width, channels]` to `[samples, ..., ..., features]`.
+def convolve(
+    x: jax.Array | np.ndarray, kernel: jax.Array | np.ndarray, stride: int = 1
+) -> jax.Array:
+    """The convolution of images with zeros around them, `[samples, height, width, channels]` to
+    `[samples, ..., ..., features]`.
 
     Args:
         x: images.
@@ -30,7 +34,13 @@ def convolve(x: jax.Array | np.ndarray, kernel: jax.Array | np.ndarray, stride: 
     around = (size // 2, size // 2)
 
     def plain(x, kernel):
-        return lax.conv_general_dilated(x, kernel, (stride, stride), (around, around), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            (around, around),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
 
     def of_shifted_images(x, kernel):
         _, height, width, _ = x.shape

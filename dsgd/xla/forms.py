@@ -1,6 +1,7 @@
 """Operations in two forms: plain JAX, and one that XLA compiles to faster code for CPUs.
 
-The environment variable `DSGD_XLA_WORKAROUNDS` is read once, when `dsgd` is imported: with "off" the plain forms run everywhere.
+The environment variable `DSGD_XLA_WORKAROUNDS` is read once, when `dsgd` is imported: with "off"
+the plain forms run everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ENABLED = _enabled(os.environ.get(VARIABLE, "on"))
 
 
 def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -> Any:
-    """What the form for CPUs returns where the program is lowered for CPUs, else what the plain form returns.
+    """What the form for CPUs returns where the program is lowered for CPUs, else what the plain
+    form returns.
 
     Args:
         plain, on_cpus: functions of the arguments that return arrays of the same shapes and types.
@@ -34,8 +36,11 @@ def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -
     return lax.platform_dependent(*args, cpu=on_cpus, default=plain) if ENABLED else plain(*args)
 
 
-def by_size(plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any], many: int) -> Callable[[jax.Array], Any]:
-    """A function of `[runs, ...]` in two forms, whose derivatives are those of the plain form. Under `vmap` it counts all elements.
+def by_size(
+    plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any], many: int
+) -> Callable[[jax.Array], Any]:
+    """A function of `[runs, ...]` in two forms, whose derivatives are those of the plain form.
+    Under `vmap` it counts all elements.
 
     Args:
         plain, on_cpus: the forms.
@@ -52,7 +57,9 @@ def by_size(plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], An
         """The axis that is mapped over is more runs."""
         del mapped  # the only argument is mapped over
         together = either(x.reshape(-1, *x.shape[2:]))
-        return jax.tree.map(lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together), jax.tree.map(lambda _: True, together)
+        return jax.tree.map(
+            lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together
+        ), jax.tree.map(lambda _: True, together)
 
     @either.defjvp
     def _(x, changes):

@@ -1,11 +1,13 @@
 """The k largest elements of vectors without a sort.
 
-XLA on CPUs finds the k largest elements by sorting, one vector after the other. Here the k-th largest is found as a binary number, a bit
-in a pass over the vector: it is 1 where k elements are as large. A pass reads a byte of each element, in vector code: the one with that
-bit, or the smallest or largest byte where higher bits decide already. Without this file the same elements are chosen.
+XLA on CPUs finds the k largest elements by sorting, one vector after the other. Here the k-th
+largest is found as a binary number, a bit in a pass over the vector: it is 1 where k elements are
+as large. A pass reads a byte of each element, in vector code: the one with that bit, or the
+smallest or largest byte where higher bits decide already. Without this file the same elements are
+chosen.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): a tenth of 64 vectors of 10,000 elements 14 times as fast with
-JAX 0.10.2, 15 with 0.11.2.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): a tenth of 64 vectors of 10,000
+elements 14 times as fast with JAX 0.10.2, 15 with 0.11.2.
 """
 
 from __future__ import annotations
@@ -22,10 +24,16 @@ from dsgd.xla.barriers import materialize
 from dsgd.xla.forms import by_size
 from dsgd.xla.sums import blocks_added_up
 
-_MANY = 1 << 14  # elements of all vectors, from which on this saves more in some thousand rounds than it takes longer to compile
-_LONG = 100  # elements of a vector, from which on counting along it is vector code; shorter ones lie side by side
+# elements of all vectors, from which on this saves more in some thousand rounds than it takes
+# longer to compile
+_MANY = 1 << 14
+# elements of a vector, from which on counting along it is vector code; shorter ones lie side by
+# side
+_LONG = 100
 _BYTE = 8
-_AT_ONCE = 12  # bytes that are added up in one expression: so many times so many ones are no more than a byte holds
+# bytes that are added up in one expression: so many times so many ones are no more than a byte
+# holds
+_AT_ONCE = 12
 
 
 def largest(x: jax.Array, k: int) -> jax.Array:
@@ -35,13 +43,17 @@ def largest(x: jax.Array, k: int) -> jax.Array:
 
 
 def ranks(x: jax.Array) -> jax.Array:
-    """Unsigned integers of as many bits as the floats, in the order of their magnitudes, NaN last."""
+    """Unsigned integers of as many bits as the floats, in the order of their magnitudes, NaN
+    last.
+    """
     bits = 8 * x.dtype.itemsize
     return lax.bitcast_convert_type(x, f"uint{bits}") & (1 << bits - 1) - 1
 
 
 def among_largest(x: jax.Array, k: int) -> jax.Array:
-    """Which elements of a vector are its k largest by magnitude, bool `[d]`; of equal ones the first, of zeros some, or none."""
+    """Which elements of a vector are its k largest by magnitude, bool `[d]`; of equal ones the
+    first, of zeros some, or none.
+    """
     return _of_each_vector(k)(x[None])[0]
 
 
@@ -55,14 +67,16 @@ def _of_each_vector(k: int) -> Callable[[jax.Array], jax.Array]:
 
 def _counted_out(k: int, x: jax.Array) -> jax.Array:
     """Of vectors `[n, d]`."""
-    kth = jnp.maximum(_kth_largest(k, ranks(x)), 1)  # if it is 0, all others are larger: zeros need no choice
+    # if it is 0, all others are larger: zeros need no choice
+    kth = jnp.maximum(_kth_largest(k, ranks(x)), 1)
     larger, enough = _reach(ranks(x), kth + 1, axis=1), _reach(ranks(x), kth, axis=1)
 
     # Both branches rank x again: operands of a branch would be stored.
     def first_of_equals():
         d = x.shape[1]
         place = lax.broadcasted_iota(np.min_scalar_type(d), x.shape, 1)
-        to_the_end = jnp.where(ranks(x) == kth[:, None], d - place, 0)  # of equals, the first have the largest
+        # of equals, the first have the largest
+        to_the_end = jnp.where(ranks(x) == kth[:, None], d - place, 0)
         last = _kth_largest(k - larger, to_the_end)
         return (ranks(x) > kth[:, None]) | (to_the_end >= last[:, None])
 
@@ -90,6 +104,11 @@ def _kth_largest_byte(k: int | jax.Array, digits: jax.Array, axis: int) -> jax.A
 
 def _reach(x: jax.Array, threshold: jax.Array, axis: int) -> jax.Array:
     """How many integers along the axis are as large as their threshold, or larger, uint32."""
-    count = blocks_added_up(x, axis, _AT_ONCE, lambda block: (block >= jnp.expand_dims(threshold, axis)).astype(jnp.uint8))
+    count = blocks_added_up(
+        x,
+        axis,
+        _AT_ONCE,
+        lambda block: (block >= jnp.expand_dims(threshold, axis)).astype(jnp.uint8),
+    )
     count = blocks_added_up(materialize(count), axis, _AT_ONCE)
     return jnp.sum(count, axis=axis, dtype=jnp.uint32)

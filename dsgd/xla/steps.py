@@ -1,11 +1,13 @@
 """Steps of large models in the memory of their gradients.
 
-XLA on CPUs gives each computed array its own memory, except for the arrays that a loop carries. Here the step is a loop that turns once, so
-that the new models take the memory of the gradients and the optimizer's state stays where it is. Without this file the results are the same
-up to a rounding, in more memory.
+XLA on CPUs gives each computed array its own memory, except for the arrays that a loop carries.
+Here the step is a loop that turns once, so that the new models take the memory of the gradients and
+the optimizer's state stays where it is. Without this file the results are the same up to a
+rounding, in more memory.
 
-Gain (`tests/algorithms/test_memory.py`: 1,024 models of 1 M parameters, SGD): a round of ring DSGD needs 1.00 times the memory of the
-models in addition to the state, without it 1.87 times (JAX 0.10.2). With momentum both need 1.00 times.
+Gain (`tests/algorithms/test_memory.py`: 1,024 models of 1 M parameters, SGD): a round of ring DSGD
+needs 1.00 times the memory of the models in addition to the state, without it 1.87 times (JAX
+0.10.2). With momentum both need 1.00 times.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ def in_place(step: Callable[[Any, Any], Any], given: PyTree, overwritten: PyTree
         return step(given, overwritten)
 
     def in_a_loop(given, overwritten):
-        first = lax.optimization_barrier(jnp.int32(0))  # so that XLA does not know that the loop turns once
-        return lax.while_loop(lambda carry: carry[0] < 1, lambda carry: (carry[0] + 1, step(given, carry[1])), (first, overwritten))[1]
+        # so that XLA does not know that the loop turns once
+        first = lax.optimization_barrier(jnp.int32(0))
+        return lax.while_loop(
+            lambda carry: carry[0] < 1,
+            lambda carry: (carry[0] + 1, step(given, carry[1])),
+            (first, overwritten),
+        )[1]
 
     return choose(step, in_a_loop, given, overwritten)

@@ -1,12 +1,14 @@
 """Sums over rows and over elements at the speed of memory.
 
-XLA on CPUs reduces the leading axis of an array in a loop that is not vector code, and computes the reduction of several results in several
-passes. Here sums over rows are additions of a few rows at a time: of eight, which XLA fuses with what makes the rows, so that these are
-never stored, or of sixteen, which read rows that are in memory and give two sums in one pass. Sums over elements are products with ones.
-Without this file the results are the same up to the order of additions.
+XLA on CPUs reduces the leading axis of an array in a loop that is not vector code, and computes the
+reduction of several results in several passes. Here sums over rows are additions of a few rows at a
+time: of eight, which XLA fuses with what makes the rows, so that these are never stored, or of
+sixteen, which read rows that are in memory and give two sums in one pass. Sums over elements are
+products with ones. Without this file the results are the same up to the order of additions.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): the mean gradient of 16 x 100,000 42 times as fast with JAX 0.10.2, 1.9
-with 0.11.2; moments of 16 x 100,000 149 and 3.1 times; sums of 256 x 4,096 elements 1.4 and 1.4 times.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): the mean gradient of 16 x 100,000
+42 times as fast with JAX 0.10.2, 1.9 with 0.11.2; moments of 16 x 100,000 149 and 3.1 times; sums
+of 256 x 4,096 elements 1.4 and 1.4 times.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def _added_up(rows: jax.Array) -> jax.Array:
     """A few rows at a time, each time through memory, but for what makes the first."""
     row = rows.shape[2:]
     several = rows.astype(_wide(rows))
-    if len(row) > 1 and row[-1] < _LONG:  # as one axis, whose indices would keep what makes them from vector code, but for those of ones
+    # as one axis, whose indices would keep what makes them from vector code, but for those of ones
+    if len(row) > 1 and row[-1] < _LONG:
         several = (materialize(several) if row[-1] > 1 else several).reshape(*rows.shape[:2], -1)
     several = blocks_added_up(several, 1, _few(several, _FUSED_AT_ONCE))
     while several.shape[1] > 1:
@@ -49,11 +52,17 @@ def _added_up(rows: jax.Array) -> jax.Array:
     return several.reshape(rows.shape[0], *row)
 
 
-def blocks_added_up(x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block) -> jax.Array:
-    """Of an axis of length n, at most so many consecutive blocks of one length m, or what a function makes of each, added up."""
+def blocks_added_up(
+    x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block
+) -> jax.Array:
+    """Of an axis of length n, at most so many consecutive blocks of one length m, or what a
+    function makes of each, added up.
+    """
     n = x.shape[axis]
     m = -(-n // most)
-    blocks = [of(lax.slice_in_dim(x, first, first + m, axis=axis)) for first in range(0, n - m + 1, m)]
+    blocks = [
+        of(lax.slice_in_dim(x, first, first + m, axis=axis)) for first in range(0, n - m + 1, m)
+    ]
     if left := n % m:  # the last m, of which other blocks have the first
         new = jnp.arange(m) >= m - left
         last = of(lax.slice_in_dim(x, n - m, n, axis=axis))
@@ -83,7 +92,9 @@ def _plain_moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums in one pass over the rows: XLA fuses no two results on CPUs, but it adds complex numbers."""
+    """Two sums in one pass over the rows: XLA fuses no two results on CPUs, but it adds complex
+    numbers.
+    """
     wide = _wide(rows)
     several = rows.reshape(*rows.shape[:2], -1)
     first = several[:, :1].astype(wide)
@@ -100,16 +111,21 @@ def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
-    """How many rows `[runs, n, ...]` are read at once, one of these numbers: what lies whole pages apart has few places in a cache."""
+    """How many rows `[runs, n, ...]` are read at once, one of these numbers: what lies whole pages
+    apart has few places in a cache.
+    """
     row = math.prod(rows.shape[2:]) * rows.dtype.itemsize
-    return next((number for number in numbers if -(-rows.shape[1] // number) * row % _PAGE), _AT_ONCE)
+    return next(
+        (number for number in numbers if -(-rows.shape[1] // number) * row % _PAGE), _AT_ONCE
+    )
 
 
 _moments_of_runs = by_size(_plain_moments, _moments_added_up, _MANY)
 
 
 def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of $x_i - x_0$ and of their squares over rows x, `[n, ...]` to two `[...]`, in float32 at least.
+    """The sums of $x_i - x_0$ and of their squares over rows x, `[n, ...]` to two `[...]`, in
+    float32 at least.
 
     Of rows that agree they are 0, and their errors are as small as the disagreement.
     """
@@ -118,7 +134,8 @@ def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _elements_added_up(x: jax.Array) -> jax.Array:
-    """As products with ones; few as they are, once, which XLA would do again for everything that uses the sum.
+    """As products with ones; few as they are, once, which XLA would do again for everything that
+    uses the sum.
 
     What the product reads is stored, or XLA would take what makes it apart, a loop for every block.
     """
@@ -141,7 +158,8 @@ def sum_elements(x: jax.Array) -> jax.Array:
 def inner(x: jax.Array, y: jax.Array) -> jax.Array:
     """The inner product of real arrays of one shape, in float32 at least."""
     products = x.astype(_wide(x)) * y.astype(_wide(y))
-    return sum_elements(products.ravel()) if x.size >= _MANY else jnp.sum(products)  # what is short is not worth a function of two forms
+    # what is short is not worth a function of two forms
+    return sum_elements(products.ravel()) if x.size >= _MANY else jnp.sum(products)
 
 
 def sqnorm(tree: PyTree) -> jax.Array:

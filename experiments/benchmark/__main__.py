@@ -1,5 +1,5 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `peers` and
-`workarounds`."""
+"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`,
+`compression`, `mixing`, `peers` and `workarounds`."""
 
 from __future__ import annotations
 
@@ -23,5 +23,10 @@ MODULES = (rounds, start, compression, mixing, peers, workarounds)
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":
-    args = tyro.cli(Choice, prog="python -m experiments.benchmark", description=benchmark.__doc__, default=rounds.Args())
+    args = tyro.cli(
+        Choice,
+        prog="python -m experiments.benchmark",
+        description=benchmark.__doc__,
+        default=rounds.Args(),
+    )
     commands.launch(MAIN[type(args)], args)

@@ -1,7 +1,9 @@
-"""The rivals of `benchmark rounds`: what one would write by hand for one method and problem, as a JAX scan, and as a numpy loop.
+"""The rivals of `benchmark rounds`: what one would write by hand for one method and problem, as a
+JAX scan, and as a numpy loop.
 
-Each does the mathematics of the registered method on a quadratic with diagonal Hessians and exact gradients, and records f, |f'|^2 and the
-consensus distance in every round. Nothing is packed, and no bits are counted.
+Each does the mathematics of the registered method on a quadratic with diagonal Hessians and exact
+gradients, and records f, |f'|^2 and the consensus distance in every round. Nothing is packed, and
+no bits are counted.
 """
 
 from __future__ import annotations
@@ -40,13 +42,21 @@ def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
     """The same as a product with ones; over the last axis where that is faster."""
     n = x.shape[axis]
     if axis == -1:
-        return jnp.matmul(x, jnp.ones(n), precision=lax.Precision.HIGHEST) / n if n >= 10_000 else reduced(x, axis)
+        return (
+            jnp.matmul(x, jnp.ones(n), precision=lax.Precision.HIGHEST) / n
+            if n >= 10_000
+            else reduced(x, axis)
+        )
     rows = x.reshape(n, -1)
-    return (jnp.matmul(jnp.ones((1, n)), rows, precision=lax.Precision.HIGHEST) / n).reshape(x.shape[1:])
+    return (jnp.matmul(jnp.ones((1, n)), rows, precision=lax.Precision.HIGHEST) / n).reshape(
+        x.shape[1:]
+    )
 
 
 def added(x: jax.Array, axis: int = 0) -> jax.Array:
-    """Eight blocks by additions, which XLA fuses with what makes x, and the block that is left as a product."""
+    """Eight blocks by additions, which XLA fuses with what makes x, and the block that is left as a
+    product.
+    """
     if x.shape[axis] % 8:
         return multiplied(x, axis)
     return multiplied(reduce(jnp.add, jnp.split(x, 8, axis)), axis) / 8
@@ -90,13 +100,15 @@ def _ring_sgd(N: int, d: int, mean: Mean):
 
 
 def _parts(N: int, d: int):
-    """The shape of the parts of a vector for N servers, those that have elements; vectors `[..., d]` cut into them, and put together
-    again."""
+    """The shape of the parts of a vector for N servers, those that have elements; vectors
+    `[..., d]` cut into them, and put together again."""
     part = math.ceil(d / N)
     servers = math.ceil(d / part)
 
     def cut(g):
-        return jnp.pad(g, [*[(0, 0)] * (g.ndim - 1), (0, servers * part - d)]).reshape(*g.shape[:-1], servers, part)
+        return jnp.pad(g, [*[(0, 0)] * (g.ndim - 1), (0, servers * part - d)]).reshape(
+            *g.shape[:-1], servers, part
+        )
 
     return (servers, part), cut, lambda parts: parts.ravel()[:d]
 
@@ -110,7 +122,9 @@ def _compressed_sgd(N: int, d: int, mean: Mean):
         low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
         place = STEPS * jnp.where(high > low, (x - low) / (high - low), 0)
         floor = jnp.floor(place)
-        return low + (high - low) / STEPS * (floor + (jax.random.uniform(key, x.shape) < place - floor))
+        return low + (high - low) / STEPS * (
+            floor + (jax.random.uniform(key, x.shape) < place - floor)
+        )
 
     def step(x, key, data):
         up, down = jax.random.split(key)
@@ -135,7 +149,11 @@ def _error_compensated_sgd(N: int, d: int, mean: Mean):
         answer = sign(w)
         return x - LEARNING_RATE * join(answer), v - sent, w - answer
 
-    return lambda: (jnp.zeros(d), jnp.zeros((N, *shape)), jnp.zeros(shape)), step, lambda state: state[0]
+    return (
+        lambda: (jnp.zeros(d), jnp.zeros((N, *shape)), jnp.zeros(shape)),
+        step,
+        lambda state: state[0],
+    )
 
 
 def _sorted_out(rows: jax.Array, k: int) -> jax.Array:
@@ -146,7 +164,9 @@ def _sorted_out(rows: jax.Array, k: int) -> jax.Array:
 
 
 def _counted_out(rows: jax.Array, k: int) -> jax.Array:
-    """The same, where no two elements are equal, by the bits of the k-th largest: of a byte of each element, one after the other."""
+    """The same, where no two elements are equal, by the bits of the k-th largest: of a byte of each
+    element, one after the other.
+    """
     if rows.size < 10_000:
         return _sorted_out(rows, k)
     n, d = rows.shape
@@ -155,11 +175,16 @@ def _counted_out(rows: jax.Array, k: int) -> jax.Array:
     least = jnp.zeros(n, jnp.uint32)
     for shift in (24, 16, 8, 0):
         low = least[:, None, None]
-        digits = jnp.where(blocks < low, 0, jnp.minimum((blocks - low) >> shift, 255)).astype(jnp.uint8)
+        digits = jnp.where(blocks < low, 0, jnp.minimum((blocks - low) >> shift, 255)).astype(
+            jnp.uint8
+        )
 
         def bit(i, found, digits=digits):
             tried = found + (jnp.uint8(128) >> i.astype(jnp.uint8))
-            few = reduce(jnp.add, [(digits[:, block] >= tried[:, None]).astype(jnp.uint8) for block in range(12)])
+            few = reduce(
+                jnp.add,
+                [(digits[:, block] >= tried[:, None]).astype(jnp.uint8) for block in range(12)],
+            )
             return jnp.where(few.sum(axis=1, dtype=jnp.uint32) >= k, tried, found)
 
         least += lax.fori_loop(0, 8, bit, jnp.zeros(n, jnp.uint8)).astype(jnp.uint32) << shift
@@ -169,7 +194,8 @@ def _counted_out(rows: jax.Array, k: int) -> jax.Array:
 def _ef21(N: int, d: int, mean: Mean):
     shape, cut, join = _parts(N, d)
     k = math.ceil(FRACTION * shape[1])
-    best = _sorted_out if mean is reduced else _counted_out  # the first form is XLA's own throughout
+    # the first form is XLA's own throughout
+    best = _sorted_out if mean is reduced else _counted_out
 
     def largest(x):
         return best(x.reshape(-1, shape[1]), k).reshape(x.shape)
@@ -196,7 +222,8 @@ SCANS: dict[str, Callable[..., Any]] = {
     "ec-sgd": _error_compensated_sgd,
     "ef21": _ef21,
 }
-# Arrays of N d float32 that a round must read, or write: A, b; of DSGD the models, of EC-SGD and EF21 the workers' memories.
+# Arrays of N d float32 that a round must read, or write: A, b; of DSGD the models, of EC-SGD and
+# EF21 the workers' memories.
 MOVED = {"mb-sgd": 2, "dsgd": 4, "csgd": 2, "ec-sgd": 4, "ef21": 4}
 
 
@@ -221,18 +248,27 @@ def loop(name: str, problem: dsgd.Problem) -> Run | None:
             middle = x.mean(axis=0) if x.ndim == 2 else x
             away = middle - average.minimizer
             slope = average.A * away
-            history.append((average.minimum + away @ slope / 2, slope @ slope, np.sum((x - middle) ** 2) / len(x) if x.ndim == 2 else 0))
+            history.append(
+                (
+                    average.minimum + away @ slope / 2,
+                    slope @ slope,
+                    np.sum((x - middle) ** 2) / len(x) if x.ndim == 2 else 0,
+                )
+            )
         return x, history
 
     return run
 
 
 def copies(arrays: int, N: int, d: int) -> Run:
-    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have: numpy's where the device is a CPU,
-    elsewhere the device's own."""
+    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have:
+    numpy's where the device is a CPU, elsewhere the device's own."""
     if jax.default_backend() != "cpu":
         return _copies_on_device(jnp.ones(arrays * N * d // 2, jnp.float32))
-    source, target = np.ones(arrays * N * d // 2, np.float32), np.empty(arrays * N * d // 2, np.float32)
+    source, target = (
+        np.ones(arrays * N * d // 2, np.float32),
+        np.empty(arrays * N * d // 2, np.float32),
+    )
 
     def run(rounds):
         for _ in range(rounds):

@@ -2,15 +2,21 @@
 
     python -m experiments.benchmark compression
 
-An encode must do what cannot be left out (draw random numbers, as `jax.random.uniform` does, or select, as `jax.lax.top_k` does), read the
-vector once, and write the message once. Both are timed in the same run, in turns, the second as that share of a copy: `cost` is the encode
-over their sum, the median over pairs of timings. Throughput is in bytes of the float32 vector, 4 d, whatever the size of the message.
+An encode must do what cannot be left out (draw random numbers, as `jax.random.uniform` does, or
+select, as `jax.lax.top_k` does), read the vector once, and write the message once. Both are timed
+in the same run, in turns, the second as that share of a copy: `cost` is the encode over their sum,
+the median over pairs of timings. Throughput is in bytes of the float32 vector, 4 d, whatever the
+size of the message.
 """
 
 from __future__ import annotations
 
-if __name__ == "compression":  # a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
-    raise ImportError("experiments/benchmark/compression.py is no module of Python's: run scripts as python -m experiments.<name>")
+# a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+if __name__ == "compression":
+    raise ImportError(
+        "experiments/benchmark/compression.py is no module of Python's: run scripts as python -m "
+        "experiments.<name>"
+    )
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,7 +79,9 @@ CANDIDATES = (
 
 
 class Speed(NamedTuple):
-    """Of one compressor: bytes of the vector a second, and the cost of an encode in units of the least."""
+    """Of one compressor: bytes of the vector a second, and the cost of an encode in units of the
+    least.
+    """
 
     bits: float
     encode: float
@@ -83,16 +91,28 @@ class Speed(NamedTuple):
 
 def main(args: Args) -> None:
     if not args.dimensions or min(args.dimensions) < 16 or args.repeats < 1:
-        raise ValueError(f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at least 16, repeats of at least 1")
+        raise ValueError(
+            f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at "
+            "least 16, repeats of at least 1"
+        )
     commands.begin(args)
-    columns = ("dimension", "program", "bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost")
+    columns = (
+        "dimension",
+        "program",
+        "bits_per_element",
+        "encode_bytes_per_second",
+        "decode_bytes_per_second",
+        "cost",
+    )
     rows: list[tuple] = []
     with commands.kept_rows(args.out / "throughput.csv", columns, rows):
         for d in args.dimensions:
             references, speeds = measure(args, d)
             rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
             rows += [(d, name, *speed) for name, speed in speeds.items()]
-            tables.show(tables.console(), tabulate(d, references, speeds), args.out / f"table_{d}.csv")
+            tables.show(
+                tables.console(), tabulate(d, references, speeds), args.out / f"table_{d}.csv"
+            )
 
 
 def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
@@ -111,10 +131,13 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
             for name, taken in programs.items():
                 taken.append(timing.seconds(run[name]))
         latest = {name: np.array(taken[before[name] :]) for name, taken in programs.items()}
-        moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)  # of a copy's bytes: one read, one packed write
+        # of a copy's bytes: one read, one packed write
+        moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)
         least = moved * latest["copy"] + sum(latest[name] for name in candidate.needs)
         rate = {name: 4 * d / float(np.median(taken)) for name, taken in own.items()}
-        speeds[candidate.compressor.name] = Speed(bits / d, rate["encode"], rate["decode"], float(np.median(latest["encode"] / least)))
+        speeds[candidate.compressor.name] = Speed(
+            bits / d, rate["encode"], rate["decode"], float(np.median(latest["encode"] / least))
+        )
     return {name: 4 * d / float(np.median(taken)) for name, taken in times.items()}, speeds
 
 
@@ -135,14 +158,20 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
         "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), k), x),
         "products": (products, x),
     }
-    return {name: timing.program(function, argument) for name, (function, argument) in functions.items()}
+    return {
+        name: timing.program(function, argument) for name, (function, argument) in functions.items()
+    }
 
 
 def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program, Program, float]:
     """Encode and decode, compiled, and the bits of a message."""
     encode = timing.program(lambda key, x: compressors.encode(compressor, key, x).message, key, x)
     message = compressors.encode(compressor, key, x).message
-    return encode, timing.program(lambda message: compressor.decompress(message, x.shape[0]), message), float(compressor.bits(message))
+    return (
+        encode,
+        timing.program(lambda message: compressor.decompress(message, x.shape[0]), message),
+        float(compressor.bits(message)),
+    )
 
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
@@ -150,11 +179,18 @@ def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> 
     table = tables.table(
         f"throughput in GB of float32 a second, d = {d:,} (medians)",
         ("program", "bits/\nelement", "encode", "decode", "cost"),
-        "cost: an encode over what it cannot do without (random numbers or\nselection, one read, one packed write), the median over pairs",
+        "cost: an encode over what it cannot do without (random numbers or\nselection, one read, "
+        "one packed write), the median over pairs",
     )
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")
     table.add_section()
     for name, speed in speeds.items():
-        table.add_row(name, f"{speed.bits:.3g}", f"{speed.encode / 1e9:.3g}", f"{speed.decode / 1e9:.3g}", f"{speed.cost:.2f}")
+        table.add_row(
+            name,
+            f"{speed.bits:.3g}",
+            f"{speed.encode / 1e9:.3g}",
+            f"{speed.decode / 1e9:.3g}",
+            f"{speed.cost:.2f}",
+        )
     return table

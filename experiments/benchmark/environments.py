@@ -1,4 +1,6 @@
-"""Pythons for the versions of `benchmark peers` that cannot share ours: where they are, and how they are made."""
+"""Pythons for the versions of `benchmark peers` that cannot share ours: where they are, and how
+they are made.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class Peer(NamedTuple):
 PEERS = {
     "torch": Peer("torch", ("torch", "numpy")),
     "decent-bench": Peer("decent_bench", ("decent-bench>=0.3,<0.4",), (3, 13)),
-    "fedjax": Peer("fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12")),  # it calls what newer JAX has not
+    # it calls what newer JAX has not
+    "fedjax": Peer(
+        "fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12")
+    ),
 }
 
 
@@ -46,7 +51,9 @@ def default_folder() -> Path:
 
 
 def found(name: str, folder: Path) -> Path | None:
-    """The Python that has the peer: this one, or that of the environment in the folder; None: neither."""
+    """The Python that has the peer: this one, or that of the environment in the folder; None:
+    neither.
+    """
     if importlib.util.find_spec(PEERS[name].module):
         return Path(sys.executable)
     there = folder / name / "bin" / "python"
@@ -54,7 +61,8 @@ def found(name: str, folder: Path) -> Path | None:
 
 
 def made(name: str, folder: Path) -> Path:
-    """The Python that has the peer; where there is none, it is made in the folder, with pip, which follows its usual settings.
+    """The Python that has the peer; where there is none, it is made in the folder, with pip, which
+    follows its usual settings.
 
     Raises:
         Unavailable: no such Python, or pip could not install it.
@@ -68,7 +76,17 @@ def made(name: str, folder: Path) -> Path:
         steps = [[uv, "venv", "--quiet", "--clear", "--seed", "--python", wanted, str(place)]]
     else:
         steps = [[_python(name), "-m", "venv", "--clear", str(place)]]
-    steps.append([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements])
+    steps.append(
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *peer.requirements,
+        ]
+    )
     for step in steps:
         _do(name, step)
     (place / "complete").touch()
@@ -82,18 +100,28 @@ def _python(name: str) -> str:
         return sys.executable
     for minor in range(oldest[1], oldest[1] + 5):
         there = shutil.which(f"python{oldest[0]}.{minor}")
-        # pyenv has a name on the path for each of its Pythons, also for those that are not to be used
-        if there and subprocess.run([there, "--version"], capture_output=True, check=False).returncode == 0:
+        # pyenv has a name on the path for each of its Pythons, also for those that are not to be
+        # used
+        if (
+            there
+            and subprocess.run([there, "--version"], capture_output=True, check=False).returncode
+            == 0
+        ):
             return there
     wanted = ".".join(map(str, oldest))
-    raise Unavailable(f"{name} needs Python {wanted}, which is not on the path (python{wanted}; or uv, which fetches one)")
+    raise Unavailable(
+        f"{name} needs Python {wanted}, which is not on the path (python{wanted}; or uv, which "
+        "fetches one)"
+    )
 
 
 def _do(name: str, step: list[str]) -> None:
     """One step; its last line says why it failed."""
     with tempfile.TemporaryFile("w+") as said:
         try:
-            status = subprocess.run(step, stdout=said, stderr=said, timeout=LIMIT, check=False).returncode
+            status = subprocess.run(
+                step, stdout=said, stderr=said, timeout=LIMIT, check=False
+            ).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"{name}: {' '.join(step)}: {error}") from error
         said.seek(0)
@@ -104,7 +132,8 @@ def _do(name: str, step: list[str]) -> None:
 
 
 def path_for(folder: Path) -> Path:
-    """A folder for another Python's path, in which it finds this package's versions, and nothing else of our Python's.
+    """A folder for another Python's path, in which it finds this package's versions, and nothing
+    else of our Python's.
 
     Args:
         folder: an empty one.

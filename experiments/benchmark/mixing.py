@@ -1,13 +1,14 @@
-"""Seconds of one gossip round on sparse graphs, beside the dense product with W and a copy of the models.
+"""Seconds of one gossip round on sparse graphs, beside the dense product with W and a copy of the
+models.
 
     python -m experiments.benchmark mixing
 
-A round must read the models once and write them once: what a copy does. The dense product is what one writes without thinking about
-the graph. Rounds are those of a loop, as in a run; copies are written into memory which is there already. All take turns; medians are
-reported.
+A round must read the models once and write them once: what a copy does. The dense product is what
+one writes without thinking about the graph. Rounds are those of a loop, as in a run; copies are
+written into memory which is there already. All take turns; medians are reported.
 
-A second table holds the choice between two kinds of sums to what a round takes with them, gradients and all: a worker's neighbours row by
-row, or a product with all rows.
+A second table holds the choice between two kinds of sums to what a round takes with them, gradients
+and all: a worker's neighbours row by row, or a product with all rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Args:
     repeats: commands.Count = 15
     """Timings of each program."""
     dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
-    """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
+    """Elements for which both kinds of sums are timed, where all models together have at most 8 M.
+    """
     out: Path = field(default=Path("results/benchmark/mixing"))
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
 
@@ -55,14 +57,35 @@ ROUNDS = 10  # in one timing of the models of `Args`
 
 def graphs_of_all_degrees() -> list[dsgd.Topology]:
     """From few to many neighbours."""
-    regular = [(16, 10), (32, 14), (32, 18), (64, 10), (64, 20), (64, 32), (256, 16), (256, 32), (1024, 4), (1024, 32)]
-    others = [graph(n) for n in (16, 64, 256) for graph in (topologies.ring, topologies.exponential)]
-    return [*others, topologies.hypercube(6), *(topologies.random_regular(n, degree) for n, degree in regular)]
+    regular = [
+        (16, 10),
+        (32, 14),
+        (32, 18),
+        (64, 10),
+        (64, 20),
+        (64, 32),
+        (256, 16),
+        (256, 32),
+        (1024, 4),
+        (1024, 32),
+    ]
+    others = [
+        graph(n) for n in (16, 64, 256) for graph in (topologies.ring, topologies.exponential)
+    ]
+    return [
+        *others,
+        topologies.hypercube(6),
+        *(topologies.random_regular(n, degree) for n, degree in regular),
+    ]
 
 
 def main(args: Args) -> None:
     commands.begin(args)
-    graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
+    graphs = [
+        topologies.ring(args.workers),
+        topologies.exponential(args.workers),
+        topologies.random_regular(args.workers, 4),
+    ]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
     programs = {"copy": timing.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
@@ -70,12 +93,27 @@ def main(args: Args) -> None:
         programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
-    sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
-    records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
+    sums = [
+        (graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions])
+        for graph in graphs_of_all_degrees()
+    ]
+    records.write_rows(
+        args.out / "mixing.csv",
+        ("graph", "degree", "seconds", "dense", "times faster", "of copy"),
+        rows,
+    )
     heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
-    records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])
+    records.write_rows(
+        args.out / "sums.csv",
+        heading,
+        [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums],
+    )
     copied = 8 * x.size / float(np.median(taken["copy"])) / 1e9
-    commands.finish(args, {}, {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)})
+    commands.finish(
+        args,
+        {},
+        {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)},
+    )
 
 
 def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
@@ -88,8 +126,8 @@ def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
-    """So many rounds, an even number, two in each turn of a loop: after two, its state is where it was in memory. After one, XLA would copy
-    it, which it does in no run."""
+    """So many rounds, an even number, two in each turn of a loop: after two, its state is where it
+    was in memory. After one, XLA would copy it, which it does in no run."""
     return lambda x: jax.lax.fori_loop(0, rounds // 2, lambda _, x: once(once(x)), x)
 
 
@@ -99,7 +137,9 @@ def kind(graph: dsgd.Topology) -> str:
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
-    """How long rounds with sums row by row take, over those with the product; NaN where the models are too large."""
+    """How long rounds with sums row by row take, over those with the product; NaN where the models
+    are too large.
+    """
     if graph.n * d > MOST:
         return float("nan")
     x, A, b = jax.random.uniform(jax.random.key(0), (3, graph.n, d))
@@ -107,7 +147,9 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
         plan = routes.routes_of(graph, 1, rows)
-        programs[name] = timing.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
+        programs[name] = timing.program(
+            lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b
+        )
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
@@ -121,7 +163,11 @@ def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) 
 def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
     """A gossip round as methods make it, on one device."""
     return jax.shard_map(
-        lambda x: workers.mix(x, graph), mesh=workers.mesh(1), in_specs=P(workers.AXIS), out_specs=P(workers.AXIS), check_vma=False
+        lambda x: workers.mix(x, graph),
+        mesh=workers.mesh(1),
+        in_specs=P(workers.AXIS),
+        out_specs=P(workers.AXIS),
+        check_vma=False,
     )
 
 
@@ -131,10 +177,18 @@ def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
     return lambda x: jnp.matmul(W, x, precision=jax.lax.Precision.HIGHEST)
 
 
-def measured(graph: dsgd.Topology, taken: dict[str, np.ndarray]) -> tuple[str, int, float, float, float, float]:
+def measured(
+    graph: dsgd.Topology, taken: dict[str, np.ndarray]
+) -> tuple[str, int, float, float, float, float]:
     """A row: medians, of ratios over pairs of timings."""
-    mix, product, copy = taken[graph.name] / ROUNDS, taken[f"{graph.name} dense"] / ROUNDS, taken["copy"]
-    seconds, dense, faster, share = (float(np.median(values)) for values in (mix, product, product / mix, copy / mix))
+    mix, product, copy = (
+        taken[graph.name] / ROUNDS,
+        taken[f"{graph.name} dense"] / ROUNDS,
+        taken["copy"],
+    )
+    seconds, dense, faster, share = (
+        float(np.median(values)) for values in (mix, product, product / mix, copy / mix)
+    )
     return graph.name, graph.degree, seconds, dense, faster, share
 
 
@@ -147,22 +201,36 @@ def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
     table = tables.table(
         f"a gossip round, {args.workers:,} workers x {args.dimension:,} elements (medians)",
         ("graph", "degree", "ms", "dense, ms", "faster", "of copy"),
-        f"of copy: share of the rate of a copy, {copied:.3g} GB/s, as if only reading\nand writing the models once were needed",
+        f"of copy: share of the rate of a copy, {copied:.3g} GB/s, as if only reading\nand "
+        "writing the models once were needed",
     )
     for name, degree, mix, product, faster, share in rows:
-        table.add_row(name, str(degree), f"{mix * 1e3:.2f}", f"{product * 1e3:.1f}", f"{faster:.1f} x", f"{share:.2f}")
+        table.add_row(
+            name,
+            str(degree),
+            f"{mix * 1e3:.2f}",
+            f"{product * 1e3:.1f}",
+            f"{faster:.1f} x",
+            f"{share:.2f}",
+        )
     return table
 
 
 def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> Table:
     """One row a graph."""
     table = tables.table(
-        "a round of DSGD with sums row by row over one with a product,\nby elements of a model (seconds, medians)",
+        "a round of DSGD with sums row by row over one with a product,\nby elements of a model "
+        "(seconds, medians)",
         ("graph", "deg", "sums", *(f"{d:,}" for d in args.dimensions)),
         "below 1, sums row by row are faster. sums: of which rows a round makes them,\n"
         "its neighbours', or all in a product, whatever the size of the model.",
     )
     for graph, ratios in sums:
         does = "rows" if kind(graph) == "rows" else "all"
-        table.add_row(graph.name, str(graph.degree), does, *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios))
+        table.add_row(
+            graph.name,
+            str(graph.degree),
+            does,
+            *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios),
+        )
     return table

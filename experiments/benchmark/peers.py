@@ -1,17 +1,21 @@
-"""The same rounds in dsgd, by hand in JAX, numpy and PyTorch, and in the field's libraries: speed, time to a result, memory.
+"""The same rounds in dsgd, by hand in JAX, numpy and PyTorch, and in the field's libraries: speed,
+time to a result, memory.
 
     python -m experiments.benchmark peers
 
-Ring DSGD of logistic regression, 8 samples a worker and all of them in every gradient, in float64: nothing is random, and before anything
-is timed the models of all versions are held to each other's. fedjax has a server and no ring: it does mini-batch SGD, beside dsgd and a
-scan that do the same. Nothing is recorded on the way.
+Ring DSGD of logistic regression, 8 samples a worker and all of them in every gradient, in float64:
+nothing is random, and before anything is timed the models of all versions are held to each other's.
+fedjax has a server and no ring: it does mini-batch SGD, beside dsgd and a scan that do the same.
+Nothing is recorded on the way.
 
-Every version runs in processes of its own, on the CPU, in turn; medians are reported. A process makes its rounds to a first result, whose
-time counts from the start of the process, compiling included, and then times more rounds. Memory is the most that it had by then.
+Every version runs in processes of its own, on the CPU, in turn; medians are reported. A process
+makes its rounds to a first result, whose time counts from the start of the process, compiling
+included, and then times more rounds. Memory is the most that it had by then.
 
-PyTorch, decent-bench (which needs Python 3.13) and fedjax (which needs an older JAX) each have a Python of their own, in environments that
-are made with pip when they are first needed. What cannot be had is left out, with a message that says why. So are sizes of more than 16 M
-elements of all models together; a version that takes longer than --longest for a process has no number there.
+PyTorch, decent-bench (which needs Python 3.13) and fedjax (which needs an older JAX) each have a
+Python of their own, in environments that are made with pip when they are first needed. What cannot
+be had is left out, with a message that says why. So are sizes of more than 16 M elements of all
+models together; a version that takes longer than --longest for a process has no number there.
 """
 
 from __future__ import annotations
@@ -36,8 +40,12 @@ SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
 AGREE = 1e-13  # at most between two versions' models, over the largest element
 TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD"}
-# By method, its versions: those of `jobs.peers`, some of which need a Python of their own (`environments.PEERS`).
-VERSIONS: dict[str, tuple[str, ...]] = {"dsgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"), "mb-sgd": ("dsgd", "scan", "fedjax")}
+# By method, its versions: those of `jobs.peers`, some of which need a Python of their own
+# (`environments.PEERS`).
+VERSIONS: dict[str, tuple[str, ...]] = {
+    "dsgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"),
+    "mb-sgd": ("dsgd", "scan", "fedjax"),
+}
 NAMES = tuple(dict.fromkeys(name for versions in VERSIONS.values() for name in versions))
 
 
@@ -93,7 +101,11 @@ class Row(NamedTuple):
     apart: float
 
 
-SHOWN = {"rounds_per_second": "rounds/s", "seconds": "seconds to the result", "memory": "memory, MB"}
+SHOWN = {
+    "rounds_per_second": "rounds/s",
+    "seconds": "seconds to the result",
+    "memory": "memory, MB",
+}
 
 
 def main(args: Args) -> None:
@@ -108,24 +120,50 @@ def main(args: Args) -> None:
             for method in args.methods:
                 for N, d in sizes(args):
                     write_data(Path(folder), N, d)
-                    rows += compare(args, method, versions(args, method, pythons, path), Path(folder), told)
+                    rows += compare(
+                        args, method, versions(args, method, pythons, path), Path(folder), told
+                    )
     records.write_json(args.out / "versions.json", told)
-    sheets = {"peers": draw([row for row in rows if row.method == "dsgd"])} if "dsgd" in args.methods else {}
-    commands.finish(args, sheets, {f"{method}_{what}": tabulate(args, method, what, rows) for method in args.methods for what in SHOWN})
+    sheets = (
+        {"peers": draw([row for row in rows if row.method == "dsgd"])}
+        if "dsgd" in args.methods
+        else {}
+    )
+    commands.finish(
+        args,
+        sheets,
+        {
+            f"{method}_{what}": tabulate(args, method, what, rows)
+            for method in args.methods
+            for what in SHOWN
+        },
+    )
 
 
 def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
-    for flag, given, known in (("--methods", args.methods, tuple(VERSIONS)), ("--versions", args.versions, NAMES)):
+    for flag, given, known in (
+        ("--methods", args.methods, tuple(VERSIONS)),
+        ("--versions", args.versions, NAMES),
+    ):
         if unknown := set(given) - set(known):
             raise ValueError(f"{flag} {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
     if few := [N for N in args.workers if N < 3]:
-        raise ValueError(f"--workers {' '.join(map(str, few))}: need at least 3, so that each has two neighbours on the ring")
+        raise ValueError(
+            f"--workers {' '.join(map(str, few))}: need at least 3, so that each has two "
+            "neighbours on the ring"
+        )
     if not sizes(args):
-        raise ValueError(f"--workers, --dimensions: all sizes have more than {MOST:,} elements; need smaller ones")
+        raise ValueError(
+            f"--workers, --dimensions: all sizes have more than {MOST:,} elements; need smaller "
+            "ones"
+        )
     for method in args.methods:
         if not set(args.versions) & set(VERSIONS[method]):
-            raise ValueError(f"--versions {' '.join(args.versions)}: {method} needs some of {', '.join(VERSIONS[method])}")
+            raise ValueError(
+                f"--versions {' '.join(args.versions)}: {method} needs some of "
+                f"{', '.join(VERSIONS[method])}"
+            )
 
 
 def sizes(args: Args) -> list[tuple[int, int]]:
@@ -136,11 +174,17 @@ def sizes(args: Args) -> list[tuple[int, int]]:
 def find(args: Args) -> dict[str, Path]:
     """By name, the Pythons of those peers that can be had; a message for each that cannot."""
     found: dict[str, Path] = {}
-    for name in dict.fromkeys(name for method in args.methods for name in VERSIONS[method] if name in args.versions):
+    for name in dict.fromkeys(
+        name for method in args.methods for name in VERSIONS[method] if name in args.versions
+    ):
         if name not in environments.PEERS:
             continue
         if environments.found(name, args.environments) is None:
-            tables.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
+            tables.console().print(
+                f"Making an environment for {name} in {args.environments / name}",
+                markup=False,
+                soft_wrap=True,
+            )
         try:
             found[name] = environments.made(name, args.environments)
         except environments.Unavailable as reason:
@@ -157,19 +201,30 @@ def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> d
         if name not in args.versions or python is None:
             continue
         ours = python == Path(sys.executable)
-        apart = {} if ours else {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}  # nothing of this folder but the jobs
-        chosen[name] = Version([str(python), "-m", "experiments.benchmark.jobs.peers", name], on_cpu | apart)
+        # nothing of this folder but the jobs
+        apart = {} if ours else {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}
+        chosen[name] = Version(
+            [str(python), "-m", "experiments.benchmark.jobs.peers", name], on_cpu | apart
+        )
     return chosen
 
 
 def write_data(folder: Path, N: int, d: int) -> None:
-    """What all versions read: inputs `[N, 8, d]` of length about 1, and as many targets of each class at every worker."""
+    """What all versions read: inputs `[N, 8, d]` of length about 1, and as many targets of each
+    class at every worker.
+    """
     rng = np.random.default_rng(0)
     np.save(folder / "inputs.npy", rng.standard_normal((N, SAMPLES, d)) / np.sqrt(d))
     np.save(folder / "targets.npy", np.tile(np.arange(SAMPLES) % 2.0, (N, 1)))
 
 
-def compare(args: Args, method: str, chosen: dict[str, Version], folder: Path, told: dict[str, dict[str, str]]) -> list[Row]:
+def compare(
+    args: Args,
+    method: str,
+    chosen: dict[str, Version],
+    folder: Path,
+    told: dict[str, dict[str, str]],
+) -> list[Row]:
     """Rows of all versions on the data in the folder.
 
     Args:
@@ -182,7 +237,14 @@ def compare(args: Args, method: str, chosen: dict[str, Version], folder: Path, t
     reference = None
     for name, version in chosen.items():
         saved = folder / "models.npy"
-        ended = timed(version, args.longest, data=str(folder), rounds=args.rounds, save=str(saved), method=method)
+        ended = timed(
+            version,
+            args.longest,
+            data=str(folder),
+            rounds=args.rounds,
+            save=str(saved),
+            method=method,
+        )
         if ended is None:
             continue
         told[name] = ended[1]["versions"]
@@ -190,15 +252,28 @@ def compare(args: Args, method: str, chosen: dict[str, Version], folder: Path, t
         reference = models if reference is None else reference
         apart[name] = float(np.abs(models - reference).max() / np.abs(reference).max())
         if not apart[name] <= AGREE:
-            raise RuntimeError(f"{method}: after {args.rounds} rounds {name} is {apart[name]:.1g} from the first version: need {AGREE:g}")
+            raise RuntimeError(
+                f"{method}: after {args.rounds} rounds {name} is {apart[name]:.1g} from the first "
+                f"version: need {AGREE:g}"
+            )
     taken: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in apart}
     for _ in range(args.repeats):
         for name, ends in taken.items():
-            ended = timed(chosen[name], args.longest, data=str(folder), rounds=args.rounds, seconds=args.seconds, method=method)
+            ended = timed(
+                chosen[name],
+                args.longest,
+                data=str(folder),
+                rounds=args.rounds,
+                seconds=args.seconds,
+                method=method,
+            )
             if ended is not None:
                 ends.append(ended)
     N, _, d = np.load(folder / "inputs.npy", mmap_mode="r").shape
-    return [row(method, name, N, d, taken.get(name, []), apart.get(name, float("nan"))) for name in chosen]
+    return [
+        row(method, name, N, d, taken.get(name, []), apart.get(name, float("nan")))
+        for name in chosen
+    ]
 
 
 def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[str, Any]] | None:
@@ -207,25 +282,37 @@ def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[st
     return ended and (ended.at[ended.lines.index(jobs.RESULT)], json.loads(ended.lines[-1]))
 
 
-def row(method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str, Any]]], apart: float) -> Row:
+def row(
+    method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str, Any]]], apart: float
+) -> Row:
     """Medians over the processes."""
     if not ends:
         return Row(method, name, N, d, float("nan"), float("nan"), float("nan"), apart)
-    rate, memory = (float(np.median([told[what] for _, told in ends])) for what in ("rounds_per_second", "memory"))
-    return Row(method, name, N, d, rate, float(np.median([seconds for seconds, _ in ends])), memory, apart)
+    rate, memory = (
+        float(np.median([told[what] for _, told in ends]))
+        for what in ("rounds_per_second", "memory")
+    )
+    return Row(
+        method, name, N, d, rate, float(np.median([seconds for seconds, _ in ends])), memory, apart
+    )
 
 
 def draw(rows: list[Row]) -> Figure:
     """A panel for each dimension and number that is shown, over the workers."""
     dimensions, names = ordered(row.dimension for row in rows), ordered(row.version for row in rows)
     sheet, panels = plots.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
-    for panel, (what, d) in zip(panels, [(what, d) for what in SHOWN for d in dimensions], strict=True):
+    for panel, (what, d) in zip(
+        panels, [(what, d) for what in SHOWN for d in dimensions], strict=True
+    ):
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         lines = {}
         for name in names:
             mine = [row for row in rows if (row.version, row.dimension) == (name, d)]
-            lines[name] = np.array([row.workers for row in mine], float), np.array([[number(row, what) for row in mine]])
+            lines[name] = (
+                np.array([row.workers for row in mine], float),
+                np.array([[number(row, what) for row in mine]]),
+            )
         plots.draw_lines(panel, lines)
         for line in panel.lines:
             line.set_marker("o")
@@ -236,7 +323,9 @@ def draw(rows: list[Row]) -> Figure:
             panel.set_ylabel(SHOWN[what])
         if what == "rounds_per_second":
             panel.set_title(f"{d:,} elements")
-    sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+    sheet.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names)
+    )
     return sheet
 
 
@@ -254,11 +343,15 @@ def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
     """One row a size, one column a version."""
     mine = [row for row in rows if row.method == method]
     left_out = len(args.workers) * len(args.dimensions) - len(sizes(args))
-    caption = f"medians; result: after {args.rounds} rounds" + (f"\nlarger sizes left out: {left_out}" if left_out else "")
+    caption = f"medians; result: after {args.rounds} rounds" + (
+        f"\nlarger sizes left out: {left_out}" if left_out else ""
+    )
     names = ordered(row.version for row in mine)
     table = tables.table(f"{TITLES[method]}: {SHOWN[what]}", ("N x d", *names), caption, left=0)
     for N, d in sizes(args):
-        values = {row.version: number(row, what) for row in mine if (row.workers, row.dimension) == (N, d)}
+        values = {
+            row.version: number(row, what) for row in mine if (row.workers, row.dimension) == (N, d)
+        }
         table.add_row(f"{N:,} x {d:,}", *(written(values[name], args.longest) for name in names))
     return table
 

@@ -1,15 +1,19 @@
-"""Seconds of a round with metrics on: the framework, the best that one can write by hand, and the limit that memory sets, in one run.
+"""Seconds of a round with metrics on: the framework, the best that one can write by hand, and the
+limit that memory sets, in one run.
 
     python -m experiments.benchmark rounds
 
-All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
-distance in every round. By hand it is a JAX scan for this one method, the best of three forms: XLA's reduction over workers is slow on CPUs
-where models are large, a product with ones is not, and additions are fused with what makes their terms. XLA's selection of EF21's largest
-elements is slow there, too: in the last two forms it is by counts. The limit is the least that a round must move (A and b; the models of
-DSGD; the memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's own.
+All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients,
+and record f, |f'|^2 and the consensus distance in every round. By hand it is a JAX scan for this
+one method, the best of three forms: XLA's reduction over workers is slow on CPUs where models are
+large, a product with ones is not, and additions are fused with what makes their terms. XLA's
+selection of EF21's largest elements is slow there, too: in the last two forms it is by counts. The
+limit is the least that a round must move (A and b; the models of DSGD; the memories of EC-SGD and
+EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's
+own.
 
-All versions take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
-speed of a small round by tens of per cent.
+All versions take turns, on fresh arrays for each problem, and medians are reported: where an array
+happens to lie in memory changes the speed of a small round by tens of per cent.
 """
 
 from __future__ import annotations
@@ -32,7 +36,11 @@ from experiments.benchmark import by_hand
 from experiments.benchmark.timing import calibrate, clock
 from experiments.shared import commands, tables
 
-FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
+FORMS = {
+    "scan": by_hand.reduced,
+    "scan, product": by_hand.multiplied,
+    "scan, additions": by_hand.added,
+}
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,21 @@ class Args:
     """Which, by their short names."""
     workers: tuple[commands.Count, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
     """Numbers of workers N."""
-    dimensions: tuple[commands.Count, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
+    dimensions: tuple[commands.Count, ...] = (
+        100,
+        100,
+        100,
+        100,
+        10_000,
+        100_000,
+        10_000,
+        1_000_000,
+    )
     """Dimensions d, one for each N."""
     seconds: commands.Positive = 1.5
-    """Length of one timing, about; a round at least. In short ones, large models pay for the memory that a run begins with."""
+    """Length of one timing, about; a round at least. In short ones, large models pay for the memory
+    that a run begins with.
+    """
     repeats: commands.Count = 3
     """Timings of each version on each problem."""
     out: Path = field(default=Path("results/benchmark/rounds"))
@@ -54,7 +73,8 @@ class Args:
 
 
 class Row(NamedTuple):
-    """Medians for one method and size: seconds of a round of each version (NaN where there is none), and ratios over pairs of timings.
+    """Medians for one method and size: seconds of a round of each version (NaN where there is
+    none), and ratios over pairs of timings.
 
     Args:
         speedup: of the framework, against the fastest scan.
@@ -90,10 +110,15 @@ def main(args: Args) -> None:
 def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
     if len(args.workers) != len(args.dimensions):
-        raise ValueError(f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many")
+        raise ValueError(
+            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many"
+        )
     unknown = set(args.methods) - set(by_hand.SCANS)
     if unknown or not args.methods:
-        raise ValueError(f"methods {args.methods}: need some of {', '.join(by_hand.SCANS)}, which are written by hand")
+        raise ValueError(
+            f"methods {args.methods}: need some of {', '.join(by_hand.SCANS)}, which are written "
+            "by hand"
+        )
 
 
 def compare(args: Args, name: str, N: int, d: int) -> Row:
@@ -103,22 +128,37 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     taken = in_turn(programs, args.seconds, args.repeats)
     seconds = {version: float(np.median(times)) for version, times in taken.items()}
     best = min(FORMS, key=lambda form: seconds[form])
-    speedup, of_limit = (float(np.median(taken[other] / taken["framework"])) for other in (best, "limit"))
+    speedup, of_limit = (
+        float(np.median(taken[other] / taken["framework"])) for other in (best, "limit")
+    )
     rate = 4 * by_hand.MOVED[name] * N * d / seconds["framework"]
-    columns = (seconds.get(version, float("nan")) for version in ("framework", *FORMS, "numpy", "limit"))
+    columns = (
+        seconds.get(version, float("nan")) for version in ("framework", *FORMS, "numpy", "limit")
+    )
     return Row(name, N, d, *columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
-def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object]]:
+def versions(
+    method: dsgd.Algorithm, name: str, problem: dsgd.Problem
+) -> dict[str, Callable[[int], object]]:
     """By name, functions that run so many rounds."""
     scans = {form: by_hand.scan(name, problem, mean) for form, mean in FORMS.items()}
     loop = by_hand.loop(name, problem)
     copies = by_hand.copies(by_hand.MOVED[name], *problem.data.b.shape)
-    return {"framework": framework(method, problem), **scans, **({"numpy": loop} if loop else {}), "limit": copies}
+    return {
+        "framework": framework(method, problem),
+        **scans,
+        **({"numpy": loop} if loop else {}),
+        "limit": copies,
+    }
 
 
-def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of one go of each, so many times, in timings that last about that long and take turns."""
+def in_turn(
+    versions: dict[str, Callable[[int], object]], seconds: float, repeats: int
+) -> dict[str, np.ndarray]:
+    """Seconds of one go of each, so many times, in timings that last about that long and take
+    turns.
+    """
     counts = {version: calibrate(run, seconds) for version, run in versions.items()}
     for version, run in versions.items():
         run(counts[version])  # compiled for this length
@@ -132,7 +172,9 @@ def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeat
 def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:
     """`dsgd.run`, all of it: checks, start, chunks, history."""
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
-    return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh))
+    return lambda rounds: jax.block_until_ready(
+        dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh)
+    )
 
 
 def tabulate(rows: list[Row]) -> Table:
@@ -140,14 +182,18 @@ def tabulate(rows: list[Row]) -> Table:
     table = tables.table(
         "a round with metrics (medians)",
         ("method", "N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"),
-        "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of limit: over a copy's.\n"
+        "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of "
+        "limit: over a copy's.\n"
         "scan, numpy: their seconds over the framework's (of the fastest scan).",
     )
     for method, each in itertools.groupby(rows, lambda row: row.method):
         table.add_section()
         for row in each:
             numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
-            seconds = (f"{row.framework * 1e6:,.1f}", f"{row.framework * 1e9 / (row.N * row.d):.3f}")
+            seconds = (
+                f"{row.framework * 1e6:,.1f}",
+                f"{row.framework * 1e9 / (row.N * row.d):.3f}",
+            )
             cells = (*seconds, f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
             table.add_row(method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
     return table

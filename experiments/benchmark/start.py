@@ -1,11 +1,13 @@
-"""Seconds from the start of a process to its result: dsgd, cold and with a warm cache, beside the same job by hand.
+"""Seconds from the start of a process to its result: dsgd, cold and with a warm cache, beside the
+same job by hand.
 
     python -m experiments.benchmark start
 
-Every version runs in a process of its own, in turn, and medians are reported: of wall-clock seconds as the job's own clock splits them
-up, and of the whole process, as the operating system counts them (CPU seconds of all its threads). "Cold" compiles every program; "warm"
-finds them on disk, where `dsgd.cache.enable` (or for the scan JAX's own setting) put them in a run before. Python's bytecode is there in
-all of them, as it is of installed packages.
+Every version runs in a process of its own, in turn, and medians are reported: of wall-clock seconds
+as the job's own clock splits them up, and of the whole process, as the operating system counts them
+(CPU seconds of all its threads). "Cold" compiles every program; "warm" finds them on disk, where
+`dsgd.cache.enable` (or for the scan JAX's own setting) put them in a run before. Python's bytecode
+is there in all of them, as it is of installed packages.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ def main(args: Args) -> None:
 def make_versions(folder: Path) -> dict[str, Version]:
     """By name, what is timed."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-    jax_cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "scan"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    jax_cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "scan"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     versions = {
         "dsgd": Version("dsgd", COLD),
         "scan": Version("scan", COLD),
@@ -79,12 +84,18 @@ def make_versions(folder: Path) -> dict[str, Version]:
         "scan, warm": Version("scan", jax_cache),
         "numpy": Version("numpy", {}),
     }
-    return {name: version._replace(environment=version.environment | bytecode) for name, version in versions.items()}
+    return {
+        name: version._replace(environment=version.environment | bytecode)
+        for name, version in versions.items()
+    }
 
 
 def timed(version: Version) -> Taken:
     """One process, from its start to its end."""
-    ended = timing.process([sys.executable, "-m", "experiments.benchmark.jobs.start", version.name], version.environment)
+    ended = timing.process(
+        [sys.executable, "-m", "experiments.benchmark.jobs.start", version.name],
+        version.environment,
+    )
     assert ended is not None
     return Taken(json.loads(ended.lines[-1]), ended.wall, ended.cpu)
 
@@ -92,15 +103,24 @@ def timed(version: Version) -> Taken:
 def row(name: str, taken: list[Taken], scan: list[Taken]) -> tuple:
     """Medians over the processes; the ratio to the scan is that of pairs."""
     stages = [float(np.median([one.stages.get(stage, 0.0) for one in taken])) for stage in STAGES]
-    wall, cpu = (float(np.median([getattr(one, what) for one in taken])) for what in ("wall", "cpu"))
-    return name, *stages, wall, cpu, float(np.median([one.wall / other.wall for one, other in zip(taken, scan, strict=True)]))
+    wall, cpu = (
+        float(np.median([getattr(one, what) for one in taken])) for what in ("wall", "cpu")
+    )
+    return (
+        name,
+        *stages,
+        wall,
+        cpu,
+        float(np.median([one.wall / other.wall for one, other in zip(taken, scan, strict=True)])),
+    )
 
 
 def tabulate(rows: list[tuple]) -> Table:
     table = tables.table(
         "seconds from the start of a process to its result",
         ("version", "import", "data", "trace", "comp.", "run", "wall", "CPU", "ratio"),
-        "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's.\nMedians, each of its own: stages need not add up.",
+        "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's.\nMedians, "
+        "each of its own: stages need not add up.",
     )
     for name, *seconds in rows:
         table.add_row(name, *(f"{value:.2f}" for value in seconds))

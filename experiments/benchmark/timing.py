@@ -1,4 +1,6 @@
-"""Timings of calls, and of whole processes from outside. It imports no more than Python has, so that versions in other Pythons have it."""
+"""Timings of calls, and of whole processes from outside. It imports no more than Python has, so
+that versions in other Pythons have it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Ended(NamedTuple):
     cpu: float
 
 
-def process(command: Sequence[str], environment: Mapping[str, str], longest: float = threading.TIMEOUT_MAX) -> Ended | None:
+def process(
+    command: Sequence[str], environment: Mapping[str, str], longest: float = threading.TIMEOUT_MAX
+) -> Ended | None:
     """Times one process, from its start to its end.
 
     Args:
@@ -59,7 +63,9 @@ def process(command: Sequence[str], environment: Mapping[str, str], longest: flo
         RuntimeError: it ended with another status than 0.
     """
     began = time.perf_counter()
-    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
     late = threading.Event()
     watch = threading.Timer(longest, lambda: (late.set(), process.kill()))
     with process:

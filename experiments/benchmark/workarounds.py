@@ -2,7 +2,8 @@
 
     python -m experiments.benchmark workarounds
 
-A form that no longer gains anything with a new version of JAX can be removed. Each version runs in its own process.
+A form that no longer gains anything with a new version of JAX can be removed. Each version runs in
+its own process.
 """
 
 from __future__ import annotations
@@ -32,10 +33,17 @@ class Args:
 def main(args: Args) -> None:
     commands.begin(args)
     found = {value: measured(args, value) for value in ("on", "off")}
-    rows = [(name, seconds, found["off"][name], found["off"][name] / seconds) for name, seconds in found["on"].items()]
-    records.write_rows(args.out / "workarounds.csv", ("operation", "seconds", "plain", "ratio"), rows)
+    rows = [
+        (name, seconds, found["off"][name], found["off"][name] / seconds)
+        for name, seconds in found["on"].items()
+    ]
+    records.write_rows(
+        args.out / "workarounds.csv", ("operation", "seconds", "plain", "ratio"), rows
+    )
     table = tables.table(
-        "an operation on CPUs", ("operation", "µs", "plain, µs", "ratio"), "CPU time of all threads; ratio: of plain to ours."
+        "an operation on CPUs",
+        ("operation", "µs", "plain, µs", "ratio"),
+        "CPU time of all threads; ratio: of plain to ours.",
     )
     for name, seconds, plain, ratio in rows:
         table.add_row(name, f"{seconds * 1e6:,.1f}", f"{plain * 1e6:,.1f}", f"{ratio:.1f}")
@@ -44,6 +52,9 @@ def main(args: Args) -> None:
 
 def measured(args: Args, value: str) -> dict[str, float]:
     """CPU seconds of each operation in one process with this value of DSGD_XLA_WORKAROUNDS."""
-    ended = timing.process([sys.executable, "-m", JOB, str(args.seconds)], {"DSGD_XLA_WORKAROUNDS": value, "JAX_PLATFORMS": "cpu"})
+    ended = timing.process(
+        [sys.executable, "-m", JOB, str(args.seconds)],
+        {"DSGD_XLA_WORKAROUNDS": value, "JAX_PLATFORMS": "cpu"},
+    )
     assert ended is not None
     return json.loads(ended.lines[-1])

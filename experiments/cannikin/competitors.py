@@ -23,7 +23,10 @@ while True:
 def cores() -> list[int]:
     """Those that this process may use; a ValueError where the system cannot say so."""
     if not hasattr(os, "sched_setaffinity"):
-        raise ValueError(f"processes on cores of their own, on {sys.platform}: need Linux, where a process can be kept on a core")
+        raise ValueError(
+            f"processes on cores of their own, on {sys.platform}: need Linux, where a process can "
+            "be kept on a core"
+        )
     return sorted(os.sched_getaffinity(0))
 
 
@@ -35,8 +38,8 @@ def stay_on(core: int) -> None:
 
 @contextmanager
 def competing(counts: Sequence[int], nice: int) -> Iterator[list[int]]:
-    """So many others, which always compute, on each of some cores; gives the cores. With c others as nice as itself a process has a share
-    of 1 / (1 + c) of its core.
+    """So many others, which always compute, on each of some cores; gives the cores. With c others
+    as nice as itself a process has a share of 1 / (1 + c) of its core.
 
     Args:
         counts: on the core of each process.

@@ -1,4 +1,6 @@
-"""Cannikin's systems without training: they decide, from times that a cluster's model has, with noise where there is some."""
+"""Cannikin's systems without training: they decide, from times that a cluster's model has, with
+noise where there is some.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from experiments.cannikin import devices
 from experiments.cannikin.devices import Workload
 
 MOST_EPOCHS = 20_000  # until batches no longer change
-TIMES = 3  # that batches come until they count as settled: LB-BSP takes its last change back, and nodes that are alike may swap theirs
+# that batches come until they count as settled: LB-BSP takes its last change back, and nodes that
+# are alike may swap theirs
+TIMES = 3
 ROUNDS = 20  # of an epoch, whose times are measured
 LEARNT = 6  # epochs after which there is a model, where nodes have few samples, too
 
@@ -79,7 +83,14 @@ def measuring(
     return measure
 
 
-def drive(system: System, model: ClusterModel, measure: Measure, epochs: int, *, until_steady: bool = False) -> Driven:
+def drive(
+    system: System,
+    model: ClusterModel,
+    measure: Measure,
+    epochs: int,
+    *,
+    until_steady: bool = False,
+) -> Driven:
     """Epochs, in each of which a system decides, and then sees what nodes measure.
 
     Args:
@@ -91,7 +102,11 @@ def drive(system: System, model: ClusterModel, measure: Measure, epochs: int, *,
     """
     T_comm = model.t_overlap + model.t_last
     limits = np.asarray(model.limits).astype(int)
-    memory, found, before = system.start(policies.Cluster(model.nodes, model.t_last / T_comm, limits)), [], Counter()
+    memory, found, before = (
+        system.start(policies.Cluster(model.nodes, model.t_last / T_comm, limits)),
+        [],
+        Counter(),
+    )
     for epoch in range(epochs):
         batches, memory = system.decide(memory)
         memory = system.observe(memory, measure(batches, epoch))
@@ -104,7 +119,9 @@ def drive(system: System, model: ClusterModel, measure: Measure, epochs: int, *,
 
 def settled(system: System, model: ClusterModel) -> np.ndarray:
     """The batches with which a system stays where times are exact, int `[n]`."""
-    return drive(system, model, measuring(model, Noise()), MOST_EPOCHS, until_steady=True).batches[-1]
+    return drive(system, model, measuring(model, Noise()), MOST_EPOCHS, until_steady=True).batches[
+        -1
+    ]
 
 
 class Settled(NamedTuple):
@@ -114,8 +131,10 @@ class Settled(NamedTuple):
         totals: B.
         optperf: exact, of whole samples.
         cannikin, ddp, lb_bsp: settled at each B.
-        adapted: LB-BSP's batches, settled at a B that is smaller by a tenth of the range, scaled up; NaN where there is none.
-        together: of batches that all nodes have computed at the same time, at which LB-BSP aims with steps of 5 samples.
+        adapted: LB-BSP's batches, settled at a B that is smaller by a tenth of the range, scaled
+            up; NaN where there is none.
+        together: of batches that all nodes have computed at the same time, at which LB-BSP aims
+            with steps of 5 samples.
     """
 
     totals: np.ndarray
@@ -148,20 +167,33 @@ def over_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
         before = total - step
         if before < totals[0]:
             return np.nan
-        return seconds(policies.whole(settled(cannikin.lb_bsp(before), model) * total / before, total, limits))
+        return seconds(
+            policies.whole(settled(cannikin.lb_bsp(before), model) * total / before, total, limits)
+        )
 
     rows = []
     for total in map(int, totals):
         systems = cannikin.cannikin(total), cannikin.equal_split(total), cannikin.lb_bsp(total)
         each = [seconds(settled(system, model)) for system in systems]
-        rows.append([model.optperf_integer(total).seconds, *each, adapted(total), seconds(silent.optperf_integer(total).batches)])
+        rows.append(
+            [
+                model.optperf_integer(total).seconds,
+                *each,
+                adapted(total),
+                seconds(silent.optperf_integer(total).batches),
+            ]
+        )
     return Settled(totals, *np.array(rows).T)
 
 
-def prediction_errors(model: ClusterModel, workload: Workload, noise: Noise, seed: int, epochs: int) -> dict[str, float]:
-    """The largest relative error of the predicted OptPerf over the range of total batches, by weighting.
+def prediction_errors(
+    model: ClusterModel, workload: Workload, noise: Noise, seed: int, epochs: int
+) -> dict[str, float]:
+    """The largest relative error of the predicted OptPerf over the range of total batches, by
+    weighting.
 
-    Cannikin adapts its total batch meanwhile: the gradient noise scale grows from the first total batch to the last one.
+    Cannikin adapts its total batch meanwhile: the gradient noise scale grows from the first total
+    batch to the last one.
 
     Args:
         model: of the cluster.
@@ -196,14 +228,18 @@ class Overhead(NamedTuple):
 
 
 def overhead(model: ClusterModel, totals: np.ndarray, repeats: int) -> Overhead:
-    """Of Cannikin, with the clock of this machine: the shortest of several, since others may keep it busy meanwhile.
+    """Of Cannikin, with the clock of this machine: the shortest of several, since others may keep
+    it busy meanwhile.
 
     Args:
         model: of the cluster.
         totals: the candidates.
         repeats: how often.
     """
-    system, measure = cannikin.cannikin(totals), measuring(model, Noise(), rounds=ROUNDS, scale=lambda epoch: 1e3)
+    system, measure = (
+        cannikin.cannikin(totals),
+        measuring(model, Noise(), rounds=ROUNDS, scale=lambda epoch: 1e3),
+    )
     ready = drive(system, model, measure, LEARNT).memory
     seen = measure(system.decide(ready)[0], LEARNT)
 
@@ -240,4 +276,7 @@ def spread(ratio: float, workload: Workload, count: int = 16) -> ClusterModel:
         count: n.
     """
     shares = np.linspace(1, 1 / ratio, count)
-    return devices.model_of([devices.RTX6000.shared(share)._replace(memory=1e15) for share in shares / shares.mean()], workload)
+    return devices.model_of(
+        [devices.RTX6000.shared(share)._replace(memory=1e15) for share in shares / shares.mean()],
+        workload,
+    )

@@ -1,4 +1,6 @@
-"""Figures 9 and 10 of Cannikin, and what its sections 5.3, 5.4 and 6 say of OptPerf: the paper's numbers and ours."""
+"""Figures 9 and 10 of Cannikin, and what its sections 5.3, 5.4 and 6 say of OptPerf: the paper's
+numbers and ours.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,28 @@ from experiments.cannikin.driving import Overhead, Settled
 from experiments.shared import figures, statistics, tables
 
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
-LOOK = {name: (plots.COLOURS[i], plots.STYLES[i]) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
+LOOK = {
+    name: (plots.COLOURS[i], plots.STYLES[i])
+    for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))
+}
 MARKS = "osD^v"
 NEAR = 0.01  # of its own best, at which a system's batches count as tuned
-SMALL, LARGE = ("ResNet-50", "ResNet-18", "NeuMF"), ("DeepSpeech2", "BERT")  # models, of section 5.3
-SHARES = {"ResNet-50": "<< 1", "DeepSpeech2": "<< 1", "BERT": "<< 1", "ResNet-18": "9", "NeuMF": "12"}  # table 5
+# models, of section 5.3
+SMALL, LARGE = ("ResNet-50", "ResNet-18", "NeuMF"), ("DeepSpeech2", "BERT")
+# table 5
+SHARES = {
+    "ResNet-50": "<< 1",
+    "DeepSpeech2": "<< 1",
+    "BERT": "<< 1",
+    "ResNet-18": "9",
+    "NeuMF": "12",
+}
 
 
 def tuned(times: np.ndarray) -> np.ndarray:
-    """The first epoch of each run, from 1, from which on its batches are nearly its shortest, `[seeds, epochs]` to `[seeds]`."""
+    """The first epoch of each run, from 1, from which on its batches are nearly its shortest,
+    `[seeds, epochs]` to `[seeds]`.
+    """
     longer = times > (1 + NEAR) * times.min(axis=1, keepdims=True)
     return 1 + np.max(np.arange(1, times.shape[1] + 1) * longer, axis=1)
 
@@ -45,20 +60,31 @@ def summary(
     table = tables.table(
         "OptPerf: the paper's numbers, and ours",
         ("", "paper", "ours"),
-        f"tuned: from then on within {100 * NEAR:g} % of its own shortest; means ± standard errors over {len(epochs[LB_BSP])} runs."
+        f"tuned: from then on within {100 * NEAR:g} % of its own shortest; means ± standard "
+        f"errors over {len(epochs[LB_BSP])} runs."
         " at most: over total batches and workloads, of 5.3 over runs, too.",
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
-    table.add_row("  Cannikin's epoch when tuned", "3", statistics.with_error(tuned(epochs[CANNIKIN])))
-    table.add_row("  LB-BSP's epoch when tuned", "> 10", statistics.with_error(tuned(epochs[LB_BSP])))
+    table.add_row(
+        "  Cannikin's epoch when tuned", "3", statistics.with_error(tuned(epochs[CANNIKIN]))
+    )
+    table.add_row(
+        "  LB-BSP's epoch when tuned", "> 10", statistics.with_error(tuned(epochs[LB_BSP]))
+    )
     for name in (CANNIKIN, LB_BSP):
-        table.add_row(f"  {name}'s shortest batch / OptPerf", "-", statistics.with_error(epochs[name].min(axis=1) / optperf, 3))
+        table.add_row(
+            f"  {name}'s shortest batch / OptPerf",
+            "-",
+            statistics.with_error(epochs[name].min(axis=1) / optperf, 3),
+        )
     table.add_section()
     for cluster, paper in (("A", ("-", "-")), ("B", ("18", "53")), ("C", ("-", "-"))):
         table.add_row(f"figure 10: cluster {cluster}, % less time, at most")
         for words, system, number in (("LB-BSP", "lb_bsp", paper[0]), ("DDP", "ddp", paper[1])):
             table.add_row(
-                f"  than {words}", number, f"{100 * max(of.gain(system).max() for (c, _), of in found.items() if c == cluster):.0f}"
+                f"  than {words}",
+                number,
+                f"{100 * max(of.gain(system).max() for (c, _), of in found.items() if c == cluster):.0f}",
             )
     table.add_section()
     table.add_row("5.3: % error of the predicted OptPerf, at most")
@@ -67,12 +93,18 @@ def summary(
         ("inverse variances: BERT, DeepSpeech2", "7", "inverse-variance", LARGE),
         ("plain average, all", "21", "plain", SMALL + LARGE),
     ):
-        worst = max(each[weighting].max() for (workload, _), each in errors.items() if workload in those)
+        worst = max(
+            each[weighting].max() for (workload, _), each in errors.items() if workload in those
+        )
         table.add_row(f"  {words}", paper, f"{100 * worst:.1f}")
     table.add_section()
     table.add_row("table 5: % of an epoch on B, at most")
     for name, share in shares.items():
-        table.add_row(f"  {name}", SHARES[name], f"{100 * share:.1g}" if share < 1e-2 else f"{100 * share:.0f}")
+        table.add_row(
+            f"  {name}",
+            SHARES[name],
+            f"{100 * share:.1g}" if share < 1e-2 else f"{100 * share:.0f}",
+        )
     return table
 
 
@@ -85,7 +117,8 @@ def gains(found: dict[tuple[str, str], Settled]) -> Table:
     table = tables.table(
         "Figure 10: % less time of Cannikin's batches,\nlargest over total batches (at which one)",
         ("workload", "totals", "DDP", "LB-BSP", "adapted", "together"),
-        "adapted: LB-BSP's batches of a total smaller by a tenth of the range, scaled up. together: those that all nodes have"
+        "adapted: LB-BSP's batches of a total smaller by a tenth of the range, scaled up. "
+        "together: those that all nodes have"
         " computed at the same time, at which LB-BSP aims in steps of 5. Times are exact.",
     )
     last = ""
@@ -115,7 +148,9 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
         colour, style = LOOK[name]
         middle, error = dsgd.mean_and_error(1e3 * times)
         x = np.arange(1, times.shape[1] + 1)
-        axes.errorbar(x, middle, yerr=error, color=colour, linestyle=style, marker=".", capsize=2, label=name)
+        axes.errorbar(
+            x, middle, yerr=error, color=colour, linestyle=style, marker=".", capsize=2, label=name
+        )
     axes.axhline(1e3 * optperf, color="black", linewidth=0.8, label="OptPerf")
     axes.set(xlabel="epoch", ylabel="milliseconds of a batch", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -127,17 +162,27 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
 
 
 def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
-    """Times of a batch over total batches, a panel for each cluster and workload, in units of OptPerf.
+    """Times of a batch over total batches, a panel for each cluster and workload, in units of
+    OptPerf.
 
     Args:
         found: by cluster and workload.
     """
     rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
     sheet = Figure(figsize=(3 * columns, 2.7 * rows), layout="constrained")
-    for axes, ((cluster, workload), of) in zip(plots.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True):
-        for name, times in ((CANNIKIN, of.cannikin), (LB_BSP, of.lb_bsp), (ADAPTED, of.adapted), (DDP, of.ddp)):
+    for axes, ((cluster, workload), of) in zip(
+        plots.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True
+    ):
+        for name, times in (
+            (CANNIKIN, of.cannikin),
+            (LB_BSP, of.lb_bsp),
+            (ADAPTED, of.adapted),
+            (DDP, of.ddp),
+        ):
             colour, style = LOOK[name]
-            axes.plot(of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name)
+            axes.plot(
+                of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name
+            )
         axes.set(xscale="log", title=f"{cluster}: {workload}")
         few = of.totals[[0, len(of.totals) // 2, -1]]
         axes.set_xticks(few, [str(total) for total in few], fontsize=8)
@@ -147,7 +192,10 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     for axes in sheet.axes[-columns:]:
         axes.set_xlabel("total batch")
     figures.legend(sheet, sheet.axes[0], 4)
-    figures.title(sheet, "Figure 10: batch times at which each system settles, by its cluster's model without noise")
+    figures.title(
+        sheet,
+        "Figure 10: batch times at which each system settles, by its cluster's model without noise",
+    )
     return sheet
 
 
@@ -172,11 +220,25 @@ def studies(
     draw_errors(by_noise, errors, noise)
     n = np.array(list(overheads))
     for i, (words, times) in enumerate(
-        {"all candidates": [o.first for o in overheads.values()], "one": [o.then for o in overheads.values()]}.items()
+        {
+            "all candidates": [o.first for o in overheads.values()],
+            "one": [o.then for o in overheads.values()],
+        }.items()
     ):
-        by_nodes.plot(n, 1e3 * np.array(times), color=plots.COLOURS[i], linestyle=plots.STYLES[i], marker="o", label=words)
+        by_nodes.plot(
+            n,
+            1e3 * np.array(times),
+            color=plots.COLOURS[i],
+            linestyle=plots.STYLES[i],
+            marker="o",
+            label=words,
+        )
     by_nodes.set(
-        xscale="log", yscale="log", xlabel="nodes", ylabel="milliseconds of an epoch", title="learning and deciding, 100 candidates"
+        xscale="log",
+        yscale="log",
+        xlabel="nodes",
+        ylabel="milliseconds of an epoch",
+        title="learning and deciding, 100 candidates",
     )
     by_nodes.set_xticks(n, [f"{each:,}" for each in n])
     by_nodes.set_xticks([], minor=True)
@@ -186,7 +248,12 @@ def studies(
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
         colour, style = LOOK[name]
         by_ratio.plot(
-            ratios, [100 * of.gain(key).max() for of in gains.values()], color=colour, linestyle=style, marker="o", label=f"{name}, largest"
+            ratios,
+            [100 * of.gain(key).max() for of in gains.values()],
+            color=colour,
+            linestyle=style,
+            marker="o",
+            label=f"{name}, largest",
         )
         by_ratio.plot(
             ratios,
@@ -197,22 +264,48 @@ def studies(
             label=f"{name}, median",
         )
     dense = np.linspace(ratios.min(), ratios.max(), 100)
-    by_ratio.plot(dense, 100 * (1 - 2 / (1 + dense)), color="black", linewidth=0.8, label="DDP, computation alone")
-    by_ratio.set(xlabel="fastest / slowest node", ylabel="% less time", title=f"16 nodes, {workload}, over total batches")
+    by_ratio.plot(
+        dense,
+        100 * (1 - 2 / (1 + dense)),
+        color="black",
+        linewidth=0.8,
+        label="DDP, computation alone",
+    )
+    by_ratio.set(
+        xlabel="fastest / slowest node",
+        ylabel="% less time",
+        title=f"16 nodes, {workload}, over total batches",
+    )
     by_ratio.legend(frameon=False, fontsize=8)
     return sheet
 
 
-def draw_errors(axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float) -> None:
+def draw_errors(
+    axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float
+) -> None:
     """With inverse-variance weighting, and without."""
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
         for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
-            middle, error = dsgd.mean_and_error(np.array([errors[workload, level][weighting] for level in levels]).T)
-            bars = {"yerr": 100 * error, "capsize": 2, "color": plots.COLOURS[i], "linestyle": style}
+            middle, error = dsgd.mean_and_error(
+                np.array([errors[workload, level][weighting] for level in levels]).T
+            )
+            bars = {
+                "yerr": 100 * error,
+                "capsize": 2,
+                "color": plots.COLOURS[i],
+                "linestyle": style,
+            }
             label = workload if weighting == "inverse-variance" else None
-            axes.errorbar(levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label)
-    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="cluster A; solid: inverse variances, dotted: plain")
+            axes.errorbar(
+                levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        ylabel="% error of OptPerf",
+        title="cluster A; solid: inverse variances, dotted: plain",
+    )
     axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
     plots.plain_log(axes.xaxis)
     plots.plain_log(axes.yaxis)

@@ -1,7 +1,8 @@
 """What each system trains on a simulated cluster, epoch by epoch, until a quality is reached.
 
-A smaller problem has a smaller noise scale, so that smaller total batches are large ones for it: each of its samples takes as much longer
-as its largest total batch is smaller than the workload's. A smaller model has links as much slower. So seconds are the workload's.
+A smaller problem has a smaller noise scale, so that smaller total batches are large ones for it:
+each of its samples takes as much longer as its largest total batch is smaller than the workload's.
+A smaller model has links as much slower. So seconds are the workload's.
 """
 
 from __future__ import annotations
@@ -55,11 +56,50 @@ class Task(NamedTuple):
 
 _MOMENTUM = optax.sgd(0.05, momentum=0.9)
 TASKS: dict[Name, Task] = {
-    "cnn": Task("CNN on digits, SGD", "ResNet-18", 32, 512, _MOMENTUM, cannikin.adascale, ACCURACY, 0.96),
-    "mlp": Task("MLP on digits, SGD", "DeepSpeech2", 32, 1024, optax.sgd(0.02, momentum=0.9), cannikin.adascale, ACCURACY, 0.96),
-    "mlp-adam": Task("MLP on digits, Adam", "NeuMF", 32, 1024, optax.adam(1e-3), cannikin.square_root, ACCURACY, 0.93),
-    "text": Task("transformer on a text, Adam", "BERT", 32, 384, optax.adam(3e-3), cannikin.square_root, BITS, 1.0),
-    "cifar-10": Task("ResNet-18 on CIFAR-10, SGD", "ResNet-18", 64, 4096, _MOMENTUM, cannikin.adascale, ACCURACY, 0.8, 16),
+    "cnn": Task(
+        "CNN on digits, SGD", "ResNet-18", 32, 512, _MOMENTUM, cannikin.adascale, ACCURACY, 0.96
+    ),
+    "mlp": Task(
+        "MLP on digits, SGD",
+        "DeepSpeech2",
+        32,
+        1024,
+        optax.sgd(0.02, momentum=0.9),
+        cannikin.adascale,
+        ACCURACY,
+        0.96,
+    ),
+    "mlp-adam": Task(
+        "MLP on digits, Adam",
+        "NeuMF",
+        32,
+        1024,
+        optax.adam(1e-3),
+        cannikin.square_root,
+        ACCURACY,
+        0.93,
+    ),
+    "text": Task(
+        "transformer on a text, Adam",
+        "BERT",
+        32,
+        384,
+        optax.adam(3e-3),
+        cannikin.square_root,
+        BITS,
+        1.0,
+    ),
+    "cifar-10": Task(
+        "ResNet-18 on CIFAR-10, SGD",
+        "ResNet-18",
+        64,
+        4096,
+        _MOMENTUM,
+        cannikin.adascale,
+        ACCURACY,
+        0.8,
+        16,
+    ),
 }
 
 
@@ -116,13 +156,19 @@ def stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
     assert cluster.overlap is not None
     assert cluster.per_sample is not None
     backward = factor * cluster.overlap.backward_per_sample
-    return replace(cluster, per_sample=factor * cluster.per_sample, overlap=replace(cluster.overlap, backward_per_sample=backward))
+    return replace(
+        cluster,
+        per_sample=factor * cluster.per_sample,
+        overlap=replace(cluster.overlap, backward_per_sample=backward),
+    )
 
 
 def stretched_model(model: cannikin.ClusterModel, factor: float) -> cannikin.ClusterModel:
     """The same of its model."""
     limits = np.floor(np.asarray(model.limits) / factor)
-    return replace(model, q=factor * np.asarray(model.q), k=factor * np.asarray(model.k), limits=limits)
+    return replace(
+        model, q=factor * np.asarray(model.q), k=factor * np.asarray(model.k), limits=limits
+    )
 
 
 def make_system(name: str, setting: Setting) -> cannikin.System:
@@ -146,7 +192,8 @@ def race(setting: Setting, system: str, *, epochs: int, key: jax.Array) -> Run:
         key: of everything random.
     """
     task = setting.task
-    # Pieces for half as much again as the fastest node has of the largest batch: what is measured has errors.
+    # Pieces for half as much again as the fastest node has of the largest batch: what is measured
+    # has errors.
     most = min(1.5 * setting.model.optperf(task.last).batches.max(), task.last)
     found = cannikin.train(
         setting.method,

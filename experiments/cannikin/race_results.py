@@ -1,4 +1,6 @@
-"""Figures 5, 7 and 8 of Cannikin, figure 8 as a table, the paper's numbers and ours, and in words why they differ."""
+"""Figures 5, 7 and 8 of Cannikin, figure 8 as a table, the paper's numbers and ours, and in words
+why they differ.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,26 @@ from rich.table import Table
 
 from dsgd import plots
 from experiments.cannikin.devices import WORKLOADS
-from experiments.cannikin.race import ACCURACY, ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run, Runs, Setting
+from experiments.cannikin.race import (
+    ACCURACY,
+    ADAPTDL,
+    CANNIKIN,
+    DDP,
+    LB_BSP,
+    SYSTEMS,
+    Run,
+    Runs,
+    Setting,
+)
 from experiments.shared import figures, statistics, tables
 
-# Section 5.2: what Cannikin saves of their seconds, in %, at most of all five tasks; of AdaptDL's, that is on CIFAR-10, by a ResNet-18.
+# Section 5.2: what Cannikin saves of their seconds, in %, at most of all five tasks; of AdaptDL's,
+# that is on CIFAR-10, by a ResNet-18.
 AT_MOST = {DDP: 85, LB_BSP: 82, ADAPTDL: 52}
 LEARNING = 2  # epochs before there is a model
-COLOURS: dict[str, str] = dict(zip(SYSTEMS, ("#E69F00", "#009E73", "#D55E00", "#0072B2"), strict=True))
+COLOURS: dict[str, str] = dict(
+    zip(SYSTEMS, ("#E69F00", "#009E73", "#D55E00", "#0072B2"), strict=True)
+)
 STYLES: dict[str, str] = dict(zip(SYSTEMS, (":", "-.", "--", "-"), strict=True))
 
 
@@ -27,7 +42,9 @@ def seconds(runs: list[Run]) -> np.ndarray:
 
 
 def saved(runs: Runs, system: str) -> np.ndarray:
-    """By Cannikin of a system's seconds in %, of the seeds that have reached the target with both."""
+    """By Cannikin of a system's seconds in %, of the seeds that have reached the target with
+    both.
+    """
     share = 100 * (1 - seconds(runs[CANNIKIN]) / seconds(runs[system]))
     return share[~np.isnan(share)]
 
@@ -40,10 +57,24 @@ def with_interval(values: np.ndarray, digits: int) -> str:
 def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
     """One row a system."""
     task, seeds = setting.task, len(runs[CANNIKIN])
-    good = f"{100 * setting.target:g} % right" if task.quality == ACCURACY else f"{setting.target:g} bits per byte"
+    good = (
+        f"{100 * setting.target:g} % right"
+        if task.quality == ACCURACY
+        else f"{setting.target:g} bits per byte"
+    )
     table = tables.table(
-        f"seconds to {good}: {task.words}\ncluster {cluster}, times of {task.workload}, {statistics.runs(seeds)}",
-        ("system", "reached", "seconds", "epochs", "batch", "of\nDDP", "saved\nours", "saved\npaper"),
+        f"seconds to {good}: {task.words}\ncluster {cluster}, times of {task.workload}, "
+        f"{statistics.runs(seeds)}",
+        (
+            "system",
+            "reached",
+            "seconds",
+            "epochs",
+            "batch",
+            "of\nDDP",
+            "saved\nours",
+            "saved\npaper",
+        ),
         "reached: how many seeds reached it. batch: mean over epochs. of DDP:\n"
         "seconds, seed by seed. saved: by Cannikin of the system's seconds, in %;\n"
         "≤: the most of all the paper's tasks. ±: half the 95 % interval.",
@@ -51,9 +82,19 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
     for system, each in runs.items():
         found = seconds(each)
         reached = ~np.isnan(found)
-        small = max(np.nanmax(found, initial=0), np.nan_to_num(statistics.half_interval(found[reached]), posinf=0)) < 100
+        small = (
+            max(
+                np.nanmax(found, initial=0),
+                np.nan_to_num(statistics.half_interval(found[reached]), posinf=0),
+            )
+            < 100
+        )
         ratios = found / seconds(runs[DDP])
-        paper = "52" if system == ADAPTDL and task.workload == "ResNet-18" else f"≤ {AT_MOST.get(system)}"
+        paper = (
+            "52"
+            if system == ADAPTDL and task.workload == "ResNet-18"
+            else f"≤ {AT_MOST.get(system)}"
+        )
         table.add_row(
             system,
             f"{reached.sum()}",
@@ -72,20 +113,38 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
     task, totals, model = setting.task, setting.totals, setting.model
     gains = 100 * (1 - of_equal(setting, totals))
     first, N = totals[0], model.nodes
-    ours, theirs = (np.array([run.seconds[:LEARNING][-1] for run in runs[system]]) for system in (CANNIKIN, ADAPTDL))
-    parts = np.array([np.sum(np.diff(run.seconds, prepend=0) * of_equal(setting, run.totals)) / run.seconds[-1] for run in runs[ADAPTDL]])
+    ours, theirs = (
+        np.array([run.seconds[:LEARNING][-1] for run in runs[system]])
+        for system in (CANNIKIN, ADAPTDL)
+    )
+    parts = np.array(
+        [
+            np.sum(np.diff(run.seconds, prepend=0) * of_equal(setting, run.totals))
+            / run.seconds[-1]
+            for run in runs[ADAPTDL]
+        ]
+    )
     longer = 100 * np.mean((ours - theirs) / [run.seconds[-1] for run in runs[ADAPTDL]])
-    epochs = np.mean([len(run.seconds) for run in runs[CANNIKIN]]) - np.mean([len(run.seconds) for run in runs[ADAPTDL]])
+    epochs = np.mean([len(run.seconds) for run in runs[CANNIKIN]]) - np.mean(
+        [len(run.seconds) for run in runs[ADAPTDL]]
+    )
     most, messages = int(np.argmax(gains)), 1e3 * (model.t_overlap + model.t_last)
     return [
-        f"{task.words}. Unequal parts save {gains[0]:.0f} % of an equal split's time at a total batch of {first}, at most"
-        f" {gains[most]:.0f} %, at {totals[most]}: messages take {messages:.0f} ms, whoever computes how much. What the paper saves of"
+        f"{task.words}. Unequal parts save {gains[0]:.0f} % of an equal split's time at a total "
+        f"batch of {first}, at most"
+        f" {gains[most]:.0f} %, at {totals[most]}: messages take {messages:.0f} ms, whoever "
+        "computes how much. What the paper saves of"
         " AdaptDL's seconds beyond that must come of other total batches.",
-        f"At AdaptDL's own total batches unequal parts would save {100 * (1 - parts.mean()):.0f} %. Cannikin saves"
-        f" {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in which it learns the nodes at a total batch of {first}, take"
-        f" {longer:.0f} % of AdaptDL's seconds longer than AdaptDL's; with total batches of its own it needs {epochs:+.1f} epochs.",
-        f"DDP and LB-BSP keep {first}, {first / N:.3g} samples a node (LB-BSP moves 5 at once), where parts hardly matter: they differ by"
-        f" chance. It stands for {setting.stands_for * first:.0f} samples of {task.workload}; the paper begins with"
+        f"At AdaptDL's own total batches unequal parts would save {100 * (1 - parts.mean()):.0f} "
+        "%. Cannikin saves"
+        f" {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in which it learns "
+        f"the nodes at a total batch of {first}, take"
+        f" {longer:.0f} % of AdaptDL's seconds longer than AdaptDL's; with total batches of its "
+        f"own it needs {epochs:+.1f} epochs.",
+        f"DDP and LB-BSP keep {first}, {first / N:.3g} samples a node (LB-BSP moves 5 at once), "
+        "where parts hardly matter: they differ by"
+        f" chance. It stands for {setting.stands_for * first:.0f} samples of {task.workload}; the "
+        "paper begins with"
         f" {WORKLOADS[task.workload].first_batch}.",
     ]
 
@@ -93,7 +152,9 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
 def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
     """OptPerf of total batches, of the time of an equal split."""
     model = setting.model
-    return model.optperf(totals).seconds / model.batch_time(np.repeat(totals[:, None] / model.nodes, model.nodes, axis=1))
+    return model.optperf(totals).seconds / model.batch_time(
+        np.repeat(totals[:, None] / model.nodes, model.nodes, axis=1)
+    )
 
 
 def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
@@ -114,7 +175,11 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
     figures.legend(sheet, panels[1], 4)
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
     bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
-    figures.title(sheet, f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the target is reached{bars_are}")
+    figures.title(
+        sheet,
+        f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the "
+        f"target is reached{bars_are}",
+    )
     return sheet
 
 
@@ -123,10 +188,17 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
     for system in (ADAPTDL, CANNIKIN):
         for run in runs[system]:
             axes.step(
-                np.arange(1, len(run.totals) + 1), run.totals, where="mid", color=COLOURS[system], linestyle=STYLES[system], alpha=0.7
+                np.arange(1, len(run.totals) + 1),
+                run.totals,
+                where="mid",
+                color=COLOURS[system],
+                linestyle=STYLES[system],
+                alpha=0.7,
             )
     axes.set(xlabel="epoch", ylabel="total batch, samples", yscale="log", xscale="log")
-    ticks = np.unique(setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)])
+    ticks = np.unique(
+        setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)]
+    )
     axes.set_yticks(ticks, labels=[f"{total}" for total in ticks])
     axes.minorticks_off()
     plots.plain_log(axes.xaxis)
@@ -140,11 +212,27 @@ def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bo
         for i, run in enumerate(each):
             x = run.seconds if over_seconds else np.arange(1, len(run.seconds) + 1)
             style = {"color": COLOURS[system], "label": system if not i else None}
-            axes.plot(x, factor * run.qualities, linestyle=STYLES[system], linewidth=1.1, alpha=0.7, **style)
+            axes.plot(
+                x,
+                factor * run.qualities,
+                linestyle=STYLES[system],
+                linewidth=1.1,
+                alpha=0.7,
+                **style,
+            )
             if run.reached:
-                axes.plot(x[-1], factor * run.qualities[-1], marker="o", markersize=5, color=COLOURS[system], linestyle="none")
+                axes.plot(
+                    x[-1],
+                    factor * run.qualities[-1],
+                    marker="o",
+                    markersize=5,
+                    color=COLOURS[system],
+                    linestyle="none",
+                )
     axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
-    axes.set_ylabel("test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte")
+    axes.set_ylabel(
+        "test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte"
+    )
     plots.plain_log(axes.xaxis)
     qualities = factor * np.concatenate([run.qualities for each in runs.values() for run in each])
     low, high = np.quantile(qualities, (0.05, 1) if setting.task.quality == ACCURACY else (0, 0.95))
@@ -159,7 +247,13 @@ def draw_bars(axes: Axes, runs: Runs) -> None:
         if not len(ratios):
             continue
         half = statistics.half_interval(ratios)
-        axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=half if np.isfinite(half) and half > 0 else None, capsize=4)
+        axes.bar(
+            i,
+            ratios.mean(),
+            color=COLOURS[system],
+            yerr=half if np.isfinite(half) and half > 0 else None,
+            capsize=4,
+        )
     axes.set_xticks(range(len(runs)), labels=list(runs))
     axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))
     axes.grid(axis="x", visible=False)

@@ -13,13 +13,23 @@ from rich.table import Table
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
-from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies, signed
+from experiments.dropcompute.training import (
+    LAMB,
+    Histories,
+    Point,
+    Setting,
+    by_itself,
+    delayed,
+    latencies,
+    signed,
+)
 from experiments.shared import statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
 WINDOW = 9  # rounds whose mean loss is one point of a curve
-GOALS = (0.35, 0.7)  # shares of the rounds, after which the losses of who drops nothing are the goals
+# shares of the rounds, after which the losses of who drops nothing are the goals
+GOALS = (0.35, 0.7)
 
 
 class Gain(NamedTuple):
@@ -59,8 +69,8 @@ class Way(NamedTuple):
 
 
 def ways(setting: Setting, communications: Sequence[float]) -> list[Way]:
-    """LAMB with all seconds of communication; with the first of them workers that look at their clock between micro-batches, and other
-    optimisers."""
+    """LAMB with all seconds of communication; with the first of them workers that look at their
+    clock between micro-batches, and other optimisers."""
     first = communications[0]
     others = [optimizer for optimizer in setting.learning_rates if optimizer != LAMB]
     return [
@@ -70,7 +80,9 @@ def ways(setting: Setting, communications: Sequence[float]) -> list[Way]:
     ]
 
 
-def runs(setting: Setting, measured: int, communications: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def runs(
+    setting: Setting, measured: int, communications: Sequence[float]
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """DropCompute in each way."""
     for way in ways(setting, communications):
         yield way.name, by_itself(setting, way.optimizer, measured, way.communication, way.stop)
@@ -88,7 +100,9 @@ def goals(history: dict[str, np.ndarray]) -> list[float]:
 
 
 def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
-    """Rounds after which each seed's smoothed loss is the goal for the first time, between two of them; NaN where it never is."""
+    """Rounds after which each seed's smoothed loss is the goal for the first time, between two of
+    them; NaN where it never is.
+    """
     found = np.full(len(history["train_loss"]), np.nan)
     for seed, curve in enumerate(smooth(history["train_loss"][:, 1:])):
         after = np.flatnonzero(curve <= goal)
@@ -103,11 +117,16 @@ def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
 
 def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:
     """Seconds after so many rounds, `[seeds]`; NaN after NaN."""
-    each = [np.interp(at, history["step"], clock) for at, clock in zip(rounds, history["clock"], strict=True)]
+    each = [
+        np.interp(at, history["step"], clock)
+        for at, clock in zip(rounds, history["clock"], strict=True)
+    ]
     return np.array(each)
 
 
-def with_communication(history: dict[str, np.ndarray], communication: float) -> dict[str, np.ndarray]:
+def with_communication(
+    history: dict[str, np.ndarray], communication: float
+) -> dict[str, np.ndarray]:
     """The same where each round takes so much longer."""
     return {**history, "clock": history["clock"] + communication * history["step"]}
 
@@ -118,27 +137,56 @@ def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: f
     return Gain(second / first, clock_at(history, second) / clock_at(without, first))
 
 
-def table(setting: Setting, histories: Histories, measured: int, communications: Sequence[float]) -> Table:
+def table(
+    setting: Setting, histories: Histories, measured: int, communications: Sequence[float]
+) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {statistics.runs(setting.seeds)}:\n"
+        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} "
+        f"micro-batches, {statistics.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
         "T^c: seconds of communication. drop: micro-batches, in %.\n"
         "step: its seconds over those without drops. ±: half the 95 % interval,\n"
-        "paired over seeds. planned: 1/S_eff - 1, the time if all that is\ndropped has to be made up for.",
+        "paired over seeds. planned: 1/S_eff - 1, the time if all that is\ndropped has to be made "
+        "up for.",
     )
-    shown.add_row("paper", "-", "-", f"{RATIO:.3f}", "-", f"+{PAPER['steps']:.0f}", f"-{PAPER['time']:.0f}", "-")
+    shown.add_row(
+        "paper",
+        "-",
+        "-",
+        f"{RATIO:.3f}",
+        "-",
+        f"+{PAPER['steps']:.0f}",
+        f"-{PAPER['time']:.0f}",
+        "-",
+    )
     for way in ways(setting, communications):
         shown.add_section()
-        without, history = with_communication(histories[whole(way.optimizer).name], way.communication), histories[way.name]
-        step = np.diff(history["clock"])[:, measured + 1 :].mean() / np.diff(without["clock"])[:, measured + 1 :].mean()
+        without, history = (
+            with_communication(histories[whole(way.optimizer).name], way.communication),
+            histories[way.name],
+        )
+        step = (
+            np.diff(history["clock"])[:, measured + 1 :].mean()
+            / np.diff(without["clock"])[:, measured + 1 :].mean()
+        )
         time = f"{100 * (1 / planned(setting, history, way) - 1):+.1f}"
-        first = (way.optimizer, f"{way.communication:g}", f"{100 * dropped(history, measured):.1f}", f"{step:.3f}")
+        first = (
+            way.optimizer,
+            f"{way.communication:g}",
+            f"{100 * dropped(history, measured):.1f}",
+            f"{step:.3f}",
+        )
         for i, goal in enumerate(goals(without)):
             ratios = gain(without, history, goal)
-            found = ("not reached" if np.isnan(ratio).any() else signed(100 * (ratio - 1), 1) for ratio in ratios)
-            shown.add_row(*((way.stop, "", "", "") if i else first), f"{goal:.3g}", *found, "" if i else time)
+            found = (
+                "not reached" if np.isnan(ratio).any() else signed(100 * (ratio - 1), 1)
+                for ratio in ratios
+            )
+            shown.add_row(
+                *((way.stop, "", "", "") if i else first), f"{goal:.3g}", *found, "" if i else time
+            )
     return shown
 
 
@@ -157,7 +205,9 @@ def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float
 
 
 def needed_communication(setting: Setting) -> float:
-    """T^c, seconds, where the threshold that is best saves as much of a step as the paper's figures say: by bisection."""
+    """T^c, seconds, where the threshold that is best saves as much of a step as the paper's figures
+    say: by bisection.
+    """
     N = setting.problem.workers
     assert N is not None
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
@@ -170,11 +220,20 @@ def needed_communication(setting: Setting) -> float:
     return (low + high) / 2
 
 
-def draw(losses: Axes, seconds: Axes, setting: Setting, histories: Histories, communications: Sequence[float]) -> None:
+def draw(
+    losses: Axes,
+    seconds: Axes,
+    setting: Setting,
+    histories: Histories,
+    communications: Sequence[float],
+) -> None:
     """Figure 5, with LAMB: the loss over steps, and over seconds at the first T^c."""
     communication = communications[0]
     without = with_communication(histories[whole(LAMB).name], communication)
-    both = {"all computed": without, "DropCompute": histories[Way(LAMB, communication, "preempt").name]}
+    both = {
+        "all computed": without,
+        "DropCompute": histories[Way(LAMB, communication, "preempt").name],
+    }
     for axes, cost in ((losses, "step"), (seconds, "clock")):
         lines = {}
         for label, history in both.items():

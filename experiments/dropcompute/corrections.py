@@ -1,4 +1,6 @@
-"""Figures 10 and 11 of DropCompute: accuracy over drop rates, with each correction of the step, where whole batches are dropped."""
+"""Figures 10 and 11 of DropCompute: accuracy over drop rates, with each correction of the step,
+where whole batches are dropped.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,26 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.training import Histories, Setting, falling, final, kept, options, signed
+from experiments.dropcompute.training import (
+    Histories,
+    Setting,
+    falling,
+    final,
+    kept,
+    options,
+    signed,
+)
 from experiments.shared import figures, resuming, statistics, tables
 
 CORRECTIONS = ("none", "constant", "stochastic")
-_LATE = clusters.Quantity(lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)), "uniform", False, steady=True)
-UNIFORM = clusters.Cluster(_LATE)  # a worker's one micro-batch takes longer than 1 - P with the probability P
+_LATE = clusters.Quantity(
+    lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)),
+    "uniform",
+    False,
+    steady=True,
+)
+# a worker's one micro-batch takes longer than 1 - P with the probability P
+UNIFORM = clusters.Cluster(_LATE)
 
 
 def named(optimizer: str, correction: str, rate: float) -> str:
@@ -34,12 +50,16 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
                 yield named(optimizer, correction, rate), kept(history(i), setting, learning_rate)
 
 
-def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> Iterator[tuple[str, Callable[[int], dict[str, np.ndarray]]]]:
+def across_rates(
+    setting: Setting, optimizer: str, rates: Sequence[float]
+) -> Iterator[tuple[str, Callable[[int], dict[str, np.ndarray]]]]:
     """For each correction the histories by the rate's place; numbers share a program."""
 
     def method(rate, correction) -> dsgd.Algorithm:
         steps = falling(optimizer, setting.learning_rates[optimizer], setting.steps)
-        return algorithms.drop_compute(algorithms.minibatch_sgd(steps), 1 - rate, 1, correction=correction)
+        return algorithms.drop_compute(
+            algorithms.minibatch_sgd(steps), 1 - rate, 1, correction=correction
+        )
 
     def by_number(rate, constant) -> dsgd.Algorithm:
         return method(rate, jnp.where(constant, 1 - rate, 1.0))
@@ -61,7 +81,8 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
         f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, "
         f"{statistics.runs(setting.seeds)}: {setting.quality.words}",
         ("", "dropped", *CORRECTIONS),
-        "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
+        "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches "
+        "are\ndropped as wholes.",
     )
     digits = setting.quality.digits - 1
     for optimizer in setting.learning_rates:
@@ -69,8 +90,13 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
         for rate in rates:
             cells = []
             for correction in CORRECTIONS:
-                values, base = (final(setting, histories[named(optimizer, correction, each)]) for each in (rate, 0.0))
-                cells.append(signed(values - base, digits) if rate else statistics.within(base, digits))
+                values, base = (
+                    final(setting, histories[named(optimizer, correction, each)])
+                    for each in (rate, 0.0)
+                )
+                cells.append(
+                    signed(values - base, digits) if rate else statistics.within(base, digits)
+                )
             shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown
 
@@ -91,5 +117,9 @@ def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figu
     panels[0].set_ylabel(setting.quality.words)
     panels[0].legend(title="correction", frameon=False, fontsize=9)
     what = f"{setting.name}, {setting.problem.workers} workers, {setting.steps} steps"
-    figures.title(sheet, f"Figures 10 and 11: {what}\ndashed: without drops; {statistics.errors('bands', setting.seeds)}")
+    figures.title(
+        sheet,
+        f"Figures 10 and 11: {what}\ndashed: without drops; "
+        f"{statistics.errors('bands', setting.seeds)}",
+    )
     return sheet

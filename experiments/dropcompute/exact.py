@@ -1,10 +1,13 @@
-r"""DropCompute's speedup, exactly, where micro-batches are independent and of one distribution: sums of them on a grid of times.
+r"""DropCompute's speedup, exactly, where micro-batches are independent and of one distribution:
+sums of them on a grid of times.
 
-$$ P(T^{(m)} \le x),\ m \le M, \qquad E \min(\tau, T) = \int_0^\tau 1 - P(T^{(M)} \le x)^N \, dx, \qquad
+$$ P(T^{(m)} \le x),\ m \le M, \qquad E \min(\tau, T) = \int_0^\tau 1 - P(T^{(M)} \le x)^N \, dx,
+\qquad
    S(\tau) = \frac{E \tilde M(\tau)}{M} \cdot \frac{E T + T^c}{E \min(\tau, T) + T^c} $$
 
-S is how many times as many micro-batches a second are computed in the long run; the mean of eq. 6 over steps is near it. No central limit
-theorem is in it, and no simulation: N may be a thousand million.
+S is how many times as many micro-batches a second are computed in the long run; the mean of eq. 6
+over steps is near it. No central limit theorem is in it, and no simulation: N may be a thousand
+million.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from scipy import fft, optimize, signal
 from algorithms.dropcompute.stopping import Stop
 from experiments.dropcompute.noises import ACCUMULATION, Noise
 
-CELL = ACCUMULATION / 50  # seconds; jumps of all noises are at multiples. A time that is rounded to it has CELL^2 / 12 more variance
+# seconds; jumps of all noises are at multiples. A time that is rounded to it has CELL^2 / 12 more
+# variance
+CELL = ACCUMULATION / 50
 BETWEEN = 120  # thresholds that are looked at, for a check between micro-batches
 MISSED = 1e-4  # chance at most that any of all micro-batches is beyond half of the grid
 
@@ -82,38 +87,52 @@ class Sums(NamedTuple):
             at = np.arange(1, len(self.after))
             shares, steps = self.share[1:], CELL * np.cumsum(slowest(self.after, workers))[:-1]
         else:
-            at = np.unique(np.linspace(1, min(len(self.after) - 1, 1.5 * self.mean / CELL), BETWEEN).astype(int))
+            at = np.unique(
+                np.linspace(1, min(len(self.after) - 1, 1.5 * self.mean / CELL), BETWEEN).astype(
+                    int
+                )
+            )
             shares = (1 + self.ready[:-1].sum(axis=0)[at]) / len(self.ready)
             steps = np.array([CELL * slowest(self.between(cell), workers).sum() for cell in at])
         speedups = shares * (whole + communication) / (steps + communication)
         i = int(np.argmax(speedups))
         if not speedups[i] > 1:
             return Best(math.inf, 1.0, 0.0, whole, whole)
-        return Best(CELL * float(at[i]), float(speedups[i]), float(1 - shares[i]), float(steps[i]), whole)
+        return Best(
+            CELL * float(at[i]), float(speedups[i]), float(1 - shares[i]), float(steps[i]), whole
+        )
 
     def shorter(self, drop_rate: float, workers: float, communication: float) -> float:
-        """By which share of its time a step of N workers is shorter at the threshold that drops so much, preempting."""
+        """By which share of its time a step of N workers is shorter at the threshold that drops so
+        much, preempting.
+        """
         at = int(np.searchsorted(self.share, 1 - drop_rate))
         step = CELL * float(slowest(self.after, workers)[:at].sum())
         return 1 - (step + communication) / (self.without(workers) + communication)
 
     def between(self, cell: int) -> np.ndarray:
-        r"""P(S_n > x) of one worker that looks at its clock between micro-batches, `[G]`: beyond $\tau$ it has begun one before $\tau$ that
-        ends after x."""
+        r"""P(S_n > x) of one worker that looks at its clock between micro-batches, `[G]`: beyond
+        $\tau$ it has begun one before $\tau$ that ends after x."""
         begun = np.where(np.arange(len(self.starts)) <= cell, self.starts, 0)
         later = signal.fftconvolve(begun, self.one)[: len(self.one)]
         return np.where(np.arange(len(self.one)) < cell, self.after, np.clip(later, 0, self.after))
 
     def limit(self, longest: float, communication: float) -> float:
-        r"""$\max_\tau \frac{E \tilde M(\tau)}{M} \frac{M b + T^c}{\tau + T^c}$ where no micro-batch takes more than b seconds.
+        r"""$\max_\tau \frac{E \tilde M(\tau)}{M} \frac{M b + T^c}{\tau + T^c}$ where no micro-batch
+        takes more than b seconds.
 
-        No speedup is above it, for any N: eq. 6 increases with T at any $\tau < T$, and T is at most M b; and where b is taken with some
-        probability, T approaches M b as N grows.
+        No speedup is above it, for any N: eq. 6 increases with T at any $\tau < T$, and T is at
+        most M b; and where b is taken with some probability, T approaches M b as N grows.
         """
         thresholds = CELL * np.arange(1, len(self.share))
         most = len(self.ready) * longest
         there = thresholds <= most
-        return float(np.max((self.share[1:] * (most + communication) / (thresholds + communication))[there], initial=1.0))
+        return float(
+            np.max(
+                (self.share[1:] * (most + communication) / (thresholds + communication))[there],
+                initial=1.0,
+            )
+        )
 
 
 def slowest(after: np.ndarray, workers: float) -> np.ndarray:
@@ -130,11 +149,15 @@ def sums(noise: Noise, micro_batches: int, most_workers: float) -> Sums:
     # What wraps around is what is beyond the grid: nothing that counts.
     length = fft.next_fast_len(cells, real=True)
     transform = np.asarray(fft.rfft(chances, length))
-    ends = [np.asarray(fft.irfft(transform**m, length))[:cells] for m in range(1, micro_batches + 1)]
+    ends = [
+        np.asarray(fft.irfft(transform**m, length))[:cells] for m in range(1, micro_batches + 1)
+    ]
     later = np.array([from_here(each) for each in ends])
     beyond = np.append(later[:, 1:], np.zeros((micro_batches, 1)), axis=1)
-    starts = sum(ends[:-1], np.eye(1, cells)[0])  # the first at 0, and the others at the ends of those before them
-    ready = 1 - (later + beyond) / 2  # thresholds are the cells' own times: half of what ends in one
+    # the first at 0, and the others at the ends of those before them
+    starts = sum(ends[:-1], np.eye(1, cells)[0])
+    # thresholds are the cells' own times: half of what ends in one
+    ready = 1 - (later + beyond) / 2
     return Sums(ready, starts, beyond[0], beyond[-1])
 
 
@@ -167,7 +190,8 @@ class Common(NamedTuple):
 
 
 def common_workers(found: Sequence[tuple[Sums, float]], most: int = 10_000) -> Common:
-    """The N that the paper's E[T] / E[T_i] are of: each ratio grows with N, so that their largest deviation falls, and then rises.
+    """The N that the paper's E[T] / E[T_i] are of: each ratio grows with N, so that their largest
+    deviation falls, and then rises.
 
     Args:
         found: sums with the ratio that is printed for them.

@@ -1,4 +1,6 @@
-"""Figure 12 of DropCompute: local SGD where workers straggle, anywhere or in one server, without and with a threshold."""
+"""Figure 12 of DropCompute: local SGD where workers straggle, anywhere or in one server, without
+and with a threshold.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from scipy import stats
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.training import SGD, Histories, Setting, dropping, falling, final, kept, latencies, options, pick
+from experiments.dropcompute.training import (
+    SGD,
+    Histories,
+    Setting,
+    dropping,
+    falling,
+    final,
+    kept,
+    latencies,
+    options,
+    pick,
+)
 from experiments.shared import figures, resuming, statistics, tables
 
 WAIT = 1.0  # seconds, of a straggler
@@ -43,20 +56,31 @@ class Stragglers(NamedTuple):
         """Its workers."""
 
         def wait(key, clock, worker):
-            straggles = jax.random.bernoulli(jax.random.fold_in(key, worker), self.chance) & (worker < self.workers)
+            straggles = jax.random.bernoulli(jax.random.fold_in(key, worker), self.chance) & (
+                worker < self.workers
+            )
             return jnp.where(straggles, jnp.float32(WAIT), 0)
 
         name = f"straggling({self.workers}, {self.chance:.9g})"
-        return clusters.Cluster(clusters.constant(self.local_step) + clusters.Quantity(wait, name, positive=False, steady=True))
+        return clusters.Cluster(
+            clusters.constant(self.local_step)
+            + clusters.Quantity(wait, name, positive=False, steady=True)
+        )
 
     def expected(self, period: int) -> float:
-        r"""Seconds of a local step where nobody stops, $c + E \max_n B_n / H$ with B the waits of one worker in H steps."""
+        r"""Seconds of a local step where nobody stops, $c + E \max_n B_n / H$ with B the waits of
+        one worker in H steps.
+        """
         below = stats.binom.cdf(np.arange(period), period, self.chance) ** self.workers
         return self.local_step + WAIT * float(np.sum(1 - below)) / period
 
 
-def scenarios(workers: int, server: int, chance: float, local_step: float) -> tuple[Stragglers, Stragglers]:
-    """All workers; or those of one server, with a chance such that there are as many stragglers on average."""
+def scenarios(
+    workers: int, server: int, chance: float, local_step: float
+) -> tuple[Stragglers, Stragglers]:
+    """All workers; or those of one server, with a chance such that there are as many stragglers on
+    average.
+    """
     return (
         Stragglers("uniform", workers, chance, local_step),
         Stragglers("single server", server, chance * workers / server, local_step),
@@ -68,13 +92,18 @@ def named(stragglers: Stragglers, period: int, drops: bool) -> str:
     return f"{stragglers.name} stragglers, period {period}{', DropCompute' if drops else ''}"
 
 
-def runs(setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], rate: float) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def runs(
+    setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], rate: float
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Every period without a threshold and with one, as one program for each kind of stragglers."""
     N, learning_rate = setting.problem.workers, setting.learning_rates[SGD]
     assert N is not None
     for stragglers in both:
         cases = [(period, drops) for period in periods for drops in (False, True)]
-        thresholds = [threshold(stragglers, N, period, rate, setting.seed) if drops else math.inf for period, drops in cases]
+        thresholds = [
+            threshold(stragglers, N, period, rate, setting.seed) if drops else math.inf
+            for period, drops in cases
+        ]
         lengths = [period for period, _ in cases]
 
         def method(case, thresholds=thresholds, lengths=lengths) -> dsgd.Algorithm:
@@ -83,31 +112,56 @@ def runs(setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], r
             return algorithms.drop_compute(local, pick(thresholds, case), 1, period=period)
 
         sweep = resuming.sweep(
-            method, setting.problem, cluster=stragglers.cluster, case=np.arange(len(cases)), **options(setting, setting.steps)
+            method,
+            setting.problem,
+            cluster=stragglers.cluster,
+            case=np.arange(len(cases)),
+            **options(setting, setting.steps),
         )
         for i, case in enumerate(cases):
             yield named(stragglers, *case), kept(sweep.at((i,)), setting, learning_rate)
 
 
 def threshold(stragglers: Stragglers, workers: int, period: int, rate: float, seed: int) -> float:
-    """Seconds of computation in a period, by which at most this share of the local steps is dropped."""
+    """Seconds of computation in a period, by which at most this share of the local steps is
+    dropped.
+    """
     times = latencies(stragglers.cluster, workers, 1, seed, PERIODS_MEASURED * period)
     return dropping(times.reshape(PERIODS_MEASURED, period, workers).transpose(0, 2, 1), rate)
 
 
 def speedup(histories: Histories, stragglers: Stragglers, period: int, drops: bool) -> np.ndarray:
     """Seconds of synchronous training over those of this, `[seeds]`."""
-    return histories[named(stragglers, 1, False)]["clock"][:, -1] / histories[named(stragglers, period, drops)]["clock"][:, -1]
+    return (
+        histories[named(stragglers, 1, False)]["clock"][:, -1]
+        / histories[named(stragglers, period, drops)]["clock"][:, -1]
+    )
 
 
-def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int], rate: float) -> Table:
+def table(
+    setting: Setting,
+    histories: Histories,
+    both: Sequence[Stragglers],
+    periods: Sequence[int],
+    rate: float,
+) -> Table:
     """One row a period."""
     shown = tables.table(
         f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
-        f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as synchronous training",
-        ("H", *(heading for who in ("uniform", "server") for heading in (f"{who}\nexact", "\nLS", "\n+DC", "\ndrop"))),
-        "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
-        f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are whole seconds.",
+        f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as "
+        "synchronous training",
+        (
+            "H",
+            *(
+                heading
+                for who in ("uniform", "server")
+                for heading in (f"{who}\nexact", "\nLS", "\n+DC", "\ndrop")
+            ),
+        ),
+        "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local "
+        "SGD.\n"
+        f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are "
+        "whole seconds.",
         left=0,
     )
     for period in periods:
@@ -115,13 +169,21 @@ def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], pe
         for stragglers in both:
             rates = histories[named(stragglers, period, True)]["dropped"][:, 1:]
             exact = stragglers.expected(1) / stragglers.expected(period)
-            cells += [f"{exact:.2f}", *(f"{speedup(histories, stragglers, period, drops).mean():.2f}" for drops in (False, True))]
+            cells += [
+                f"{exact:.2f}",
+                *(
+                    f"{speedup(histories, stragglers, period, drops).mean():.2f}"
+                    for drops in (False, True)
+                ),
+            ]
             cells.append(f"{100 * rates.mean():.1f}")
         shown.add_row(str(period), *cells)
     return shown
 
 
-def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]) -> Figure:
+def draw(
+    setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]
+) -> Figure:
     """A panel for each kind of stragglers; below, how good the models are."""
     sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey=False)
     for column, stragglers in enumerate(both):
@@ -132,17 +194,42 @@ def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], per
             axes.set_xticks(periods, [str(period) for period in periods])
         lines, accuracies = {}, {}
         for label, drops in (("local SGD", False), ("local SGD with DropCompute", True)):
-            lines[label] = (x, np.stack([speedup(histories, stragglers, period, drops) for period in periods], axis=1))
-            accuracies[label] = (x, np.stack([final(setting, histories[named(stragglers, period, drops)]) for period in periods], axis=1))
+            lines[label] = (
+                x,
+                np.stack(
+                    [speedup(histories, stragglers, period, drops) for period in periods], axis=1
+                ),
+            )
+            accuracies[label] = (
+                x,
+                np.stack(
+                    [
+                        final(setting, histories[named(stragglers, period, drops)])
+                        for period in periods
+                    ],
+                    axis=1,
+                ),
+            )
         plots.draw_lines(speed, lines)
         plots.draw_lines(ends, accuracies)
         exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
-        speed.plot(x, exact, linestyle="", marker="o", markersize=4, color="0.3", label="local SGD, expected")
+        speed.plot(
+            x,
+            exact,
+            linestyle="",
+            marker="o",
+            markersize=4,
+            color="0.3",
+            label="local SGD, expected",
+        )
         who = f"{stragglers.workers} of {setting.problem.workers} workers, {100 * stragglers.chance:g}% each"
         speed.set(title=f"{stragglers.name} ({who})", ylabel="times as fast as synchronous")
         ends.set(xlabel="local steps from averaging to averaging", ylabel=setting.quality.words)
     for pair in (panels[:2], panels[2:]):
-        low, high = min(axes.get_ylim()[0] for axes in pair), max(axes.get_ylim()[1] for axes in pair)
+        low, high = (
+            min(axes.get_ylim()[0] for axes in pair),
+            max(axes.get_ylim()[1] for axes in pair),
+        )
         for axes in pair:
             axes.set_ylim(low, high)
     panels[0].legend(frameon=False, fontsize=9)

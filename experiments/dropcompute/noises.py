@@ -1,4 +1,6 @@
-"""How long the micro-batches of DropCompute's experiments take: distributions with what they are drawn from."""
+"""How long the micro-batches of DropCompute's experiments take: distributions with what they are
+drawn from.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ from dsgd import clusters
 ACCUMULATION = 0.45  # seconds of a micro-batch without noise (C.3)
 MEAN = 0.225  # of C.3's noises
 LEAST = ACCUMULATION / 10  # seconds of a micro-batch with normal noise
-MOST, ALPHA = 5.5, 2 * math.exp(4.5)  # B.1's beta, accumulations that a delay lasts at most, and alpha
+# B.1's beta, accumulations that a delay lasts at most, and alpha
+MOST, ALPHA = 5.5, 2 * math.exp(4.5)
 DELAY = ACCUMULATION * math.exp(4) / ALPHA  # seconds of its median
-OWN_MEANS, WITHIN = 0.03, 0.05  # how much workers differ, and one worker's micro-batches, where nothing is added: standard deviation / mean
+# how much workers differ, and one worker's micro-batches, where nothing is added: standard
+# deviation / mean
+OWN_MEANS, WITHIN = 0.03, 0.05
 
 
 class Noise(NamedTuple):
@@ -50,16 +55,26 @@ def added(name: str, noise: clusters.Quantity, of: Any, longest: float = math.in
         longest: seconds that it lasts at most.
     """
     seconds = clusters.constant(ACCUMULATION) + noise
-    return Noise(name, seconds, lambda x: of.cdf(x - ACCUMULATION), ACCUMULATION + longest, ACCUMULATION + of.mean(), of.std())
+    return Noise(
+        name,
+        seconds,
+        lambda x: of.cdf(x - ACCUMULATION),
+        ACCUMULATION + longest,
+        ACCUMULATION + of.mean(),
+        of.std(),
+    )
 
 
 def delays() -> Noise:
-    r"""B.1's: $0.45\,\epsilon$ s with $\epsilon = \min(Z / \alpha, \beta)$, Z from LogNormal(4, 1), $\alpha = 2 e^{4.5}$."""
+    r"""B.1's: $0.45\,\epsilon$ s with $\epsilon = \min(Z / \alpha, \beta)$, Z from LogNormal(4, 1),
+    $\alpha = 2 e^{4.5}$.
+    """
     most, whole = ACCUMULATION * MOST, delays_unbounded()
     mean, square = (cut_moment(power, most) for power in (1, 2))
     return Noise(
         "B.1",
-        clusters.constant(ACCUMULATION) + clusters.bounded(ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0), most),
+        clusters.constant(ACCUMULATION)
+        + clusters.bounded(ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0), most),
         lambda x: np.where(x >= ACCUMULATION + most, 1.0, whole.below(x)),
         ACCUMULATION + most,
         ACCUMULATION + mean,
@@ -69,11 +84,17 @@ def delays() -> Noise:
 
 def delays_unbounded() -> Noise:
     """B.1's without its bound."""
-    return added("B.1, unbounded", ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0), stats.lognorm(1.0, scale=DELAY))
+    return added(
+        "B.1, unbounded",
+        ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0),
+        stats.lognorm(1.0, scale=DELAY),
+    )
 
 
 def cut_moment(power: int, most: float) -> float:
-    r"""$E \min(Z, \beta)^k$ of B.1's: $z^k$ times the density of a lognormal distribution is one whose $\mu$ is larger by $k \sigma^2$."""
+    r"""$E \min(Z, \beta)^k$ of B.1's: $z^k$ times the density of a lognormal distribution is one
+    whose $\mu$ is larger by $k \sigma^2$.
+    """
     of, moved = stats.lognorm(1.0, scale=DELAY), stats.lognorm(1.0, scale=DELAY * math.exp(power))
     return float(of.moment(power) * moved.cdf(most) + most**power * of.sf(most))
 
@@ -82,7 +103,11 @@ def lognormal(variance: float) -> Noise:
     """C.3's, of its mean and variance: the parameters printed there are these, rounded."""
     sigma = math.sqrt(math.log1p(variance / MEAN**2))
     mu = math.log(MEAN) - sigma**2 / 2
-    return added(f"LN({mu:.2f}, {sigma:.2f})", clusters.lognormal(mu, sigma), stats.lognorm(sigma, scale=math.exp(mu)))
+    return added(
+        f"LN({mu:.2f}, {sigma:.2f})",
+        clusters.lognormal(mu, sigma),
+        stats.lognorm(sigma, scale=math.exp(mu)),
+    )
 
 
 def exponential(rate: float) -> Noise:
@@ -92,7 +117,9 @@ def exponential(rate: float) -> Noise:
 
 def gamma(rate: float) -> Noise:
     """C.3's, of the printed rate, 1/s; with its shape, 1, an exponential one."""
-    return added(f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate))
+    return added(
+        f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate)
+    )
 
 
 def bernoulli() -> Noise:
@@ -102,9 +129,11 @@ def bernoulli() -> Noise:
 
 
 def normal(variance: float = 0.05) -> Noise:
-    """C.3's, of the sum, which is at least a tenth of an accumulation: one micro-batch in 400 would take less, some less than nothing.
+    """C.3's, of the sum, which is at least a tenth of an accumulation: one micro-batch in 400 would
+    take less, some less than nothing.
 
-    Where they may take no time, and T^c is 0, the best threshold is next to 0: next to nothing is done then, in no time (assumption C.3).
+    Where they may take no time, and T^c is 0, the best threshold is next to 0: next to nothing is
+    done then, in no time (assumption C.3).
     """
     middle, sigma = ACCUMULATION + MEAN, math.sqrt(variance)
     of, least = stats.norm(middle, sigma), (LEAST - ACCUMULATION - MEAN) / sigma
@@ -112,20 +141,31 @@ def normal(variance: float = 0.05) -> Noise:
     density, below = stats.norm.pdf(least), stats.norm.cdf(least)
     first, second = density + least * below, least**2 * below + (1 - below) + least * density
     seconds = clusters.constant(LEAST) + clusters.normal(middle - LEAST, sigma)
-    name, mean, std = f"N({MEAN:.3g}, {sigma:.2g}²)", float(middle + sigma * first), sigma * math.sqrt(second - first**2)
+    name, mean, std = (
+        f"N({MEAN:.3g}, {sigma:.2g}²)",
+        float(middle + sigma * first),
+        sigma * math.sqrt(second - first**2),
+    )
     return Noise(name, seconds, lambda x: np.where(x < LEAST, 0.0, of.cdf(x)), math.inf, mean, std)
 
 
-def natural(iterations: int, workers: int, micro_batches: int, *, alike: bool) -> Callable[[int], np.ndarray]:
-    """What stands for a cluster to which nothing is added, as a function of a seed: lognormal micro-batches around each worker's own mean,
-    which stays.
+def natural(
+    iterations: int, workers: int, micro_batches: int, *, alike: bool
+) -> Callable[[int], np.ndarray]:
+    """What stands for a cluster to which nothing is added, as a function of a seed: lognormal
+    micro-batches around each worker's own mean, which stays.
 
     Args:
         iterations, workers, micro_batches: I, N, M.
         alike: all have the same mean, and micro-batches differ by as much as both do together.
     """
     sigma = math.sqrt(math.log1p(WITHIN**2 + (OWN_MEANS**2 if alike else 0)))
-    draw = drawing(clusters.lognormal(math.log(ACCUMULATION) - sigma**2 / 2, sigma), iterations, workers, micro_batches)
+    draw = drawing(
+        clusters.lognormal(math.log(ACCUMULATION) - sigma**2 / 2, sigma),
+        iterations,
+        workers,
+        micro_batches,
+    )
 
     def seconds(seed: int) -> np.ndarray:
         own = 1 + (0 if alike else OWN_MEANS) * np.random.default_rng(seed).standard_normal(workers)
@@ -134,7 +174,11 @@ def natural(iterations: int, workers: int, micro_batches: int, *, alike: bool) -
     return seconds
 
 
-def drawing(seconds: clusters.Quantity, iterations: int, workers: int, micro_batches: int) -> Callable[[int], np.ndarray]:
+def drawing(
+    seconds: clusters.Quantity, iterations: int, workers: int, micro_batches: int
+) -> Callable[[int], np.ndarray]:
     """A function of a seed: seconds `[I, N, M]`, drawn as a run on that cluster draws them."""
     cluster = clusters.Cluster(seconds)
-    return lambda seed: dropcompute.latencies(cluster, workers, micro_batches, iterations=iterations, key=jax.random.key(seed))
+    return lambda seed: dropcompute.latencies(
+        cluster, workers, micro_batches, iterations=iterations, key=jax.random.key(seed)
+    )

@@ -1,4 +1,6 @@
-"""Table 1 of DropCompute: how good a model is at the end, over drop rates, and with what makes up for them."""
+"""Table 1 of DropCompute: how good a model is at the end, over drop rates, and with what makes up
+for them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from experiments.dropcompute.training import (
 from experiments.shared import statistics, tables
 
 EXTRA, LARGER, AGAIN = "extra steps", "larger batch", "drawn again"
-PAPER = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}  # F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
+# F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
+PAPER = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
 PAPER_COMPENSATED = {EXTRA: 91.40, LARGER: 91.38, AGAIN: 91.19}  # (b)
 
 
@@ -38,7 +41,9 @@ def at(rate: float) -> str:
 
 
 def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Both halves of the table, and who drops nothing at a constant step size; step sizes fall to 0 over a run's own rounds."""
+    """Both halves of the table, and who drops nothing at a constant step size; step sizes fall to 0
+    over a run's own rounds.
+    """
     N, M = setting.problem.workers, setting.micro_batches
     assert N is not None
     times = latencies(delayed(N), N, M, setting.seed)
@@ -62,7 +67,8 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     """Ours beside the paper's."""
     M, more = setting.micro_batches, dropcompute.larger_batch(setting.micro_batches, COMPENSATED)
     shown = tables.table(
-        f"{setting.name}, {setting.steps} steps of {LAMB}, {statistics.runs(setting.seeds)}:\n{setting.quality.words}",
+        f"{setting.name}, {setting.steps} steps of {LAMB}, "
+        f"{statistics.runs(setting.seeds)}:\n{setting.quality.words}",
         ("", "drop", "step", "ours", "diff.", "F1", "diff."),
         "drop: micro-batches, in %. step: its seconds over those at 0%.\n"
         "F1: of the paper, on SQuAD, another measure. diff.: to 0%.\n"
@@ -73,8 +79,16 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
         history = histories[name]
         step = history["clock"][:, steps].mean() / histories[at(0.0)]["clock"][:, steps].mean()
-        change = "" if name == at(0.0) else signed(difference(setting, histories, name), setting.quality.digits)
-        theirs = ("-", "-") if paper is None else (f"{paper:.2f}", "" if name == at(0.0) else f"{paper - PAPER[0.0]:+.2f}")
+        change = (
+            ""
+            if name == at(0.0)
+            else signed(difference(setting, histories, name), setting.quality.digits)
+        )
+        theirs = (
+            ("-", "-")
+            if paper is None
+            else (f"{paper:.2f}", "" if name == at(0.0) else f"{paper - PAPER[0.0]:+.2f}")
+        )
         shown.add_row(
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
@@ -96,27 +110,57 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 def significant(setting: Setting, histories: Histories, names: Sequence[str]) -> list[str]:
     """Those whose difference to 0 % is surely not 0, each with its sign."""
     found = {name: difference(setting, histories, name) for name in names}
-    sure = {name: each for name, each in found.items() if abs(each.mean()) > statistics.half_interval(each)}
+    sure = {
+        name: each
+        for name, each in found.items()
+        if abs(each.mean()) > statistics.half_interval(each)
+    }
     return [f"{name} ({signed(each, setting.quality.digits)})" for name, each in sure.items()]
 
 
 def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[float]) -> None:
     """Differences to the run that drops nothing, with their intervals, beside the paper's."""
     names = [at(rate) for rate in rates if rate] + [EXTRA, LARGER, AGAIN]
-    labels = [f"{100 * rate:g}%" for rate in rates if rate] + ["more\nsteps", "larger\nbatch", "drawn\nagain"]
-    theirs = [PAPER.get(rate) for rate in rates if rate] + [PAPER_COMPENSATED[name] for name in (EXTRA, LARGER, AGAIN)]
+    labels = [f"{100 * rate:g}%" for rate in rates if rate] + [
+        "more\nsteps",
+        "larger\nbatch",
+        "drawn\nagain",
+    ]
+    theirs = [PAPER.get(rate) for rate in rates if rate] + [
+        PAPER_COMPENSATED[name] for name in (EXTRA, LARGER, AGAIN)
+    ]
     places = np.arange(len(names))
     ours = [difference(setting, histories, name) for name in names]
     bars = [statistics.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
-    axes.errorbar(places, [each.mean() for each in ours], bars, color=plots.COLOURS[0], linestyle="", marker="o", capsize=3, label="ours")
+    axes.errorbar(
+        places,
+        [each.mean() for each in ours],
+        bars,
+        color=plots.COLOURS[0],
+        linestyle="",
+        marker="o",
+        capsize=3,
+        label="ours",
+    )
     known = [i for i, value in enumerate(theirs) if value is not None]
     if setting.quality.factor == 100:
         paper = [theirs[i] - PAPER[0.0] for i in known]  # pyright: ignore[reportOptionalOperand]
-        axes.plot(np.array(known) + 0.2, paper, linestyle="", marker="s", fillstyle="none", color=plots.COLOURS[1], label="paper (F1, %)")
+        axes.plot(
+            np.array(known) + 0.2,
+            paper,
+            linestyle="",
+            marker="s",
+            fillstyle="none",
+            color=plots.COLOURS[1],
+            label="paper (F1, %)",
+        )
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.axvline(len(names) - 3.5, color="0.4", linewidth=0.8, linestyle=":")
     axes.set_xticks(places, labels, fontsize=9)
-    axes.set(ylabel=f"{setting.quality.words}, minus that at 0%", xlabel=f"dropped | at {100 * COMPENSATED:g}%, with compensation")
+    axes.set(
+        ylabel=f"{setting.quality.words}, minus that at 0%",
+        xlabel=f"dropped | at {100 * COMPENSATED:g}%, with compensation",
+    )
     axes.set_title("Table 1; bars: 95% intervals")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.15 * (high - low))

@@ -1,4 +1,6 @@
-"""DropCompute's speedup, measured: on latencies that are drawn as a run draws them, and by the clock of runs."""
+"""DropCompute's speedup, measured: on latencies that are drawn as a run draws them, and by the
+clock of runs.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ class Sampled(NamedTuple):
 
 
 def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, Measured]:
-    """By number of workers, the first so many of those that are drawn, with thresholds chosen by Algorithm 2 from other iterations.
+    """By number of workers, the first so many of those that are drawn, with thresholds chosen by
+    Algorithm 2 from other iterations.
 
     Args:
         setting: of it.
@@ -83,7 +86,13 @@ def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, M
         both = draw(seed)
         for N in counts:
             known, fresh = both[: setting.iterations, :N], both[setting.iterations :, :N]
-            rows[N].append(used(setting, fresh, dropcompute.threshold(known, setting.communication, setting.stop)))
+            rows[N].append(
+                used(
+                    setting,
+                    fresh,
+                    dropcompute.threshold(known, setting.communication, setting.stop),
+                )
+            )
     return {N: of_seeds(found) for N, found in rows.items()}
 
 
@@ -91,7 +100,9 @@ def used(setting: Setting, latencies: np.ndarray, threshold: float) -> Measured:
     """What a threshold does to latencies `[I, N, M]`, as numbers."""
     step, without = dropcompute.step_time(latencies, [threshold, np.inf], setting.stop)
     gain = dropcompute.effective_speedup(latencies, setting.communication, threshold, setting.stop)
-    return Measured(threshold, gain, dropcompute.drop_rate(latencies, threshold, setting.stop), step, without)
+    return Measured(
+        threshold, gain, dropcompute.drop_rate(latencies, threshold, setting.stop), step, without
+    )
 
 
 def of_seeds(found: Sequence[Measured]) -> Measured:
@@ -100,7 +111,9 @@ def of_seeds(found: Sequence[Measured]) -> Measured:
 
 
 def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-batches a second of all workers, without a threshold and with it, `[seeds, counts]` each."""
+    """Micro-batches a second of all workers, without a threshold and with it, `[seeds, counts]`
+    each.
+    """
     both = []
     for N, each in found.items():
         whole = N * setting.micro_batches
@@ -111,8 +124,8 @@ def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, 
 
 
 class Curves(NamedTuple):
-    """Over thresholds, seconds `[K]`: the speedup, the share of micro-batches that are computed, and T + T^c over the step's seconds, each
-    `[seeds, K]`; and E T, seconds, `[seeds]`."""
+    """Over thresholds, seconds `[K]`: the speedup, the share of micro-batches that are computed,
+    and T + T^c over the step's seconds, each `[seeds, K]`; and E T, seconds, `[seeds]`."""
 
     thresholds: np.ndarray
     speedup: np.ndarray
@@ -129,11 +142,20 @@ def over_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.n
         step = dropcompute.step_time(latencies, thresholds, setting.stop) + T_c
         without = dropcompute.step_time(latencies, np.inf, setting.stop)
         speedup = dropcompute.effective_speedup(latencies, T_c, thresholds, setting.stop)
-        rows.append((speedup, 1 - dropcompute.drop_rate(latencies, thresholds, setting.stop), (without + T_c) / step, without))
+        rows.append(
+            (
+                speedup,
+                1 - dropcompute.drop_rate(latencies, thresholds, setting.stop),
+                (without + T_c) / step,
+                without,
+            )
+        )
     return Curves(thresholds, *(np.array(each) for each in zip(*rows, strict=True)))
 
 
-def over_drop_rates(setting: Setting, draw: Draw, workers: int, micro_batches: int, shares: np.ndarray) -> np.ndarray:
+def over_drop_rates(
+    setting: Setting, draw: Draw, workers: int, micro_batches: int, shares: np.ndarray
+) -> np.ndarray:
     """S_eff at thresholds that drop such shares, `[seeds, K]`.
 
     Args:
@@ -153,8 +175,11 @@ def over_drop_rates(setting: Setting, draw: Draw, workers: int, micro_batches: i
     return np.array(rows)
 
 
-def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float) -> Measured:
-    """The same of runs with and without the threshold, by their clock and histories: of mini-batch SGD on a quadratic, which matters not.
+def by_clock(
+    setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float
+) -> Measured:
+    """The same of runs with and without the threshold, by their clock and histories: of mini-batch
+    SGD on a quadratic, which matters not.
 
     Args:
         setting: each run has as many rounds as iterations.
@@ -164,9 +189,13 @@ def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, thresho
     """
     plain, T_c = algorithms.minibatch_sgd(optax.sgd(0.1)), setting.communication
     problem = problems.random_quadratic(workers, 2)
-    latency = T_c / sum(network.cost(each.pattern, workers, 1.0, 0.0) for each in dsgd.exchanges(plain, problem))
+    latency = T_c / sum(
+        network.cost(each.pattern, workers, 1.0, 0.0) for each in dsgd.exchanges(plain, problem)
+    )
     history = resuming.sweep(
-        lambda threshold: algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop),
+        lambda threshold: algorithms.drop_compute(
+            plain, threshold, setting.micro_batches, stop=setting.stop
+        ),
         problem,
         steps=setting.iterations,
         key=jax.random.key(setting.seeds[0]),
@@ -175,11 +204,14 @@ def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, thresho
         mesh=1,
         threshold=[threshold, NEVER],
     ).history
-    rounds = np.diff(np.asarray(history["clock"], float), axis=-1)  # with T^c, [thresholds, seeds, rounds]
+    # with T^c, [thresholds, seeds, rounds]
+    rounds = np.diff(np.asarray(history["clock"], float), axis=-1)
     computed = 1 - np.asarray(history["dropped"], float)[..., 1:]
     speedup = (computed[0] * rounds[1] / rounds[0]).mean(axis=-1)
     step, without = (each.mean(axis=-1) - T_c for each in rounds)
-    return Measured(np.full(len(speedup), threshold), speedup, 1 - computed[0].mean(axis=-1), step, without)
+    return Measured(
+        np.full(len(speedup), threshold), speedup, 1 - computed[0].mean(axis=-1), step, without
+    )
 
 
 class Predicted(NamedTuple):
@@ -189,9 +221,15 @@ class Predicted(NamedTuple):
     without: np.ndarray
 
 
-def predicted(setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray) -> Predicted:
+def predicted(
+    setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray
+) -> Predicted:
     """By equations 4, 5 and 11, for the best threshold of at least M mu / 2 (assumption C.3)."""
     M, N, T_c = setting.micro_batches, np.asarray(counts), setting.communication
     thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)[:, None]
-    speedups = dropcompute.expected_speedup(thresholds, mean, std, M, N, T_c, stop=setting.stop, approximate=True)
-    return Predicted(speedups.max(axis=0), dropcompute.expected_step_time(mean, std, M, N, approximate=True))
+    speedups = dropcompute.expected_speedup(
+        thresholds, mean, std, M, N, T_c, stop=setting.stop, approximate=True
+    )
+    return Predicted(
+        speedups.max(axis=0), dropcompute.expected_step_time(mean, std, M, N, approximate=True)
+    )

@@ -22,7 +22,14 @@ STOPS: dict[Stop, str] = {"preempt": "preempting", "between": "checking between 
 def with_bars(axes: Axes, x: Sequence[float], values: np.ndarray, **style) -> None:
     """Means of `[seeds, x]` with 95 % intervals; one seed has none."""
     half = [statistics.half_interval(column) for column in values.T]
-    axes.errorbar(x, values.mean(axis=0), yerr=half if np.isfinite(half).all() else None, capsize=3, linestyle="none", **style)
+    axes.errorbar(
+        x,
+        values.mean(axis=0),
+        yerr=half if np.isfinite(half).all() else None,
+        capsize=3,
+        linestyle="none",
+        **style,
+    )
 
 
 def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **style) -> None:
@@ -31,7 +38,9 @@ def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **style) -> None:
     (line,) = axes.plot(x, middle, **style)
     half = np.array([statistics.half_interval(column) for column in values.T])
     if np.isfinite(half).all():
-        axes.fill_between(x, middle - half, middle + half, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.fill_between(
+            x, middle - half, middle + half, color=line.get_color(), alpha=0.2, linewidth=0
+        )
 
 
 def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
@@ -40,13 +49,33 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
     N = np.unique(np.linspace(1, most, 25).astype(int))
     best = [of.sums.best(n, T_c, setting.stop) for n in N]
     without = np.array([n * M / (each.without + T_c) for n, each in zip(N, best, strict=True)])
-    axes.plot(N, N * M / (of.sums.mean + T_c), color=LINEAR, linestyle="--", linewidth=1.2, label="linear")
-    axes.plot(N, without * [each.speedup for each in best], color=DROPPING, label="DropCompute, exact")
+    axes.plot(
+        N, N * M / (of.sums.mean + T_c), color=LINEAR, linestyle="--", linewidth=1.2, label="linear"
+    )
+    axes.plot(
+        N, without * [each.speedup for each in best], color=DROPPING, label="DropCompute, exact"
+    )
     axes.plot(N, without, color=BASELINE, linestyle="-.", label="synchronous, exact")
     shown = {n: each for n, each in of.found.items() if n <= most}
     baseline, dropping = rates(setting, shown)
-    with_bars(axes, list(shown), dropping, color=DROPPING, marker="o", markersize=4, label="DropCompute, simulated")
-    with_bars(axes, list(shown), baseline, color=BASELINE, marker="s", markersize=4, label="synchronous, simulated")
+    with_bars(
+        axes,
+        list(shown),
+        dropping,
+        color=DROPPING,
+        marker="o",
+        markersize=4,
+        label="DropCompute, simulated",
+    )
+    with_bars(
+        axes,
+        list(shown),
+        baseline,
+        color=BASELINE,
+        marker="s",
+        markersize=4,
+        label="synchronous, simulated",
+    )
     axes.set(xlim=(0, 1.02 * most), ylim=(0, None))
 
 
@@ -55,12 +84,23 @@ def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -
     N = np.unique(np.linspace(2, most, 50).astype(int))
     found = predicted(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
-    axes.plot(N, without * found.speedup, color=NORMAL, linestyle=":", linewidth=2.2, label="DropCompute, eqs. 4, 5, 11")
-    axes.plot(N, without, color=OTHER, linestyle=(0, (5, 1)), linewidth=1.4, label="synchronous, eq. 4")
+    axes.plot(
+        N,
+        without * found.speedup,
+        color=NORMAL,
+        linestyle=":",
+        linewidth=2.2,
+        label="DropCompute, eqs. 4, 5, 11",
+    )
+    axes.plot(
+        N, without, color=OTHER, linestyle=(0, (5, 1)), linewidth=1.4, label="synchronous, eq. 4"
+    )
 
 
 def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) -> Figure:
-    """To as many workers as were simulated, to `most` by theory, and the speedup over them; `counts` is where its lines have points."""
+    """To as many workers as were simulated, to `most` by theory, and the speedup over them;
+    `counts` is where its lines have points.
+    """
     sheet, (left, right, gains) = plots.figure(3, width=4.8, height=4.0, sharey=False)
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
@@ -70,10 +110,27 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
         exact = [of.sums.best(n, setting.communication, stop).speedup for n in counts]
         gains.plot(counts, exact, color=colour, linestyle=style, label=f"{STOPS[stop]}, exact")
     analytical = predicted(setting, of.noise.mean, of.noise.std, counts)
-    gains.plot(counts, analytical.speedup, color=NORMAL, linestyle=":", linewidth=2.2, label=f"{STOPS[setting.stop]}, eqs. 4, 5, 11")
+    gains.plot(
+        counts,
+        analytical.speedup,
+        color=NORMAL,
+        linestyle=":",
+        linewidth=2.2,
+        label=f"{STOPS[setting.stop]}, eqs. 4, 5, 11",
+    )
     speedups = np.stack([each.speedup for each in of.found.values()], axis=-1)
-    with_bars(gains, list(of.found), speedups, color=LINEAR, marker="o", markersize=4, label=f"{STOPS[setting.stop]}, simulated")
-    gains.set(xscale="log", xlabel="workers N", ylabel="effective speedup", title="at the best threshold")
+    with_bars(
+        gains,
+        list(of.found),
+        speedups,
+        color=LINEAR,
+        marker="o",
+        markersize=4,
+        label=f"{STOPS[setting.stop]}, simulated",
+    )
+    gains.set(
+        xscale="log", xlabel="workers N", ylabel="effective speedup", title="at the best threshold"
+    )
     plots.plain_log(gains.xaxis)
     gains.legend(frameon=False, fontsize=9)
     below(sheet, left, 4)
@@ -81,43 +138,94 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     return sheet
 
 
-def figure_3(setting: Setting, simulated: Mapping[str, tuple[Curves, np.ndarray, np.ndarray]], best: Measured, workers: int) -> Figure:
+def figure_3(
+    setting: Setting,
+    simulated: Mapping[str, tuple[Curves, np.ndarray, np.ndarray]],
+    best: Measured,
+    workers: int,
+) -> Figure:
     """Speedups over thresholds.
 
     Args:
         setting: of all.
-        simulated: by panel, the curves, and beside them equation 11 with E T of equation 4, and given E T.
+        simulated: by panel, the curves, and beside them equation 11 with E T of equation 4, and
+            given E T.
         best: what Algorithm 2 finds in the last panel's setting.
         workers: N.
     """
     sheet, axes = plots.figure(3, width=4.8, height=4.0, sharey=False)
     for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=False):
         with_band(panel, curves.thresholds, curves.speedup, color=DROPPING, label="simulation")
-        panel.plot(curves.thresholds, analytical, color=BASELINE, linestyle="--", label="analytical")
-        panel.plot(curves.thresholds, given, color=NORMAL, linestyle=":", linewidth=2.2, label="analytical, given E[T]")
+        panel.plot(
+            curves.thresholds, analytical, color=BASELINE, linestyle="--", label="analytical"
+        )
+        panel.plot(
+            curves.thresholds,
+            given,
+            color=NORMAL,
+            linestyle=":",
+            linewidth=2.2,
+            label="analytical, given E[T]",
+        )
         panel.set(xlabel="threshold τ, seconds", ylabel="effective speedup", title=name)
     curves, last = list(simulated.values())[-1][0], axes[-1]
     last.axhline(1, color=LINEAR, linewidth=0.8)
     with_band(last, curves.thresholds, curves.speedup, color=DROPPING, label="effective speedup")
-    with_band(last, curves.thresholds, curves.completed, color=BASELINE, linestyle="--", label="micro-batches completed")
-    with_band(last, curves.thresholds, curves.faster, color=NORMAL, linestyle=":", linewidth=2.2, label="step speedup")
+    with_band(
+        last,
+        curves.thresholds,
+        curves.completed,
+        color=BASELINE,
+        linestyle="--",
+        label="micro-batches completed",
+    )
+    with_band(
+        last,
+        curves.thresholds,
+        curves.faster,
+        color=NORMAL,
+        linestyle=":",
+        linewidth=2.2,
+        label="step speedup",
+    )
     tau = best.threshold.mean()
     last.axvline(tau, color=OTHER, linewidth=1.2)
-    last.plot(tau, best.speedup.mean(), color=OTHER, marker="*", markersize=13, linestyle="none", label=f"τ* = {tau:.2f} s")
-    last.set(xlabel="threshold τ, seconds", ylabel="share, or times as much", title="B.1's delays: what the speedup is made of")
+    last.plot(
+        tau,
+        best.speedup.mean(),
+        color=OTHER,
+        marker="*",
+        markersize=13,
+        linestyle="none",
+        label=f"τ* = {tau:.2f} s",
+    )
+    last.set(
+        xlabel="threshold τ, seconds",
+        ylabel="share, or times as much",
+        title="B.1's delays: what the speedup is made of",
+    )
     for panel in axes:
         panel.legend(frameon=False, fontsize=9)
     figures.title(sheet, heading(setting, f"{workers} workers (figure 3)", "bands"))
     return sheet
 
 
-def figure_4(setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str) -> Figure:
+def figure_4(
+    setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str
+) -> Figure:
     """Speedups over the drop rate, `[seeds, K]` by line, by panel."""
     sheet, axes = plots.figure(len(panels), width=4.8, height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color=LINEAR, linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
-            with_band(panel, 100 * shares, values, color=plots.COLOURS[i], linestyle=plots.STYLES[i], label=label)
+            with_band(
+                panel,
+                100 * shares,
+                values,
+                color=plots.COLOURS[i],
+                linestyle=plots.STYLES[i],
+                label=label,
+            )
         panel.set(xlabel="drop rate, %", title=name)
         panel.legend(frameon=False, fontsize=9)
     axes[0].set_ylabel("effective speedup")
@@ -125,8 +233,16 @@ def figure_4(setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[
     return sheet
 
 
-def scale_graphs(setting: Setting, panels: Mapping[str, Sampled], most: int, what: str, approximated: str | None = None) -> Figure:
-    """Figures 13 and 14: a scale graph for each noise; where `approximated` is its title, one more by equations 4, 5 and 11."""
+def scale_graphs(
+    setting: Setting,
+    panels: Mapping[str, Sampled],
+    most: int,
+    what: str,
+    approximated: str | None = None,
+) -> Figure:
+    """Figures 13 and 14: a scale graph for each noise; where `approximated` is its title, one more
+    by equations 4, 5 and 11.
+    """
     sheet, axes = plots.figure(3, 2, width=4.6, height=3.4, sharey=False)
     for panel, (name, of) in zip(axes, panels.items(), strict=False):
         scale(panel, setting, of, most)
@@ -134,7 +250,13 @@ def scale_graphs(setting: Setting, panels: Mapping[str, Sampled], most: int, wha
     if approximated is not None:
         first = next(iter(panels.values()))
         N = np.array([1, most])
-        axes[-1].plot(N, N * setting.micro_batches / (first.sums.mean + setting.communication), color=LINEAR, linestyle="--", linewidth=1.2)
+        axes[-1].plot(
+            N,
+            N * setting.micro_batches / (first.sums.mean + setting.communication),
+            color=LINEAR,
+            linestyle="--",
+            linewidth=1.2,
+        )
         by_the_normal_model(axes[-1], setting, first.noise, most)
         axes[-1].set_title(approximated, fontsize=10)
         axes[-1].set(xlim=(0, 1.02 * most), ylim=(0, None))
@@ -151,7 +273,12 @@ def scale_graphs(setting: Setting, panels: Mapping[str, Sampled], most: int, wha
     return sheet
 
 
-def growth(setting: Setting, lines: Mapping[str, np.ndarray], limits: Mapping[str, float], counts: np.ndarray) -> Figure:
+def growth(
+    setting: Setting,
+    lines: Mapping[str, np.ndarray],
+    limits: Mapping[str, float],
+    counts: np.ndarray,
+) -> Figure:
     """Speedups over very many workers, and what those with bounded noise do not pass."""
     sheet, (axes,) = plots.figure(1, width=9.0, height=4.4)
     for i, (name, values) in enumerate(lines.items()):
@@ -160,17 +287,33 @@ def growth(setting: Setting, lines: Mapping[str, np.ndarray], limits: Mapping[st
             words = f"{name}: never above {limits[name]:.2f}"
             axes.axhline(limits[name], linewidth=0.9, **style)
         axes.plot(counts, values, linewidth=1.8, label=words, **style)
-    axes.set(xscale="log", yscale="log", xlabel="workers N", ylabel="effective speedup at the best threshold", xlim=(1, counts[-1]))
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="workers N",
+        ylabel="effective speedup at the best threshold",
+        xlim=(1, counts[-1]),
+    )
     plots.plain_log(axes.yaxis)
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     T_c = setting.communication
-    figures.title(sheet, f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = {T_c:g} s, preempting")
+    figures.title(
+        sheet,
+        f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = "
+        f"{T_c:g} s, preempting",
+    )
     return sheet
 
 
 def below(sheet: Figure, axes: Axes, columns: int) -> None:
     """One panel's legend, below all."""
-    sheet.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    sheet.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def heading(setting: Setting, what: str, intervals_are: str = "bars") -> str:

@@ -16,7 +16,9 @@ from experiments.shared import statistics, tables
 FIGURE_5, CLUSTER = 64, 196  # workers of the paper's figure 5, and of A.2
 
 
-def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natural: np.ndarray) -> Table:
+def summary(
+    setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natural: np.ndarray
+) -> Table:
     """What the paper states in numbers, and what it does not.
 
     Args:
@@ -30,8 +32,10 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
     table = tables.table(
         "DropCompute's speedup: the paper's figures, and ours",
         ("", "paper", "ours"),
-        f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing else is said.\n"
-        "Figure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 - 0.87 / 1.03. *: exact.\n"
+        f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing "
+        "else is said.\n"
+        "Figure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 - 0.87 / "
+        "1.03. *: exact.\n"
         f"Others: {sureness(setting)}",
     )
 
@@ -44,7 +48,9 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
     def less(stop: Stop) -> str:
         return f"{100 * (1 - 1 / of.sums.best(FIGURE_5, T_c, stop).speedup):.1f} % *"
 
-    gains = ", ".join(f"{of.sums.best(FIGURE_5, seconds, setting.stop).speedup:.2f}" for seconds in (0, 1, 2))
+    gains = ", ".join(
+        f"{of.sums.best(FIGURE_5, seconds, setting.stop).speedup:.2f}" for seconds in (0, 1, 2)
+    )
     rows(
         "B.1's delays",
         ("seconds of a micro-batch / 0.45, mean", "1.5", f"{of.noise.mean / ACCUMULATION:.3f} *"),
@@ -54,21 +60,33 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
         f"B.1's delays, {FIGURE_5} workers",
         ("less time for as many samples, preempting", "13 %", less("preempt")),
         ("the same, a check between micro-batches", "13 %", less("between")),
-        ("steps shorter by, where 3 % are dropped", "15.5 %", f"{100 * of.sums.shorter(0.03, FIGURE_5, T_c):.1f} % *"),
+        (
+            "steps shorter by, where 3 % are dropped",
+            "15.5 %",
+            f"{100 * of.sums.shorter(0.03, FIGURE_5, T_c):.1f} % *",
+        ),
         ("effective speedup with T^c = 0, 1, 2 s", "-", f"{gains} *"),
     )
-    both = (f"{worst.sums.best(one_N.workers, T_c, stop).speedup:.2f} *" for stop in ("preempt", "between"))
+    both = (
+        f"{worst.sums.best(one_N.workers, T_c, stop).speedup:.2f} *"
+        for stop in ("preempt", "between")
+    )
     rows(
         "C.3",
         ("N of E[T] / E[T_i]", "-", f"{one_N.workers} (within {100 * one_N.off:.1f} %)"),
         ("effective speedup in 14f, preempting", "-", next(both)),
         ("the same, a check between micro-batches", "-", next(both)),
     )
-    rows(f"nothing added, {CLUSTER} workers", ("effective speedup (A.2)", "1.05", statistics.within(natural, 3)))
+    rows(
+        f"nothing added, {CLUSTER} workers",
+        ("effective speedup (A.2)", "1.05", statistics.within(natural, 3)),
+    )
     return table
 
 
-def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Best, workers: int) -> Table:
+def runs_beside(
+    setting: Setting, clock: Measured, planned: Measured, exact: Best, workers: int
+) -> Table:
     """What runs took, beside the plan."""
     table = tables.table(
         f"{workers} workers with B.1's delays, {setting.stop}, τ = {clock.threshold[0]:.3f} s",
@@ -83,7 +101,12 @@ def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Bes
         ("effective speedup", "speedup", 3),
     ):
         found, expected, exactly = (getattr(each, name) for each in (clock, planned, exact))
-        table.add_row(what, statistics.within(found, digits), statistics.within(expected, digits), f"{exactly:.{digits}f}")
+        table.add_row(
+            what,
+            statistics.within(found, digits),
+            statistics.within(expected, digits),
+            f"{exactly:.{digits}f}",
+        )
     return table
 
 
@@ -91,7 +114,16 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
     """Figure 1 in numbers."""
     table = tables.table(
         f"B.1's delays, {setting.stop}: seconds of a step, and the best speedup",
-        ("N", "T\nsimulated", "T\nexact", "T\neq. 4", "S_eff\nsimulated", "S_eff\nexact", "S_eff\neq. 11", "drop"),
+        (
+            "N",
+            "T\nsimulated",
+            "T\nexact",
+            "T\neq. 4",
+            "S_eff\nsimulated",
+            "S_eff\nexact",
+            "S_eff\neq. 11",
+            "drop",
+        ),
         f"drop: % of micro-batches, of the exact one.\nSimulated: {sureness(setting)}",
         left=0,
     )
@@ -99,7 +131,11 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
         exact = of.sums.best(N, setting.communication, setting.stop)
         normal = predicted(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
-        T, S = (statistics.within(found.without), statistics.within(found.speedup, 3)) if found else ("-", "-")
+        T, S = (
+            (statistics.within(found.without), statistics.within(found.speedup, 3))
+            if found
+            else ("-", "-")
+        )
         whole, gain = normal.without[0], normal.speedup[0]
         both = (T, f"{exact.without:.2f}", f"{whole:.2f}", S, f"{exact.speedup:.3f}", f"{gain:.3f}")
         table.add_row(f"{N:,}", *both, f"{100 * exact.drop_rate:.1f}")
@@ -110,12 +146,14 @@ def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) ->
     """C.3's two tables.
 
     Args:
-        noises: by the paper's panel, what was found; the ratio that is printed; and the N that alone would give it.
+        noises: by the paper's panel, what was found; the ratio that is printed; and the N that
+            alone would give it.
         one_N: the N of all.
     """
     N = one_N.workers
     table = tables.table(
-        f"C.3: E[T] / E[T_i], of which the paper does not state N:\nwith N = {N} all are met within {100 * one_N.off:.1f} %",
+        f"C.3: E[T] / E[T_i], of which the paper does not state N:\nwith N = {N} all are met "
+        f"within {100 * one_N.off:.1f} %",
         ("fig.", "ε", "paper", "exact", "off", "simulated", "alone", "gain"),
         f"ε has the mean {MEAN:g} s. exact: for {N} workers. off: %, from the paper's.\n"
         "alone: the N that gives the printed ratio exactly. gain: S_eff, simulated.",
@@ -126,8 +164,20 @@ def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) ->
             table.add_section()
         exact, found = of.sums.ratio(N), of.found[N]
         off = f"{100 * (exact / paper - 1):+.1f}"
-        measured, gain = statistics.within(found.without / of.sums.mean, 3), f"{found.speedup.mean():.2f}"
-        table.add_row(panel, of.noise.name, f"{paper:.3f}", f"{exact:.3f}", off, measured, f"{alone:.0f}", gain)
+        measured, gain = (
+            statistics.within(found.without / of.sums.mean, 3),
+            f"{found.speedup.mean():.2f}",
+        )
+        table.add_row(
+            panel,
+            of.noise.name,
+            f"{paper:.3f}",
+            f"{exact:.3f}",
+            off,
+            measured,
+            f"{alone:.0f}",
+            gain,
+        )
     return table
 
 

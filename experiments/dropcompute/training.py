@@ -1,4 +1,6 @@
-"""What is trained with DropCompute, for how long workers compute, and the runs of figure 5 and of table 1."""
+"""What is trained with DropCompute, for how long workers compute, and the runs of figure 5 and of
+table 1.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from dsgd import clusters, network
 from experiments.dropcompute import noises
 from experiments.shared import resuming, statistics, tuning
 
-JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
+# times what a time is: of float32, it is later, whatever order it was summed in
+JUST_AFTER = 1 + 1e-4
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
 COMPENSATED = 0.1  # the drop rate of table 1 (b)
 LAMB, SGD = "LAMB", "SGD"
@@ -88,30 +91,47 @@ def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
         communication: T^c, seconds of an all-reduce of N workers.
     """
     per_latency = network.cost(network.ring_all_reduce, workers, 1.0, 0.0)
-    return clusters.Cluster(noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0)
+    return clusters.Cluster(
+        noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0
+    )
 
 
-def latencies(cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED) -> np.ndarray:
+def latencies(
+    cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED
+) -> np.ndarray:
     """Seconds of micro-batches, `[rounds, N, M]`, of other rounds than the runs'."""
-    return dropcompute.latencies(cluster, workers, micro_batches, iterations=rounds, key=jax.random.fold_in(jax.random.key(seed), 1))
+    return dropcompute.latencies(
+        cluster,
+        workers,
+        micro_batches,
+        iterations=rounds,
+        key=jax.random.fold_in(jax.random.key(seed), 1),
+    )
 
 
 def dropping(times: np.ndarray, rate: float) -> float:
-    """The smallest threshold that drops at most this share of micro-batches; infinite where that is none.
+    """The smallest threshold that drops at most this share of micro-batches; infinite where that is
+    none.
 
     Args:
         times: seconds of each, `[rounds, N, M]`.
         rate: in [0, 1).
     """
     ends = np.sort(np.cumsum(times, axis=-1), axis=None)
-    return math.inf if rate == 0 else JUST_AFTER * float(ends[math.ceil((1 - rate) * ends.size) - 1])
+    return (
+        math.inf if rate == 0 else JUST_AFTER * float(ends[math.ceil((1 - rate) * ends.size) - 1])
+    )
 
 
 def falling(optimizer: str, learning_rate: float, horizon: Any) -> optax.GradientTransformation:
-    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; where it is infinite, all of the mean size."""
+    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; where it is
+    infinite, all of the mean size.
+    """
 
     def rate(count):
-        return learning_rate * jnp.where(jnp.isinf(horizon), 0.5, jnp.maximum(0.0, 1 - count / horizon))
+        return learning_rate * jnp.where(
+            jnp.isinf(horizon), 0.5, jnp.maximum(0.0, 1 - count / horizon)
+        )
 
     return optax.lamb(rate) if optimizer == LAMB else optax.sgd(rate, momentum=MOMENTUM)
 
@@ -136,36 +156,65 @@ def pick(table: Sequence[float], case: Any) -> Any:
 
 
 def together(
-    setting: Setting, optimizer: str, points: Sequence[Point], *, micro_batches: int | None = None, redraw: bool = False
+    setting: Setting,
+    optimizer: str,
+    points: Sequence[Point],
+    *,
+    micro_batches: int | None = None,
+    redraw: bool = False,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """The histories of these points, without seconds of communication."""
-    thresholds, horizons = [point.threshold for point in points], [point.horizon for point in points]
+    thresholds, horizons = (
+        [point.threshold for point in points],
+        [point.horizon for point in points],
+    )
     learning_rate, M = setting.learning_rates[optimizer], micro_batches or setting.micro_batches
 
     def method(case) -> dsgd.Algorithm:
         steps = falling(optimizer, learning_rate, pick(horizons, case))
-        return algorithms.drop_compute(algorithms.minibatch_sgd(steps), pick(thresholds, case), M, redraw=redraw)
+        return algorithms.drop_compute(
+            algorithms.minibatch_sgd(steps), pick(thresholds, case), M, redraw=redraw
+        )
 
     N = setting.problem.workers
     assert N is not None
-    sweep = resuming.sweep(method, setting.problem, cluster=delayed(N), case=np.arange(len(points)), **options(setting, setting.rounds))
+    sweep = resuming.sweep(
+        method,
+        setting.problem,
+        cluster=delayed(N),
+        case=np.arange(len(points)),
+        **options(setting, setting.rounds),
+    )
     for i, point in enumerate(points):
         yield point.name, kept(sweep.at((i,)), setting, learning_rate)
 
 
-def by_itself(setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop) -> dict[str, np.ndarray]:
-    """The history of DropCompute that chooses its threshold after so many rounds, at a constant step size."""
+def by_itself(
+    setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop
+) -> dict[str, np.ndarray]:
+    """The history of DropCompute that chooses its threshold after so many rounds, at a constant
+    step size.
+    """
     N, learning_rate = setting.problem.workers, setting.learning_rates[optimizer]
     assert N is not None
     steps = falling(optimizer, learning_rate, math.inf)
     chosen = dropcompute.chosen_after(measured)
-    method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop)
-    result = resuming.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
+    method = algorithms.drop_compute(
+        algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop
+    )
+    result = resuming.run(
+        method,
+        setting.problem,
+        cluster=delayed(N, communication),
+        **options(setting, setting.rounds),
+    )
     return kept(result.history, setting, learning_rate)
 
 
 def options(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Of runs; the whole objective is evaluated at the start and at the end, the batches' loss is known in each round."""
+    """Of runs; the whole objective is evaluated at the start and at the end, the batches' loss is
+    known in each round.
+    """
     return {
         "steps": rounds,
         "key": jax.random.key(setting.seed),
@@ -177,10 +226,14 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
     }
 
 
-def kept(history: dict[str, np.ndarray], setting: Setting, learning_rate: float) -> dict[str, np.ndarray]:
+def kept(
+    history: dict[str, np.ndarray], setting: Setting, learning_rate: float
+) -> dict[str, np.ndarray]:
     """What figures, tables and the file show of it."""
     if not np.isfinite(history["loss"][:, -1]).all():
-        raise ValueError(f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one")
+        raise ValueError(
+            f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one"
+        )
     names = ("step", "clock", "loss", "train_loss", "dropped", "threshold", setting.quality.metric)
     return {name: history[name] for name in names}
 

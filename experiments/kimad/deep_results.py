@@ -1,4 +1,6 @@
-"""Figures 7 to 9 of Kimad, its tables 1 and 2, and what section 4.3 says of Kimad+: the paper's numbers and ours."""
+"""Figures 7 to 9 of Kimad, its tables 1 and 2, and what section 4.3 says of Kimad+: the paper's
+numbers and ours.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,12 @@ from experiments.kimad.deep_runs import (
 )
 from experiments.shared import figures, statistics, tables
 
-STEPS = {1.0: (4.861, 3.852), 0.5: (3.606, 2.852), 0.2: (2.842, 2.252), 0.1: (2.580, 2.052)}  # T_comm: Table 1 / 100, EF21 and Kimad
-TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77.97)}  # M: Table 2, EF21 and Kimad
-PAPERS_COMPUTATION = 1.852  # seconds, to all digits of Table 1: Kimad's column is 100 (1.852 + 2 T_comm)
+# T_comm: Table 1 / 100, EF21 and Kimad
+STEPS = {1.0: (4.861, 3.852), 0.5: (3.606, 2.852), 0.2: (2.842, 2.252), 0.1: (2.580, 2.052)}
+# M: Table 2, EF21 and Kimad
+TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77.97)}
+# seconds, to all digits of Table 1: Kimad's column is 100 (1.852 + 2 T_comm)
+PAPERS_COMPUTATION = 1.852
 PERIODS = 3  # of the bandwidth, in the panels over time
 LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
 LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
@@ -49,13 +54,20 @@ def p_value(differences: np.ndarray) -> float:
     if len(differences) < 2:
         return math.nan
     middle, error = dsgd.mean_and_error(differences)
-    return float(2 * stats.t.sf(abs(middle) / error, len(differences) - 1)) if error > 0 else float(middle == 0)
+    return (
+        float(2 * stats.t.sf(abs(middle) / error, len(differences) - 1))
+        if error > 0
+        else float(middle == 0)
+    )
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:
     """T_comm, largest first."""
     N = setting.problem.workers
-    return sorted((case.seconds for case in histories if case.method == EF21 and case.workers == N), reverse=True)
+    return sorted(
+        (case.seconds for case in histories if case.method == EF21 and case.workers == N),
+        reverse=True,
+    )
 
 
 def steps(setting: Setting, histories: Histories) -> Table:
@@ -63,15 +75,32 @@ def steps(setting: Setting, histories: Histories) -> Table:
     N = setting.problem.workers
     table = tables.table(
         f"seconds of a step, {setting.problem.name}, {N} workers, {statistics.runs(setting.seeds)}",
-        ("T", "EF21\npaper", "EF21\nours", "Kimad\npaper", "Kimad\nours", "Kimad\ntold", "saved\npaper", "saved\nours", "saved\ntold"),
+        (
+            "T",
+            "EF21\npaper",
+            "EF21\nours",
+            "Kimad\npaper",
+            "Kimad\nours",
+            "Kimad\ntold",
+            "saved\npaper",
+            "saved\nours",
+            "saved\ntold",
+        ),
         "T: T_comm, s. paper: table 1 / 100. told: Kimad that is told the bandwidths.\n"
         "saved: by Kimad of EF21's seconds, in %, ± half the 95 % interval over seeds.",
         left=0,
     )
     for seconds in times_of(setting, histories):
-        ef21, kimad, told = (step_time(setting, histories[Case(method, N, seconds)]) for method in (EF21, KIMAD, TOLD))
+        ef21, kimad, told = (
+            step_time(setting, histories[Case(method, N, seconds)])
+            for method in (EF21, KIMAD, TOLD)
+        )
         theirs = STEPS.get(seconds)
-        paper = (f"{theirs[0]:.2f}", f"{theirs[1]:.2f}", f"{100 * (1 - theirs[1] / theirs[0]):.1f}") if theirs else 3 * ("-",)
+        paper = (
+            (f"{theirs[0]:.2f}", f"{theirs[1]:.2f}", f"{100 * (1 - theirs[1] / theirs[0]):.1f}")
+            if theirs
+            else 3 * ("-",)
+        )
         ours, adapting, knowing = (f"{each.mean():.2f}" for each in (ef21, kimad, told))
         saved = (statistics.within(100 * (1 - each / ef21), 1) for each in (kimad, told))
         table.add_row(f"{seconds:g}", paper[0], ours, paper[1], adapting, knowing, paper[2], *saved)
@@ -83,9 +112,20 @@ def messages(setting: Setting, histories: Histories) -> Table:
     N = setting.problem.workers
     table = tables.table(
         "EF21 that sends as much as Kimad",
-        ("T", "K/d", "bits\nEF21", "bits\ntold", "slower\npaper", "slower\nours", "slower\nexpected", "p"),
-        "K/d: the fixed ratio. bits: over those of Kimad.\nslower: seconds of EF21's messages over 2 T_comm;\n"
-        "expected: by the pattern, without noise. p: of equal\nseconds of a step, in a paired t-test over seeds.",
+        (
+            "T",
+            "K/d",
+            "bits\nEF21",
+            "bits\ntold",
+            "slower\npaper",
+            "slower\nours",
+            "slower\nexpected",
+            "p",
+        ),
+        "K/d: the fixed ratio. bits: over those of Kimad.\nslower: seconds of EF21's messages "
+        "over 2 T_comm;\n"
+        "expected: by the pattern, without noise. p: of equal\nseconds of a step, in a paired "
+        "t-test over seeds.",
         left=0,
     )
     for seconds in times_of(setting, histories):
@@ -107,30 +147,46 @@ def messages(setting: Setting, histories: Histories) -> Table:
 
 
 def expected(seconds: float) -> float:
-    r"""Seconds of EF21's messages over $2 T_{comm}$ where each has Kimad's mean size and a whole step the same bandwidth:
-    steps follow each other, so that their mean is $1 / E_t[1 / (T_{comp} + 2 c / B(t))]$.
+    r"""Seconds of EF21's messages over $2 T_{comm}$ where each has Kimad's mean size and a whole
+    step the same bandwidth: steps follow each other, so that their mean is
+    $1 / E_t[1 / (T_{comp} + 2 c / B(t))]$.
     """
     bandwidth = pattern(1.0, np.arange(10_000) / 10_000)
     sizes = np.minimum(seconds * bandwidth, RESNET_18)
     kimad = COMPUTATION + 2 * sizes / bandwidth
     mean_size = np.sum(sizes / kimad) / np.sum(1 / kimad)
-    return float((1 / np.mean(1 / (COMPUTATION + 2 * mean_size / bandwidth)) - COMPUTATION) / (2 * seconds))
+    return float(
+        (1 / np.mean(1 / (COMPUTATION + 2 * mean_size / bandwidth)) - COMPUTATION) / (2 * seconds)
+    )
 
 
 def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
     """Table 2."""
     table = tables.table(
-        f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, {statistics.runs(setting.seeds)}",
-        ("M", "paper\nEF21", "paper\nKimad", "top-1\nEF21", "top-1\nKimad", "top-1\ndifference", "top-5\nEF21", "top-5\nKimad"),
+        f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, "
+        f"{statistics.runs(setting.seeds)}",
+        (
+            "M",
+            "paper\nEF21",
+            "paper\nKimad",
+            "top-1\nEF21",
+            "top-1\nKimad",
+            "top-1\ndifference",
+            "top-5\nEF21",
+            "top-5\nKimad",
+        ),
         "paper: table 2, said to be top-5, of CIFAR-10. difference: Kimad - EF21,\n"
-        "top-1, ± half the 95 % interval over seeds. All have as many epochs:\nmore workers, fewer steps.",
+        "top-1, ± half the 95 % interval over seeds. All have as many epochs:\nmore workers, "
+        "fewer steps.",
         left=0,
     )
     for N in sorted({case.workers for case in histories}):
         ef21, kimad = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD))
         cells = [f"{value:.2f}" for value in TOP_5[N]] if N in TOP_5 else ["-", "-"]
         firsts = [100 * history["top_1"][:, -1] for history in (ef21, kimad)]
-        cells += [statistics.with_error(values) for values in firsts] + [statistics.within(firsts[1] - firsts[0], 1)]
+        cells += [statistics.with_error(values) for values in firsts] + [
+            statistics.within(firsts[1] - firsts[0], 1)
+        ]
         cells += [f"{100 * history['top_5'][:, -1].mean():.1f}" for history in (ef21, kimad)]
         table.add_row(str(N), *cells)
     return table
@@ -171,16 +227,32 @@ def over(errors: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def mean_errors(setting: Setting, histories: Histories, seconds: float) -> dict[str, np.ndarray]:
     """Of each method's messages after the warm-up, over rounds and workers, `[seeds]`."""
-    of = {method: histories[Case(method, setting.problem.workers, seconds)] for method in (EF21, KIMAD, COARSE, PLUS, WHOLE)}
-    return {method: history["mean_error"][:, setting.warm_up + 1 :].mean(axis=1) for method, history in of.items()}
+    of = {
+        method: histories[Case(method, setting.problem.workers, seconds)]
+        for method in (EF21, KIMAD, COARSE, PLUS, WHOLE)
+    }
+    return {
+        method: history["mean_error"][:, setting.warm_up + 1 :].mean(axis=1)
+        for method, history in of.items()
+    }
 
 
 def correlation(setting: Setting, history: dict[str, np.ndarray]) -> float:
-    """Of the ranks of a worker's bandwidths and compression errors after the warm-up, the mean over seeds."""
+    """Of the ranks of a worker's bandwidths and compression errors after the warm-up, the mean over
+    seeds.
+    """
     series = [history[name][:, setting.warm_up + 1 :] for name in ("bandwidth", "error")]
     ranks = (stats.rankdata(values, axis=1) for values in series)
-    with np.errstate(invalid="ignore"):  # where there is no error at all, since all messages are the whole model
-        return float(np.mean([np.corrcoef(bandwidth, error)[0, 1] for bandwidth, error in zip(*ranks, strict=True)]))
+    # where there is no error at all, since all messages are the whole model
+    with np.errstate(invalid="ignore"):
+        return float(
+            np.mean(
+                [
+                    np.corrcoef(bandwidth, error)[0, 1]
+                    for bandwidth, error in zip(*ranks, strict=True)
+                ]
+            )
+        )
 
 
 def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
@@ -188,26 +260,46 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
     N = setting.problem.workers
     bandwidth = pattern(1.0, np.arange(10_000) / 10_000)
     most = float(bandwidth.mean() * (1 / bandwidth).mean())
-    beyond = [f"{time:g}" for time, (ef21, _) in STEPS.items() if (ef21 - PAPERS_COMPUTATION) / (2 * time) > most]
+    beyond = [
+        f"{time:g}"
+        for time, (ef21, _) in STEPS.items()
+        if (ef21 - PAPERS_COMPUTATION) / (2 * time) > most
+    ]
     layered, whole = place_bits(setting.layers), codecs.index_bits(sum(setting.layers))
     ef21, plus = (histories[Case(method, N, seconds)]["top_1"][:, -1] for method in (EF21, PLUS))
     errors = mean_errors(setting, histories, seconds)
     gain = 100 * (plus - ef21)
     significant = abs(gain.mean()) > statistics.half_interval(gain)
-    surely = ("significant" if significant else "not significant") + " at 5 %" if setting.seeds > 1 else "one seed"
-    smaller, better = (over(errors[method], errors[other]).mean() for method, other in ((EF21, KIMAD), (PLUS, WHOLE)))
+    surely = (
+        ("significant" if significant else "not significant") + " at 5 %"
+        if setting.seeds > 1
+        else "one seed"
+    )
+    smaller, better = (
+        over(errors[method], errors[other]).mean()
+        for method, other in ((EF21, KIMAD), (PLUS, WHOLE))
+    )
     return [
-        f"T_comp is {COMPUTATION:.2f} s, the model over the mean of {SLOWEST / 1e6:g} to {FASTEST / 1e6:g} Mbit/s. The paper's table 1"
-        f" has, to all digits, 100 ({PAPERS_COMPUTATION} + 2 T_comm) s for Kimad: about 100 steps, not one, at a mean of"
-        f" {RESNET_18 / PAPERS_COMPUTATION / 1e6:.0f} Mbit/s, by a Kimad that is told the bandwidths.",
-        "The paper saves 20 % at every T_comm. Computing takes as long for both; with as many bits, EF21's messages can take at most"
-        f" mean(B) mean(1/B) = {most:.2f} times Kimad's seconds, but for noise. The paper's take more at T_comm = {', '.join(beyond)} s.",
+        f"T_comp is {COMPUTATION:.2f} s, the model over the mean of {SLOWEST / 1e6:g} to "
+        f"{FASTEST / 1e6:g} Mbit/s. The paper's table 1"
+        f" has, to all digits, 100 ({PAPERS_COMPUTATION} + 2 T_comm) s for Kimad: about 100 "
+        "steps, not one, at a mean of"
+        f" {RESNET_18 / PAPERS_COMPUTATION / 1e6:.0f} Mbit/s, by a Kimad that is told the "
+        "bandwidths.",
+        "The paper saves 20 % at every T_comm. Computing takes as long for both; with as many "
+        "bits, EF21's messages can take at most"
+        f" mean(B) mean(1/B) = {most:.2f} times Kimad's seconds, but for noise. The paper's take "
+        f"more at T_comm = {', '.join(beyond)} s.",
         "The paper's top-5 of 80 % of 10 classes, where chance has 50 %, looks like a top-1.",
         f"Kimad+ has {statistics.within(gain, 1)} % more than EF21 (paper: 1 %): {surely}.",
-        f"EF21's mean error is {smaller:.2f} of Kimad's, for as many bits: Kimad's is large where the bandwidth is small.",
-        f"A place takes {whole} bits in the whole model, {layered:.1f} in its layers: of the same bits there are"
-        f" {1 - (32 + layered) / (32 + whole):.1%} fewer elements, but no layer is bound to another's ratio. Kimad+'s error is"
-        f" {better:.2f} of the whole model's; if places were free, no choice could be better than that.",
+        f"EF21's mean error is {smaller:.2f} of Kimad's, for as many bits: Kimad's is large where "
+        "the bandwidth is small.",
+        f"A place takes {whole} bits in the whole model, {layered:.1f} in its layers: of the same "
+        "bits there are"
+        f" {1 - (32 + layered) / (32 + whole):.1%} fewer elements, but no layer is bound to "
+        "another's ratio. Kimad+'s error is"
+        f" {better:.2f} of the whole model's; if places were free, no choice could be better than "
+        "that.",
     ]
 
 
@@ -216,7 +308,9 @@ def place_bits(layers: tuple[int, ...]) -> float:
     return sum(d * codecs.index_bits(d) for d in layers) / sum(layers)
 
 
-def draw(setting: Setting, histories: Histories, seconds: float, period: float, noise: float) -> Figure:
+def draw(
+    setting: Setting, histories: Histories, seconds: float, period: float, noise: float
+) -> Figure:
     """Messages, losses and compression errors over time, and seconds of a step."""
     N = setting.problem.workers
     times = times_of(setting, histories)
@@ -230,15 +324,29 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
     sizes.set_title("Kimad's messages of one worker (figure 7)")
 
     evaluated = {name: dsgd.evaluated(of[name]) for name in (EF21, KIMAD, PLUS)}
-    plots.draw_lines(losses, {name: (history["clock"].mean(axis=0), history["loss"]) for name, history in evaluated.items()})
-    losses.set(yscale="log", xlabel="simulated seconds", ylabel="loss f(x)", title=f"T_comm = {seconds:g} s (figure 8)")
+    plots.draw_lines(
+        losses,
+        {
+            name: (history["clock"].mean(axis=0), history["loss"])
+            for name, history in evaluated.items()
+        },
+    )
+    losses.set(
+        yscale="log",
+        xlabel="simulated seconds",
+        ylabel="loss f(x)",
+        title=f"T_comm = {seconds:g} s (figure 8)",
+    )
     plots.plain_log(losses.yaxis)
     losses.legend(frameon=False, fontsize=9)
 
     over_time(errors, setting, of, "error", 1, period)
     most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
     errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
-    errors.set(ylabel="compression error |seen - sent|²", title=f"One worker, T_comm = {seconds:g} s (figure 9)")
+    errors.set(
+        ylabel="compression error |seen - sent|²",
+        title=f"One worker, T_comm = {seconds:g} s (figure 9)",
+    )
 
     draw_steps(steps, setting, histories, times)
     what = f"{setting.problem.name}, {N} workers, one period in {period:g} s, noise {noise:g}"
@@ -247,41 +355,96 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
 
 
 def over_time(
-    axes: Axes, setting: Setting, histories: Mapping[str, dict[str, np.ndarray]], name: str, factor: float, period: float
+    axes: Axes,
+    setting: Setting,
+    histories: Mapping[str, dict[str, np.ndarray]],
+    name: str,
+    factor: float,
+    period: float,
 ) -> None:
-    """The first seed's series after the warm-up, a line for each history; dashed, the bandwidth without noise."""
+    """The first seed's series after the warm-up, a line for each history; dashed, the bandwidth
+    without noise.
+    """
     began, last = next(iter(histories.values()))["clock"][0, setting.warm_up], 0.0
     for i, (label, history) in enumerate(histories.items()):
         begins = history["clock"][0, :-1] - began
         rounds = np.flatnonzero((begins >= 0) & (begins <= PERIODS * period))
         values = factor * history[name][0, rounds + 1]
-        line: dict[str, Any] = {"color": plots.COLOURS[i], "linestyle": LINES[i % 2], "linewidth": 1.4}
+        line: dict[str, Any] = {
+            "color": plots.COLOURS[i],
+            "linestyle": LINES[i % 2],
+            "linewidth": 1.4,
+        }
         axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **line)
         last = max(last, begins[rounds[-1]])
     x = np.linspace(0, last, 500)
     axes.set_xlabel("simulated seconds after the warm-up")
     beside = axes.twinx()
-    beside.plot(x, pattern(period, began + x) / 1e6, color="0.55", linestyle="--", linewidth=1.0, label="bandwidth")
+    beside.plot(
+        x,
+        pattern(period, began + x) / 1e6,
+        color="0.55",
+        linestyle="--",
+        linewidth=1.0,
+        label="bandwidth",
+    )
     beside.set(ylabel="bandwidth to a ResNet-18, Mbit/s", ylim=(0, 380))
     beside.spines["top"].set_visible(False)
     lines = [*axes.get_lines(), *beside.get_lines()]
-    axes.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False, fontsize=9)
+    axes.legend(
+        handles=lines,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequence[float]) -> None:
     """Table 1: seconds of a step, ours and the paper's."""
     N = setting.problem.workers
     for i, method in enumerate((EF21, KIMAD, TOLD)):
-        middle, error = zip(*(dsgd.mean_and_error(step_time(setting, histories[Case(method, N, time)])) for time in times), strict=True)
+        middle, error = zip(
+            *(
+                dsgd.mean_and_error(step_time(setting, histories[Case(method, N, time)]))
+                for time in times
+            ),
+            strict=True,
+        )
         label = f"{method} the bandwidths" if method == TOLD else method
         colour = plots.COLOURS[i if method != TOLD else 4]
-        axes.errorbar(times, middle, error, color=colour, linestyle=plots.STYLES[i], marker="o", markersize=4, label=label)
+        axes.errorbar(
+            times,
+            middle,
+            error,
+            color=colour,
+            linestyle=plots.STYLES[i],
+            marker="o",
+            markersize=4,
+            label=label,
+        )
     theirs = [time for time in times if time in STEPS]
     for i, method in enumerate((EF21, KIMAD)):
         marks = [STEPS[time][i] for time in theirs]
-        axes.plot(theirs, marks, linestyle="", marker="s", markersize=7, fillstyle="none", color=plots.COLOURS[i], label=f"{method}, paper")
+        axes.plot(
+            theirs,
+            marks,
+            linestyle="",
+            marker="s",
+            markersize=7,
+            fillstyle="none",
+            color=plots.COLOURS[i],
+            label=f"{method}, paper",
+        )
     axes.axhline(COMPUTATION, color="0.4", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="T_comm, seconds", ylabel="seconds of a step", title="Table 1; grey: T_comp")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="T_comm, seconds",
+        ylabel="seconds of a step",
+        title="Table 1; grey: T_comp",
+    )
     plots.plain_log(axes.yaxis)
     plots.plain_log(axes.xaxis)
     axes.legend(frameon=False, fontsize=9)

@@ -1,7 +1,7 @@
 """Sections 4.2 and 4.3 of Kimad: the links of a model, and the runs of each method.
 
-A smaller model than the paper's ResNet-18 has bandwidths as much smaller, so that all seconds are as there: those of the paper's T_comm, of
-the computation, and of the bandwidth's period.
+A smaller model than the paper's ResNet-18 has bandwidths as much smaller, so that all seconds are
+as there: those of the paper's T_comm, of the computation, and of the bandwidth's period.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ RATIOS = 0.01 + 0.02 * np.arange(50)  # section 4.3's
 RESOLUTION = 1000
 EVALUATIONS = 60  # of a run
 
-EF21, KIMAD, TOLD, COARSE, PLUS, WHOLE = "EF21", "Kimad", "Kimad, told", "Kimad, coarse", "Kimad+", "whole model"
+EF21, KIMAD, TOLD, COARSE, PLUS, WHOLE = (
+    "EF21",
+    "Kimad",
+    "Kimad, told",
+    "Kimad, coarse",
+    "Kimad+",
+    "whole model",
+)
 
 
 class Case(NamedTuple):
@@ -77,7 +84,8 @@ class Setting(NamedTuple):
         return 32 * sum(self.layers)
 
 
-COMPUTATION = RESNET_18 / ((SLOWEST + FASTEST) / 2)  # T_comp, seconds: the model's bits over the mean bandwidth
+# T_comp, seconds: the model's bits over the mean bandwidth
+COMPUTATION = RESNET_18 / ((SLOWEST + FASTEST) / 2)
 Histories = dict[Case, dict[str, np.ndarray]]
 
 
@@ -103,7 +111,9 @@ def pattern(period: float, clock: np.ndarray) -> np.ndarray:
     return SLOWEST + (FASTEST - SLOWEST) * np.sin(np.pi * clock / period) ** 2
 
 
-def across_times(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+def across_times(
+    setting: Setting, times: Sequence[float]
+) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
     """Kimad, then EF21 that sends as much as Kimad: both are one program.
 
     Args:
@@ -113,10 +123,16 @@ def across_times(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Cas
     N, round_times = setting.problem.workers, [COMPUTATION + 2 * seconds for seconds in times]
     run = partial(_sweep, setting, partial(_any_ratio, setting), told=[0.0])
     adapting = list(run(round_time=round_times, fixed=[-1.0]))
-    yield from ((Case(KIMAD, N, seconds), history) for seconds, history in zip(times, adapting, strict=True))
-    choices = [float(fixed_choice(setting, traffic(setting, history).mean())) for history in adapting]
+    yield from (
+        (Case(KIMAD, N, seconds), history) for seconds, history in zip(times, adapting, strict=True)
+    )
+    choices = [
+        float(fixed_choice(setting, traffic(setting, history).mean())) for history in adapting
+    ]
     same = run(round_time=[max(round_times)], fixed=choices)
-    yield from ((Case(EF21, N, seconds), history) for seconds, history in zip(times, same, strict=True))
+    yield from (
+        (Case(EF21, N, seconds), history) for seconds, history in zip(times, same, strict=True)
+    )
 
 
 def told(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
@@ -126,12 +142,18 @@ def told(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[
         setting, times: as of `across_times`.
     """
     round_times = [COMPUTATION + 2 * seconds for seconds in times]
-    each = _sweep(setting, partial(_any_ratio, setting), round_time=round_times, fixed=[-1.0], told=[1.0])
-    yield from ((Case(TOLD, setting.problem.workers, seconds), history) for seconds, history in zip(times, each, strict=True))
+    each = _sweep(
+        setting, partial(_any_ratio, setting), round_time=round_times, fixed=[-1.0], told=[1.0]
+    )
+    yield from (
+        (Case(TOLD, setting.problem.workers, seconds), history)
+        for seconds, history in zip(times, each, strict=True)
+    )
 
 
 def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Kimad and Kimad+ of the ratios of section 4.3, which are one program; then the K largest elements of the whole model.
+    """Kimad and Kimad+ of the ratios of section 4.3, which are one program; then the K largest
+    elements of the whole model.
 
     Args:
         setting: of the run.
@@ -139,17 +161,28 @@ def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict
     """
     N, round_time = setting.problem.workers, COMPUTATION + 2 * seconds
     both = _sweep(setting, partial(_layer_by_layer, setting, round_time), plus=[0.0, 1.0])
-    yield from ((Case(method, N, seconds), history) for method, history in zip((COARSE, PLUS), both, strict=True))
+    yield from (
+        (Case(method, N, seconds), history)
+        for method, history in zip((COARSE, PLUS), both, strict=True)
+    )
     largest = kimad.whole_model(kimad.top_k(ANY))
-    (history,) = _sweep(setting, lambda round_time: _method(setting, largest, round_time, kimad.one_for_all), round_time=[round_time])
+    (history,) = _sweep(
+        setting,
+        lambda round_time: _method(setting, largest, round_time, kimad.one_for_all),
+        round_time=[round_time],
+    )
     yield Case(WHOLE, N, seconds), history
 
 
-def _any_ratio(setting: Setting, round_time: jax.Array, fixed: jax.Array, told: jax.Array) -> dsgd.Algorithm:
+def _any_ratio(
+    setting: Setting, round_time: jax.Array, fixed: jax.Array, told: jax.Array
+) -> dsgd.Algorithm:
     """Kimad, or EF21 where the ratio is fixed: its number among all of them, from 0 on."""
 
     def rule(errors, sizes, budget):
-        return jnp.where(fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32))
+        return jnp.where(
+            fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32)
+        )
 
     return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(told))
 
@@ -165,7 +198,11 @@ def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsg
 
 
 def _method(
-    setting: Setting, choices: kimad.Choices, round_time: float | jax.Array, rule: Callable, monitor: kimad.Monitor = kimad.last
+    setting: Setting,
+    choices: kimad.Choices,
+    round_time: float | jax.Array,
+    rule: Callable,
+    monitor: kimad.Monitor = kimad.last,
 ) -> dsgd.Algorithm:
     return kimad_sgd(
         optax.sgd(setting.learning_rate),
@@ -178,7 +215,9 @@ def _method(
     )
 
 
-def _sweep(setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: Any) -> Iterator[dict[str, np.ndarray]]:
+def _sweep(
+    setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: Any
+) -> Iterator[dict[str, np.ndarray]]:
     """The history of each point, of what is said of each worker the first one's and the mean."""
     sweep = resuming.sweep(
         factory,
@@ -195,8 +234,15 @@ def _sweep(setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: An
     for index in np.ndindex(*(len(values) for values in grids.values())):
         history = sweep.at(index)
         if not np.isfinite(dsgd.evaluated(history)["loss"]).all():
-            raise ValueError(f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; need a smaller --learning-rate")
-        kept = {name: history[name] for name in ("step", "clock", "bits", "loss", "top_1", "top_5", "evaluated") if name in history}
+            raise ValueError(
+                f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; "
+                "need a smaller --learning-rate"
+            )
+        kept = {
+            name: history[name]
+            for name in ("step", "clock", "bits", "loss", "top_1", "top_5", "evaluated")
+            if name in history
+        }
         first = {"bandwidth": "bandwidth_up", "message": "message_up", "error": "error_up"}
         ours = {name: history[theirs][..., 0] for name, theirs in first.items()}
         yield {**kept, **ours, "mean_error": history["error_up"].mean(axis=-1)}
@@ -223,4 +269,6 @@ def fixed_choice(setting: Setting, bits: float) -> int:
 
 def message_bits(setting: Setting) -> np.ndarray:
     """Of a message at each of all ratios."""
-    return header_bits(len(setting.layers), len(ANY)) + np.sum([kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0)
+    return header_bits(len(setting.layers), len(ANY)) + np.sum(
+        [kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0
+    )

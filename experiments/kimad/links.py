@@ -22,7 +22,8 @@ from experiments.shared import figures, tables
 KIMAD = "Kimad"
 CHOICES = tuple(float(ratio) for ratio in np.geomspace(0.005, 1.0, 12))  # of Kimad
 CLASSES = 10
-MONITOR = kimad.harmonic_mean(3)  # a message that fits into a link's bucket, and so seems fast for once, counts for little
+# a message that fits into a link's bucket, and so seems fast for once, counts for little
+MONITOR = kimad.harmonic_mean(3)
 LAST = 0.25  # of a training, whose mean loss decides between step sizes
 
 History = dict[str, np.ndarray]
@@ -51,18 +52,30 @@ class Method(NamedTuple):
 
 def methods(setting: Setting) -> dict[str, Method]:
     """By name. What has one ratio has nothing to choose, and rounds of any length."""
-    adapting = {f"{KIMAD}, {1e3 * seconds:g} ms": Method(CHOICES, seconds) for seconds in setting.round_times}
-    return adapting | {f"top {100 * ratio:g} %": Method((ratio,), setting.round_times[0]) for ratio in setting.ratios}
+    adapting = {
+        f"{KIMAD}, {1e3 * seconds:g} ms": Method(CHOICES, seconds)
+        for seconds in setting.round_times
+    }
+    return adapting | {
+        f"top {100 * ratio:g} %": Method((ratio,), setting.round_times[0])
+        for ratio in setting.ratios
+    }
 
 
 def task(setting: Setting) -> dsgd.Problem:
-    """A network on digits; made before there are many processes, since the server is none of the workers."""
+    """A network on digits; made before there are many processes, since the server is none of the
+    workers.
+    """
     model = problems.MLP(CLASSES, (setting.width,))
-    return problems.neural_network(model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed)
+    return problems.neural_network(
+        model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed
+    )
 
 
 def train(setting: Setting, problem: dsgd.Problem, rate: Rate) -> Runs | None:
-    """Called in every process: the server's histories. Each training begins at the same time of the rate's period."""
+    """Called in every process: the server's histories. Each training begins at the same time of the
+    rate's period.
+    """
     runs: Runs = {}
     for name, method in methods(setting).items():
         for learning_rate in setting.learning_rates:
@@ -82,7 +95,9 @@ def train(setting: Setting, problem: dsgd.Problem, rate: Rate) -> Runs | None:
 
 
 def best(runs: Runs) -> dict[str, tuple[float, History]]:
-    """Of each method the step size with the smallest mean loss in the last seconds, and its history."""
+    """Of each method the step size with the smallest mean loss in the last seconds, and its
+    history.
+    """
     found: dict[str, tuple[float, History]] = {}
     for (name, learning_rate), history in runs.items():
         if name not in found or _end(history) < _end(found[name][1]):
@@ -113,8 +128,10 @@ def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: s
     table = tables.table(
         f"{setting.processes} workers and a server, {where}",
         ("", "step", "rounds", "ms", "Kbit", f"to {target:.3g}", "loss"),
-        f"loss: mean over the last {LAST:.0%} of {setting.seconds:g} s. to {target:.3g}: seconds until the"
-        "\nmean loss over a twentieth of the rounds is there. ms: of a round,\nmedian and 95th percentile. Kbit: of a worker's message.",
+        f"loss: mean over the last {LAST:.0%} of {setting.seconds:g} s. to {target:.3g}: seconds "
+        "until the"
+        "\nmean loss over a twentieth of the rounds is there. ms: of a round,\nmedian and 95th "
+        "percentile. Kbit: of a worker's message.",
     )
     for name, (learning_rate, history) in found.items():
         each = 1e3 * np.diff(history["seconds"], prepend=0)
@@ -132,7 +149,9 @@ def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: s
 
 
 def reached(history: History, target: float) -> float:
-    """When the mean loss over a twentieth of the rounds is first at most the target; infinite where it never is."""
+    """When the mean loss over a twentieth of the rounds is first at most the target; infinite where
+    it never is.
+    """
     width = max(1, len(history["loss"]) // 20)
     smooth = np.convolve(history["loss"], np.ones(width) / width, "valid")
     there = np.flatnonzero(smooth <= target)
@@ -145,14 +164,34 @@ def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) 
     losses, messages = plots.panels(sheet, 2, sharey=False)
     for i, (name, (learning_rate, history)) in enumerate(found.items()):
         colour, style = plots.COLOURS[i], plots.STYLES[i]
-        losses.plot(history["seconds"], history["loss"], color=colour, linestyle=style, label=f"{name}, step {learning_rate:g}")
-        messages.plot(history["seconds"], history["bits_up"] / 1e6, color=colour, linestyle=style, drawstyle="steps-post")
+        losses.plot(
+            history["seconds"],
+            history["loss"],
+            color=colour,
+            linestyle=style,
+            label=f"{name}, step {learning_rate:g}",
+        )
+        messages.plot(
+            history["seconds"],
+            history["bits_up"] / 1e6,
+            color=colour,
+            linestyle=style,
+            drawstyle="steps-post",
+        )
     clock = np.linspace(0, setting.seconds, 1000, endpoint=False)
     level = [rate.at(second) / 1e6 for second in clock]
     messages.plot(clock, level, color="black", linewidth=0.8, linestyle=":")
     losses.set(xlabel="seconds", ylabel="loss", yscale="log")
-    messages.set(xlabel="seconds", ylabel="Mbit of a worker's message\n(dotted, black: Mbit/s of its link)", yscale="log")
+    messages.set(
+        xlabel="seconds",
+        ylabel="Mbit of a worker's message\n(dotted, black: Mbit/s of its link)",
+        yscale="log",
+    )
     losses.legend(frameon=False, fontsize=9)
     shape = ":".join(f"{bits / 1e6:g}" for bits in rate.bits)
-    figures.title(sheet, f"{setting.processes} workers, links of {shape} Mbit/s in turns, {rate.period:g} s: Kimad and fixed ratios")
+    figures.title(
+        sheet,
+        f"{setting.processes} workers, links of {shape} Mbit/s in turns, {rate.period:g} s: Kimad "
+        "and fixed ratios",
+    )
     return sheet

@@ -1,4 +1,6 @@
-"""A fixed compressor against one that follows the bandwidth, on small quadratics, at equal seconds: what the scripts about Kimad share."""
+"""A fixed compressor against one that follows the bandwidth, on small quadratics, at equal seconds:
+what the scripts about Kimad share.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,34 @@ ELEMENT = 32  # bits
 TIMES = 200  # at which losses are compared
 FREE = clusters.constant(1e15)  # bits per second: of the downlink, whose time is neglected
 LEARNING_RATES = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.55, 1.7, 1.85, 1.95)
-ROUND_TIMES = (1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.25, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 23.0)  # seconds
+# seconds
+ROUND_TIMES = (
+    1.02,
+    1.03,
+    1.05,
+    1.07,
+    1.1,
+    1.15,
+    1.25,
+    1.4,
+    1.6,
+    1.8,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    7.0,
+    10.0,
+    15.0,
+    23.0,
+)
 NEGLIGIBLE = 1.05  # a speedup below this is none
 
 
 def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
-    r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 / condition to 1, the logarithms uniform; from a
-    start in N(0, I). They share their programs."""
+    r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 /
+    condition to 1, the logarithms uniform; from a start in N(0, I). They share their programs."""
     if not condition >= 1:
         raise ValueError(f"--condition {condition:g}: need at least 1")
 
@@ -46,14 +69,19 @@ def _normal(key: jax.Array) -> jax.Array:
 
 
 def top_k(places: Literal["sent", "free"]) -> kimad.Choices:
-    """K from 1 to all elements, with the bits that they have, or of their values alone, and then nothing says how many they are."""
+    """K from 1 to all elements, with the bits that they have, or of their values alone, and then
+    nothing says how many they are.
+    """
     choices = kimad.top_k([k / DIMENSION for k in range(1, DIMENSION + 1)])
     if places == "sent":
         return choices
 
     def sizes(d, dtype):
         whole = ELEMENT * d
-        return [bits if bits == whole else ELEMENT * k for k, bits in enumerate(choices.sizes(d, dtype), start=1)]
+        return [
+            bits if bits == whole else ELEMENT * k
+            for k, bits in enumerate(choices.sizes(d, dtype), start=1)
+        ]
 
     return choices._replace(sizes=sizes, number=1)
 
@@ -63,7 +91,10 @@ def check_times(compute: float, round_times: Sequence[float]) -> None:
     if not compute > 0:
         raise ValueError(f"--compute {compute:g}: need seconds > 0")
     if not min(round_times) > compute:
-        raise ValueError(f"--round-times {min(round_times):g} with --compute {compute:g}: need more, for messages")
+        raise ValueError(
+            f"--round-times {min(round_times):g} with --compute {compute:g}: need more, for "
+            "messages"
+        )
 
 
 def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
@@ -72,23 +103,41 @@ def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
 
 
 def fixed(choices: kimad.Choices, warm_up: int) -> Callable[..., dsgd.Algorithm]:
-    """EF21 with one of these compressors, a function of the step size and of which; all know which it is, so that no message says it."""
+    """EF21 with one of these compressors, a function of the step size and of which; all know which
+    it is, so that no message says it.
+    """
 
     def build(learning_rate, choice):
         def always(errors, sizes, budget):
-            return jnp.full(len(sizes), jnp.minimum(choice, errors.shape[1] - 1), jnp.int32)  # the server's messages have one choice
+            # the server's messages have one choice
+            return jnp.full(len(sizes), jnp.minimum(choice, errors.shape[1] - 1), jnp.int32)
 
         one = choices._replace(number=1)
-        return algorithms.kimad_sgd(optax.sgd(learning_rate), one, 1.0, computation=0.0, rule=always, warm_up=warm_up, **_uplink())
+        return algorithms.kimad_sgd(
+            optax.sgd(learning_rate),
+            one,
+            1.0,
+            computation=0.0,
+            rule=always,
+            warm_up=warm_up,
+            **_uplink(),
+        )
 
     return build
 
 
 def adapted(choices: kimad.Choices, warm_up: int, compute: float) -> Callable[..., dsgd.Algorithm]:
-    """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the bandwidth that there will be."""
+    """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the
+    bandwidth that there will be.
+    """
 
     def build(learning_rate, round_time, oracle):
-        options: dict[str, Any] = {"computation": compute, "monitor": last_or_oracle(oracle), "warm_up": warm_up, **_uplink()}
+        options: dict[str, Any] = {
+            "computation": compute,
+            "monitor": last_or_oracle(oracle),
+            "warm_up": warm_up,
+            **_uplink(),
+        }
         return algorithms.kimad_sgd(optax.sgd(learning_rate), choices, round_time, **options)
 
     return build
@@ -98,7 +147,9 @@ def last_or_oracle(oracle: jax.Array | float) -> kimad.Monitor:
     """`kimad.oracle` where the flag is above 0, which may be swept, else `kimad.last`."""
 
     def estimate(memory, true):
-        return jnp.where(oracle > 0, kimad.oracle.estimate((), true), kimad.last.estimate(memory, true))
+        return jnp.where(
+            oracle > 0, kimad.oracle.estimate((), true), kimad.last.estimate(memory, true)
+        )
 
     return kimad.last._replace(estimate=estimate, name="last or oracle")
 
@@ -147,8 +198,8 @@ class Race(NamedTuple):
     history: dict[str, np.ndarray]
 
     def best(self, **given: float) -> Best | None:
-        """Of the points with these values, the one with the least mean of logarithms over problems and the last tenth of the seconds; None
-        where all diverged."""
+        """Of the points with these values, the one with the least mean of logarithms over problems
+        and the last tenth of the seconds; None where all diverged."""
         score = dsgd.tail_mean(self.losses).mean(axis=-1)
         axes = np.meshgrid(*self.grid.values(), indexing="ij")
         for (name, _), axis in zip(self.grid.items(), axes, strict=True):
@@ -157,8 +208,15 @@ class Race(NamedTuple):
         if not np.isfinite(score).any():
             return None
         index = np.unravel_index(np.argmin(score), score.shape)
-        point = {name: values[i].item() for (name, values), i in zip(self.grid.items(), index, strict=True)}
-        return Best(point, self.losses[index], {name: values[index] for name, values in self.history.items()})
+        point = {
+            name: values[i].item()
+            for (name, values), i in zip(self.grid.items(), index, strict=True)
+        }
+        return Best(
+            point,
+            self.losses[index],
+            {name: values[index] for name, values in self.history.items()},
+        )
 
 
 def race(
@@ -171,7 +229,8 @@ def race(
     seed: int,
     **grid: Any,
 ) -> Race:
-    """Runs every point on every problem for so many simulated seconds at least: no round is shorter than its gradient.
+    """Runs every point on every problem for so many simulated seconds at least: no round is shorter
+    than its gradient.
 
     Args:
         build: hyperparameters -> method.
@@ -185,17 +244,30 @@ def race(
     losses, first = [], {}
     for i, task in enumerate(tasks):
         key = jax.random.fold_in(jax.random.key(seed), i)
-        options: dict[str, Any] = {"steps": math.ceil(seconds / compute), "cluster": cluster, "mesh": tuning.devices_for(1)}
+        options: dict[str, Any] = {
+            "steps": math.ceil(seconds / compute),
+            "cluster": cluster,
+            "mesh": tuning.devices_for(1),
+        }
         history = resuming.sweep(build, task, key=key, **options, **grid).history
         losses.append(at_times(history["loss"], history["clock"], times(seconds))[..., 0, :])
         if i == 0:
             first = {name: history[name][..., 0, :] for name in ("clock", "loss")}
             first |= {name: history[name][..., 0, :, 0] for name in ("message_up", "bandwidth_up")}
-    return Race({name: np.asarray(values) for name, values in grid.items()}, np.stack(losses, axis=-2), first)
+    return Race(
+        {name: np.asarray(values) for name, values in grid.items()},
+        np.stack(losses, axis=-2),
+        first,
+    )
 
 
 def races(
-    args: Any, choices: kimad.Choices, places: Sequence[int], warm_up: int, tasks: Sequence[dsgd.Problem], cluster: clusters.Cluster
+    args: Any,
+    choices: kimad.Choices,
+    places: Sequence[int],
+    warm_up: int,
+    tasks: Sequence[dsgd.Problem],
+    cluster: clusters.Cluster,
 ) -> tuple[Race, Race]:
     """Fixed compressors, and Kimad without and with the oracle.
 
@@ -205,7 +277,12 @@ def races(
         warm_up: messages that are sent whole at the start.
         tasks, cluster: as of `race`.
     """
-    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
+    options: dict[str, Any] = {
+        "seconds": args.seconds,
+        "compute": args.compute,
+        "seed": args.seed,
+        "learning_rate": args.learning_rates,
+    }
     still = race(fixed(choices, warm_up), tasks, cluster, **options, choice=places)
     build = adapted(choices, warm_up, args.compute)
     return still, race(build, tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1))
@@ -217,7 +294,9 @@ def times(seconds: float) -> np.ndarray:
 
 
 def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """log10 f(x) / f(x_0) of the model that was there at these times, `[..., records]` to `[..., times]`; inf from where it diverged."""
+    """log10 f(x) / f(x_0) of the model that was there at these times, `[..., records]` to
+    `[..., times]`; inf from where it diverged.
+    """
     relative = np.where(np.isfinite(loss), loss, np.inf) / loss[..., :1]
     done = np.empty((*loss.shape[:-1], len(at)), int)
     for index in np.ndindex(loss.shape[:-1]):
@@ -225,7 +304,9 @@ def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.log10(np.take_along_axis(relative, done, axis=-1))
 
 
-def draw_messages(axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dict[str, tuple[Best, str]]) -> None:
+def draw_messages(
+    axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dict[str, tuple[Best, str]]
+) -> None:
     """The first problem's messages, in bits, and the bandwidth, in bits per second.
 
     Args:
@@ -235,20 +316,31 @@ def draw_messages(axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dic
     """
     axes.plot(seconds, level, color="black", linestyle="--", linewidth=1, label="bandwidth")
     for label, (best, colour) in shown.items():
-        axes.step(best.history["clock"], best.history["message_up"], where="pre", color=colour, linewidth=1.2, label=label)
+        axes.step(
+            best.history["clock"],
+            best.history["message_up"],
+            where="pre",
+            color=colour,
+            linewidth=1.2,
+            label=label,
+        )
     axes.set(yscale="log", xlim=(0, seconds[-1]))
     plots.plain_log(axes.yaxis)
 
 
 def speedups(slow: Best, fast: Best) -> np.ndarray:
-    """Seconds of one over those of the other, to the larger of the two losses that they end at, problem by problem, `[problems]`."""
+    """Seconds of one over those of the other, to the larger of the two losses that they end at,
+    problem by problem, `[problems]`.
+    """
     target = np.maximum(slow.end, fast.end)[:, None]
     reached = [np.argmax(best.losses <= target, axis=1) + 1 for best in (slow, fast)]
     return reached[0] / reached[1]
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms; infinite of one problem."""
+    """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms;
+    infinite of one problem.
+    """
     logs = np.log(ratios)
     half = statistics.half_interval(logs)
     return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist())

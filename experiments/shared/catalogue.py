@@ -1,4 +1,5 @@
-"""All experiments: which paper each belongs to, a budget with which it takes seconds to two minutes, and the runs that docs/ shows.
+"""All experiments: which paper each belongs to, a budget with which it takes seconds to two
+minutes, and the runs that docs/ shows.
 
     python -m experiments.shared.catalogue
 
@@ -19,7 +20,13 @@ from experiments.shared import tables
 
 README = Path(__file__).parents[1] / "README.md"
 DOCS = Path("docs")
-SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, NO_PAPER = "The survey", "Kimad", "DropCompute", "Cannikin", "All papers"
+SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, NO_PAPER = (
+    "The survey",
+    "Kimad",
+    "DropCompute",
+    "Cannikin",
+    "All papers",
+)
 TABLE = "<!-- commands -->"  # where the table begins in README; it goes to the end of the file
 
 
@@ -29,8 +36,8 @@ class Command(NamedTuple):
     Args:
         paper: that it is about, a page of docs/papers.
         where: section, figure or table of the paper.
-        quick: the flags of a sketch of its figures and tables, for `python -m experiments.all --quick`: in all a quarter of an hour on
-            two cores.
+        quick: the flags of a sketch of its figures and tables, for
+            `python -m experiments.all --quick`: in all a quarter of an hour on two cores.
     """
 
     paper: str
@@ -39,15 +46,24 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "compare": Command(SURVEY, "chapters 1 to 5", "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3"),
+    "compare": Command(
+        SURVEY,
+        "chapters 1 to 5",
+        "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3",
+    ),
     "complexity_table": Command(SURVEY, "Tables 1.1, 1.2", "--epsilons 0.3 0.1"),
     "convergence_rates": Command(
         SURVEY,
         "the theorems of chapters 1 to 5",
-        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 --fixed-steps 128 --seeds 8",
+        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 "
+        "--fixed-steps 128 --seeds 8",
     ),
     "switch_timelines": Command(SURVEY, "Figures 1.3 to 1.7, 3.2 to 3.5, 4.1, 4.2, 5.2, 5.3", ""),
-    "calibrate": Command(SURVEY, "section 1.3", "--sizes 1024 16384 262144 --widths 16 1024 --repeats 5 --longest 0.5"),
+    "calibrate": Command(
+        SURVEY,
+        "section 1.3",
+        "--sizes 1024 16384 262144 --widths 16 1024 --repeats 5 --longest 0.5",
+    ),
     "compression": Command(
         SURVEY,
         "sections 3.1 to 3.3",
@@ -60,40 +76,74 @@ COMMANDS = {
         "--methods synchronous asynchronous bounded --workers 4 --slow 1 --bound 8"
         " --rounds 40 --seeds 1 --learning-rates 0.3 1 --compute 2e-4",
     ),
-    "real_asynchrony": Command(SURVEY, "chapter 4", "--workers 3 --methods synchronous asynchronous --seconds 3"),
-    "topology": Command(SURVEY, "chapter 5", "--workers 8 --steps 100 --seeds 1 --learning-rates 1 3"),
+    "real_asynchrony": Command(
+        SURVEY, "chapter 4", "--workers 3 --methods synchronous asynchronous --seconds 3"
+    ),
+    "topology": Command(
+        SURVEY, "chapter 5", "--workers 8 --steps 100 --seeds 1 --learning-rates 1 3"
+    ),
     "heterogeneity": Command(
-        SURVEY, "chapter 5", "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates 0.3 1"
+        SURVEY,
+        "chapter 5",
+        "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates "
+        "0.3 1",
     ),
     "availability": Command(
-        SURVEY, "chapters 1 and 5, beyond the book", "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3"
+        SURVEY,
+        "chapters 1 and 5, beyond the book",
+        "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3",
     ),
-    "kimad_quadratic": Command(KIMAD, "Figures 3 to 6", "--problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3 --warm-ups 1"),
-    "kimad_deep": Command(KIMAD, "Figures 7 to 9, Tables 1 and 2", "--worker-counts 2 4 --communication-times 2 1 --epochs 6 --seeds 2"),
+    "kimad_quadratic": Command(
+        KIMAD,
+        "Figures 3 to 6",
+        "--problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3 --warm-ups 1",
+    ),
+    "kimad_deep": Command(
+        KIMAD,
+        "Figures 7 to 9, Tables 1 and 2",
+        "--worker-counts 2 4 --communication-times 2 1 --epochs 6 --seeds 2",
+    ),
     "kimad_variability": Command(
         KIMAD,
         "Figure 1, section 4.2, beyond the paper",
         "--ratios 1 10 --periods 5 50 --problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3",
     ),
     "dropcompute_speedup": Command(
-        DROPCOMPUTE, "Figures 1, 3, 4, 13, 14", "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2"
+        DROPCOMPUTE,
+        "Figures 1, 3, 4, 13, 14",
+        "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2",
     ),
     "dropcompute_training": Command(
         DROPCOMPUTE,
         "Figures 5, 10 to 12, Table 1",
         "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.1 0.2"
-        " --corrected-workers 32 --corrected-rates 0 0.2 --local-workers 16 --local-steps 64 --periods 1 4 16",
+        " --corrected-workers 32 --corrected-rates 0 0.2 --local-workers 16 --local-steps 64 "
+        "--periods 1 4 16",
     ),
-    "dropcompute_processes": Command(DROPCOMPUTE, "Figure 2", "--batch-size 64 --steps 30 --rounds 8 --width 512"),
+    "dropcompute_processes": Command(
+        DROPCOMPUTE, "Figure 2", "--batch-size 64 --steps 30 --rounds 8 --width 512"
+    ),
     "stragglers": Command(
         DROPCOMPUTE,
         "section 1, beyond the paper",
-        "--workers 4 --rounds 20 --seeds 1 --learning-rates 0.4 1.6 --micro-batches 4 --server 2 --backups 1 --bound 8",
+        "--workers 4 --rounds 20 --seeds 1 --learning-rates 0.4 1.6 --micro-batches 4 --server 2 "
+        "--backups 1 --bound 8",
     ),
-    "cannikin_optperf": Command(CANNIKIN, "Figures 9, 10, Table 5, sections 5.3 and 6", "--worker-counts 3 16 100 --seeds 2"),
-    "cannikin_training": Command(CANNIKIN, "Figures 5, 7, 8", "--problem mlp --epochs 30 --seeds 2 --choices 4"),
-    "cannikin_processes": Command(CANNIKIN, "section 4", "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500"),
-    "benchmark": Command(NO_PAPER, "-", "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3"),
+    "cannikin_optperf": Command(
+        CANNIKIN, "Figures 9, 10, Table 5, sections 5.3 and 6", "--worker-counts 3 16 100 --seeds 2"
+    ),
+    "cannikin_training": Command(
+        CANNIKIN, "Figures 5, 7, 8", "--problem mlp --epochs 30 --seeds 2 --choices 4"
+    ),
+    "cannikin_processes": Command(
+        CANNIKIN, "section 4", "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500"
+    ),
+    "benchmark": Command(
+        NO_PAPER,
+        "-",
+        "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 "
+        "--repeats 3",
+    ),
 }
 
 
@@ -134,17 +184,21 @@ DOCUMENTED = {  # by run, what follows `python -m experiments.`
 
 
 def place(run: str, folder: Path) -> None:
-    """Copies the figures and tables of a run that pages show to docs/, and writes the tables into the pages.
+    """Copies the figures and tables of a run that pages show to docs/, and writes the tables into
+    the pages.
 
     Args:
         run: of `DOCUMENTED`.
-        folder: of its results. Its `figure.png` is shown as `<run>.png`, and any other `<file>` as `<run>_<file>`.
+        folder: of its results. Its `figure.png` is shown as `<run>.png`, and any other `<file>` as
+            `<run>_<file>`.
     """
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
     for path in (*folder.glob("*.png"), *tables.written(folder)):
         name = run if path.name == "figure.png" else f"{run}_{path.stem}"
         if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
-            shutil.copyfile(path, DOCS / ("tables" if path.suffix == ".csv" else "") / f"{name}{path.suffix}")
+            shutil.copyfile(
+                path, DOCS / ("tables" if path.suffix == ".csv" else "") / f"{name}{path.suffix}"
+            )
     for path, text in pages.items():
         _rewrite(path, tables.included(text, DOCS / "tables"))
 
@@ -158,10 +212,23 @@ def papers() -> dict[str, list[str]]:
 
 
 def readme() -> str:
-    """The text of experiments/README.md: as it is down to the table, which is made of `COMMANDS`."""
+    """The text of experiments/README.md: as it is down to the table, which is made of
+    `COMMANDS`.
+    """
     above, *_ = README.read_text(encoding="utf-8").partition(TABLE)
-    rows = (f"| `{name}` | {_link(command.paper)} | {command.where} | {line(name)} |" for name, command in COMMANDS.items())
-    return "\n".join([f"{above}{TABLE}", "| command | paper | in the paper | what it does |", "|---|---|---|---|", *rows, ""])
+    rows = (
+        f"| `{name}` | {_link(command.paper)} | {command.where} | {line(name)} |"
+        for name, command in COMMANDS.items()
+    )
+    return "\n".join(
+        [
+            f"{above}{TABLE}",
+            "| command | paper | in the paper | what it does |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _link(paper: str) -> str:
@@ -172,14 +239,20 @@ def _link(paper: str) -> str:
 def line(name: str) -> str:
     """What a command does, in one line: the docstring of its arguments; of a package its own."""
     tree = _tree(name)
-    arguments = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
+    arguments = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"
+    ]
     return (ast.get_docstring(arguments[0] if arguments else tree) or "").partition("\n")[0]
 
 
 def paragraphs(name: str) -> list[str]:
     """What a command's module says of itself, without how it is called."""
     text = ast.get_docstring(_tree(name)) or ""
-    return [" ".join(part.split()) for part in text.split("\n\n") if not part.lstrip().startswith("python -m")]
+    return [
+        " ".join(part.split())
+        for part in text.split("\n\n")
+        if not part.lstrip().startswith("python -m")
+    ]
 
 
 def _tree(name: str) -> ast.Module:

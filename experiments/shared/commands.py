@@ -1,4 +1,6 @@
-"""How the scripts start and end: flags, errors, interruptions, what is written beside the results."""
+"""How the scripts start and end: flags, errors, interruptions, what is written beside the
+results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ from dsgd.machines import agreement, runtime, watch
 from experiments.shared import figures, resuming, tables
 
 T = TypeVar("T")
-DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV.")]
+DataDir = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV."),
+]
 Cache = Annotated[
     str | None,
     tyro.conf.arg(
@@ -55,7 +60,9 @@ OF_SAMPLE = "seconds of a sample"  # what marks a number as such
 
 
 class Bound(NamedTuple):
-    """What numbers of a flag must be: in the annotation of a field. What depends on other flags, commands check themselves."""
+    """What numbers of a flag must be: in the annotation of a field. What depends on other flags,
+    commands check themselves.
+    """
 
     words: str
     holds: Callable[[float], bool]
@@ -72,10 +79,14 @@ SampleSeconds = Annotated[float, NOT_NEGATIVE, OF_SAMPLE]
 
 @dataclass(frozen=True)
 class Machines:
-    """Where this process stands among those of a run; Slurm's tasks, mpirun's processes and an indexed Job's pods need no flags."""
+    """Where this process stands among those of a run; Slurm's tasks, mpirun's processes and an
+    indexed Job's pods need no flags.
+    """
 
     coordinator: str | None = None
-    """Of a run of many processes: host:port of process 0, for all to reach; auto: what JAX detects, as on TPU pods."""
+    """Of a run of many processes: host:port of process 0, for all to reach; auto: what JAX detects,
+    as on TPU pods.
+    """
     processes: int | None = None
     """How many processes there are."""
     process_id: int | None = None
@@ -86,7 +97,8 @@ class Machines:
 
 
 def run(main: Callable[[Any], Any], kind: Any) -> None:
-    """Runs a script from its command line, which has the flags of `Machines`, too: as one of many processes, or alone.
+    """Runs a script from its command line, which has the flags of `Machines`, too: as one of many
+    processes, or alone.
 
     Args:
         main: as in `launch`.
@@ -95,7 +107,11 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     own = [field.name for field in dataclasses.fields(kind)]
     if "processes" in own:  # it starts processes itself, on this machine
         return launch(main, parsed(kind))
-    flags = ("machines", Annotated[Machines, tyro.conf.arg(name="")], dataclasses.field(default=Machines()))
+    flags = (
+        "machines",
+        Annotated[Machines, tyro.conf.arg(name="")],
+        dataclasses.field(default=Machines()),
+    )
     both = dataclasses.make_dataclass(kind.__name__, [flags], bases=(kind,), frozen=True)
     both.__doc__ = kind.__doc__
     given = tyro.cli(both, prog=program(kind))
@@ -108,20 +124,24 @@ def parsed(kind: type[T]) -> T:
 
 
 def program(kind: type) -> str | None:
-    """How the script of these arguments is called, `python -m experiments.compare`; None: by its path."""
+    """How the script of these arguments is called, `python -m experiments.compare`; None: by its
+    path.
+    """
     spec = sys.modules[kind.__module__].__spec__
     return f"python -m {spec.name}" if spec else None
 
 
 def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
-    """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
-    lost one line and status 75: the same command goes on from the last checkpoint, if there is one.
+    """Runs a script: what the user got wrong is one line and status 2, an interruption one line and
+    status 130, another process that was lost one line and status 75: the same command goes on from
+    the last checkpoint, if there is one.
 
     Programs that other runs have compiled are found, if there is a flag `cache`.
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`; with the numbers of the cluster in its file, if there is a flag `cluster`.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, if there is a
+            flag `cluster`.
         machines: where this process stands among others; None: it is alone, whatever started it.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
@@ -130,7 +150,12 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
             args = on_cluster(at_home(args))
             check_flags(args)
             if machines:
-                runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
+                runtime.join(
+                    machines.coordinator,
+                    machines.processes,
+                    machines.process_id,
+                    lost_after=machines.lost_after,
+                )
             mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
@@ -156,30 +181,45 @@ def resumes(machines: Machines | None) -> bool:
 
 
 def at_home(args: Any) -> Any:
-    """The arguments with the home folder in the place of `~`, which a shell leaves in `--out=~/results`."""
+    """The arguments with the home folder in the place of `~`, which a shell leaves in
+    `--out=~/results`.
+    """
     paths = {name: value for name, value in vars(args).items() if isinstance(value, Path)}
-    return dataclasses.replace(args, **{name: records.expanded(f"--{name.replace('_', '-')}", path) for name, path in paths.items()})
+    return dataclasses.replace(
+        args,
+        **{
+            name: records.expanded(f"--{name.replace('_', '-')}", path)
+            for name, path in paths.items()
+        },
+    )
 
 
 def on_cluster(args: Any) -> Any:
-    """Returns the arguments with the numbers of the file `cluster`, if there is one; otherwise the arguments as they are.
+    """Returns the arguments with the numbers of the file `cluster`, if there is one; otherwise the
+    arguments as they are.
 
     Raises:
         ValueError: no cluster in the file; a number that is given twice, there and by its flag.
     """
     path = getattr(args, "cluster", None)
-    if not isinstance(path, Path):  # none; or a cluster's name, in a script that has some of its own
+    # none; or a cluster's name, in a script that has some of its own
+    if not isinstance(path, Path):
         return args
     found = clusters.load(path)
     numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
     flags = {field.name: field.default for field in dataclasses.fields(args)}
     if "compute" in flags and (found.compute or found.per_sample):
-        of_sample = OF_SAMPLE in getattr(get_type_hints(type(args), include_extras=True)["compute"], "__metadata__", ())
+        of_sample = OF_SAMPLE in getattr(
+            get_type_hints(type(args), include_extras=True)["compute"], "__metadata__", ()
+        )
         gradient = found.compute + args.batch_size * found.per_sample
         numbers["compute"] = gradient / args.batch_size if of_sample else gradient
     for name in numbers:
         if getattr(args, name) != flags[name]:
-            raise ValueError(f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need one of the two")
+            raise ValueError(
+                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need "
+                "one of the two"
+            )
     return dataclasses.replace(args, **numbers)
 
 
@@ -192,7 +232,9 @@ def _end(words: str, status: int, error: BaseException) -> None:
 
 @contextmanager
 def _silent(args: Any) -> Iterator[Any]:
-    """Arguments with which a script computes as in process 0, but prints nothing, and writes to a temporary folder."""
+    """Arguments with which a script computes as in process 0, but prints nothing, and writes to a
+    temporary folder.
+    """
     sys.stdout.flush()
     kept = os.dup(1)
     unseen = {"progress": False} if hasattr(args, "progress") else {}
@@ -207,13 +249,19 @@ def _silent(args: Any) -> Iterator[Any]:
 
 
 def check_flags(args: Any) -> None:
-    """Raises a ValueError if a flag has a number outside the bounds of its annotation, or nothing at all."""
+    """Raises a ValueError if a flag has a number outside the bounds of its annotation, or nothing
+    at all.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in get_type_hints(type(args), include_extras=True).items():
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
         if value == () and defaults[name] != ():
             raise ValueError(f"{flag}: need at least one")
-        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
+        numbers = [
+            number
+            for number in (value if isinstance(value, tuple) else (value,))
+            if number is not None
+        ]
         for bound in bounds(annotation):
             if not all(map(bound.holds, numbers)):
                 raise ValueError(f"{flag} {value}: need {bound.words}")
@@ -228,14 +276,24 @@ def bounds(annotation: Any) -> Iterator[Bound]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether it is about what the user asked for: a missing file, or an error that this project raises itself, and no library."""
+    """Whether it is about what the user asked for: a missing file, or an error that this project
+    raises itself, and no library.
+    """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     room = frame.f_globals.get("__name__", "").split(".")[0]
-    return isinstance(error, OSError) or room in ("__main__", "dsgd", "topologies", "algorithms", "theory_checks", "experiments")
+    return isinstance(error, OSError) or room in (
+        "__main__",
+        "dsgd",
+        "topologies",
+        "algorithms",
+        "theory_checks",
+        "experiments",
+    )
 
 
 def begin(args: Any) -> None:
-    """Makes the folder of results, and writes there what is run, and on what; before the work, so that a mistake is reported at once.
+    """Makes the folder of results, and writes there what is run, and on what; before the work, so
+    that a mistake is reported at once.
 
     Args:
         args: a script's arguments.
@@ -246,13 +304,22 @@ def begin(args: Any) -> None:
     path, chosen = args.out / "config.json", dataclasses.asdict(args)
     if path.exists() and any(other != path for other in args.out.iterdir()):
         refuse_others(args.out, path, chosen)
-    versions = {"dsgd": dsgd.__version__, "jax": jax.__version__, "python": platform.python_version()}
+    versions = {
+        "dsgd": dsgd.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+    }
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    records.write_json(path, {**chosen, "run": {"command": shlex.join(sys.orig_argv), "device": device, **versions}})
+    records.write_json(
+        path,
+        {**chosen, "run": {"command": shlex.join(sys.orig_argv), "device": device, **versions}},
+    )
 
 
 def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
-    """Raises a ValueError where the configuration in a file is another one, but for where results go and how a run looks."""
+    """Raises a ValueError where the configuration in a file is another one, but for where results
+    go and how a run looks.
+    """
     mine = json.loads(json.dumps(records.finite(chosen), default=str))
     try:
         there = json.loads(path.read_text())
@@ -261,15 +328,22 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
     free = ("out", "progress", "cache", "data_dir")
     if there.keys() - {"run"} != mine.keys():
         whose = "another script, or of another version of it"
-    elif others := [f"{name} = {there[name]}, not {mine[name]}" for name in mine if name not in free and there[name] != mine[name]]:
+    elif others := [
+        f"{name} = {there[name]}, not {mine[name]}"
+        for name in mine
+        if name not in free and there[name] != mine[name]
+    ]:
         whose = f"another configuration ({'; '.join(others)})"
     else:
         return
-    raise ValueError(f"{out} has results of {whose}: need another folder (--out), or that one removed")
+    raise ValueError(
+        f"{out} has results of {whose}: need another folder (--out), or that one removed"
+    )
 
 
 def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -> None:
-    """Writes figures and tables to the folder of results, prints the tables, and lists the files that are there.
+    """Writes figures and tables to the folder of results, prints the tables, and lists the files
+    that are there.
 
     Args:
         args: a command's arguments.
@@ -287,7 +361,8 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
 
 @contextmanager
 def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
-    """At the end of the block, also where it fails or is interrupted, what was found by then is written.
+    """At the end of the block, also where it fails or is interrupted, what was found by then is
+    written.
 
     Args:
         write: (path, found) -> None.
@@ -301,6 +376,8 @@ def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterat
             write(path, found)
 
 
-def kept_rows(path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]) -> AbstractContextManager[None]:
+def kept_rows(
+    path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]
+) -> AbstractContextManager[None]:
     """The same of a CSV file with a heading, by the rows that the block fills."""
     return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)

@@ -1,4 +1,6 @@
-"""The one way to draw a panel of losses, a legend and a title, and to write a figure; all else is in `dsgd.plots`."""
+"""The one way to draw a panel of losses, a legend and a title, and to write a figure; all else is
+in `dsgd.plots`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def title(sheet: Figure, text: str) -> None:
     sheet.suptitle("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=11)
 
 
-def losses(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], target: float | None = None, **look: Any) -> None:
+def losses(
+    axes: Axes,
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    target: float | None = None,
+    **look: Any,
+) -> None:
     """A panel of losses on a logarithmic axis, with bands over seeds.
 
     Args:
@@ -45,4 +52,6 @@ def losses(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], targe
 def legend(sheet: FigureBase, axes: Axes, columns: int) -> None:
     """A legend below all panels, of the lines of one of them."""
     handles, labels = axes.get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), frameon=False)
+    sheet.legend(
+        handles, labels, loc="outside lower center", ncols=min(len(labels), columns), frameon=False
+    )

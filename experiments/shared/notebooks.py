@@ -14,7 +14,8 @@ from pathlib import Path
 from dsgd import records
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
-# Of "owner/name" on GitHub. The project has no public address yet: no account can have this name, so that nobody else's code is installed.
+# Of "owner/name" on GitHub. The project has no public address yet: no account can have this name,
+# so that nobody else's code is installed.
 REPOSITORY = "_owner_/dsgd"
 _HEADER = """\
 ---
@@ -60,15 +61,22 @@ def with_header(text: str, name: str) -> str:
 
 
 def converted(text: str) -> str:
-    """A MyST notebook as JSON, without outputs: each cell's name is made of what is in it, so that only what has changed differs."""
+    """A MyST notebook as JSON, without outputs: each cell's name is made of what is in it, so that
+    only what has changed differs.
+    """
     import jupytext  # noqa: PLC0415 (of the extra "notebooks")
 
     notebook = jupytext.reads(text, fmt="md:myst")
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    notebook.metadata = {
+        "kernelspec": notebook.metadata["kernelspec"],
+        "language_info": {"name": "python"},
+    }
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     seen: set[str] = set()
     for cell in notebook.cells:
-        cell["id"] = next(name for again in range(len(notebook.cells)) if (name := _id(cell, again)) not in seen)
+        cell["id"] = next(
+            name for again in range(len(notebook.cells)) if (name := _id(cell, again)) not in seen
+        )
         seen.add(cell["id"])
         cell["source"] = cell["source"].splitlines(keepends=True)
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"

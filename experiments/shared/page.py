@@ -1,4 +1,6 @@
-"""One page of results that stands alone as a file: the tables and figures of each experiment, as Markdown that a library makes HTML of."""
+"""One page of results that stands alone as a file: the tables and figures of each experiment, as
+Markdown that a library makes HTML of.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +78,16 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
     """
     title = "dsgd: all experiments" + (", with small budgets" if quick else "")
     contents = (
-        f"- [{each.name}](#{each.name}){' **failed**' * bool(each.failure)}: {catalogue.line(each.experiment)}" for each in outcomes
+        f"- [{each.name}](#{each.name}){' **failed**' * bool(each.failure)}: "
+        f"{catalogue.line(each.experiment)}"
+        for each in outcomes
     )
-    parts = [f"# {title}", _about(outcomes, quick), "\n".join(contents), *(part for outcome in outcomes for part in _section(outcome))]
+    parts = [
+        f"# {title}",
+        _about(outcomes, quick),
+        "\n".join(contents),
+        *(part for outcome in outcomes for part in _section(outcome)),
+    ]
     body = MarkdownIt("commonmark").enable("table").render("\n\n".join(parts))
     return PAGE.substitute(title=title, body=re.sub("<h2>(.*?)</h2>", r'<h2 id="\1">\1</h2>', body))
 
@@ -86,13 +95,24 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
 def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
     """When, on what, with which versions, how long."""
     ran = [found for outcome in outcomes if (found := _of_run(outcome))]
-    tools = [f"{name} {ran[0][name]}" for name in ("dsgd", "jax", "python") if ran and name in ran[0]]
+    tools = [
+        f"{name} {ran[0][name]}" for name in ("dsgd", "jax", "python") if ran and name in ran[0]
+    ]
     devices = list(dict.fromkeys(str(found["device"]) for found in ran if "device" in found))
     failed = sum(bool(outcome.failure) for outcome in outcomes)
-    count = f"{len(outcomes)} experiments in {_time(sum(outcome.seconds for outcome in outcomes))}" + f", {failed} failed" * bool(failed)
+    count = (
+        f"{len(outcomes)} experiments in {_time(sum(outcome.seconds for outcome in outcomes))}"
+        + f", {failed} failed" * bool(failed)
+    )
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
-    sketch = " Budgets are small: these are sketches, docs/results.md has the runs." if quick else ""
-    return ". ".join([date, count, ", ".join([*devices, *tools]) or "no run got to its configuration"]) + "." + sketch
+    sketch = (
+        " Budgets are small: these are sketches, docs/results.md has the runs." if quick else ""
+    )
+    return (
+        ". ".join([date, count, ", ".join([*devices, *tools]) or "no run got to its configuration"])
+        + "."
+        + sketch
+    )
 
 
 def _of_run(outcome: Outcome) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Runs of a script that go on where an earlier call of the same command was ended: each with a checkpoint of its own, by its number."""
+"""Runs of a script that go on where an earlier call of the same command was ended: each with a
+checkpoint of its own, by its number.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _folders: Iterator[Path] | None = None
 
 @contextmanager
 def under(out: Path, kept: bool) -> Iterator[None]:
-    """A script, in which `run` and `sweep` keep checkpoints, which are gone when it has come to its end.
+    """A script, in which `run` and `sweep` keep checkpoints, which are gone when it has come to its
+    end.
 
     Args:
         out: folder of its results.
@@ -36,12 +39,16 @@ def under(out: Path, kept: bool) -> Iterator[None]:
 
 
 def run(*args: Any, **options: Any) -> dsgd.Result:
-    """As `dsgd.run`, which goes on from the checkpoint of this number, where checkpoints are kept."""
+    """As `dsgd.run`, which goes on from the checkpoint of this number, where checkpoints are
+    kept.
+    """
     return dsgd.run(*args, **options, checkpoint=_next())
 
 
 def sweep(*args: Any, **options: Any) -> dsgd.Sweep:
-    """As `dsgd.sweep`, which goes on from the checkpoint of this number, where checkpoints are kept."""
+    """As `dsgd.sweep`, which goes on from the checkpoint of this number, where checkpoints are
+    kept.
+    """
     return dsgd.sweep(*args, **options, checkpoint=_next())
 
 

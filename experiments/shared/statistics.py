@@ -1,4 +1,6 @@
-"""What tables and figures show of histories: means over seeds, how sure they are, and costs to a target."""
+"""What tables and figures show of histories: means over seeds, how sure they are, and costs to a
+target.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 
 
 def edge(value: float, grid: Sequence[float]) -> str:
-    """A star where the best value is the smallest or largest of its grid: one outside may be better."""
+    """A star where the best value is the smallest or largest of its grid: one outside may be
+    better.
+    """
     return "*" * (value in (min(grid), max(grid)))
 
 
@@ -31,7 +35,9 @@ def step_size(value: float, grid: Sequence[float]) -> str:
 def with_error(values: np.ndarray, digits: int = 1) -> str:
     """The mean over seeds, `[seeds]`, and its standard error where there are several."""
     middle, error = dsgd.mean_and_error(values)
-    return f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
+    return (
+        f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
+    )
 
 
 def runs(seeds: int) -> str:
@@ -45,13 +51,17 @@ def errors(what: str, seeds: int) -> str:
 
 
 def first_reaching(values: np.ndarray, target: float) -> int | None:
-    """Index of the first record whose mean over seeds is at most the target; None if it is never reached."""
+    """Index of the first record whose mean over seeds is at most the target; None if it is never
+    reached.
+    """
     reached = np.flatnonzero(values.mean(axis=0) <= target)
     return int(reached[0]) if reached.size else None
 
 
 def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
-    """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-": not reached."""
+    """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-":
+    not reached.
+    """
     at = first_reaching(history["loss"], target)
     if at is None:
         return ["-"] * len(COSTS)
@@ -60,7 +70,9 @@ def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
 
 
 def half_interval(values: np.ndarray) -> float:
-    """Half of the mean's 95 % interval, by Student's t, of one number a run; infinite of a single one."""
+    """Half of the mean's 95 % interval, by Student's t, of one number a run; infinite of a single
+    one.
+    """
     if len(values) < 2:
         return math.inf
     return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.mean_and_error(values)[1])

@@ -1,4 +1,5 @@
-"""The one way to show a table: printed in the terminal, written as CSV next to the figure, and included in docs/ from there.
+"""The one way to show a table: printed in the terminal, written as CSV next to the figure, and
+included in docs/ from there.
 
 In the CSV the lines of the title, and below the rows those of the caption, begin with `#`.
 """
@@ -53,7 +54,10 @@ def show(screen: Console, made: Table, path: Path) -> None:
     screen.print(made)
     headings = [_one_line(column.header) for column in made.columns]
     rows = zip(*(map(_one_line, column.cells) for column in made.columns), strict=True)
-    with records.replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with (
+        records.replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
         file.writelines(f"# {line}\n" for line in str(made.title).splitlines())
         csv.writer(file, lineterminator="\n").writerows([headings, *rows])
         file.writelines(f"# {line}\n" for line in str(made.caption or "").splitlines())
@@ -65,7 +69,11 @@ def _one_line(cell: object) -> str:
 
 def written(folder: Path) -> list[Path]:
     """The tables in a folder of results, by name; other CSV files have no title."""
-    return [path for path in sorted(folder.glob("*.csv")) if path.read_text(encoding="utf-8").startswith("# ")]
+    return [
+        path
+        for path in sorted(folder.glob("*.csv"))
+        if path.read_text(encoding="utf-8").startswith("# ")
+    ]
 
 
 def markdown(path: Path) -> str:
@@ -75,7 +83,15 @@ def markdown(path: Path) -> str:
     caption = [line for line in lines[len(title) :] if _is_comment(line)]
     headings, *rows = csv.reader(line for line in lines if not _is_comment(line))
     bars = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
-    return "\n".join([f"**{_joined(title)}**", "", *map(_row, bars), *(["", _joined(caption)] if caption else []), ""])
+    return "\n".join(
+        [
+            f"**{_joined(title)}**",
+            "",
+            *map(_row, bars),
+            *(["", _joined(caption)] if caption else []),
+            "",
+        ]
+    )
 
 
 def _is_comment(line: str) -> bool:
@@ -98,5 +114,7 @@ def _escaped(text: str) -> str:
 
 
 def included(text: str, folder: Path) -> str:
-    """A page in which each block `<!-- table: NAME -->` ... `<!-- end -->` has the table of `NAME.csv` in the folder."""
+    """A page in which each block `<!-- table: NAME -->` ... `<!-- end -->` has the table of
+    `NAME.csv` in the folder.
+    """
     return BLOCK.sub(lambda found: found[1] + markdown(folder / f"{found[2]}.csv") + found[3], text)

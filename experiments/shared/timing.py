@@ -13,10 +13,17 @@ import jax.numpy as jnp
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
     """The compiled function of these arguments, run once, as a function that waits for its result.
 
-    The result takes the place of the last one: in fresh memory a large array would cost ten times as much, for its pages.
+    The result takes the place of the last one: in fresh memory a large array would cost ten times
+    as much, for its pages.
     """
-    out = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
-    compiled = jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True).lower(out, *args).compile()
+    out = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args)
+    )
+    compiled = (
+        jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True)
+        .lower(out, *args)
+        .compile()
+    )
 
     def run():
         nonlocal out

@@ -1,4 +1,6 @@
-"""What commands train on, and how: problems and clusters from their arguments, step sizes that are tuned."""
+"""What commands train on, and how: problems and clusters from their arguments, step sizes that are
+tuned.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from experiments.shared import resuming
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 
-def equal_workers(seconds: float, bandwidth: float, latency: float, delay: float = 0.0, **more: Any) -> clusters.Cluster:
+def equal_workers(
+    seconds: float, bandwidth: float, latency: float, delay: float = 0.0, **more: Any
+) -> clusters.Cluster:
     """Equal workers on the survey's switch.
 
     Args:
@@ -33,9 +37,17 @@ def equal_workers(seconds: float, bandwidth: float, latency: float, delay: float
     return clusters.Cluster(compute, up=clusters.constant(bandwidth), latency=latency, **more)
 
 
-def logistic_regression(args: Any, workers: int, partition: str, micro_batches: int = 1) -> dsgd.Problem:
-    """On the data of the arguments (`data`, `data_dir`, `batch_size`, `seed`), with batches of so many micro-batches."""
-    options = {"batch_size": args.batch_size * micro_batches, "seed": args.seed, "data_dir": args.data_dir}
+def logistic_regression(
+    args: Any, workers: int, partition: str, micro_batches: int = 1
+) -> dsgd.Problem:
+    """On the data of the arguments (`data`, `data_dir`, `batch_size`, `seed`), with batches of so
+    many micro-batches.
+    """
+    options = {
+        "batch_size": args.batch_size * micro_batches,
+        "seed": args.seed,
+        "data_dir": args.data_dir,
+    }
     return problems.logistic_regression(args.data, workers, partition, **options)
 
 
@@ -48,7 +60,10 @@ class Tuned(NamedTuple):
     @property
     def with_step_size(self) -> dict[str, np.ndarray]:
         """The history, with a column that says which step size was chosen."""
-        return {**self.history, "learning_rate": np.full(self.history["loss"].shape, self.learning_rate)}
+        return {
+            **self.history,
+            "learning_rate": np.full(self.history["loss"].shape, self.learning_rate),
+        }
 
 
 def tune(
@@ -61,10 +76,12 @@ def tune(
     progress: bool = False,
     records: int = 200,
 ) -> Tuned | None:
-    """The history at the step size with the smallest loss over the second half of the run; None if it diverged at every one.
+    """The history at the step size with the smallest loss over the second half of the run; None if
+    it diverged at every one.
 
     Args:
-        args: of a command, with `learning_rates` to choose from, `steps`, `seeds` (independent runs) and `seed` (of everything random).
+        args: of a command, with `learning_rates` to choose from, `steps`, `seeds` (independent
+            runs) and `seed` (of everything random).
         build: (learning_rate) -> method.
         problem: on whose workers it runs, spread over as many devices as divide them.
         steps: rounds; None: those of the arguments.

@@ -1,4 +1,6 @@
-"""What `calibrate` measures over real processes: seconds of JAX's collectives, and of rounds and their parts."""
+"""What `calibrate` measures over real processes: seconds of JAX's collectives, and of rounds and
+their parts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ STEP = optax.sgd(0.01)
 
 
 class Cost(NamedTuple):
-    """What a collective takes on the survey's switch: so many latencies, and the transfers of so many whole vectors on a port."""
+    """What a collective takes on the survey's switch: so many latencies, and the transfers of so
+    many whole vectors on a port.
+    """
 
     latencies: float
     vectors: float
@@ -44,7 +48,8 @@ class Collective(NamedTuple):
     """One of JAX's, of a whole vector of b bytes.
 
     Args:
-        run: the vector as this worker has it, float32 `[N, b / 4N]`, -> what the collective makes of it.
+        run: the vector as this worker has it, float32 `[N, b / 4N]`, -> what the collective makes
+            of it.
         own: the share of the vector that a worker begins with, as a function of N.
         cost: N -> what it takes on the switch.
         formula: the same in words; l: latency, r: transfer of the vector.
@@ -67,17 +72,28 @@ def _shift(x: jax.Array) -> jax.Array:
 
 COLLECTIVES = {
     "all-reduce": Collective(
-        lambda x: lax.psum(x, workers.AXIS), lambda N: 1.0, lambda N: Cost(2 * (N - 1), 2 * (N - 1) / N), "2(N-1)(l + r/N)"
+        lambda x: lax.psum(x, workers.AXIS),
+        lambda N: 1.0,
+        lambda N: Cost(2 * (N - 1), 2 * (N - 1) / N),
+        "2(N-1)(l + r/N)",
     ),
     "all-gather": Collective(
-        lambda x: lax.all_gather(x, workers.AXIS), lambda N: 1 / N, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+        lambda x: lax.all_gather(x, workers.AXIS),
+        lambda N: 1 / N,
+        lambda N: Cost(N - 1, (N - 1) / N),
+        "(N-1)(l + r/N)",
     ),
     "all-to-all": Collective(
-        lambda x: lax.all_to_all(x, workers.AXIS, 0, 0), lambda N: 1.0, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+        lambda x: lax.all_to_all(x, workers.AXIS, 0, 0),
+        lambda N: 1.0,
+        lambda N: Cost(N - 1, (N - 1) / N),
+        "(N-1)(l + r/N)",
     ),
     "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
 }
-"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers. Permute: every worker to the next on a ring."""
+"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers.
+Permute: every worker to the next on a ring.
+"""
 
 Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
 
@@ -132,7 +148,9 @@ Rounds = dict[tuple[str, int], Parts]  # by method and width
 
 
 class Found(NamedTuple):
-    """What was measured: collectives, rounds, and seconds of a gradient, besides those of its samples, and of each of these."""
+    """What was measured: collectives, rounds, and seconds of a gradient, besides those of its
+    samples, and of each of these.
+    """
 
     collectives: Times
     rounds: Rounds
@@ -163,9 +181,14 @@ def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
     """
 
     def network(width, workers):
-        return problems.neural_network(problems.MLP(CLASSES, (width,)), workers=workers, batch_size=batch_size)
+        return problems.neural_network(
+            problems.MLP(CLASSES, (width,)), workers=workers, batch_size=batch_size
+        )
 
-    few, many = (problems.logistic_regression(workers=1, batch_size=size) for size in (batch_size, MORE * batch_size))
+    few, many = (
+        problems.logistic_regression(workers=1, batch_size=size)
+        for size in (batch_size, MORE * batch_size)
+    )
     return Tasks({width: (network(width, 1), network(width, N)) for width in widths}, few, many)
 
 
@@ -192,37 +215,57 @@ def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> T
     Args:
         sizes: bytes of the vector, rising.
         repeats: of each, but fewer where that would take longer than `longest`.
-        longest: seconds for the repeats of one collective at one size; where three would take longer, this size and larger ones are
-            left out, but for the first two.
+        longest: seconds for the repeats of one collective at one size; where three would take
+            longer, this size and larger ones are left out, but for the first two.
     """
     mesh = nodes.mesh("calibrate", jax.process_count())
-    return {name: _one(collective, mesh, sizes, repeats, longest) for name, collective in COLLECTIVES.items()}
+    return {
+        name: _one(collective, mesh, sizes, repeats, longest)
+        for name, collective in COLLECTIVES.items()
+    }
 
 
-def _one(collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int, longest: float) -> dict[float, np.ndarray]:
+def _one(
+    collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int, longest: float
+) -> dict[float, np.ndarray]:
     N, own = mesh.size, P(workers.AXIS)
-    program = jax.jit(jax.shard_map(lambda x: collective.run(x[0])[None], mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: collective.run(x[0])[None],
+            mesh=mesh,
+            in_specs=own,
+            out_specs=own,
+            check_vma=False,
+        )
+    )
     found: dict[float, np.ndarray] = {}
     for size in sizes:
         columns = collective.columns(size, N)
         x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
-        seconds = timed(lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest)
+        seconds = timed(
+            lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest
+        )
         if seconds is None:
             break
         found[ELEMENT * N * columns / collective.own(N)] = seconds
     return found
 
 
-def timed(run: Callable[[], Any], repeats: int, longest: float, at_most: float | None) -> np.ndarray | None:
-    """Seconds of every repeat, each the mean over processes, the same in all of them; None where that would take too long.
+def timed(
+    run: Callable[[], Any], repeats: int, longest: float, at_most: float | None
+) -> np.ndarray | None:
+    """Seconds of every repeat, each the mean over processes, the same in all of them; None where
+    that would take too long.
 
-    The first calls, which compile and open connections, do not count. One repeat begins where the last one ended.
+    The first calls, which compile and open connections, do not count. One repeat begins where the
+    last one ended.
 
     Args:
         run: what all processes call together.
         repeats: at most.
         longest: seconds of all repeats, unless these are the fewest.
-        at_most: seconds of the fewest repeats, above which nothing is measured; None: it is measured anyway.
+        at_most: seconds of the fewest repeats, above which nothing is measured; None: it is
+            measured anyway.
     """
     jax.block_until_ready(run())
     _, one = _clocked(run, 1)
@@ -282,8 +325,12 @@ def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
     return float(np.median(_round(METHODS["mb-sgd"], problem, here, repeats, longest)[1]))
 
 
-def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float) -> tuple[float, np.ndarray]:
-    """Bits that a worker sends in a round, and the seconds of every round; state in place, as in a run."""
+def _round(
+    method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float
+) -> tuple[float, np.ndarray]:
+    """Bits that a worker sends in a round, and the seconds of every round; state in place, as in a
+    run.
+    """
     algorithm, key = method.build(problem.workers), jax.random.key(0)
     plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1)
     state, data, key = _placed(algorithm, problem, mesh, key)
@@ -300,7 +347,9 @@ def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, long
     return float(counts.to_int(nodes.own(sent.bits.up))[0]), seconds
 
 
-def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array) -> tuple[State, Any, jax.Array]:
+def _placed(
+    algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array
+) -> tuple[State, Any, jax.Array]:
     """The start, the data and the key on the processes' devices, of each process its own rows."""
     mine = jax.process_index() if mesh.size > 1 else 0
     state = jax.jit(lambda key: algorithm.init(problem.init(key), problem.workers))(key)
@@ -309,4 +358,8 @@ def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: j
         return jax.tree.map(lambda leaf: leaf[mine : mine + 1], tree)
 
     shared, key = arrays.put((state._replace(workers=()), key), NamedSharding(mesh, P()))
-    return shared._replace(workers=nodes.rows(row(state.workers), mesh)), nodes.rows(row(problem.data), mesh), key
+    return (
+        shared._replace(workers=nodes.rows(row(state.workers), mesh)),
+        nodes.rows(row(problem.data), mesh),
+        key,
+    )

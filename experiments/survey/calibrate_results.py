@@ -1,4 +1,6 @@
-"""What `calibrate` shows: measurements next to the switch's predictions, as tables and as a figure."""
+"""What `calibrate` shows: measurements next to the switch's predictions, as tables and as a
+figure.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,38 @@ from rich.table import Table
 from dsgd import plots
 from experiments.shared import figures, tables
 from experiments.survey.calibrate_measuring import COLLECTIVES, ELEMENT, METHODS
-from experiments.survey.calibrate_switch import BITS, Calibration, Estimate, Line, crossovers, median, predicted
+from experiments.survey.calibrate_switch import (
+    BITS,
+    Calibration,
+    Estimate,
+    Line,
+    crossovers,
+    median,
+    predicted,
+)
 
 PLAIN = "mb-sgd"  # what others are compared with
 
 
 def tabulate_collectives(result: Calibration, where: str) -> Table:
-    """Latency and bandwidth of the switch that explains each collective, and of the one that explains all."""
+    """Latency and bandwidth of the switch that explains each collective, and of the one that
+    explains all.
+    """
     formulas = "\n".join(f"{name}: {COLLECTIVES[name].formula}" for name in result.lines)
     table = tables.table(
         f"{where}:\nlatency and bandwidth of the switch that explains each collective",
         ("collective", "l, µs", "Mbit/s", "x"),
-        f"{formulas}\nl: seconds of a message, r: of the vector on a port. [95 % interval].\nx: measured over explained, smallest"
-        " to largest over sizes: of each\ncollective by its own switch, of all of them by the one for all.",
+        f"{formulas}\nl: seconds of a message, r: of the vector on a port. [95 % interval].\nx: "
+        "measured over explained, smallest"
+        " to largest over sizes: of each\ncollective by its own switch, of all of them by the one "
+        "for all.",
     )
     for name, line in result.lines.items():
         table.add_row(name, *_numbers(line), _off(result, line, [name]))
     table.add_section()
-    table.add_row("all of them", *_numbers(result.switch), _off(result, result.switch, list(result.lines)))
+    table.add_row(
+        "all of them", *_numbers(result.switch), _off(result, result.switch, list(result.lines))
+    )
     return table
 
 
@@ -42,14 +58,20 @@ def _within(estimate: Estimate) -> str:
 
 def short(number: float) -> str:
     """Three digits, without an exponent."""
-    return f"{float(f'{number:.3g}'):,.12g}" if 1e-3 <= number < 1e9 else ("0" if number < 1e-3 else "∞")
+    return (
+        f"{float(f'{number:.3g}'):,.12g}"
+        if 1e-3 <= number < 1e9
+        else ("0" if number < 1e-3 else "∞")
+    )
 
 
 def _off(result: Calibration, line: Line, names: list[str]) -> str:
     """How far the measured medians are from these."""
     explained = result._replace(switch=line).explained
     ratios = [
-        float(np.median(seconds)) / explained(name, size) for name in names for size, seconds in result.found.collectives[name].items()
+        float(np.median(seconds)) / explained(name, size)
+        for name in names
+        for size, seconds in result.found.collectives[name].items()
     ]
     return f"{short(float(f'{min(ratios):.2g}'))}-{short(float(f'{max(ratios):.2g}'))}"
 
@@ -64,7 +86,11 @@ def seconds_of(result: Calibration, name: str) -> tuple[list[float], list[float]
     """Of a method: bytes of the models, seconds that are predicted, seconds that were measured."""
     mine = [parts for (method, _), parts in result.found.rounds.items() if method == name]
     expected = [predicted(name, parts, result.N, result.switch) for parts in mine]
-    return [float(ELEMENT * parts.elements) for parts in mine], expected, [parts.measured for parts in mine]
+    return (
+        [float(ELEMENT * parts.elements) for parts in mine],
+        expected,
+        [parts.measured for parts in mine],
+    )
 
 
 def tabulate_rounds(result: Calibration, where: str) -> Table:
@@ -94,9 +120,15 @@ def tabulate_crossovers(result: Calibration) -> Table:
     for name in METHODS:
         if name != PLAIN:
             sizes, *mine = seconds_of(result, name)
-            cells = (crossovers(sizes, first, second) for first, second in zip(plain, mine, strict=True))
+            cells = (
+                crossovers(sizes, first, second) for first, second in zip(plain, mine, strict=True)
+            )
             table.add_row(
-                name, *(", ".join(map(size_of, found)) or f"- ({_always(a, b)})" for found, a, b in zip(cells, plain, mine, strict=True))
+                name,
+                *(
+                    ", ".join(map(size_of, found)) or f"- ({_always(a, b)})"
+                    for found, a, b in zip(cells, plain, mine, strict=True)
+                ),
             )
     return table
 
@@ -116,23 +148,43 @@ def draw(result: Calibration, where: str) -> Figure:
     left.set(title="collectives", xlabel="bytes of the vector", ylabel="seconds")
     for i, name in enumerate(METHODS):
         sizes, said, _ = seconds_of(result, name)
-        draw_one(right, i, name, (sizes, said), [parts.seconds for (method, _), parts in result.found.rounds.items() if method == name])
+        draw_one(
+            right,
+            i,
+            name,
+            (sizes, said),
+            [parts.seconds for (method, _), parts in result.found.rounds.items() if method == name],
+        )
     right.set(title="rounds", xlabel="bytes of the model", ylabel="seconds a round")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
         axes.legend(frameon=False, fontsize=9)
     latency, bandwidth = result.switch.alpha.times(1e6), result.switch.beta.inverse(BITS / 1e6)
     switch = f"latency {short(latency.value)} µs, {short(bandwidth.value)} Mbit/s"
-    figures.title(sheet, f"{where}\nlines: one switch, {switch}; points: measured medians, 95 % intervals over repeats")
+    figures.title(
+        sheet,
+        f"{where}\nlines: one switch, {switch}; points: measured medians, 95 % intervals over "
+        "repeats",
+    )
     return sheet
 
 
-def draw_one(axes: Axes, i: int, name: str, said: tuple[list[float], list[float]], measured: list[np.ndarray]) -> None:
+def draw_one(
+    axes: Axes, i: int, name: str, said: tuple[list[float], list[float]], measured: list[np.ndarray]
+) -> None:
     """A line, and points with intervals, a little beside those of others."""
     sizes = np.array(said[0]) * 1.04 ** (i - 2)
     found = np.array([median(seconds) for seconds in measured])
     bars = np.maximum(0, np.stack([found[:, 0] - found[:, 1], found[:, 2] - found[:, 0]]))
     axes.plot(*said, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.5)
     axes.errorbar(
-        sizes, found[:, 0], bars, color=plots.COLOURS[i], linestyle="none", marker="osD^v"[i], markersize=5, capsize=2, label=name
+        sizes,
+        found[:, 0],
+        bars,
+        color=plots.COLOURS[i],
+        linestyle="none",
+        marker="osD^v"[i],
+        markersize=5,
+        capsize=2,
+        label=name,
     )

@@ -1,9 +1,11 @@
-r"""The survey's switch as `calibrate` finds it: latency and bandwidth that explain measured seconds, and rounds predicted from them.
+r"""The survey's switch as `calibrate` finds it: latency and bandwidth that explain measured
+seconds, and rounds predicted from them.
 
-$t = \alpha + \beta b$ of each collective, and one switch for all of them, fitted to the medians over repeats by robust least squares of
-$\log((\alpha + \beta b) / t)$: a kilobyte counts as much as a megabyte, and a size at which the machine was busy with something else does
-not move the line far. Intervals are percentiles of a bootstrap over sizes and repeats: a line that sizes do not lie on is less sure than
-its repeats.
+$t = \alpha + \beta b$ of each collective, and one switch for all of them, fitted to the medians
+over repeats by robust least squares of $\log((\alpha + \beta b) / t)$: a kilobyte counts as much as
+a megabyte, and a size at which the machine was busy with something else does not move the line far.
+Intervals are percentiles of a bootstrap over sizes and repeats: a line that sizes do not lie on is
+less sure than its repeats.
 """
 
 from __future__ import annotations
@@ -71,12 +73,16 @@ class Calibration(NamedTuple):
     def cluster(self) -> clusters.Equal:
         """Of the fitted numbers."""
         bandwidth = BITS / max(self.switch.beta.value, TINY)
-        return clusters.Equal(self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample)
+        return clusters.Equal(
+            self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample
+        )
 
     def explained(self, name: str, size: float) -> float:
         """Seconds of a collective on the switch."""
         cost = COLLECTIVES[name].cost(self.N)
-        return cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
+        return (
+            cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
+        )
 
 
 def explain(found: Found, N: int, seed: int) -> Calibration:
@@ -92,11 +98,15 @@ def explain(found: Found, N: int, seed: int) -> Calibration:
     return Calibration(N, found, lines, switch(found.collectives, costs, seed))
 
 
-def switch(times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, Cost], seed: int = 0) -> Line:
-    r"""One latency l (`alpha`) and one byte's transfer (`beta`) for all: a collective of b bytes takes $c\, l + v\, b\, \beta$.
+def switch(
+    times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, Cost], seed: int = 0
+) -> Line:
+    r"""One latency l (`alpha`) and one byte's transfer (`beta`) for all: a collective of b bytes
+    takes $c\, l + v\, b\, \beta$.
 
     Args:
-        times: seconds of every repeat, by collective and bytes of the vector; each of at least two sizes.
+        times: seconds of every repeat, by collective and bytes of the vector; each of at least two
+            sizes.
         costs: by collective.
         seed: of the bootstrap.
 
@@ -105,7 +115,10 @@ def switch(times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, 
     """
     for name, by_size in times.items():
         if len(by_size) < 2:
-            raise ValueError(f"a line through the times of {len(by_size)} size{'s' * (len(by_size) != 1)} ({name}): need at least two")
+            raise ValueError(
+                f"a line through the times of {len(by_size)} size{'s' * (len(by_size) != 1)} "
+                f"({name}): need at least two"
+            )
         if not all((np.asarray(repeats) > 0).all() for repeats in by_size.values()):
             raise ValueError(f"times of {name}: need seconds > 0")
     rows = [
@@ -161,7 +174,8 @@ def _solve(rows: list[Row]) -> np.ndarray:
 
 
 def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
-    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's pattern, a latency for each array.
+    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's
+    pattern, a latency for each array.
 
     Args:
         name: of the method.
@@ -172,7 +186,11 @@ def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
     pattern = _pattern(name, N)
     bandwidth = BITS / max(link.beta.value, TINY)
     latency = parts.arrays * link.alpha.value
-    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=latency, bandwidth=bandwidth)
+    return (
+        parts.compute
+        + parts.codec
+        + network.round_seconds(pattern, N, parts.bits, latency=latency, bandwidth=bandwidth)
+    )
 
 
 @cache
@@ -183,9 +201,11 @@ def _pattern(name: str, N: int) -> dsgd.Pattern:
     return exchange.pattern
 
 
-def crossovers(sizes: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """The sizes at which the second method becomes faster than the first, or slower again: where the logarithm of the ratio of their
-    seconds, a line between two sizes, is 0.
+def crossovers(
+    sizes: Sequence[float], first: Sequence[float], second: Sequence[float]
+) -> list[float]:
+    """The sizes at which the second method becomes faster than the first, or slower again: where
+    the logarithm of the ratio of their seconds, a line between two sizes, is 0.
 
     Args:
         sizes: rising.

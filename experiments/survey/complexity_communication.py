@@ -1,4 +1,6 @@
-"""What an iteration of the survey's methods costs in messages: its closed form, bits of a run, and seconds on a network."""
+"""What an iteration of the survey's methods costs in messages: its closed form, bits of a run, and
+seconds on a network.
+"""
 
 from __future__ import annotations
 
@@ -65,19 +67,37 @@ def cost(name: str, workers: int, d: int, link: Link) -> Cost:
     """
     rounds = 2 * workers
     method = algorithms.make(REGISTERED[name][0], optax.sgd(0.1), workers)
-    problem = problems.quadratic(np.ones((workers, d)), np.zeros((workers, d)), start=np.linspace(-1, 1, d))
-    history = dsgd.run(method, problem, steps=rounds, key=jax.random.key(0), record_every=rounds, mesh=1).history
+    problem = problems.quadratic(
+        np.ones((workers, d)), np.zeros((workers, d)), start=np.linspace(-1, 1, d)
+    )
+    history = dsgd.run(
+        method, problem, steps=rounds, key=jax.random.key(0), record_every=rounds, mesh=1
+    ).history
     bits = float(np.ravel(history["bits"])[-1]) / rounds
     exchanges = dsgd.exchanges(method, problem)
 
     def total(latency: Any, transfer: Any) -> Any:
-        return sum((network.cost(each.pattern, workers, latency, transfer) / each.period for each in exchanges), Fraction(0))
+        return sum(
+            (
+                network.cost(each.pattern, workers, latency, transfer) / each.period
+                for each in exchanges
+            ),
+            Fraction(0),
+        )
 
     vectors = float(sum(each.pattern.vectors(workers) / each.period for each in exchanges))
-    transfer = bits / 2 / vectors / link.bandwidth if vectors else 0.0  # as much is received as sent
+    # as much is received as sent
+    transfer = bits / 2 / vectors / link.bandwidth if vectors else 0.0
     names = ", ".join(each.pattern.name for each in exchanges) or network.local.name
     one, none = Fraction(1), Fraction(0)
-    return Cost(names, total(one, none), total(none, one), vectors, bits, float(total(link.latency, transfer)))
+    return Cost(
+        names,
+        total(one, none),
+        total(none, one),
+        vectors,
+        bits,
+        float(total(link.latency, transfer)),
+    )
 
 
 def tabulate(costs: Mapping[str, Cost], workers: int, d: int, link: Link) -> Table:
@@ -85,14 +105,26 @@ def tabulate(costs: Mapping[str, Cost], workers: int, d: int, link: Link) -> Tab
     caption = (
         f"N = {workers}, blocking. α: latency, {link.latency * 1e6:g} µs. β: transfer of\n"
         f"{d:,} float32, {link.bandwidth / 1e9:g} Gbit/s. Mbit: that a worker sends\n"
-        "and receives. η: those, relative to float32. The survey's\nGD is on one machine; here it averages gradients."
+        "and receives. η: those, relative to float32. The survey's\nGD is on one machine; here it "
+        "averages gradients."
     )
-    table = tables.table("communication of one iteration", ("method", "survey: O(·)", "exact", "Mbit", "η", "ms"), caption)
+    table = tables.table(
+        "communication of one iteration",
+        ("method", "survey: O(·)", "exact", "Mbit", "η", "ms"),
+        caption,
+    )
     for name, each in costs.items():
         if not each.vectors:
             table.add_row(name, REGISTERED[name][1], *("-",) * 4)
             continue
         eta = each.bits / (2 * 32 * d * each.vectors)
         exact = f"{each.latencies}α + {each.transfers}β{'η' if eta < 0.99 else ''}"
-        table.add_row(name, REGISTERED[name][1], exact, f"{each.bits / 1e6:.3f}", f"{eta:.3f}", f"{each.seconds * 1e3:.3f}")
+        table.add_row(
+            name,
+            REGISTERED[name][1],
+            exact,
+            f"{each.bits / 1e6:.3f}",
+            f"{eta:.3f}",
+            f"{each.seconds * 1e3:.3f}",
+        )
     return table

@@ -1,4 +1,6 @@
-"""The terms of the rates, one problem for each that makes it the largest, and what they come to there: measured, and as bounded."""
+"""The terms of the rates, one problem for each that makes it the largest, and what they come to
+there: measured, and as bounded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from dsgd.graphs.topology import Topology
 from experiments.survey import theorems
 from experiments.survey.theorems import Method
 
-LARGE_NOISE = 4.0  # sigma, beside L = 1 and D = 1/2: the rates' 1 / sqrt(T) is the largest term from T = 32 on
+# sigma, beside L = 1 and D = 1/2: the rates' 1 / sqrt(T) is the largest term from T = 32 on
+LARGE_NOISE = 4.0
 STALENESS = 4
 WORKERS = 4
 SPARSE = compressors.random_sparsification(0.5)
@@ -64,11 +67,18 @@ class Budget(NamedTuple):
 def bowl(workers: int, noise: float) -> Problem:
     """All f_n = |x|^2 / 2 from |x| = 1: L = 1, D = 1/2. Most bounds are reached there."""
     d = max(4, workers)  # error compensation keeps N parts of at least one element
-    return problems.quadratic(np.ones((workers, d, 1)) * np.eye(d), np.zeros((workers, d)), noise=noise, start=np.full(d, d**-0.5))
+    return problems.quadratic(
+        np.ones((workers, d, 1)) * np.eye(d),
+        np.zeros((workers, d)),
+        noise=noise,
+        start=np.full(d, d**-0.5),
+    )
 
 
 def opposed(workers: int) -> Problem:
-    """Neighbours with the Hessians I and I / 10 who pull in opposite directions: only where Hessians differ does the mean feel it."""
+    """Neighbours with the Hessians I and I / 10 who pull in opposite directions: only where
+    Hessians differ does the mean feel it.
+    """
     d, sign = 4, np.where(np.arange(workers) % 2, -1.0, 1.0)
     A = np.where(sign > 0, 1.0, 0.1)[:, None, None] * np.eye(d)
     return problems.quadratic(A, 4 * sign[:, None] * np.full(d, d**-0.5), start=np.full(d, d**-0.5))
@@ -76,8 +86,12 @@ def opposed(workers: int) -> Problem:
 
 @cache
 def well_connected(workers: int) -> Topology:
-    """rho = 1/5 for every N: on a sparse graph rho grows with N, and consensus then takes part of the speedup."""
-    return topologies.from_matrix(0.2 * np.eye(workers) + 0.8 / workers, f"well_connected({workers})")
+    """rho = 1/5 for every N: on a sparse graph rho grows with N, and consensus then takes part of
+    the speedup.
+    """
+    return topologies.from_matrix(
+        0.2 * np.eye(workers) + 0.8 / workers, f"well_connected({workers})"
+    )
 
 
 Measure = Callable[[], Term]
@@ -85,12 +99,19 @@ Measure = Callable[[], Term]
 
 def everything(budget: Budget) -> list[Measure]:
     """What there is to measure, panel by panel."""
-    stepwise = [("inverse", method) for method in _without_noise()] + [("root", method) for method in _with_noise()]
+    stepwise = [("inverse", method) for method in _without_noise()] + [
+        ("root", method) for method in _with_noise()
+    ]
     stepwise += [
         ("two_thirds", theorems.error_compensated_sgd(bowl(WORKERS, 0.0), 1.0)),
-        ("two_thirds", theorems.decentralized_sgd(opposed(2 * WORKERS), topologies.ring(2 * WORKERS))),
+        (
+            "two_thirds",
+            theorems.decentralized_sgd(opposed(2 * WORKERS), topologies.ring(2 * WORKERS)),
+        ),
     ]
-    measures: list[Measure] = [partial(along_steps, panel, method, budget) for panel, method in stepwise]
+    measures: list[Measure] = [
+        partial(along_steps, panel, method, budget) for panel, method in stepwise
+    ]
     measures += [partial(along_workers, build, budget) for build in SPEEDUPS]
     return [*measures, partial(along_staleness, budget)]
 
@@ -124,17 +145,37 @@ def _with_noise() -> list[Method]:
 
 
 def along_steps(panel: str, method: Method, budget: Budget) -> Term:
-    """At gamma(T), T by T: exact, and, where noise is the matter, runs at some T of the second half."""
+    """At gamma(T), T by T: exact, and, where noise is the matter, runs at some T of the second
+    half.
+    """
     steps = budget.steps
     if method.exact is None:
-        within = tuple(T for T in steps if budget.longest_run >= T or not method.random) or steps[:1]
+        within = (
+            tuple(T for T in steps if budget.longest_run >= T or not method.random) or steps[:1]
+        )
         sampled = method.sampled(within, budget.seeds, budget.seed)
-        return _term(panel, method.name, within, None if method.random else sampled[0], method.bounds(within), within, sampled)
+        return _term(
+            panel,
+            method.name,
+            within,
+            None if method.random else sampled[0],
+            method.bounds(within),
+            within,
+            sampled,
+        )
     exact, bounds = method.averages(steps), method.bounds(steps)
     run_at = tuple(T for T in steps[len(steps) // 2 :] if budget.longest_run >= T)
     if panel == "inverse" or not run_at:
         return _term(panel, method.name, steps, exact, bounds)
-    return _term(panel, method.name, steps, exact, bounds, run_at, method.sampled(run_at, budget.seeds, budget.seed))
+    return _term(
+        panel,
+        method.name,
+        steps,
+        exact,
+        bounds,
+        run_at,
+        method.sampled(run_at, budget.seeds, budget.seed),
+    )
 
 
 def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
@@ -143,8 +184,19 @@ def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
     methods = [build(bowl(N, LARGE_NOISE)) for N in budget.workers]
     exact = [method.averages(T)[0] for method in methods]
     bounds = [method.bounds(T)[0] for method in methods]
-    sampled = [build(bowl(N, LARGE_NOISE)).sampled(T, budget.seeds, budget.seed)[:, 0] for N in budget.run_workers]
-    return _term("workers", methods[0].name, budget.workers, exact, bounds, budget.run_workers, np.transpose(sampled))
+    sampled = [
+        build(bowl(N, LARGE_NOISE)).sampled(T, budget.seeds, budget.seed)[:, 0]
+        for N in budget.run_workers
+    ]
+    return _term(
+        "workers",
+        methods[0].name,
+        budget.workers,
+        exact,
+        bounds,
+        budget.run_workers,
+        np.transpose(sampled),
+    )
 
 
 def along_staleness(budget: Budget) -> Term:
@@ -153,10 +205,28 @@ def along_staleness(budget: Budget) -> Term:
     methods = [theorems.asynchronous_sgd(bowl(1, 0.0), tau) for tau in budget.staleness]
     sampled = np.stack([method.sampled(T, 1, budget.seed)[:, 0] for method in methods], axis=1)
     x = [tau + 1 for tau in budget.staleness]
-    return _term("staleness", "ASGD", x, sampled[0], [method.bounds(T)[0] for method in methods], x, sampled)
+    return _term(
+        "staleness", "ASGD", x, sampled[0], [method.bounds(T)[0] for method in methods], x, sampled
+    )
 
 
-def _term(panel: str, name: str, x: Sequence[int], exact: Any, bounds: Any, run_at: Sequence[int] = (), sampled: Any = None) -> Term:
+def _term(
+    panel: str,
+    name: str,
+    x: Sequence[int],
+    exact: Any,
+    bounds: Any,
+    run_at: Sequence[int] = (),
+    sampled: Any = None,
+) -> Term:
     values = np.zeros((1, 0)) if sampled is None else np.asarray(sampled)
     exact = None if exact is None else np.asarray(exact)
-    return Term(panel, name, np.asarray(x, float), exact, np.asarray(bounds), np.asarray(run_at, float), values)
+    return Term(
+        panel,
+        name,
+        np.asarray(x, float),
+        exact,
+        np.asarray(bounds),
+        np.asarray(run_at, float),
+        values,
+    )

@@ -1,4 +1,6 @@
-"""Timelines of the switch as pictures: what every worker computes, sends and receives, and when it waits."""
+"""Timelines of the switch as pictures: what every worker computes, sends and receives, and when it
+waits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ LOOKS = {  # colour and hatch of each kind of block
     "compute": (plots.COLOURS[2], ""),
     "wait": ("white", "/////"),
     "send": (plots.COLOURS[0], ""),
-    "latency": ("#F0E442", "...."),  # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
+    # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
+    "latency": ("#F0E442", "...."),
     "receive": (plots.COLOURS[1], ""),
 }
 
@@ -41,7 +44,10 @@ class Panel(NamedTuple):
 
     @property
     def lanes(self) -> list[str]:
-        return ["compute"] * any(passage.message.compute for passage in self.passages) + ["send", "receive"]
+        return ["compute"] * any(passage.message.compute for passage in self.passages) + [
+            "send",
+            "receive",
+        ]
 
 
 class Span(NamedTuple):
@@ -58,53 +64,113 @@ class Span(NamedTuple):
 def spans(passages: Iterable[Passage]) -> list[Span]:
     """The blocks of a timeline; in one lane never two at once.
 
-    A message leaves during the first `transfer` of its journey, and comes in during the last. In the rest, latency holds the port.
-    Where it does not ("pipelined"), it is seen on the receiver's lane when nothing else is.
+    A message leaves during the first `transfer` of its journey, and comes in during the last. In
+    the rest, latency holds the port. Where it does not ("pipelined"), it is seen on the receiver's
+    lane when nothing else is.
     """
-    found, free = [], dict[tuple[int, str], Fraction]()  # when a port has done with the last message
-    in_order = sorted(passages, key=lambda p: p.start)  # in which messages leave one port, and reach one
+    # when a port has done with the last message
+    found, free = [], dict[tuple[int, str], Fraction]()
+    # in which messages leave one port, and reach one
+    in_order = sorted(passages, key=lambda p: p.start)
     for i, p in enumerate(in_order):
-        sender, receiver, left, comes = p.message.sender, p.message.receiver, p.start + p.transfer, p.arrived - p.transfer
+        sender, receiver, left, comes = (
+            p.message.sender,
+            p.message.receiver,
+            p.start + p.transfer,
+            p.arrived - p.transfer,
+        )
         waiting = min(later.ready for later in in_order[i:] if later.message.sender == sender)
         found += [
             Span(sender, "compute", "compute", p.computing, p.ready),
-            Span(sender, "send", "wait", max(waiting, free.get((sender, "send"), waiting)), p.start),
+            Span(
+                sender, "send", "wait", max(waiting, free.get((sender, "send"), waiting)), p.start
+            ),
             Span(sender, "send", "send", p.start, left, receiver),
             Span(sender, "send", "latency", left, p.sent),
-            Span(receiver, "receive", "latency", max(p.start, free.get((receiver, "receive"), p.start)), comes),
+            Span(
+                receiver,
+                "receive",
+                "latency",
+                max(p.start, free.get((receiver, "receive"), p.start)),
+                comes,
+            ),
             Span(receiver, "receive", "receive", comes, p.arrived, sender),
         ]
         free[sender, "send"], free[receiver, "receive"] = p.sent, p.arrived
-    return [span for span in dict.fromkeys(found) if span.begin < span.end]  # two messages with one gradient: one block
+    # two messages with one gradient: one block
+    return [span for span in dict.fromkeys(found) if span.begin < span.end]
 
 
 def legend() -> list[Patch]:
     """What the blocks are."""
     style = {"edgecolor": "black", "linewidth": 0.6}
-    return [Patch(facecolor=colour, hatch=hatch, label=kind, **style) for kind, (colour, hatch) in LOOKS.items()]
+    return [
+        Patch(facecolor=colour, hatch=hatch, label=kind, **style)
+        for kind, (colour, hatch) in LOOKS.items()
+    ]
 
 
 def chart(axes: Axes, panel: Panel, longest: float) -> None:
     """One timeline, on an axis for the longest."""
     apart = len(panel.lanes) + 0.4
-    place = {(i, lane): i * apart + j for i in range(len(panel.names)) for j, lane in enumerate(panel.lanes)}
+    place = {
+        (i, lane): i * apart + j
+        for i in range(len(panel.names))
+        for j, lane in enumerate(panel.lanes)
+    }
     begin, end = float(panel.begin), float(panel.end)
     for span in spans(panel.passages):
-        left, width, y = float(span.begin), float(min(span.end, panel.end) - span.begin), place[span.who, span.lane]
+        left, width, y = (
+            float(span.begin),
+            float(min(span.end, panel.end) - span.begin),
+            place[span.who, span.lane],
+        )
         if width <= 0:
             continue
         colour, hatch = LOOKS[span.kind]
-        axes.barh(y, width, left=left, height=0.9, color=colour, hatch=hatch, edgecolor="black", linewidth=0.6)
+        axes.barh(
+            y,
+            width,
+            left=left,
+            height=0.9,
+            color=colour,
+            hatch=hatch,
+            edgecolor="black",
+            linewidth=0.6,
+        )
         if span.other is not None and width > 0.035 * longest:
-            text = ("▸" if span.kind == "send" else "◂") + (str(span.other + 1) if span.other < panel.workers else "S")
-            axes.text(left + width / 2, y, text, color="white", fontsize=8, ha="center", va="center_baseline")
+            text = ("▸" if span.kind == "send" else "◂") + (
+                str(span.other + 1) if span.other < panel.workers else "S"
+            )
+            axes.text(
+                left + width / 2,
+                y,
+                text,
+                color="white",
+                fontsize=8,
+                ha="center",
+                va="center_baseline",
+            )
     for x in {begin, end} - {0.0}:
         axes.axvline(x, color="black", linestyle="--", linewidth=1.2)
     units = f"{shown(panel.end - panel.begin)} units"
-    axes.text(end + 0.01 * longest, len(panel.names) * apart / 2 - 0.5, units, rotation=90, va="center", weight="bold")
+    axes.text(
+        end + 0.01 * longest,
+        len(panel.names) * apart / 2 - 0.5,
+        units,
+        rotation=90,
+        va="center",
+        weight="bold",
+    )
     axes.set_title(f"{panel.figure}: {panel.title}", loc="left")
-    axes.set(xlabel="units of time", xlim=(begin - 0.01 * longest, begin + 1.06 * longest), ylim=(max(place.values()) + 0.7, -0.7))
-    axes.set_yticks([i * apart + (len(panel.lanes) - 1) / 2 for i in range(len(panel.names))], panel.names)
+    axes.set(
+        xlabel="units of time",
+        xlim=(begin - 0.01 * longest, begin + 1.06 * longest),
+        ylim=(max(place.values()) + 0.7, -0.7),
+    )
+    axes.set_yticks(
+        [i * apart + (len(panel.lanes) - 1) / 2 for i in range(len(panel.names))], panel.names
+    )
     axes.set_yticks(list(place.values()), [lane for _, lane in place], minor=True, fontsize=8)
     axes.tick_params(axis="y", which="both", length=0)
     axes.tick_params(axis="y", which="major", pad=42)

@@ -1,4 +1,6 @@
-"""The survey's methods, each as its theorem sees it on a quadratic: step size, bound, rate, exact average, and runs."""
+"""The survey's methods, each as its theorem sees it on a quadratic: step size, bound, rate, exact
+average, and runs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Method(NamedTuple):
         step_size: T -> gamma, as recommended.
         bound: (T, gamma) -> bound.
         factory: learning_rate -> the project's method.
-        exact: (gamma, T) -> $E|f'(x_t)|^2$ of the T models before an update, without sampling noise; None where a round is not affine.
+        exact: (gamma, T) -> $E|f'(x_t)|^2$ of the T models before an update, without sampling
+            noise; None where a round is not affine.
         random: whether anything is drawn at all; where not, one run is exact.
     """
 
@@ -62,19 +65,31 @@ class Method(NamedTuple):
         """
         exact = self.exact
         if exact is None:
-            raise ValueError(f"{self.name} has no exact moments: its round is not affine; need runs")
-        squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))  # of one length: one program
+            raise ValueError(
+                f"{self.name} has no exact moments: its round is not affine; need runs"
+            )
+        # of one length: one program
+        squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))
         return np.array([squares(self.step_size(T))[:T].mean() for T in steps])
 
     def sampled(self, steps: Sequence[int], seeds: int, seed: int) -> np.ndarray:
-        """The same of runs through the project's loop, `[seeds, len(steps)]`; one run where nothing is random."""
+        """The same of runs through the project's loop, `[seeds, len(steps)]`; one run where nothing
+        is random.
+        """
 
         count = seeds if self.random else 1
 
         @cache
         def squares(gamma: float) -> np.ndarray:
             longest = max(T for T in steps if self.step_size(T) == gamma)
-            history = runs.histories(self.factory, self.problem, steps=longest, learning_rates=[gamma], seeds=count, seed=seed)
+            history = runs.histories(
+                self.factory,
+                self.problem,
+                steps=longest,
+                learning_rates=[gamma],
+                seeds=count,
+                seed=seed,
+            )
             return history["grad_sqnorm"][0]
 
         return np.stack([squares(self.step_size(T))[:, :T].mean(axis=1) for T in steps], axis=1)
@@ -84,8 +99,18 @@ class Method(NamedTuple):
         return np.array([self.bound(T, self.step_size(T)) for T in steps])
 
 
-def _method(name: str, problem: Problem, theorem: Any, constants: dict[str, float], factory, exact, random: bool | None = None) -> Method:
-    """A method whose theorem's three functions take the same constants. Unless said, it is random where gradients are."""
+def _method(
+    name: str,
+    problem: Problem,
+    theorem: Any,
+    constants: dict[str, float],
+    factory,
+    exact,
+    random: bool | None = None,
+) -> Method:
+    """A method whose theorem's three functions take the same constants. Unless said, it is random
+    where gradients are.
+    """
     return Method(
         name,
         problem,
@@ -99,12 +124,18 @@ def _method(name: str, problem: Problem, theorem: Any, constants: dict[str, floa
 
 
 def _affine(build: moments.Build, problem: Problem, **how) -> Callable[[float, int], np.ndarray]:
-    return lambda gamma, T: moments.second_moments(build, problem, gamma, steps=max(T - 1, 1), **how)["slope"]
+    return lambda gamma, T: moments.second_moments(
+        build, problem, gamma, steps=max(T - 1, 1), **how
+    )["slope"]
 
 
 def _constants(problem: Problem, *names: str) -> dict[str, float]:
     known = instances.known(problem)
-    return {"gap": known.gap, "smoothness": known.smoothness, **{name: getattr(known, name) for name in names}}
+    return {
+        "gap": known.gap,
+        "smoothness": known.smoothness,
+        **{name: getattr(known, name) for name in names},
+    }
 
 
 def gradient_descent(problem: Problem) -> Method:
@@ -125,33 +156,58 @@ def gradient_descent(problem: Problem) -> Method:
 
 def sgd(problem: Problem) -> Method:
     """SGD: one worker's gradient a round."""
-    method, constants = algorithms.sgd, _constants(problem) | {"noise": theory.sgd.total_noise(problem)}
+    method, constants = (
+        algorithms.sgd,
+        _constants(problem) | {"noise": theory.sgd.total_noise(problem)},
+    )
     exact = _affine(moments.with_step(method), problem, one_worker=True)
     return _method("SGD", problem, theory.sgd, constants, runs.with_step(method), exact)
 
 
 def minibatch_sgd(problem: Problem) -> Method:
     """mb-SGD: the mean of all workers' gradients."""
-    method, constants = algorithms.minibatch_sgd, _constants(problem, "noise") | {"workers": problem.workers}
+    method, constants = (
+        algorithms.minibatch_sgd,
+        _constants(problem, "noise") | {"workers": problem.workers},
+    )
     exact = _affine(moments.with_step(method), problem)
-    return _method("mb-SGD", problem, theory.minibatch_sgd, constants, runs.with_step(method), exact)
+    return _method(
+        "mb-SGD", problem, theory.minibatch_sgd, constants, runs.with_step(method), exact
+    )
 
 
-def compressed_sgd(problem: Problem, compression: float, via: theory.compressed_sgd.Via = "server") -> Method:
+def compressed_sgd(
+    problem: Problem, compression: float, via: theory.compressed_sgd.Via = "server"
+) -> Method:
     """CSGD with errors of mean square sigma'^2 = `compression`^2."""
     method, N = algorithms.compressed_sgd, problem.workers
-    effect = theory.compressed_sgd.effect(noise=instances.known(problem).noise, workers=N, compression=compression, via=via)
+    effect = theory.compressed_sgd.effect(
+        noise=instances.known(problem).noise, workers=N, compression=compression, via=via
+    )
     messages = N * N + (N if via == "server" else 0)
-    exact = _affine(moments.with_compressor(method, via), problem, compression=compression, messages=messages)
+    exact = _affine(
+        moments.with_compressor(method, via), problem, compression=compression, messages=messages
+    )
     bound = partial(theory.compressed_sgd.bound, compression=compression)
     return _compressed(problem, effect, dithered(problem, compression), via, exact, bound)
 
 
 def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
-    """CSGD through servers with a compressor whose errors are relative to what it compresses; workers' f_n are equal."""
+    """CSGD through servers with a compressor whose errors are relative to what it compresses;
+    workers' f_n are equal.
+    """
     omega = theory.compressed_sgd.omega_of(compressor, problem) or 0.0
-    effect = theory.compressed_sgd.effect(noise=instances.known(problem).noise, workers=problem.workers, omega=omega)
-    return _compressed(problem, effect, compressor, "server", None, partial(theory.compressed_sgd.bound, omega=omega))
+    effect = theory.compressed_sgd.effect(
+        noise=instances.known(problem).noise, workers=problem.workers, omega=omega
+    )
+    return _compressed(
+        problem,
+        effect,
+        compressor,
+        "server",
+        None,
+        partial(theory.compressed_sgd.bound, omega=omega),
+    )
 
 
 def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bound) -> Method:
@@ -162,7 +218,9 @@ def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bo
         problem,
         theorem.rate(**constants, effect=effect),
         lambda T: theorem.step_size(**constants, steps=T, effect=effect),
-        lambda T, gamma: bound(**constants, noise=noise, steps=T, workers=problem.workers, learning_rate=gamma, via=via),
+        lambda T, gamma: bound(
+            **constants, noise=noise, steps=T, workers=problem.workers, learning_rate=gamma, via=via
+        ),
         runs.with_step(algorithms.compressed_sgd, compressor, via),
         exact,
         random=True,
@@ -173,27 +231,52 @@ def error_compensated_sgd(problem: Problem, compression: float) -> Method:
     """EC-SGD, where what each message leaves out has the mean square sigma'^2 = `compression`^2."""
     method, N = any_compressor, problem.workers
     constants = _constants(problem, "noise") | {"workers": N, "compression": compression}
-    exact = _affine(moments.with_compressors(method), problem, compression=compression, messages=N * N + N)
+    exact = _affine(
+        moments.with_compressors(method), problem, compression=compression, messages=N * N + N
+    )
     compressor = dithered(problem, compression)
-    factory, random = runs.with_step(method, compressor, compressor), bool(problem.constants.noise or compression)
-    return _method("EC-SGD", problem, theory.error_compensated_sgd, constants, factory, exact, random)
+    factory, random = (
+        runs.with_step(method, compressor, compressor),
+        bool(problem.constants.noise or compression),
+    )
+    return _method(
+        "EC-SGD", problem, theory.error_compensated_sgd, constants, factory, exact, random
+    )
 
 
 def asynchronous_sgd(problem: Problem, staleness: int) -> Method:
     """ASGD: every gradient is `staleness` updates old."""
     method, rule = algorithms.asynchronous_sgd, constant(staleness)
-    constants = _constants(problem) | {"noise": theory.sgd.total_noise(problem), "staleness": staleness}
+    constants = _constants(problem) | {
+        "noise": theory.sgd.total_noise(problem),
+        "staleness": staleness,
+    }
     exact = _affine(moments.with_step(method, rule), problem, one_worker=True, varying=True)
-    return _method("ASGD", problem, theory.asynchronous_sgd, constants, runs.with_step(method, rule), exact)
+    return _method(
+        "ASGD", problem, theory.asynchronous_sgd, constants, runs.with_step(method, rule), exact
+    )
 
 
 def decentralized_sgd(problem: Problem, topology: Topology) -> Method:
-    """DSGD. Where Hessians differ, varsigma is that at the minimiser, which the average along the path tends to."""
+    """DSGD. Where Hessians differ, varsigma is that at the minimiser, which the average along the
+    path tends to.
+    """
     method = algorithms.decentralized_sgd
     varsigma = float(problem.constants.heterogeneity or 0.0)
-    constants = _constants(problem, "noise") | {"workers": problem.workers, "heterogeneity": varsigma, "rho": topology.rho}
+    constants = _constants(problem, "noise") | {
+        "workers": problem.workers,
+        "heterogeneity": varsigma,
+        "rho": topology.rho,
+    }
     exact = _affine(moments.with_step(method, topology), problem)
-    return _method("DSGD", problem, theory.decentralized_sgd, constants, runs.with_step(method, topology), exact)
+    return _method(
+        "DSGD",
+        problem,
+        theory.decentralized_sgd,
+        constants,
+        runs.with_step(method, topology),
+        exact,
+    )
 
 
 def ef21(problem: Problem, up: Compressor) -> Method:
@@ -219,9 +302,11 @@ def ef21(problem: Problem, up: Compressor) -> Method:
 
 
 def dithered(problem: Problem, compression: float) -> Compressor:
-    """Rounding to a grid, with a dither that the receiver subtracts: of a whole model, the error has the mean square `compression`^2.
+    """Rounding to a grid, with a dither that the receiver subtracts: of a whole model, the error
+    has the mean square `compression`^2.
 
-    The error is uniform and independent of what is compressed: exactly what the theorems about absolute errors ask for.
+    The error is uniform and independent of what is compressed: exactly what the theorems about
+    absolute errors ask for.
     """
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
     return _dithered(compression * float(np.sqrt(12 / d))) if compression else compressors.identity

@@ -1,4 +1,6 @@
-"""The runs whose histories are recorded: all methods, on clusters, with partial participation, lost messages and unequal work."""
+"""The runs whose histories are recorded: all methods, on clusters, with partial participation, lost
+messages and unequal work.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,25 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import cannikin, compressed_sgd, delays, drop_compute, dropcompute, kimad, kimad_sgd, observed, unequal_work
+from algorithms import (
+    cannikin,
+    compressed_sgd,
+    delays,
+    drop_compute,
+    dropcompute,
+    kimad,
+    kimad_sgd,
+    observed,
+    unequal_work,
+)
 from dsgd import clusters, compressors, problems, work
 from dsgd.compressors import whole_model
 
 N, D, STEPS = 8, 13, 8
 SGD, MOMENTUM, ADAM = optax.sgd(0.1), optax.sgd(0.1, momentum=0.5), optax.adam(0.05)
 DRAW = np.random.default_rng(5)
-Run = Callable[[int], dict[str, np.ndarray]]  # number of devices -> history, and the final parameters as "params"
+# number of devices -> history, and the final parameters as "params"
+Run = Callable[[int], dict[str, np.ndarray]]
 
 # --- Problems.
 
@@ -35,7 +48,9 @@ def quadratic() -> dsgd.Problem:
 @cache
 def robust(replacement: Any = True) -> dsgd.Problem:
     """Ten samples for each worker, in batches of three."""
-    return problems.robust_regression(N, 6, samples=10, batch_size=3, replacement=replacement, seed=2)
+    return problems.robust_regression(
+        N, 6, samples=10, batch_size=3, replacement=replacement, seed=2
+    )
 
 
 @cache
@@ -48,7 +63,9 @@ def classes() -> tuple[np.ndarray, np.ndarray]:
 @cache
 def weighted() -> dsgd.Problem:
     """Numbers of samples that differ between workers, and weights in proportion."""
-    return problems.logistic_regression(classes(), N, "dirichlet", alpha=0.7, weights="samples", batch_size=4, l2=0.01)
+    return problems.logistic_regression(
+        classes(), N, "dirichlet", alpha=0.7, weights="samples", batch_size=4, l2=0.01
+    )
 
 
 @cache
@@ -58,14 +75,19 @@ def layers(replacement: Any = True) -> dsgd.Problem:
     def init(key):
         first, second = jax.random.split(key)
         hidden = {"kernel": jax.random.normal(first, (5, 4)) / 2, "bias": jnp.zeros(4)}
-        return {"hidden": hidden, "out": {"kernel": jax.random.normal(second, (4, 3)) / 2, "bias": jnp.zeros(3)}}
+        return {
+            "hidden": hidden,
+            "out": {"kernel": jax.random.normal(second, (4, 3)) / 2, "bias": jnp.zeros(3)},
+        }
 
     def apply(params, inputs):
         hidden = jnp.tanh(inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
         return hidden @ params["out"]["kernel"] + params["out"]["bias"][None]
 
     loss = optax.softmax_cross_entropy_with_integer_labels
-    return problems.finite_sum(problems.Model(init, apply), loss, classes(), N, batch_size=4, replacement=replacement)
+    return problems.finite_sum(
+        problems.Model(init, apply), loss, classes(), N, batch_size=4, replacement=replacement
+    )
 
 
 # --- Clusters.
@@ -76,8 +98,11 @@ STEADY = clusters.Cluster(
     down=clusters.constant([800.0, 520.0, 740.0, 870.0, 1100.0, 450.0, 750.0, 620.0]),
     latency=0.05,
 )
-# Seconds that are drawn, so that other workers are the last ones in other rounds, and the clock depends on all of them.
-UNSTEADY = replace(STEADY, compute=clusters.measured(np.random.default_rng(6).uniform(0.5, 2.0, (N, 5))))
+# Seconds that are drawn, so that other workers are the last ones in other rounds, and the clock
+# depends on all of them.
+UNSTEADY = replace(
+    STEADY, compute=clusters.measured(np.random.default_rng(6).uniform(0.5, 2.0, (N, 5)))
+)
 PIPELINED = replace(UNSTEADY, convention="pipelined")
 CHANGING = clusters.Cluster(
     clusters.lognormal(-0.5, 0.4) + clusters.constant(0.2),
@@ -96,7 +121,11 @@ NOISY = clusters.Cluster(
 )
 PARTICIPATES = DRAW.random((N, 11)) < 0.8
 PARTICIPATES[:, 4] = False
-PARTLY = replace(UNSTEADY, present=clusters.trace(PARTICIPATES.astype(float), 1.7), delivered=clusters.bernoulli(0.8, 1.0))
+PARTLY = replace(
+    UNSTEADY,
+    present=clusters.trace(PARTICIPATES.astype(float), 1.7),
+    delivered=clusters.bernoulli(0.8, 1.0),
+)
 
 
 def sampled(rounds: int) -> clusters.Cluster:
@@ -119,7 +148,8 @@ CLUSTERS: dict[str, clusters.Cluster | None] = {
     "noisy-partly": replace(NOISY, present=PARTLY.present),
 }
 PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
-# In their histories, also the bits that each worker sent and received, and the seconds that it measured.
+# In their histories, also the bits that each worker sent and received, and the seconds that it
+# measured.
 WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
 
 # --- Registered methods.
@@ -130,14 +160,31 @@ def results(history: Mapping[str, Any], params: Any) -> dict[str, np.ndarray]:
     return {**{name: np.asarray(history[name]) for name in sorted(history)}, "params": parameters}
 
 
-def run(method: Callable[[], dsgd.Algorithm], problem: Callable[[], dsgd.Problem], cluster: str, mesh: int, **options: Any):
-    given = {"steps": STEPS, "key": jax.random.key(1), "cluster": CLUSTERS[cluster], "mesh": mesh, **options}
+def run(
+    method: Callable[[], dsgd.Algorithm],
+    problem: Callable[[], dsgd.Problem],
+    cluster: str,
+    mesh: int,
+    **options: Any,
+):
+    given = {
+        "steps": STEPS,
+        "key": jax.random.key(1),
+        "cluster": CLUSTERS[cluster],
+        "mesh": mesh,
+        **options,
+    }
     running = observed(method()) if cluster in WITH_MEASUREMENTS else method()
     found = dsgd.run(running, problem(), **given)
     return results(found.history, found.params)
 
 
-def case(method: Callable[[], dsgd.Algorithm], problem: Callable[[], dsgd.Problem], cluster: str, **options: Any) -> Run:
+def case(
+    method: Callable[[], dsgd.Algorithm],
+    problem: Callable[[], dsgd.Problem],
+    cluster: str,
+    **options: Any,
+) -> Run:
     return partial(run, method, problem, cluster, **options)
 
 
@@ -145,56 +192,136 @@ def registered() -> dict[str, Run]:
     """Each method on two clusters that have all of a clock, and on one of the others, in turn."""
     found = {}
     for i, name in enumerate(algorithms.ALGORITHMS):
-        turn = ["none", "blocking", "changing", "noisy", "lossy", "sampled-4" if name in PERIODIC else "sampled"][i % 6]
+        turn = [
+            "none",
+            "blocking",
+            "changing",
+            "noisy",
+            "lossy",
+            "sampled-4" if name in PERIODIC else "sampled",
+        ][i % 6]
         varying = ["varying"] if name in ASYNCHRONOUS else []
         for cluster in sorted({"pipelined", "partly", turn, *varying}, key=list(CLUSTERS).index):
-            found[f"{name}, {cluster}"] = case(partial(algorithms.make, name, MOMENTUM, N), quadratic, cluster)
+            found[f"{name}, {cluster}"] = case(
+                partial(algorithms.make, name, MOMENTUM, N), quadratic, cluster
+            )
     return found
 
 
 # --- Factories that are not registered, and other arguments of those that are.
 
-RING, PUSH, MATCHED = topologies.ring(N), topologies.one_peer_exponential(N), topologies.random_matchings(N, period=3)
-DIRECTED = topologies.from_matrix(np.eye(N) / 2 + np.roll(np.eye(N), 1, axis=0) / 4 + np.roll(np.eye(N), 3, axis=0) / 4, "two successors")
-SUMS_KEPT = topologies.from_matrix(
-    np.eye(N) * np.linspace(0.3, 0.7, N) + np.roll(np.eye(N) * (1 - np.linspace(0.3, 0.7, N)), 1, axis=0), "unequal shares"
+RING, PUSH, MATCHED = (
+    topologies.ring(N),
+    topologies.one_peer_exponential(N),
+    topologies.random_matchings(N, period=3),
 )
-WHOLE_SIGN, WHOLE_TOP, WHOLE_LOW_RANK = map(compressors.whole_model, (compressors.sign, compressors.top_k(0.4), compressors.low_rank(1)))
+DIRECTED = topologies.from_matrix(
+    np.eye(N) / 2 + np.roll(np.eye(N), 1, axis=0) / 4 + np.roll(np.eye(N), 3, axis=0) / 4,
+    "two successors",
+)
+SUMS_KEPT = topologies.from_matrix(
+    np.eye(N) * np.linspace(0.3, 0.7, N)
+    + np.roll(np.eye(N) * (1 - np.linspace(0.3, 0.7, N)), 1, axis=0),
+    "unequal shares",
+)
+WHOLE_SIGN, WHOLE_TOP, WHOLE_LOW_RANK = map(
+    compressors.whole_model, (compressors.sign, compressors.top_k(0.4), compressors.low_rank(1))
+)
 COUNTS = np.array([[3, 1], [2, 0], [0, 0], [3, 3], [1, 0], [3, 0], [2, 0], [3, 2]])
 SETS = kimad.top_k((0.1, 0.3, 1.0))
 
 Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # the clusters by name
 
 ON_QUADRATICS: Table = {
-    "backup workers": (lambda: algorithms.backup_workers_sgd(MOMENTUM, 2), "blocking pipelined changing noisy partly"),
+    "backup workers": (
+        lambda: algorithms.backup_workers_sgd(MOMENTUM, 2),
+        "blocking pipelined changing noisy partly",
+    ),
     "mb-sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "partly"),
     "local-sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
-    "local-sgd, every round": (lambda: algorithms.local_sgd(MOMENTUM, 1), "changing partly sampled"),
-    "local-sgd on a ring": (lambda: algorithms.local_sgd(MOMENTUM, 2, RING), "blocking changing partly sampled-2"),
-    "local-sgd on a schedule": (lambda: algorithms.local_sgd(SGD, 2, PUSH), "blocking changing lossy"),
+    "local-sgd, every round": (
+        lambda: algorithms.local_sgd(MOMENTUM, 1),
+        "changing partly sampled",
+    ),
+    "local-sgd on a ring": (
+        lambda: algorithms.local_sgd(MOMENTUM, 2, RING),
+        "blocking changing partly sampled-2",
+    ),
+    "local-sgd on a schedule": (
+        lambda: algorithms.local_sgd(SGD, 2, PUSH),
+        "blocking changing lossy",
+    ),
     "local-sgd on matchings": (lambda: algorithms.local_sgd(SGD, 2, MATCHED), "pipelined partly"),
-    "scaffold, every second round": (lambda: algorithms.scaffold(SGD, 2), "changing partly sampled-2"),
+    "scaffold, every second round": (
+        lambda: algorithms.scaffold(SGD, 2),
+        "changing partly sampled-2",
+    ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
-    "dsgd on a star": (lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)), "blocking pipelined changing partly"),
-    "dsgd on a torus": (lambda: algorithms.decentralized_sgd(SGD, topologies.torus(2, 4)), "blocking partly"),
-    "dsgd on a directed graph": (lambda: algorithms.decentralized_sgd(SGD, DIRECTED), "pipelined changing partly"),
-    "dsgd on a schedule": (lambda: algorithms.decentralized_sgd(SGD, PUSH), "blocking pipelined changing partly"),
-    "dsgd on matchings": (lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED), "changing partly lossy"),
-    "gradient-tracking on a schedule": (lambda: algorithms.gradient_tracking(SGD, PUSH), "pipelined partly"),
-    "gradient-tracking on matchings": (lambda: algorithms.gradient_tracking(SGD, MATCHED), "changing partly lossy"),
+    "dsgd on a star": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
+        "blocking pipelined changing partly",
+    ),
+    "dsgd on a torus": (
+        lambda: algorithms.decentralized_sgd(SGD, topologies.torus(2, 4)),
+        "blocking partly",
+    ),
+    "dsgd on a directed graph": (
+        lambda: algorithms.decentralized_sgd(SGD, DIRECTED),
+        "pipelined changing partly",
+    ),
+    "dsgd on a schedule": (
+        lambda: algorithms.decentralized_sgd(SGD, PUSH),
+        "blocking pipelined changing partly",
+    ),
+    "dsgd on matchings": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED),
+        "changing partly lossy",
+    ),
+    "gradient-tracking on a schedule": (
+        lambda: algorithms.gradient_tracking(SGD, PUSH),
+        "pipelined partly",
+    ),
+    "gradient-tracking on matchings": (
+        lambda: algorithms.gradient_tracking(SGD, MATCHED),
+        "changing partly lossy",
+    ),
     "sgp on a ring": (lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING), "partly"),
-    "sgp on a directed graph": (lambda: algorithms.stochastic_gradient_push(SGD, DIRECTED), "blocking changing partly"),
-    "sgp of unequal shares": (lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT), "pipelined partly"),
-    "deepsqueeze on matchings": (lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4), "changing partly"),
-    "deepsqueeze, low rank": (lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4), "partly"),
+    "sgp on a directed graph": (
+        lambda: algorithms.stochastic_gradient_push(SGD, DIRECTED),
+        "blocking changing partly",
+    ),
+    "sgp of unequal shares": (
+        lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT),
+        "pipelined partly",
+    ),
+    "deepsqueeze on matchings": (
+        lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4),
+        "changing partly",
+    ),
+    "deepsqueeze, low rank": (
+        lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "partly",
+    ),
     "choco-sgd, top k": (
         lambda: algorithms.choco_sgd(MOMENTUM, topologies.star(N), WHOLE_TOP, 0.4),
         "blocking changing",
     ),
-    "choco-sgd, low rank": (lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4), "pipelined"),
-    "d2 on a torus": (lambda: algorithms.d2(SGD, topologies.torus(2, 4, topologies.lazy)), "changing"),
-    "extra on a complete graph": (lambda: algorithms.extra(SGD, topologies.complete(N)), "pipelined"),
-    "ad-psgd on a star": (lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)), "pipelined noisy"),
+    "choco-sgd, low rank": (
+        lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "d2 on a torus": (
+        lambda: algorithms.d2(SGD, topologies.torus(2, 4, topologies.lazy)),
+        "changing",
+    ),
+    "extra on a complete graph": (
+        lambda: algorithms.extra(SGD, topologies.complete(N)),
+        "pipelined",
+    ),
+    "ad-psgd on a star": (
+        lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)),
+        "pipelined noisy",
+    ),
     "csgd, biased": (lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True), "changing"),
     "csgd-ring, biased": (
         lambda: compressed_sgd(SGD, whole_model(compressors.clipping(8)), "ring", True),
@@ -216,12 +343,19 @@ ON_QUADRATICS: Table = {
         "pipelined",
     ),
     "ec-sgd, top k and buckets": (
-        lambda: algorithms.error_compensated_sgd(SGD, WHOLE_TOP, whole_model(compressors.buckets(compressors.sign, 2))),
+        lambda: algorithms.error_compensated_sgd(
+            SGD, WHOLE_TOP, whole_model(compressors.buckets(compressors.sign, 2))
+        ),
         "changing",
     ),
-    "ef21, top k and identity": (lambda: algorithms.ef21(SGD, compressors.top_k(0.5), compressors.identity), "changing"),
+    "ef21, top k and identity": (
+        lambda: algorithms.ef21(SGD, compressors.top_k(0.5), compressors.identity),
+        "changing",
+    ),
     "ef21, contraction": (
-        lambda: algorithms.ef21(SGD, *[whole_model(compressors.contraction(compressors.random_quantization(3)))] * 2),
+        lambda: algorithms.ef21(
+            SGD, *[whole_model(compressors.contraction(compressors.random_quantization(3)))] * 2
+        ),
         "none",
     ),
     "asgd, two servers": (
@@ -233,21 +367,48 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.asynchronous_sgd(SGD, servers=4, staleness_aware=True),
         "blocking noisy",
     ),
-    "asgd, constant delay": (lambda: algorithms.asynchronous_sgd(SGD, delays.constant(2)), "none blocking"),
-    "asgd, uniform delays": (lambda: algorithms.asynchronous_sgd(SGD, delays.uniform(3), servers=2), "none"),
-    "asgd, worst delays": (lambda: algorithms.asynchronous_sgd(SGD, delays.worst_case(3), staleness_aware=True), "none"),
-    "asgd, given delays": (lambda: algorithms.asynchronous_sgd(SGD, delays.given([0, 0, 2, 0, 3])), "none"),
+    "asgd, constant delay": (
+        lambda: algorithms.asynchronous_sgd(SGD, delays.constant(2)),
+        "none blocking",
+    ),
+    "asgd, uniform delays": (
+        lambda: algorithms.asynchronous_sgd(SGD, delays.uniform(3), servers=2),
+        "none",
+    ),
+    "asgd, worst delays": (
+        lambda: algorithms.asynchronous_sgd(SGD, delays.worst_case(3), staleness_aware=True),
+        "none",
+    ),
+    "asgd, given delays": (
+        lambda: algorithms.asynchronous_sgd(SGD, delays.given([0, 0, 2, 0, 3])),
+        "none",
+    ),
 }
 
 ON_LAYERS: Table = {
     "csgd": (lambda: compressed_sgd(SGD, compressors.random_quantization(3)), "pipelined"),
-    "csgd-ring": (lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"), "changing"),
-    "ec-sgd": (lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign), "pipelined"),
-    "ef21": (lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)), "changing"),
+    "csgd-ring": (
+        lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"),
+        "changing",
+    ),
+    "ec-sgd": (
+        lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign),
+        "pipelined",
+    ),
+    "ef21": (
+        lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)),
+        "changing",
+    ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
-    "choco-sgd, low rank": (lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5), "none"),
-    "deepsqueeze": (lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4), "partly"),
+    "choco-sgd, low rank": (
+        lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),
+        "none",
+    ),
+    "deepsqueeze": (
+        lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4),
+        "partly",
+    ),
     "dsgd": (lambda: algorithms.decentralized_sgd(MOMENTUM, RING), "pipelined partly"),
     "local-sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
     "scaffold": (lambda: algorithms.scaffold(SGD, 2), "pipelined partly"),
@@ -266,17 +427,29 @@ ON_LAYERS: Table = {
         "pipelined varying noisy",
     ),
     "kimad, local steps of the whole model": (
-        lambda: kimad_sgd(SGD, kimad.whole_model(SETS), 4.0, monitor=kimad.harmonic_mean(2), update=kimad.local_steps(SGD, 2), warm_up=1),
+        lambda: kimad_sgd(
+            SGD,
+            kimad.whole_model(SETS),
+            4.0,
+            monitor=kimad.harmonic_mean(2),
+            update=kimad.local_steps(SGD, 2),
+            warm_up=1,
+        ),
         "blocking varying",
     ),
     "kimad with an oracle": (
-        lambda: kimad_sgd(SGD, SETS, 2.5, computation=[0.5] * N, congestion=0.4, monitor=kimad.oracle),
+        lambda: kimad_sgd(
+            SGD, SETS, 2.5, computation=[0.5] * N, congestion=0.4, monitor=kimad.oracle
+        ),
         "pipelined varying",
     ),
 }
 
 ON_SAMPLES: Table = {
-    f"unequal work, {name}": (lambda name=name: unequal_work(algorithms.make(name, MOMENTUM, N), unequal()), cluster)
+    f"unequal work, {name}": (
+        lambda name=name: unequal_work(algorithms.make(name, MOMENTUM, N), unequal()),
+        cluster,
+    )
     for name, cluster in {
         "mb-sgd": "partly",
         "sgd": "noisy",
@@ -293,14 +466,25 @@ ON_SAMPLES: Table = {
         lambda: observed(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
         "noisy changing",
     ),
-    "drop_compute around gd": (lambda: drop_compute(algorithms.gradient_descent(SGD), 2.0, 3), "noisy"),
+    "drop_compute around gd": (
+        lambda: drop_compute(algorithms.gradient_descent(SGD), 2.0, 3),
+        "noisy",
+    ),
     "drop_compute around sgd": (lambda: drop_compute(algorithms.sgd(SGD), 2.0, 3), "noisy"),
     "drop_compute around csgd, between": (
-        lambda: drop_compute(compressed_sgd(SGD, compressors.natural), 1.6, 3, stop="between", correction="stochastic"),
+        lambda: drop_compute(
+            compressed_sgd(SGD, compressors.natural),
+            1.6,
+            3,
+            stop="between",
+            correction="stochastic",
+        ),
         "noisy",
     ),
     "drop_compute around ef21, redrawn": (
-        lambda: drop_compute(algorithms.ef21(SGD, WHOLE_TOP, WHOLE_TOP), 2.0, 3, redraw=True, correction=0.9),
+        lambda: drop_compute(
+            algorithms.ef21(SGD, WHOLE_TOP, WHOLE_TOP), 2.0, 3, redraw=True, correction=0.9
+        ),
         "noisy",
     ),
     "drop_compute around dsgd, local": (
@@ -315,23 +499,38 @@ ON_SAMPLES: Table = {
         lambda: drop_compute(algorithms.local_sgd(SGD, 2), 1.6, 1, period=2),
         "noisy noisy-partly",
     ),
-    "drop_compute around scaffold, by period": (lambda: drop_compute(algorithms.scaffold(SGD, 2), 1.6, 1, period=2), "noisy"),
+    "drop_compute around scaffold, by period": (
+        lambda: drop_compute(algorithms.scaffold(SGD, 2), 1.6, 1, period=2),
+        "noisy",
+    ),
     "drop_compute around mb-sgd, chosen": (
         lambda: drop_compute(algorithms.minibatch_sgd(SGD), dropcompute.chosen_after(2), 3),
         "noisy noisy-partly",
     ),
     "drop_compute around local-sgd, chosen": (
-        lambda: drop_compute(algorithms.local_sgd(SGD, 2), dropcompute.chosen_after(1), 1, period=2),
+        lambda: drop_compute(
+            algorithms.local_sgd(SGD, 2), dropcompute.chosen_after(1), 1, period=2
+        ),
         "noisy",
     ),
-    "drop_compute around kimad": (lambda: drop_compute(kimad_sgd(SGD, kimad.top_k((0.3, 1.0)), 4.0), 2.0, 3), "noisy"),
-    "drop_compute around asgd": (lambda: drop_compute(algorithms.asynchronous_sgd(SGD), 2.0, 3), "noisy"),
+    "drop_compute around kimad": (
+        lambda: drop_compute(kimad_sgd(SGD, kimad.top_k((0.3, 1.0)), 4.0), 2.0, 3),
+        "noisy",
+    ),
+    "drop_compute around asgd": (
+        lambda: drop_compute(algorithms.asynchronous_sgd(SGD), 2.0, 3),
+        "noisy",
+    ),
     "micro-batches, the mean of workers": (
-        lambda: unequal_work(algorithms.minibatch_sgd(SGD), work.micro_batches(COUNTS > 1, average="workers")),
+        lambda: unequal_work(
+            algorithms.minibatch_sgd(SGD), work.micro_batches(COUNTS > 1, average="workers")
+        ),
         "partly changing",
     ),
     "weighted micro-batches": (
-        lambda: observed(unequal_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))),
+        lambda: observed(
+            unequal_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))
+        ),
         "noisy",
     ),
 }
@@ -341,22 +540,33 @@ def unequal() -> Any:
     return work.local_batches(COUNTS.sum(axis=1), batch_size=3, micro_batches=2)
 
 
-WEIGHTED = {"none": "sgd csgd ef21 asgd ad-psgd", "partly": "gd mb-sgd mb-sgd-model dsgd local-sgd scaffold gradient-tracking sgp"}
+WEIGHTED = {
+    "none": "sgd csgd ef21 asgd ad-psgd",
+    "partly": "gd mb-sgd mb-sgd-model dsgd local-sgd scaffold gradient-tracking sgp",
+}
 NUMBERED = "gd sgd mb-sgd asgd local-sgd dsgd ad-psgd"
 
 
 def not_registered() -> dict[str, Run]:
     found = {}
-    for title, table, problem in (("", ON_QUADRATICS, quadratic), (" on layers", ON_LAYERS, layers), (" on samples", ON_SAMPLES, robust)):
+    for title, table, problem in (
+        ("", ON_QUADRATICS, quadratic),
+        (" on layers", ON_LAYERS, layers),
+        (" on samples", ON_SAMPLES, robust),
+    ):
         for name, (method, on) in table.items():
             for cluster in on.split():
                 found[f"{name}{title}, {cluster}"] = case(method, problem, cluster)
     for cluster, names in WEIGHTED.items():
         for name in names.split():
-            found[f"{name} with weights, {cluster}"] = case(partial(algorithms.make, name, SGD, N), weighted, cluster)
+            found[f"{name} with weights, {cluster}"] = case(
+                partial(algorithms.make, name, SGD, N), weighted, cluster
+            )
     for name in NUMBERED.split():
         epochs = partial(layers, "epoch") if name == "local-sgd" else partial(robust, "epoch")
-        found[f"{name} in epochs, noisy"] = case(partial(algorithms.make, name, SGD, N), epochs, "noisy")
+        found[f"{name} in epochs, noisy"] = case(
+            partial(algorithms.make, name, SGD, N), epochs, "noisy"
+        )
     redrawn = partial(drop_compute, algorithms.minibatch_sgd(SGD), 2.0, 3, redraw=True)
     found["drop_compute in epochs, redrawn"] = case(redrawn, partial(robust, "epoch"), "noisy")
     return found
@@ -366,18 +576,47 @@ def not_registered() -> dict[str, Run]:
 
 
 def swept(
-    method: Callable[..., dsgd.Algorithm], problem: Callable[[], dsgd.Problem], cluster: str, mesh: int, **grid: Any
+    method: Callable[..., dsgd.Algorithm],
+    problem: Callable[[], dsgd.Problem],
+    cluster: str,
+    mesh: int,
+    **grid: Any,
 ) -> dict[str, Any]:
-    found = dsgd.sweep(method, problem(), steps=STEPS, key=jax.random.key(1), seeds=2, cluster=CLUSTERS[cluster], mesh=mesh, **grid)
+    found = dsgd.sweep(
+        method,
+        problem(),
+        steps=STEPS,
+        key=jax.random.key(1),
+        seeds=2,
+        cluster=CLUSTERS[cluster],
+        mesh=mesh,
+        **grid,
+    )
     return results(found.history, found.params)
 
 
 SWEPT: dict[str, tuple[Callable[..., dsgd.Algorithm], dict[str, Any], str]] = {
-    "local-sgd": (lambda period: algorithms.local_sgd(SGD, period), {"period": [1, 2, 4]}, "blocking changing partly"),
-    "local-sgd on a schedule": (lambda period: algorithms.local_sgd(SGD, period, MATCHED), {"period": [1, 3]}, "pipelined partly"),
+    "local-sgd": (
+        lambda period: algorithms.local_sgd(SGD, period),
+        {"period": [1, 2, 4]},
+        "blocking changing partly",
+    ),
+    "local-sgd on a schedule": (
+        lambda period: algorithms.local_sgd(SGD, period, MATCHED),
+        {"period": [1, 3]},
+        "pipelined partly",
+    ),
     "scaffold": (lambda period: algorithms.scaffold(SGD, period), {"period": [2, 4]}, "partly"),
-    "dsgd": (lambda rate: algorithms.decentralized_sgd(optax.sgd(rate), MATCHED), {"rate": [0.1, 0.2]}, "partly"),
-    "choco-sgd": (lambda eta: algorithms.choco_sgd(SGD, RING, WHOLE_SIGN, eta), {"eta": [0.3, 0.6]}, "pipelined"),
+    "dsgd": (
+        lambda rate: algorithms.decentralized_sgd(optax.sgd(rate), MATCHED),
+        {"rate": [0.1, 0.2]},
+        "partly",
+    ),
+    "choco-sgd": (
+        lambda eta: algorithms.choco_sgd(SGD, RING, WHOLE_SIGN, eta),
+        {"eta": [0.3, 0.6]},
+        "pipelined",
+    ),
     "drop_compute": (
         lambda threshold: drop_compute(algorithms.minibatch_sgd(SGD), threshold, 3),
         {"threshold": [1.6, 2.2]},
@@ -408,13 +647,21 @@ SYSTEMS = {
 
 def trained(system: Callable[[], Any], mesh: int) -> dict[str, np.ndarray]:
     method = algorithms.minibatch_sgd(cannikin.scalable(SGD))
-    given: dict[str, Any] = {"cluster": NODES, "epochs": 4, "micro_batches": 5, "samples": 96, "scaling": cannikin.adascale}
+    given: dict[str, Any] = {
+        "cluster": NODES,
+        "epochs": 4,
+        "micro_batches": 5,
+        "samples": 96,
+        "scaling": cannikin.adascale,
+    }
     found = cannikin.train(method, robust(), system(), key=jax.random.key(2), mesh=mesh, **given)
     by_epoch = {
         name: np.stack([getattr(epoch, name) for epoch in found.epochs])
         for name in ("batches", "rounds", "seconds", "factor", "noise_scale")
     }
-    return results({**by_epoch, "loss": [epoch.scalars["loss"] for epoch in found.epochs]}, found.params)
+    return results(
+        {**by_epoch, "loss": [epoch.scalars["loss"] for epoch in found.epochs]}, found.params
+    )
 
 
 def other_calls() -> dict[str, Run]:
@@ -428,7 +675,9 @@ def other_calls() -> dict[str, Run]:
     rarely = {"record_every": 3, "evaluate_every": 2, "train_loss": True, "seeds": 2}
     for name in ("local-sgd", "dsgd", "asgd"):
         cluster = "pipelined" if name == "asgd" else "partly"
-        found[f"{name} recorded every third round"] = case(partial(algorithms.make, name, SGD, N), quadratic, cluster, **rarely)
+        found[f"{name} recorded every third round"] = case(
+            partial(algorithms.make, name, SGD, N), quadratic, cluster, **rarely
+        )
     return found
 
 

@@ -23,15 +23,33 @@ def decent(tmp_path_factory):
     folder = environments.default_folder()
     python = environments.found("decent-bench", folder)
     if python is None:
-        pytest.skip(f"decent-bench is neither installed here nor in {folder}: python -m experiments.benchmark peers makes an environment")
+        pytest.skip(
+            f"decent-bench is neither installed here nor in {folder}: python -m "
+            "experiments.benchmark peers makes an environment"
+        )
     data = tmp_path_factory.mktemp("data")
     peers.write_data(data, 5, 7)
     (path := data / "path").mkdir()
     environment = {"PYTHONPATH": str(environments.path_for(path)), "PYTHONSAFEPATH": "1"}
 
     def run(method: str) -> tuple[jobs.Job, np.ndarray]:
-        what = {"data": str(data), "rounds": ROUNDS, "method": method, "save": str(data / f"{method}.npy")}
-        timing.process([str(python), "-m", "experiments.benchmark.jobs.peers", "decent-bench", json.dumps(what)], environment, longest=120)
+        what = {
+            "data": str(data),
+            "rounds": ROUNDS,
+            "method": method,
+            "save": str(data / f"{method}.npy"),
+        }
+        timing.process(
+            [
+                str(python),
+                "-m",
+                "experiments.benchmark.jobs.peers",
+                "decent-bench",
+                json.dumps(what),
+            ],
+            environment,
+            longest=120,
+        )
         return jobs.Job(**what), np.load(what["save"])
 
     return run

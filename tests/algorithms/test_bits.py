@@ -1,10 +1,12 @@
-r"""Bits of a round, up and down, of every worker: closed forms of every registered method, in N and d.
+r"""Bits of a round, up and down, of every worker: closed forms of every registered method, in N and
+d.
 
-Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What compresses through servers or around a ring
-has $p = \lceil d/N \rceil$ elements in each message, and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and
-N - 1 forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32 p; signs and a scale,
-$8 \lceil p/8 \rceil + 32$; k of p elements with their places, 32 k and those of k indices of $\lceil \log_2 p \rceil$ bits, in planes of
-whole bytes.
+Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What
+compresses through servers or around a ring has $p = \lceil d/N \rceil$ elements in each message,
+and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and N - 1 forwards.
+Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32 p; signs
+and a scale, $8 \lceil p/8 \rceil + 32$; k of p elements with their places, 32 k and those of k
+indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ FORMS: dict[str, Form] = {
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
 }
 LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
-FEW = {"asgd": 1, "ad-psgd": 2}  # how many send in a round, where not all do; their first round is tried
+# how many send in a round, where not all do; their first round is tried
+FEW = {"asgd": 1, "ad-psgd": 2}
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
@@ -99,10 +102,19 @@ def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
     return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
 
 
-@pytest.mark.parametrize(("N", "d"), [(6, 5), pytest.param(2, 5, marks=pytest.mark.long), pytest.param(5, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("N", "d"),
+    [
+        (6, 5),
+        pytest.param(2, 5, marks=pytest.mark.long),
+        pytest.param(5, 300, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_bits_of_a_round_are_the_closed_forms(name, N, d):
-    """In each round of a period. Of fewer elements than workers some have parts of padding alone."""
+    """In each round of a period. Of fewer elements than workers some have parts of padding
+    alone.
+    """
 
     def one_round(t):
         method = algorithms.make(name, optax.sgd(0.1), N)
@@ -117,4 +129,6 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
     program = jax.jit(on_one_device(one_round))  # nothing but the bits is part of it
     for t in range(1 if name in FEW else PERIOD):
         for sent in program(jnp.int32(t)):
-            np.testing.assert_array_equal(np.sort(counts.to_int(np.asarray(sent))), expected(name, t, N, d))
+            np.testing.assert_array_equal(
+                np.sort(counts.to_int(np.asarray(sent))), expected(name, t, N, d)
+            )

@@ -1,4 +1,6 @@
-"""Methods that compress: what their recursions (`theory_checks`) do not show. Padding, layers, warm starts, one worker, and refusals."""
+"""Methods that compress: what their recursions (`theory_checks`) do not show. Padding, layers, warm
+starts, one worker, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ METHODS: dict[str, Callable[[optax.GradientTransformation, dsgd.Compressor], dsg
     "ec-sgd": lambda optimizer, Q: error_compensated_sgd(optimizer, Q, Q, allow_expanding=True),
     "ef21": lambda optimizer, Q: ef21(optimizer, Q, Q),
 }
-WITH_MEMORY = pytest.mark.parametrize("method", [error_compensated_sgd, ef21], ids=lambda method: method.__name__)
+WITH_MEMORY = pytest.mark.parametrize(
+    "method", [error_compensated_sgd, ef21], ids=lambda method: method.__name__
+)
 
 
 class Trajectory(NamedTuple):
@@ -41,10 +45,14 @@ class Trajectory(NamedTuple):
     received: np.ndarray
 
 
-def drive(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, *, steps: int, devices: int = 1) -> Trajectory:
+def drive(
+    algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, *, steps: int, devices: int = 1
+) -> Trajectory:
     """The rounds one by one, of workers whose gradients `[N, ...]` do not depend on the model."""
     problem = dsgd.Problem(
-        init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), gradients),
+        init=lambda key: jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), gradients
+        ),
         loss=dsgd.Loss(lambda params, batch: jnp.zeros(()), lambda params, batch: batch),
         sample=lambda key, mine: mine,
         data=gradients,
@@ -64,14 +72,20 @@ def drive(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, *, steps: int, d
     specs = {"in_specs": (rounds.STATE, P("workers"), P()), "out_specs": out}
     spread = jax.shard_map(several, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
     first = algorithm.init(problem.init(jax.random.key(0)), workers)
-    states, statistics = jax.tree.map(np.asarray, jax.jit(spread)(first, gradients, jax.random.key(1)))
-    states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+    states, statistics = jax.tree.map(
+        np.asarray, jax.jit(spread)(first, gradients, jax.random.key(1))
+    )
+    states = jax.tree.map(
+        lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states
+    )
     return Trajectory(states, *map(dsgd.counts.to_int, statistics.bits[:2]))
 
 
 # --- Parts of padding, and one worker.
 
-FEW = {  # gradients of fewer elements than workers, which draw for each, or send as many as they draw, or start warm
+# gradients of fewer elements than workers, which draw for each, or send as many as they draw, or
+# start warm
+FEW = {
     "csgd": compressors.natural,
     "csgd-ring": compressors.natural,
     "ec-sgd": compressors.random_sparsification(0.4),
@@ -79,19 +93,31 @@ FEW = {  # gradients of fewer elements than workers, which draw for each, or sen
 }
 
 
-@pytest.mark.parametrize("name", briefly(FEW, {"ec-sgd", "ef21"}))  # around the ring all N parts are made, also of padding
+# around the ring all N parts are made, also of padding
+@pytest.mark.parametrize("name", briefly(FEW, {"ec-sgd", "ef21"}))
 def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
-    """One device computes no more than elements, eight send each other padding: the numbers, and the bits of every worker, are the same."""
+    """One device computes no more than elements, eight send each other padding: the numbers, and
+    the bits of every worker, are the same.
+    """
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        gradients = {"biases": jnp.asarray(rng.normal(size=(8, 3))), "weights": jnp.asarray(rng.normal(size=(8, 4, 5)))}
-        here, apart = (drive(METHODS[name](STEP, FEW[name]), gradients, steps=3, devices=devices) for devices in (1, 8))
+        gradients = {
+            "biases": jnp.asarray(rng.normal(size=(8, 3))),
+            "weights": jnp.asarray(rng.normal(size=(8, 4, 5))),
+        }
+        here, apart = (
+            drive(METHODS[name](STEP, FEW[name]), gradients, steps=3, devices=devices)
+            for devices in (1, 8)
+        )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12), here.states, apart.states)
     np.testing.assert_array_equal(here.sent, apart.sent)
     np.testing.assert_array_equal(here.received, apart.received)
     if name in ("ec-sgd", "ef21"):
         held = here.states.workers.worker if name == "ec-sgd" else here.states.workers.gradient
-        assert {layer: leaf.shape[2:] for layer, leaf in held.items()} == {"biases": (3, 1), "weights": (7, 3)}
+        assert {layer: leaf.shape[2:] for layer, leaf in held.items()} == {
+            "biases": (3, 1),
+            "weights": (7, 3),
+        }
         assert all(np.abs(leaf[1:]).max() > 0 for leaf in held.values())
 
 
@@ -115,7 +141,9 @@ def test_one_worker_compresses_for_itself_and_sends_nothing(method):
     g = np.random.default_rng(0).normal(size=D).astype(np.float32)
     run = drive(METHODS[method](STEP, ROUNDING), jnp.asarray(g)[None], steps=1)
     once = rounding(g)
-    x = {"csgd-ring": -GAMMA * once, "ef21": rounding(-GAMMA * once)}.get(method, -GAMMA * rounding(once))
+    x = {"csgd-ring": -GAMMA * once, "ef21": rounding(-GAMMA * once)}.get(
+        method, -GAMMA * rounding(once)
+    )
     server = run.states.server
     np.testing.assert_allclose((server if method == "ef21" else server.params)[-1], x, atol=1e-6)
     assert not run.sent.any()
@@ -136,15 +164,21 @@ NOISY = dsgd.Compressor(
 
 
 def test_every_message_has_numbers_of_its_own():
-    """Of every worker, for every server, of every layer, on both ways. Around the ring of every hop, too: were those of a worker the same,
-    all parts would collect the same. To neighbours, of every worker."""
+    """Of every worker, for every server, of every layer, on both ways. Around the ring of every
+    hop, too: were those of a worker the same, all parts would collect the same. To neighbours, of
+    every worker."""
     with jax.enable_x64(True):
         g = np.random.default_rng(0).normal(size=(N, 9))
         gradients = {"one": jnp.asarray(g), "other": jnp.asarray(g)}
         memory = drive(METHODS["ec-sgd"](STEP, NOISY), gradients, steps=1).states.workers
         left_out = jax.tree.leaves((memory.worker, memory.server))
-        squeezed = drive(deepsqueeze(STEP, topologies.ring(N), NOISY, 0.5), gradients, steps=1).states.workers
-        models = [drive(METHODS[name](STEP, NOISY), gradients, steps=1).states.server.params for name in ("csgd", "csgd-ring")]
+        squeezed = drive(
+            deepsqueeze(STEP, topologies.ring(N), NOISY, 0.5), gradients, steps=1
+        ).states.workers
+        models = [
+            drive(METHODS[name](STEP, NOISY), gradients, steps=1).states.server.params
+            for name in ("csgd", "csgd-ring")
+        ]
         collected = [leaf + GAMMA * g.mean(axis=0) for leaf in jax.tree.leaves(models)]
     for noise in (left_out, jax.tree.leaves(squeezed.error), collected):
         numbers = np.sort(np.concatenate([np.ravel(leaf[-1]) for leaf in noise]))
@@ -155,24 +189,34 @@ def test_every_message_has_numbers_of_its_own():
 
 
 def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
-    """A message has one range. Of the model as one vector, in two parts of six, all small elements share theirs with large ones."""
+    """A message has one range. Of the model as one vector, in two parts of six, all small elements
+    share theirs with large ones.
+    """
     bits, workers = 6, 2
     rng = np.random.default_rng(0)
-    gradients = {"large": rng.normal(size=(workers, 9)), "small": 1e-4 * rng.normal(size=(workers, 3))}
+    gradients = {
+        "large": rng.normal(size=(workers, 9)),
+        "small": 1e-4 * rng.normal(size=(workers, 3)),
+    }
     layer_wise = compressors.random_quantization(bits)
     errors, sent = {}, {}
     for compressor in (layer_wise, compressors.whole_model(layer_wise)):
         method = error_compensated_sgd(optax.sgd(1.0), compressor, compressor)
-        run = drive(method, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients), steps=1)
+        run = drive(
+            method, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradients), steps=1
+        )
         step = jax.tree.map(lambda leaf: leaf[-1], run.states.server.params)
-        errors[compressor.layer_wise] = {name: np.abs(step[name] + g.mean(axis=0)).max() for name, g in gradients.items()}
+        errors[compressor.layer_wise] = {
+            name: np.abs(step[name] + g.mean(axis=0)).max() for name, g in gradients.items()
+        }
         sent[compressor.layer_wise] = run.sent
-    rounded = 2 * 2 * 3 / (2**bits - 1)  # up and down by at most a knob, of elements between -3 and 3
+    # up and down by at most a knob, of elements between -3 and 3
+    rounded = 2 * 2 * 3 / (2**bits - 1)
     assert errors[True]["large"] < rounded
     assert errors[True]["small"] < 1e-4 * rounded
     assert errors[False]["small"] > 10 * 1e-4 * rounded
-    # To the other server and to the other worker. Parts of 5 and 2, or of 6: codes in planes of four and two bits, and two ends; of two
-    # elements, these.
+    # To the other server and to the other worker. Parts of 5 and 2, or of 6: codes in planes of
+    # four and two bits, and two ends; of two elements, these.
     np.testing.assert_array_equal(sent[True], 2 * 8 * ((3 + 2 + 8) + 8))
     np.testing.assert_array_equal(sent[False], 2 * 8 * (3 + 2 + 8))
 
@@ -181,13 +225,15 @@ def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
 
 
 def follows(v: np.ndarray, message: Factors, start: np.ndarray) -> None:
-    """One step of power iteration on the parts v `[..., 20]`, as matrices `[4, 5]`, from the right factor `start` `[..., 5, 1]`, up to
-    the sign of the left factor."""
+    """One step of power iteration on the parts v `[..., 20]`, as matrices `[4, 5]`, from the right
+    factor `start` `[..., 5, 1]`, up to the sign of the left factor."""
     v = v.reshape(*v.shape[:-1], 4, 5)
     left = v @ start
     left /= np.linalg.norm(left, axis=-2, keepdims=True)
     np.testing.assert_allclose(np.abs(np.sum(left * message.left, axis=(-2, -1))), 1, atol=1e-5)
-    np.testing.assert_allclose(message.right, np.swapaxes(v, -1, -2) @ message.left, atol=1e-4 * np.abs(v).max())
+    np.testing.assert_allclose(
+        message.right, np.swapaxes(v, -1, -2) @ message.left, atol=1e-4 * np.abs(v).max()
+    )
 
 
 @WITH_MEMORY
@@ -204,9 +250,15 @@ def test_low_rank_messages_start_from_the_last_right_factor(method):
     for t in range(1, 5):
         before, after = (jax.tree.map(lambda leaf, i=i: leaf[i], memory) for i in (t, t + 1))
         if method is error_compensated_sgd:
-            v_worker, v_server = parts + before.worker, (parts + before.worker - after.worker).mean(axis=0) + before.server
+            v_worker, v_server = (
+                parts + before.worker,
+                (parts + before.worker - after.worker).mean(axis=0) + before.server,
+            )
         else:
-            v_worker, v_server = parts - before.gradient, after.model.params - states.server[t].reshape(2, 20)
+            v_worker, v_server = (
+                parts - before.gradient,
+                after.model.params - states.server[t].reshape(2, 20),
+            )
         follows(v_worker, after.up[0], before.up[0].right)
         follows(v_server, after.down[0], before.down[0].right)
 
@@ -215,20 +267,29 @@ def test_low_rank_messages_start_from_the_last_right_factor(method):
 
 
 def test_only_with_memory_a_biased_compressor_converges_on_a_counterexample():
-    r"""Three workers in R^3 with $f_n(x) = \langle a_n, x\rangle^2 + \frac14 |x|^2$, three times over: one for each of three servers.
+    r"""Three workers in R^3 with $f_n(x) = \langle a_n, x\rangle^2 + \frac14 |x|^2$, three times
+    over: one for each of three servers.
 
-    From x = (1, 1, 1) t worker 1's gradient is t (-11/2, 9/2, 9/2): its largest element points the wrong way, as do the others'. So each
-    step along largest elements multiplies one coordinate by 1 + 11/6 gamma, whereas $f' = \frac76 t (1, 1, 1)$: after 4,000 steps of 0.004
-    gradient descent's gap is e^-37 of what it was.
+    From x = (1, 1, 1) t worker 1's gradient is t (-11/2, 9/2, 9/2): its largest element points the
+    wrong way, as do the others'. So each step along largest elements multiplies one coordinate by 1
+    + 11/6 gamma, whereas $f' = \frac76 t (1, 1, 1)$: after 4,000 steps of 0.004 gradient descent's
+    gap is e^-37 of what it was.
 
-    Source: Beznosikov, Horvath, Richtarik and Safaryan, "On biased compression for distributed learning", 2020, example 1.
+    Source: Beznosikov, Horvath, Richtarik and Safaryan, "On biased compression for distributed
+    learning", 2020, example 1.
     """
     a, largest = np.array([[-3, 2, 2], [2, -3, 2], [2, 2, -3]]), compressors.top_k(1 / 3)
     one = 2 * a[:, :, None] * a[:, None, :] + np.eye(3) / 2
-    problem = problems.quadratic(np.stack([np.kron(np.eye(3), hessian) for hessian in one]), np.zeros((3, 9)), start=np.ones(9))
+    problem = problems.quadratic(
+        np.stack([np.kron(np.eye(3), hessian) for hessian in one]),
+        np.zeros((3, 9)),
+        start=np.ones(9),
+    )
 
     def gap(algorithm, steps):
-        return dsgd.run(algorithm, problem, steps=steps, key=jax.random.key(0), record_every=steps // 10, mesh=1).history["loss"]
+        return dsgd.run(
+            algorithm, problem, steps=steps, key=jax.random.key(0), record_every=steps // 10, mesh=1
+        ).history["loss"]
 
     diverging = gap(compressed_sgd(optax.sgd(0.01), largest, allow_biased=True), 1_000)
     assert (np.diff(np.log(diverging)) > 11 / 6 * 0.01 * 100 / 3).all()
@@ -246,22 +307,30 @@ def test_what_compressed_sgd_cannot_use_is_refused():
         compressed_sgd(STEP, biased)
     with pytest.raises(ValueError, match="compressed_sgd via 'tree': need one of server, ring"):
         inspect.unwrap(compressed_sgd)(STEP, compressors.identity, "tree")
-    with pytest.raises(ValueError, match=r"low_rank\(3\) of 3 elements as a 2 x 2 matrix: need a rank of at most 2"):
+    with pytest.raises(
+        ValueError, match=r"low_rank\(3\) of 3 elements as a 2 x 2 matrix: need a rank of at most 2"
+    ):
         drive(METHODS["csgd"](STEP, compressors.low_rank(3)), jnp.ones((N, 7)), steps=1)
 
 
 @WITH_MEMORY
 def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(method):
-    """25 elements are parts of 9 for three servers. Biases of 7 are parts of 3, of which omega = 1/2 leaves a contraction, and weights
-    of 18 parts of 6, of which omega = 2 leaves none."""
+    """25 elements are parts of 9 for three servers. Biases of 7 are parts of 3, of which omega =
+    1/2 leaves a contraction, and weights of 18 parts of 6, of which omega = 2 leaves none."""
     layer_wise, one_vector = compressors.sign, compressors.whole_model(compressors.top_k(0.1))
     for up, down in ((layer_wise, one_vector), (one_vector, layer_wise)):
-        with pytest.raises(ValueError, match=f"{method.__name__} with .*{up.name[:5]}.* up and .*{down.name[:5]}.* down: need both"):
+        with pytest.raises(
+            ValueError,
+            match=f"{method.__name__} with .*{up.name[:5]}.* up and .*{down.name[:5]}.* down: need both",
+        ):
             method(STEP, up, down)
     method(STEP, one_vector, one_vector)
     rough = compressors.random_quantization(1)
     for up, down in ((rough, compressors.identity), (compressors.identity, rough)):
-        with pytest.raises(ValueError, match=rf"{method.__name__} with random_quantization\(1\), .* vectors of 9 elements: .*contraction"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{method.__name__} with random_quantization\(1\), .* vectors of 9 elements: .*contraction",
+        ):
             method(STEP, up, down).init(jnp.zeros(25), N)
         with pytest.raises(ValueError, match=r"vectors of 6 elements"):
             method(STEP, up, down).init({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))}, N)
@@ -270,6 +339,8 @@ def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(met
 
 def test_error_compensated_sgd_takes_one_that_does_not_contract_if_asked_to():
     rough = compressors.random_quantization(1)
-    with pytest.raises(ValueError, match=r"which states no contraction .* \(or allow_expanding=True\)"):
+    with pytest.raises(
+        ValueError, match=r"which states no contraction .* \(or allow_expanding=True\)"
+    ):
         error_compensated_sgd(STEP, rough, rough).init(jnp.zeros(25), N)
     error_compensated_sgd(STEP, rough, rough, allow_expanding=True).init(jnp.zeros(25), N)

@@ -22,18 +22,34 @@ from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages are: 6 values, their places, and which of the set it is
-SIMULATED = {"sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"}  # other collectives stand for their messages
-CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys", "4 devices", "8 devices", "bits"}
+# of a vector, that messages are: 6 values, their places, and which of the set it is
+SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}
+# other collectives stand for their messages
+SIMULATED = {"sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"}
+CONTRACT = {
+    "parameters",
+    "returns",
+    "again",
+    "compiled once",
+    "seeds",
+    "64 bits",
+    "random keys",
+    "4 devices",
+    "8 devices",
+    "bits",
+}
 
-ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")  # what only some platforms have, or the host does
+# what only some platforms have, or the host does
+ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")
 ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
 @pytest.fixture(scope="module", params=briefly(NAMES, ONE_OF_EACH_EXCHANGE))
 def name(request) -> str:
-    """All tests of a method come one after the other, while its programs are kept. Without --long, one of each exchange."""
+    """All tests of a method come one after the other, while its programs are kept. Without --long,
+    one of each exchange.
+    """
     return request.param
 
 
@@ -43,7 +59,9 @@ def problem() -> dsgd.Problem:
 
 
 def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
-    """Kimad is not registered, since the seconds of its rounds are of a cluster; without one its messages are the best of the set."""
+    """Kimad is not registered, since the seconds of its rounds are of a cluster; without one its
+    messages are the best of the set.
+    """
     if name == "kimad":
         return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k((0.1, 0.3)), 1.0)
     return algorithms.make(name, optimizer, N)
@@ -55,27 +73,32 @@ def method(name: str) -> dsgd.Algorithm:
 
 
 def some(state: dsgd.State, round: dsgd.Round) -> dsgd.Work:
-    """The batches of some of them count, one after the other. (Of more micro-batches a method would see their sum, and of a draw its
-    outcome: they would only take longer to compile.)"""
+    """The batches of some of them count, one after the other. (Of more micro-batches a method would
+    see their sum, and of a draw its outcome: they would only take longer to compile.)"""
     return work.micro_batches((jnp.arange(N)[:, None] + round.step) % 3 > 0)
 
 
 @cache
 def unequal(name: str) -> dsgd.Algorithm:
-    """With Adam, whose state has a count, and whose steps do not forgive another gradient; and with workers that do not all compute as
-    much, which no method has a line for. (With one batch each, all other tests run it.)"""
+    """With Adam, whose state has a count, and whose steps do not forgive another gradient; and with
+    workers that do not all compute as much, which no method has a line for. (With one batch each,
+    all other tests run it.)"""
     return algorithms.unequal_work(made(name, optax.adam(0.05)), some)
 
 
 @cache
 def result(algorithm: dsgd.Algorithm) -> dsgd.Result:
-    """Leaves `[seeds, ...]`, on one device; of an `unequal` one, by the program that the contract has compiled."""
+    """Leaves `[seeds, ...]`, on one device; of an `unequal` one, by the program that the contract
+    has compiled.
+    """
     return dsgd.run(algorithm, problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=1)
 
 
 def test_it_holds_the_contract(name, monkeypatch):
     lowered, content = [], programs._content
-    monkeypatch.setattr(programs, "_content", lambda each, mesh: lowered.append(each) or content(each, mesh))
+    monkeypatch.setattr(
+        programs, "_content", lambda each, mesh: lowered.append(each) or content(each, mesh)
+    )
     findings = dsgd.check(unequal(name), problem(), key=jax.random.key(1))
     findings.require()
     looked_at = {finding.what for finding in findings.findings if finding.holds}
@@ -91,7 +114,8 @@ def test_it_holds_the_contract(name, monkeypatch):
 def test_it_makes_progress_and_counts_its_rounds(name):
     history = result(unequal(name)).history
     assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
-    records = [values[:, 1:] for key, values in history.items() if key != "step"]  # own numbers begin with the first round
+    # own numbers begin with the first round
+    records = [values[:, 1:] for key, values in history.items() if key != "step"]
     assert all(np.isfinite(values).all() for values in records)
     np.testing.assert_array_equal(result(unequal(name)).state.step, STEPS)
     np.testing.assert_array_equal(history["step"], np.arange(STEPS + 1))
@@ -107,34 +131,56 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
     params = problem().init(jax.random.key(0))
     state = jax.eval_shape(lambda: algorithm.init(params, N))
     specs = dsgd.State(P(), P("workers"), P(), P())
-    jax.eval_shape(jax.shard_map(ask, mesh=dsgd.workers.mesh(1), in_specs=(specs,), out_specs=P(), check_vma=False), state)
+    jax.eval_shape(
+        jax.shard_map(
+            ask, mesh=dsgd.workers.mesh(1), in_specs=(specs,), out_specs=P(), check_vma=False
+        ),
+        state,
+    )
     loss = result(unequal(name)).history["loss"]
     assert (loss[0, -1] != loss[1, -1]) == (not asked[0].exact)
 
 
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
-    """What is recorded is what crosses devices (`dsgd.check`); if other collectives stand for the messages, it is what the pattern says."""
+    """What is recorded is what crosses devices (`dsgd.check`); if other collectives stand for the
+    messages, it is what the pattern says.
+    """
     exchanges = dsgd.exchanges(method(name), problem())
     period = max([1, *(exchange.period * exchange.turns for exchange in exchanges)])
-    chosen = method(name) if name in SHARES else unequal(name)  # messages that are chosen differ if a worker computes nothing
+    # messages that are chosen differ if a worker computes nothing
+    chosen = method(name) if name in SHARES else unequal(name)
     sent = np.diff(result(chosen).history["bits"], axis=-1)
     periods = sent[..., : STEPS // period * period].reshape(SEEDS, -1, period)
     np.testing.assert_array_equal(periods, np.broadcast_to(periods[0, 0], periods.shape))
-    taking_place = [[exchange for exchange in exchanges if (t + 1) % exchange.period == 0] for t in range(period)]
-    np.testing.assert_array_equal(periods[0, 0] == 0, [not any(each.pattern.vectors(N) for each in those) for those in taking_place])
+    taking_place = [
+        [exchange for exchange in exchanges if (t + 1) % exchange.period == 0]
+        for t in range(period)
+    ]
+    np.testing.assert_array_equal(
+        periods[0, 0] == 0,
+        [not any(each.pattern.vectors(N) for each in those) for those in taking_place],
+    )
     assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
     if name in SIMULATED:
         vectors = sum(exchange.pattern.vectors(N) for exchange in exchanges)
-        assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)  # up and down, on average
+        # up and down, on average
+        assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", briefly(NAMES, ONE_OF_EACH_EXCHANGE))
 def test_its_loop_lowers_for_gpus_and_tpus(name):
-    """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks the host (which of no method the
-    contract's programs do). One of each exchange on several devices with the clock, all others on one."""
+    """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks
+    the host (which of no method the contract's programs do). One of each exchange on several
+    devices with the clock, all others on one."""
     devices = 8 if name in ONE_OF_EACH_EXCHANGE else 1
     cluster = CLUSTER if devices > 1 else None
-    traced = loops.swept(lambda learning_rate: made(name, optax.sgd(learning_rate)), problem(), devices, cluster, learning_rate=(0.1, 0.2))
+    traced = loops.swept(
+        lambda learning_rate: made(name, optax.sgd(learning_rate)),
+        problem(),
+        devices,
+        cluster,
+        learning_rate=(0.1, 0.2),
+    )
     lowered = traced.lower(lowering_platforms=("cuda", "tpu"))
     text = lowered.as_text()
     assert f"mhlo.num_partitions = {devices} " in text
@@ -145,15 +191,25 @@ def test_its_loop_lowers_for_gpus_and_tpus(name):
 def broken(how) -> dsgd.Algorithm:
     """Mini-batch SGD that does this to its gradients."""
     plain = algorithms.minibatch_sgd(optax.sgd(0.1))
-    return plain._replace(update=lambda state, gradients, round: plain.update(state, how(gradients), round))
+    return plain._replace(
+        update=lambda state, gradients, round: plain.update(state, how(gradients), round)
+    )
 
 
 def test_what_is_of_cpus_only_does_not_lower():
-    """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call of a library by its name."""
+    """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call
+    of a library by its name.
+    """
     same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    called = broken(lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients))
-    library = broken(lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients))
-    on_cpus = broken(lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0])
+    called = broken(
+        lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients)
+    )
+    library = broken(
+        lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients)
+    )
+    on_cpus = broken(
+        lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0]
+    )
     for method in (called, on_cpus):
         traced = loops.traced(method, problem(), 8)
         assert ELSEWHERE.search(traced.lower().as_text())

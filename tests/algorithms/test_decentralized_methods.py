@@ -1,4 +1,6 @@
-"""Methods on graphs: what their recursions (`theory_checks`) do not show. Runs on schedules, rounding, types, warm starts, and refusals."""
+"""Methods on graphs: what their recursions (`theory_checks`) do not show. Runs on schedules,
+rounding, types, warm starts, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ from theory_checks.recursions.synchronous import local
 
 N, D, GAMMA = 6, 6, 0.2
 STEP = optax.sgd(GAMMA)
-RING, ONE_PEER, MATCHINGS = topologies.ring(N), topologies.one_peer_exponential(N), topologies.random_matchings(N, 5)
+RING, ONE_PEER, MATCHINGS = (
+    topologies.ring(N),
+    topologies.one_peer_exponential(N),
+    topologies.random_matchings(N, 5),
+)
 
 
 def quadratic(n: int = N, seed: int = 1) -> dsgd.Problem:
@@ -47,22 +53,42 @@ def quadratic(n: int = N, seed: int = 1) -> dsgd.Problem:
 
 
 def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_path, mesh):
-    """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23; every other round averages."""
+    """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23;
+    every other round averages.
+    """
     with jax.enable_x64(True):
         problem = quadratic()
         A, b = (np.asarray(leaf) for leaf in problem.data[:2])
         W = [matrix.toarray() for matrix in ONE_PEER.matrices]
-        recursion = local(np.zeros((N, D)), shared.quadratic(A, b), lambda t: W[t % len(W)], shared.plain(GAMMA), 2)
+        recursion = local(
+            np.zeros((N, D)),
+            shared.quadratic(A, b),
+            lambda t: W[t % len(W)],
+            shared.plain(GAMMA),
+            2,
+        )
         *_, last = islice(recursion, 23)
         for steps in (5, 23):
-            options = {"key": jax.random.key(0), "seeds": 2, "mesh": mesh, "record_every": 4, "checkpoint": tmp_path / "run"}
+            options = {
+                "key": jax.random.key(0),
+                "seeds": 2,
+                "mesh": mesh,
+                "record_every": 4,
+                "checkpoint": tmp_path / "run",
+            }
             result = dsgd.run(local_sgd(STEP, 2, ONE_PEER), problem, steps=steps, **options)
     X = last["params"]
     for seed in range(2):
         np.testing.assert_allclose(result.state.workers.params[seed], X, rtol=0, atol=1e-12)
         np.testing.assert_allclose(result.params[seed], X.mean(axis=0), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(result.history["consensus"][:, -1], np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1)), rtol=1e-9)
-    np.testing.assert_array_equal(result.history["bits"], [2 * 64 * D * (result.history["step"] // 2)] * 2)
+    np.testing.assert_allclose(
+        result.history["consensus"][:, -1],
+        np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1)),
+        rtol=1e-9,
+    )
+    np.testing.assert_array_equal(
+        result.history["bits"], [2 * 64 * D * (result.history["step"] // 2)] * 2
+    )
 
 
 # --- Rounding errors.
@@ -70,26 +96,54 @@ def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_pat
 
 def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
     """Parameters one after another: one run is a run on each."""
-    A = [block_diag(*hessians) for hessians in zip(*(np.asarray(problem.data.A, np.float64) for problem in many), strict=True)]
-    return problems.quadratic(np.stack(A), np.concatenate([problem.data.b for problem in many], axis=1))
+    A = [
+        block_diag(*hessians)
+        for hessians in zip(
+            *(np.asarray(problem.data.A, np.float64) for problem in many), strict=True
+        )
+    ]
+    return problems.quadratic(
+        np.stack(A), np.concatenate([problem.data.b for problem in many], axis=1)
+    )
 
 
 @pytest.mark.parametrize("factory", [d2, extra])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory):
-    """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for ever."""
-    three = side_by_side([problems.random_quadratic(12, 10, heterogeneity=1.0, seed=seed) for seed in range(3)])
+    """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for
+    ever.
+    """
+    three = side_by_side(
+        [problems.random_quadratic(12, 10, heterogeneity=1.0, seed=seed) for seed in range(3)]
+    )
     method = factory(optax.sgd(0.1), topologies.complete(12))
-    history = dsgd.run(method, three, steps=20_000, key=jax.random.key(0), record_every=1_000, mesh=1).history
+    history = dsgd.run(
+        method, three, steps=20_000, key=jax.random.key(0), record_every=1_000, mesh=1
+    ).history
     assert history["grad_sqnorm"][2:].max() < 1e-12
 
 
 def test_in_float32_gradient_tracking_stays_at_the_optimum(mesh):
-    """Its trackers' mean is that of the gradients up to rounding, which must not add up: after 20,000 rounds a drift of a tenth of a
-    rounding in each would show. Gradients are known up to a few roundings of b, hence the optimum to that over mu."""
+    """Its trackers' mean is that of the gradients up to rounding, which must not add up: after
+    20,000 rounds a drift of a tenth of a rounding in each would show. Gradients are known up to a
+    few roundings of b, hence the optimum to that over mu."""
     problem = quadratic()
-    result = dsgd.run(gradient_tracking(STEP, ONE_PEER), problem, steps=20_000, key=jax.random.key(0), mesh=mesh, record_every=1_000)
-    rounding = np.finfo(np.float32).eps * np.abs(problem.data.b).max() / problem.constants.strong_convexity
-    np.testing.assert_allclose(result.state.workers.params, np.tile(problem.constants.minimizer, (N, 1)), rtol=0, atol=4 * rounding)
+    result = dsgd.run(
+        gradient_tracking(STEP, ONE_PEER),
+        problem,
+        steps=20_000,
+        key=jax.random.key(0),
+        mesh=mesh,
+        record_every=1_000,
+    )
+    rounding = (
+        np.finfo(np.float32).eps * np.abs(problem.data.b).max() / problem.constants.strong_convexity
+    )
+    np.testing.assert_allclose(
+        result.state.workers.params,
+        np.tile(problem.constants.minimizer, (N, 1)),
+        rtol=0,
+        atol=4 * rounding,
+    )
 
 
 def in_bfloat16(start: float = 0.0) -> dsgd.Problem:
@@ -101,7 +155,9 @@ def in_bfloat16(start: float = 0.0) -> dsgd.Problem:
     def init(key):
         return jnp.full(3, start, jnp.bfloat16)
 
-    return dsgd.Problem(init, loss, data=jnp.arange(8, dtype=jnp.bfloat16), sample=lambda key, mine: mine)
+    return dsgd.Problem(
+        init, loss, data=jnp.arange(8, dtype=jnp.bfloat16), sample=lambda key, mine: mine
+    )
 
 
 LAZY = topologies.ring(8, topologies.lazy)
@@ -109,8 +165,12 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
-    "choco, consensus step": lambda number: choco_sgd(optax.sgd(0.1), LAZY, compressors.sign, number),
-    "deepsqueeze, consensus step": lambda number: deepsqueeze(optax.sgd(0.1), LAZY, compressors.sign, number),
+    "choco, consensus step": lambda number: choco_sgd(
+        optax.sgd(0.1), LAZY, compressors.sign, number
+    ),
+    "deepsqueeze, consensus step": lambda number: deepsqueeze(
+        optax.sgd(0.1), LAZY, compressors.sign, number
+    ),
 }
 
 
@@ -119,19 +179,29 @@ def test_a_swept_number_leaves_the_models_their_type_and_gives_the_run_alone(fac
     sweep = dsgd.sweep(SWEPT[factory], in_bfloat16(), steps=3, key=key, mesh=1, number=[0.125, 0.5])
     assert sweep.params.dtype == jnp.bfloat16
     alone = dsgd.run(SWEPT[factory](0.5), in_bfloat16(), steps=3, key=key, mesh=1).params
-    np.testing.assert_allclose(np.asarray(sweep.params[1, 0], float), np.asarray(alone, float), rtol=0.02)
+    np.testing.assert_allclose(
+        np.asarray(sweep.params[1, 0], float), np.asarray(alone, float), rtol=0.02
+    )
 
 
 def test_push_divides_by_the_mass_that_there_is(key):
-    """Mass that rounding has changed, here by a quarter: the model is that of what the workers query, not of sums."""
+    """Mass that rounding has changed, here by a quarter: the model is that of what the workers
+    query, not of sums.
+    """
     method = stochastic_gradient_push(optax.sgd(0.05), topologies.star(8, topologies.uniform))
     first = dsgd.run(method, in_bfloat16(3.5), steps=20, key=key, mesh=1).state
-    heavier = first._replace(workers=first.workers._replace(weight=first.workers.weight * jnp.bfloat16(1.25)))
+    heavier = first._replace(
+        workers=first.workers._replace(weight=first.workers.weight * jnp.bfloat16(1.25))
+    )
     result = dsgd.run(method, in_bfloat16(3.5), steps=20, key=key, mesh=1, start=heavier)
     pushed = result.state.workers
     mass = np.asarray(pushed.weight, np.float64).sum()
     assert mass == pytest.approx(10, rel=0.01)
-    np.testing.assert_allclose(np.asarray(result.params, np.float64), np.asarray(pushed.params, np.float64).sum(axis=0) / mass, rtol=0.02)
+    np.testing.assert_allclose(
+        np.asarray(result.params, np.float64),
+        np.asarray(pushed.params, np.float64).sum(axis=0) / mass,
+        rtol=0.02,
+    )
 
 
 # --- Warm starts.
@@ -139,22 +209,36 @@ def test_push_divides_by_the_mass_that_there_is(key):
 
 @pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
 def test_low_rank_messages_start_from_the_last_right_factor(method):
-    """One step of power iteration on what is sent, of 2 x 3 elements, up to a sign: a cold start's factor would point elsewhere."""
-    algorithm, problem = method(STEP, RING, compressors.whole_model(compressors.low_rank(1)), 0.1), quadratic()
-    before, after = (dsgd.run(algorithm, problem, steps=steps, key=jax.random.key(1), mesh=1).state.workers for steps in (5, 6))
+    """One step of power iteration on what is sent, of 2 x 3 elements, up to a sign: a cold start's
+    factor would point elsewhere.
+    """
+    algorithm, problem = (
+        method(STEP, RING, compressors.whole_model(compressors.low_rank(1)), 0.1),
+        quadratic(),
+    )
+    before, after = (
+        dsgd.run(algorithm, problem, steps=steps, key=jax.random.key(1), mesh=1).state.workers
+        for steps in (5, 6)
+    )
     x = np.asarray(before.params)
     half = x - GAMMA * (np.einsum("nij,nj->ni", problem.data.A, x) - problem.data.b)
     sent = half - rows(before.x_hat, 1) if method is choco_sgd else half + rows(before.error, 1)
     left = sent.reshape(N, 2, 3) @ before.last[0].right
     left /= np.linalg.norm(left, axis=-2, keepdims=True)
-    np.testing.assert_allclose(np.abs(np.sum(left * after.last[0].left, axis=(-2, -1))), 1, rtol=0, atol=1e-4)
-    cold = compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[0], jnp.float32)).left
+    np.testing.assert_allclose(
+        np.abs(np.sum(left * after.last[0].left, axis=(-2, -1))), 1, rtol=0, atol=1e-4
+    )
+    cold = (
+        compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[0], jnp.float32)).left
+    )
     assert np.abs(np.sum(left[0] * cold)) < 1 - 1e-3
 
 
 # --- Refusals.
 
-DIRECTED = topologies.from_graph(nx.DiGraph([*((i, (i + 1) % N) for i in range(N)), (0, 2), (0, 3), (3, 1)]), name="directed")
+DIRECTED = topologies.from_graph(
+    nx.DiGraph([*((i, (i + 1) % N) for i in range(N)), (0, 2), (0, 3), (3, 1)]), name="directed"
+)
 ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
@@ -172,18 +256,33 @@ SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 @pytest.mark.parametrize("name", ON_GRAPHS)
 def test_a_graph_that_a_method_cannot_use_is_refused(name):
-    """Rows that do not sum to 1, a W that is not symmetric, one that changes, and one of another size."""
+    """Rows that do not sum to 1, a W that is not symmetric, one that changes, and one of another
+    size.
+    """
     symmetric = name not in ANY_DOUBLY_STOCHASTIC
-    need = "symmetric: need an undirected graph" if symmetric else "rows of W do not sum to 1: need a doubly stochastic W"
+    need = (
+        "symmetric: need an undirected graph"
+        if symmetric
+        else "rows of W do not sum to 1: need a doubly stochastic W"
+    )
     with pytest.raises(ValueError, match=rf"^{name} on directed, .*{need}"):
         ON_GRAPHS[name](DIRECTED)
     if symmetric:
-        with pytest.raises(ValueError, match=rf"^{name} on exponential\(6\), whose W is not symmetric: need an undirected graph"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{name} on exponential\(6\), whose W is not symmetric: need an undirected graph",
+        ):
             ON_GRAPHS[name](topologies.exponential(N))
     if name not in SCHEDULES:
-        with pytest.raises(ValueError, match=rf"^{name} on random_matchings\(6, 5, 0\), a schedule of 5 rounds: need one mixing matrix"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{name} on random_matchings\(6, 5, 0\), a schedule of 5 rounds: need one mixing matrix",
+        ):
             ON_GRAPHS[name](MATCHINGS)
-    with pytest.raises(ValueError, match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; need the same number"):
+    with pytest.raises(
+        ValueError,
+        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; need the same number",
+    ):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
 
 
@@ -202,7 +301,10 @@ def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
 def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(method):
     """A layer of one element is sent whole."""
     for eta in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=rf"^{method.__name__}: consensus_step = {eta}: need a number in \(0, 1\]"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{method.__name__}: consensus_step = {eta}: need a number in \(0, 1\]",
+        ):
             method(STEP, RING, compressors.sign, eta)
     method(STEP, RING, compressors.sign, 1)
     qsgd, layers = compressors.qsgd(1), {"bias": jnp.zeros(1), "weights": jnp.zeros((3, 4))}
@@ -215,7 +317,9 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
 
 
 def test_a_correction_loses_nothing_to_rounding():
-    """What is added up in float32 over 4,000 rounds is off by one rounding, not by one in each round: what was lost comes back."""
+    """What is added up in float32 over 4,000 rounds is off by one rounding, not by one in each
+    round: what was lost comes back.
+    """
     more = np.random.default_rng(0).uniform(0.5, 1, (4_000, 8)).astype(np.float32) / 1000
     start = start_corrected(Model(jnp.zeros(8, jnp.float32), ()))
 

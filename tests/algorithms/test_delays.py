@@ -1,4 +1,6 @@
-"""Rules for D(t): what they give, within which bounds, and what they refuse. How they are used: test_asynchronous_methods."""
+"""Rules for D(t): what they give, within which bounds, and what they refuse. How they are used:
+test_asynchronous_methods.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def nowhere():
 def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray:
     """t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
     keys = jax.random.split(KEY, T)
-    found = jax.vmap(lambda key, t: rule.staleness(key, t, parts, moved))(keys, jnp.arange(T, dtype=jnp.int32))
+    found = jax.vmap(lambda key, t: rule.staleness(key, t, parts, moved))(
+        keys, jnp.arange(T, dtype=jnp.int32)
+    )
     assert found.dtype == jnp.int32
     assert found.shape == (T, parts)
     return np.asarray(found)
@@ -33,7 +37,9 @@ def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray
 @pytest.mark.parametrize("bound", [0, 1, 5])
 def test_constant_is_as_old_as_it_can_be_until_it_is_tau(bound):
     rule = delays.constant(bound)
-    np.testing.assert_array_equal(of(rule, 8, parts=2), np.minimum(np.arange(8), bound)[:, None].repeat(2, axis=1))
+    np.testing.assert_array_equal(
+        of(rule, 8, parts=2), np.minimum(np.arange(8), bound)[:, None].repeat(2, axis=1)
+    )
     assert (rule.bound, rule.name) == (bound, f"constant({bound})")
 
 
@@ -52,16 +58,22 @@ def test_uniform_takes_each_staleness_as_often_for_each_part_on_its_own():
 
 def test_worst_case_is_the_farthest_of_the_models_that_there_are():
     """Part by part; of equally far ones, the youngest."""
-    distances = jnp.array([[0.0, 1.0, 3.0, 2.0, 9.0], [0.0, 5.0, 5.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    distances = jnp.array(
+        [[0.0, 1.0, 3.0, 2.0, 9.0], [0.0, 5.0, 5.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
+    )
     found = of(delays.worst_case(4), 6, parts=3, moved=lambda: distances)
-    np.testing.assert_array_equal(found, [[0, 0, 0], [1, 1, 0], [2, 1, 0], [2, 1, 0], [4, 1, 0], [4, 1, 0]])
+    np.testing.assert_array_equal(
+        found, [[0, 0, 0], [1, 1, 0], [2, 1, 0], [2, 1, 0], [4, 1, 0], [4, 1, 0]]
+    )
     assert (delays.worst_case(4).bound, delays.worst_case(4).name) == (4, "worst_case(4)")
 
 
 def test_a_given_sequence_is_taken_as_it_is_and_begins_again():
     rule = delays.given([0, 0, 2, 0, 3])
     np.testing.assert_array_equal(of(rule, 12)[:, 0], [0, 1, 0, 3, 1, 0, 1, 0, 3, 1, 0, 1])
-    np.testing.assert_array_equal(of(rule, 4, parts=3), np.array([0, 1, 0, 3])[:, None].repeat(3, axis=1))
+    np.testing.assert_array_equal(
+        of(rule, 4, parts=3), np.array([0, 1, 0, 3])[:, None].repeat(3, axis=1)
+    )
     assert (rule.bound, rule.name) == (3, "given(5)")
     assert delays.given(np.array([0, 0]), bound=6).bound == 6
 
@@ -73,14 +85,28 @@ def test_each_part_may_have_a_sequence_of_its_own():
 
 
 REFUSED = {
-    "delays.given: D(1) = 2 is in the future: need 0 <= D(t) <= t": partial(delays.given, [0, 2, 1]),
-    "delays.given: D(2) = 3 is in the future": partial(delays.given, np.array([[0, 0], [0, 1], [2, 3]])),
-    "delays.given: D(2) = -1 is before the start: need 0 <= D(t) <= t": partial(delays.given, [0, 1, -1]),
-    "delays.given: bound = 1, but the staleness reaches 3: need a buffer": partial(delays.given, [0, 0, 2, 0], bound=1),
-    "delays.given: D of shape (0,) and type float64: need integers [T] or [T, parts]": partial(delays.given, []),
-    "delays.given: D of shape (1, 1, 1) and type int64": partial(delays.given, np.zeros((1, 1, 1), int)),
+    "delays.given: D(1) = 2 is in the future: need 0 <= D(t) <= t": partial(
+        delays.given, [0, 2, 1]
+    ),
+    "delays.given: D(2) = 3 is in the future": partial(
+        delays.given, np.array([[0, 0], [0, 1], [2, 3]])
+    ),
+    "delays.given: D(2) = -1 is before the start: need 0 <= D(t) <= t": partial(
+        delays.given, [0, 1, -1]
+    ),
+    "delays.given: bound = 1, but the staleness reaches 3: need a buffer": partial(
+        delays.given, [0, 0, 2, 0], bound=1
+    ),
+    "delays.given: D of shape (0,) and type float64: need integers [T] or [T, parts]": partial(
+        delays.given, []
+    ),
+    "delays.given: D of shape (1, 1, 1) and type int64": partial(
+        delays.given, np.zeros((1, 1, 1), int)
+    ),
     "delays.given: D of shape (2,) and type float64": partial(delays.given, np.zeros(2)),
-    "asynchronous_sgd: delays = 4: need one of algorithms.delays": partial(algorithms.asynchronous_sgd, optax.sgd(0.1), 4),
+    "asynchronous_sgd: delays = 4: need one of algorithms.delays": partial(
+        algorithms.asynchronous_sgd, optax.sgd(0.1), 4
+    ),
     "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (
         lambda: of(delays.given(np.zeros((1, 2), int)), 1, parts=3)
     ),

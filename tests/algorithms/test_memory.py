@@ -35,8 +35,14 @@ def shapes_of_a_network() -> dsgd.Problem:
 
 
 def test_a_thousand_workers_of_a_million_parameters_need_their_state_and_their_gradients(optimised):
-    """Ring DSGD on one device: the state stays where it is, and nothing is as large, but for the gradients."""
-    compiled = loops.traced(algorithms.make("dsgd", optax.sgd(0.1, 0.9), N), shapes_of_a_network(), 1).lower().compile()
+    """Ring DSGD on one device: the state stays where it is, and nothing is as large, but for the
+    gradients.
+    """
+    compiled = (
+        loops.traced(algorithms.make("dsgd", optax.sgd(0.1, 0.9), N), shapes_of_a_network(), 1)
+        .lower()
+        .compile()
+    )
     memory, models = compiled.memory_analysis(), 4 * N * PARAMETERS
     assert memory.alias_size_in_bytes >= 2 * models
     more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -54,5 +60,7 @@ def test_steps_in_the_gradients_place_are_the_same_steps(monkeypatch, mesh):
     plain = run()
     monkeypatch.setattr("dsgd.xla.steps.LARGE", 0)
     in_place = run()
-    for one, other in zip(jax.tree.leaves(plain.state), jax.tree.leaves(in_place.state), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(plain.state), jax.tree.leaves(in_place.state), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,6 +1,8 @@
-"""Real asynchrony: what the machines did, in the order in which they did it, computed again by loops; and processes that are killed.
+"""Real asynchrony: what the machines did, in the order in which they did it, computed again by
+loops; and processes that are killed.
 
-The machine decides which gradient is taken when. Each run is compared with the recursion on its own order.
+The machine decides which gradient is taken when. Each run is compared with the recursion on its own
+order.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def ray():
     """One Ray for the module, in a folder of its own: names of sockets are short."""
     pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    # Each of its some twenty processes imports jsonschema, which makes a parser of addresses for a second where Jupyter has brought one.
+    # Each of its some twenty processes imports jsonschema, which makes a parser of addresses for a
+    # second where Jupyter has brought one.
     Path(folder, "rfc3987_syntax.py").write_text("raise ImportError('not needed')")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
@@ -90,8 +93,12 @@ def flat(params) -> np.ndarray:
 
 
 def by_servers(updates, P: int, aware: bool) -> np.ndarray:
-    """Each server's steps in its own order, with the parts that each gradient was computed at, `[T, d]` to the last model."""
-    rows = {name: values.reshape(len(values), P) for name, values in updates.items() if name != "read"}
+    """Each server's steps in its own order, with the parts that each gradient was computed at,
+    `[T, d]` to the last model.
+    """
+    rows = {
+        name: values.reshape(len(values), P) for name, values in updates.items() if name != "read"
+    }
     own = np.arange(len(rows["staleness"]))[:, None] - rows["staleness"]
     reads = updates["read"] if P > 1 else own[:, :, None]
     np.testing.assert_array_equal(np.diagonal(reads, axis1=1, axis2=2), own)
@@ -107,14 +114,22 @@ def by_servers(updates, P: int, aware: bool) -> np.ndarray:
         if any(version >= len(parts[q]) for q, version in enumerate(reads[t, p])):
             return False
         if who not in gradients:
-            gradients[who] = cut(g(*who, join(np.stack([parts[q][v] for q, v in enumerate(reads[t, p])]), len(start()))), P)
+            gradients[who] = cut(
+                g(
+                    *who,
+                    join(np.stack([parts[q][v] for q, v in enumerate(reads[t, p])]), len(start())),
+                ),
+                P,
+            )
         factor = max(1, rows["staleness"][t, p]) if aware else 1
         parts[p].append(parts[p][-1] - GAMMA * gradients[who][p] / factor)
         return True
 
     while any(one(p) for p in range(P)):
         pass
-    assert [len(each) - 1 for each in parts] == [len(rows["worker"])] * P, "an order in which gradients follow what they are of"
+    assert [len(each) - 1 for each in parts] == [len(rows["worker"])] * P, (
+        "an order in which gradients follow what they are of"
+    )
     return join(np.stack([each[-1] for each in parts]), len(start()))
 
 
@@ -128,7 +143,16 @@ def assert_history(trained, steps) -> None:
     history = trained.history
     assert history["step"].tolist() == steps
     assert all(len(values) == len(steps) for values in history.values())
-    assert {"loss", "grad_sqnorm", "consensus", "bits", "clock", "staleness", "worker", "step"} <= set(history)
+    assert {
+        "loss",
+        "grad_sqnorm",
+        "consensus",
+        "bits",
+        "clock",
+        "staleness",
+        "worker",
+        "step",
+    } <= set(history)
     assert history["clock"][0] == 0
     assert (np.diff(history["clock"]) >= 0).all()
     assert history["loss"][-1] < history["loss"][0]
@@ -147,7 +171,9 @@ def test_two_servers_make_the_steps_of_their_orders(ray):
     assert_history(trained, [0, 15, 30, 40])
     assert trained.updates["worker"].shape == (40, 2)
     assert trained.updates["staleness"].max() > 1
-    np.testing.assert_allclose(flat(trained.params), by_servers(trained.updates, 2, aware=True), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        flat(trained.params), by_servers(trained.updates, 2, aware=True), rtol=1e-4, atol=1e-6
+    )
     bits = 32 * len(start())
     np.testing.assert_allclose(trained.history["bits"], 2 * bits * np.array([0, 15, 30, 40]) / N)
     assert not ray.util.list_named_actors()
@@ -158,7 +184,10 @@ def kill_server(pattern: str) -> None:
     own = Path(f"/proc/{os.getpid()}/stat").read_text().rsplit(")", 1)[1].split()[1]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            name, parent = path.read_bytes().decode(), (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            name, parent = (
+                path.read_bytes().decode(),
+                (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1],
+            )
         except OSError:
             continue
         if name.startswith(pattern) and parent == own:
@@ -166,7 +195,9 @@ def kill_server(pattern: str) -> None:
 
 
 def pace(folder: str, worker: int, draw: int, died: int) -> float:
-    """Seconds of a draw: however long worker 1, which died at that draw, takes to be there again, the run has not come to its end."""
+    """Seconds of a draw: however long worker 1, which died at that draw, takes to be there again,
+    the run has not come to its end.
+    """
     back = Path(folder, "back")
     if worker == 1 and draw > died:
         back.touch()
@@ -175,7 +206,10 @@ def pace(folder: str, worker: int, draw: int, died: int) -> float:
 
 def deadly(folder: str, worker: int, draw: int) -> float:
     """Worker 1 kills itself once, and later worker 2 the server."""
-    for who, when, kill in ((1, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)), (2, 12, lambda: kill_server("ray::Server"))):
+    for who, when, kill in (
+        (1, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        (2, 12, lambda: kill_server("ray::Server")),
+    ):
         marker = Path(folder, str(who))
         if (worker, draw) == (who, when) and not marker.exists():
             marker.touch()
@@ -188,20 +222,35 @@ def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path)
     folder = tmp_path / "run"
     marks = tmp_path / "marks"
     marks.mkdir()
-    run = {"key": KEY, "record_every": 50, "bound": 3, "checkpoint": folder, "checkpoint_seconds": 0.0, "patience": 300.0}
-    trained = on_ray.asynchronous_sgd(problem(), STEP, steps=400, delay=partial(deadly, str(marks)), **run | {"record_every": 5})
-    assert {path.name for path in marks.iterdir()} == {"1", "2", "back"}, "both were killed, and worker 1 came back"
+    run = {
+        "key": KEY,
+        "record_every": 50,
+        "bound": 3,
+        "checkpoint": folder,
+        "checkpoint_seconds": 0.0,
+        "patience": 300.0,
+    }
+    trained = on_ray.asynchronous_sgd(
+        problem(), STEP, steps=400, delay=partial(deadly, str(marks)), **run | {"record_every": 5}
+    )
+    assert {path.name for path in marks.iterdir()} == {"1", "2", "back"}, (
+        "both were killed, and worker 1 came back"
+    )
     updates = trained.updates
     assert updates["staleness"].max() <= 3
     mine = updates["draw"][updates["worker"] == 1]
     assert mine.max() > 6, "worker 1 is there again"
     assert len(updates["worker"]) == 400
     assert (np.diff(updates["clock"]) > 0).all(), "the seconds of the server's absence count"
-    np.testing.assert_allclose(flat(trained.params), by_servers(updates, 1, aware=False), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        flat(trained.params), by_servers(updates, 1, aware=False), rtol=1e-4, atol=1e-6
+    )
     again = on_ray.asynchronous_sgd(problem(), STEP, steps=400, **run | {"record_every": 5})
     np.testing.assert_array_equal(flat(again.params), flat(trained.params))
     np.testing.assert_array_equal(again.updates["clock"], updates["clock"])
-    with pytest.raises(ValueError, match=r"holds another run \(step size = 0.3.* there, 0.2.* here\)"):
+    with pytest.raises(
+        ValueError, match=r"holds another run \(step size = 0.3.* there, 0.2.* here\)"
+    ):
         on_ray.asynchronous_sgd(problem(), optax.sgd(0.2), steps=400, **run | {"record_every": 5})
 
 
@@ -220,16 +269,27 @@ def by_pairs(updates) -> np.ndarray:
 @pytest.mark.long
 def test_pairs_average_in_an_order_that_all_have_seen(ray):
     graph = topologies.ring(N)
-    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=300.0)
+    trained = on_ray.asynchronous_gossip_sgd(
+        problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=300.0
+    )
     assert_history(trained, trained.history["step"].tolist())
     assert 60 <= trained.history["step"][-1] == len(trained.updates["worker"])
     assert set(trained.updates["partner"]) == set(range(N))
     assert (trained.updates["worker"] != trained.updates["partner"]).all()
     for records in (len(trained.history["step"]) - 1, 2):
-        models = by_pairs({name: values[: trained.history["step"][records]] for name, values in trained.updates.items()})
+        models = by_pairs(
+            {
+                name: values[: trained.history["step"][records]]
+                for name, values in trained.updates.items()
+            }
+        )
         apart = np.mean(np.sum((models - models.mean(axis=0)) ** 2, axis=1))
-        np.testing.assert_allclose(trained.history["consensus"][records], apart, rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(flat(trained.params), models_mean(trained.updates), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            trained.history["consensus"][records], apart, rtol=1e-3, atol=1e-9
+        )
+    np.testing.assert_allclose(
+        flat(trained.params), models_mean(trained.updates), rtol=1e-4, atol=1e-6
+    )
 
 
 def models_mean(updates) -> np.ndarray:
@@ -247,9 +307,13 @@ def dies_once(folder: str, worker: int, draw: int) -> float:
 @pytest.mark.long
 def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
     run = {"delay": partial(dies_once, str(tmp_path)), "record_every": 60, "patience": 300.0}
-    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run)
+    trained = on_ray.asynchronous_gossip_sgd(
+        problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run
+    )
     assert (tmp_path / "gone").exists()
-    assert trained.updates["draw"][trained.updates["worker"] == 1].max() > 8, "worker 1 is there again"
+    assert trained.updates["draw"][trained.updates["worker"] == 1].max() > 8, (
+        "worker 1 is there again"
+    )
     assert trained.history["loss"][-1] < 0.5 * trained.history["loss"][0]
 
 
@@ -259,8 +323,16 @@ PART = {"w": np.array([1.0, -2.0], np.float32)}
 
 
 def rules(**options) -> server.Rules:
-    given = {"steps": 100, "record_every": 1, "together": False, "bound": None, "staleness_aware": False}
-    return server.Rules(STEP, **given | {"folder": None, "about": {"method": "test"}, "seconds": 0.0} | options)
+    given = {
+        "steps": 100,
+        "record_every": 1,
+        "together": False,
+        "bound": None,
+        "staleness_aware": False,
+    }
+    return server.Rules(
+        STEP, **given | {"folder": None, "about": {"method": "test"}, "seconds": 0.0} | options
+    )
 
 
 @pytest.fixture
@@ -274,10 +346,14 @@ def gradient(value: float) -> dict[str, np.ndarray]:
     return {"w": np.full(2, value, np.float32)}
 
 
-async def pushed(to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0) -> server.Reply:
+async def pushed(
+    to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0
+) -> server.Reply:
     """A gradient at the model of that reply; None: the first one."""
     version, era = (0, 0) if reply is None else (reply.version, reply.era)
-    return await to.push(gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan))
+    return await to.push(
+        gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan)
+    )
 
 
 def story(tell):
@@ -305,7 +381,12 @@ async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old
     assert await held(third), "worker 1's gradient of model 0 is to be update 2"
     late = await pushed(to, 1, None)
     assert (late.version, (await third).version) == (4, 4)
-    assert [(update.worker, update.step - update.version) for update in to.updates] == [(0, 0), (0, 0), (1, 2), (0, 1)]
+    assert [(update.worker, update.step - update.version) for update in to.updates] == [
+        (0, 0),
+        (0, 0),
+        (1, 2),
+        (0, 1),
+    ]
     fast = await pushed(to, 0, await pushed(to, 0, await third))
     stuck = asyncio.ensure_future(pushed(to, 0, fast))
     assert await held(stuck)
@@ -343,7 +424,9 @@ async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken
 @story
 async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there(alone):
     to = alone(3, together=True)
-    first = [asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)]
+    first = [
+        asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)
+    ]
     assert await held(first[0])
     reply = await pushed(to, 1, None, value=1.0)
     assert (reply.version, [each.done() for each in first]) == (1, [False, False])
@@ -360,7 +443,9 @@ async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there
 
 
 @story
-async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_worker_comes_back(alone):
+async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_worker_comes_back(
+    alone,
+):
     to = alone(together=True)
     left = asyncio.ensure_future(pushed(to, 1, None))
     assert await held(left)
@@ -371,7 +456,9 @@ async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_wor
 
 
 @story
-async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path, monkeypatch):
+async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(
+    alone, tmp_path, monkeypatch
+):
     first = alone(folder=str(tmp_path))
     await first.restore()
     await first.begin()
@@ -385,8 +472,12 @@ async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_compute
     jax.tree.map(np.testing.assert_array_equal, second.updates, first.updates)
     assert (await pushed(second, 1, reply)).version == 2, "of the era before"
     back = await second.pull(1, 0)
-    assert (back.version, back.era, back.draw) == (2, 1, 1), "batches that were drawn before are not drawn again"
-    assert (await pushed(second, 1, reply)).version == 2, "of the era before, though its version has been read again"
+    assert (back.version, back.era, back.draw) == (2, 1, 1), (
+        "batches that were drawn before are not drawn again"
+    )
+    assert (await pushed(second, 1, reply)).version == 2, (
+        "of the era before, though its version has been read again"
+    )
     assert (await pushed(second, 1, back)).version == 3
     assert second.updates[-1].at > second.updates[-2].at
     assert len((await second.history())[1]) == 4
@@ -402,12 +493,24 @@ async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_compute
 def test_a_step_with_several_gradients_is_as_stale_as_the_oldest(alone, aware):
     to = alone(3, staleness_aware=aware)
     to.version = 5
-    abouts = [Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25) for worker, version in enumerate((4, 1, 3))]
+    abouts = [
+        Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25)
+        for worker, version in enumerate((4, 1, 3))
+    ]
     to._update(abouts, [gradient(value) for value in (1.0, 2.0, 6.0)], to.zero)
-    np.testing.assert_allclose(to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6
+    )
     assert to.version == 6
-    rows = [(each.step, each.worker, each.version, each.read, each.draw, each.computed, each.trip) for each in to.updates]
-    assert rows == [(5, 0, 4, (4,), 7, 0.5, 0.25), (5, 1, 1, (1,), 8, 0.5, 0.25), (5, 2, 3, (3,), 9, 0.5, 0.25)]
+    rows = [
+        (each.step, each.worker, each.version, each.read, each.draw, each.computed, each.trip)
+        for each in to.updates
+    ]
+    assert rows == [
+        (5, 0, 4, (4,), 7, 0.5, 0.25),
+        (5, 1, 1, (1,), 8, 0.5, 0.25),
+        (5, 2, 3, (3,), 9, 0.5, 0.25),
+    ]
     assert len({each.at for each in to.updates}) == 1
     assert sum(each.busy for each in to.updates) == pytest.approx(to.updates[0].at)
 
@@ -419,7 +522,11 @@ async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
         reply = await pushed(to, 0, reply)
         assert (reply.version, reply.done) == (version, version == 7)
     assert (await pushed(to, 0, reply)).version == 7, "it takes no more"
-    np.testing.assert_allclose([record["w"][0] for record in to.records], PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]), rtol=1e-5)
+    np.testing.assert_allclose(
+        [record["w"][0] for record in to.records],
+        PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]),
+        rtol=1e-5,
+    )
     broken = alone(1, record_every=2)
     reply = await pushed(broken, 0, None, value=math.nan)
     assert not reply.done
@@ -451,12 +558,19 @@ class Answer:
 
 def found(answers, timeout=None):
     """Stands for `ray.get`; what is no future is itself."""
-    return [found(each) for each in answers] if isinstance(answers, list) else getattr(answers, "value", answers)
+    return (
+        [found(each) for each in answers]
+        if isinstance(answers, list)
+        else getattr(answers, "value", answers)
+    )
 
 
 NO_RAY = SimpleNamespace(
     exceptions=SimpleNamespace(RayActorError=Dead, ActorDiedError=Dead, RayTaskError=KeyError),
-    wait=lambda answers, **_: ([each for each in answers if not each.late], [each for each in answers if each.late]),
+    wait=lambda answers, **_: (
+        [each for each in answers if not each.late],
+        [each for each in answers if each.late],
+    ),
     get=found,
 )
 
@@ -472,7 +586,9 @@ def lonely(monkeypatch):
 
 
 def neighbour(asked: list, answer) -> Named:
-    """A peer that notes what it is asked, and gives this answer: a result, an exception, or a future."""
+    """A peer that notes what it is asked, and gives this answer: a result, an exception, or a
+    future.
+    """
 
     def average(stamp, params, about):
         asked.append((stamp, about))
@@ -496,7 +612,9 @@ ABOUT = peer.Exchange(0, 2, 1, 4, 0.5, 0.25, 0.0, 3)
 
 @story
 async def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
-    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet been answered."""
+    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet
+    been answered.
+    """
     one, answer = lonely(1), Future()
     one.ready, model = True, one.model.params
     knows(one, _0=neighbour([], answer), _2=neighbour([], answer))
@@ -535,7 +653,10 @@ async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
     await taking
     assert (one.stamp, one.next, one.read) == (14, 20, 14)
     np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
-    with pytest.raises(TimeoutError, match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with",
+    ):
         await lonely(1, patience=0.01)._take_over()
 
 
@@ -590,7 +711,9 @@ async def test_a_partner_that_has_died_is_left_out_until_it_asks(lonely):
     knows(one, _0=neighbour(asked, peer.Restarted()), _2=neighbour(asked, Dead()))
     await one._exchange(slope, 2, 0.5)
     assert sorted(about.partner for _, about in asked) == [0, 2]
-    assert [(each.stamp, each.worker, each.partner, each.draw) for each in one.exchanges] == [(5, 1, 1, 2)]
+    assert [(each.stamp, each.worker, each.partner, each.draw) for each in one.exchanges] == [
+        (5, 1, 1, 2)
+    ]
     assert one.stamp == 5
     np.testing.assert_allclose(flat(one.model.params), before - GAMMA, rtol=1e-5)
     await one.average(0, one.model.params, ABOUT)
@@ -599,7 +722,14 @@ async def test_a_partner_that_has_died_is_left_out_until_it_asks(lonely):
 
 def test_models_are_kept_at_the_stamps_of_records_before_what_comes_after(lonely):
     one = lonely(0)
-    for stamp, kept in ((9, []), (10, []), (11, [10]), (31, [10, 20, 30]), (40, [10, 20, 30]), (41, [10, 20, 30, 40])):
+    for stamp, kept in (
+        (9, []),
+        (10, []),
+        (11, [10]),
+        (31, [10, 20, 30]),
+        (40, [10, 20, 30]),
+        (41, [10, 20, 30, 40]),
+    ):
         assert one._at(stamp) == one.stamp == stamp
         assert [at for at, _ in one.records] == kept
 
@@ -607,7 +737,9 @@ def test_models_are_kept_at_the_stamps_of_records_before_what_comes_after(lonely
 @pytest.mark.parametrize("restarted", [False, True])
 @story
 async def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lonely, restarted):
-    """Its clock continues from the seconds of the run, and it begins with its own model or with a neighbour's."""
+    """Its clock continues from the seconds of the run, and it begins with its own model or with a
+    neighbour's.
+    """
     one = lonely(1)
     slope, before = jax.tree.map(np.ones_like, one.model.params), flat(one.model.params)
 
@@ -622,7 +754,11 @@ async def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lone
     one._rehearse = lambda: None
     await one.run({2: Named(look=look, average=neighbour([], Dead()).average.remote)}, 3, 1000.0)
     assert one.ready
-    assert [(each.draw, each.computed) for each in one.exchanges] == [(3, 0.75), (4, 1.0), (5, 1.25)]
+    assert [(each.draw, each.computed) for each in one.exchanges] == [
+        (3, 0.75),
+        (4, 1.0),
+        (5, 1.25),
+    ]
     assert all(1000.0 <= each.at < 1030.0 for each in one.exchanges)
     np.testing.assert_allclose(flat(one.model.params), before + restarted - 3 * GAMMA, rtol=1e-5)
 
@@ -631,13 +767,23 @@ async def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lone
 
 
 def test_what_is_heard_last_is_not_lost():
-    """The run has its updates while one worker's answer, with an exchange that it tells once, is under way."""
+    """The run has its updates while one worker's answer, with an exchange that it tells once, is
+    under way.
+    """
 
     def worker(number: int) -> Named:
-        exchanges = [peer.Exchange(stamp, number, 1 - number, 0, 0.0, 0.0, 0.0) for stamp in (1 + number, 3 + number)]
+        exchanges = [
+            peer.Exchange(stamp, number, 1 - number, 0, 0.0, 0.0, 0.0)
+            for stamp in (1 + number, 3 + number)
+        ]
         nothing = dict.fromkeys(("rehearse", "stop"), Answer)
         run, look = lambda *_: Answer(late=True), lambda: Answer((number, 4))
-        return Named(**nothing, run=run, look=look, news=lambda: Answer(peer.News([exchanges.pop(0)], [], True), late=number == 1))
+        return Named(
+            **nothing,
+            run=run,
+            look=look,
+            news=lambda: Answer(peer.News([exchanges.pop(0)], [], True), late=number == 1),
+        )
 
     run = gossip._Run(NO_RAY, "gossip", [worker(0), worker(1)], topologies.ring(2), 1, 5.0)
     assert run.until_done() == {0: (0, 4), 1: (1, 4)}
@@ -645,7 +791,9 @@ def test_what_is_heard_last_is_not_lost():
 
 
 def test_staleness_counts_from_the_model_that_was_read():
-    """Worker 1 died after its update of stamp 2, and came back with a model of stamp 5: two updates were made since."""
+    """Worker 1 died after its update of stamp 2, and came back with a model of stamp 5: two updates
+    were made since.
+    """
     worker, read = np.array([0, 1, 0, 2, 0, 2, 0, 1, 1]), np.array([0] * 7 + [5, 0])
     assert gossip._staleness(worker, np.arange(1, 10), read).tolist() == [0, 1, 1, 3, 1, 1, 1, 2, 0]
 
@@ -659,12 +807,32 @@ RUN = {"steps": 5, "key": KEY}
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, bound=1, **RUN), "bound = 1 with 3 workers, who all read"),
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, patience=0.0, **RUN), "patience = 0: need finite seconds > 0"),
-        (lambda: on_ray.minibatch_sgd(problem(), STEP, checkpoint_seconds=-1.0, **RUN), "checkpoint_seconds = -1"),
-        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), **RUN), "a topology of 4 workers for a problem of 3"),
-        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.one_peer_exponential(4), **RUN), "schedule"),
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, **RUN), r"Ray is not installed; need it: pip install 'dsgd\[ray\]'"),
+        (
+            lambda: on_ray.asynchronous_sgd(problem(), STEP, bound=1, **RUN),
+            "bound = 1 with 3 workers, who all read",
+        ),
+        (
+            lambda: on_ray.asynchronous_sgd(problem(), STEP, patience=0.0, **RUN),
+            "patience = 0: need finite seconds > 0",
+        ),
+        (
+            lambda: on_ray.minibatch_sgd(problem(), STEP, checkpoint_seconds=-1.0, **RUN),
+            "checkpoint_seconds = -1",
+        ),
+        (
+            lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), **RUN),
+            "a topology of 4 workers for a problem of 3",
+        ),
+        (
+            lambda: on_ray.asynchronous_gossip_sgd(
+                problem(), STEP, topologies.one_peer_exponential(4), **RUN
+            ),
+            "schedule",
+        ),
+        (
+            lambda: on_ray.asynchronous_sgd(problem(), STEP, **RUN),
+            r"Ray is not installed; need it: pip install 'dsgd\[ray\]'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_process_starts(call, message, monkeypatch):
@@ -690,7 +858,9 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
     cluster = on_ray.measured_cluster(trained)
     assert (cluster.latency, cluster.convention) == (0.125, "pipelined")
     this = dsgd.Round(0, 3, jax.random.key(0), dsgd.Now(cluster))
-    draws = np.array([cluster.seconds(this._replace(key=key), np.arange(3)) for key in jax.random.split(KEY, 40)])
+    draws = np.array(
+        [cluster.seconds(this._replace(key=key), np.arange(3)) for key in jax.random.split(KEY, 40)]
+    )
     np.testing.assert_allclose(draws.mean(axis=0), [1, 2, 3], rtol=0.05)
     assert cluster.sending(this, np.arange(1), 64)[0] == 0.125
     assert on_ray.measured_cluster(trained, bits=32).sending(this, np.arange(1), 32)[0] == 0.125
@@ -701,7 +871,9 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
 # --- What servers and workers have noted, put together.
 
 
-def update(step: int, worker: int, version: int, at: float, draw: int = 0, read: tuple[int, ...] = (0, 0)) -> server.Update:
+def update(
+    step: int, worker: int, version: int, at: float, draw: int = 0, read: tuple[int, ...] = (0, 0)
+) -> server.Update:
     return server.Update(step, worker, version, read, draw, 0.5 * worker, 0.25, at, 0.125)
 
 
@@ -710,14 +882,23 @@ def models(count: int, size: int) -> list[np.ndarray]:
     return [np.full(size, 0.1 * i, np.float32) for i in range(count)]
 
 
-def put_together(P: int, parts, steps: int, record_every: int, is_together: bool = False) -> on_ray.Trained:
+def put_together(
+    P: int, parts, steps: int, record_every: int, is_together: bool = False
+) -> on_ray.Trained:
     given = rules(steps=steps, record_every=record_every, together=is_together)
-    return with_servers._trained("a method", problem(), given, with_servers.first_params(problem(), KEY), parts)
+    return with_servers._trained(
+        "a method", problem(), given, with_servers.first_params(problem(), KEY), parts
+    )
 
 
 def test_bits_count_gradients_and_not_steps():
-    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has died."""
-    d, params = flat(with_servers.first_params(problem(), KEY)).size, with_servers.first_params(problem(), KEY)
+    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has
+    died.
+    """
+    d, params = (
+        flat(with_servers.first_params(problem(), KEY)).size,
+        with_servers.first_params(problem(), KEY),
+    )
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
     records = [jax.tree.map(lambda leaf, i=i: leaf + np.float32(0.1 * i), params) for i in range(4)]
@@ -736,9 +917,22 @@ def test_bits_count_gradients_and_not_steps():
 def test_of_several_servers_the_oldest_part_and_the_last_count():
     """One has seen an update more than the other."""
     size = -(-flat(with_servers.first_params(problem(), KEY)).size // 2)
-    one = [update(0, 0, 0, 1.0), update(1, 1, 0, 2.5, 3), update(2, 0, 1, 3.0, read=(1, 0)), update(3, 1, 1, 9.0)]
+    one = [
+        update(0, 0, 0, 1.0),
+        update(1, 1, 0, 2.5, 3),
+        update(2, 0, 1, 3.0, read=(1, 0)),
+        update(3, 1, 1, 9.0),
+    ]
     other = [update(0, 1, 0, 1.5, 3), update(1, 0, 0, 2.0), update(2, 2, 0, 3.5, 4, read=(0, 2))]
-    found = put_together(2, [(one, models(5, size), models(5, size)[4], 9.0), (other, models(4, size), models(4, size)[3], 3.5)], 3, 1)
+    found = put_together(
+        2,
+        [
+            (one, models(5, size), models(5, size)[4], 9.0),
+            (other, models(4, size), models(4, size)[3], 3.5),
+        ],
+        3,
+        1,
+    )
     np.testing.assert_array_equal(found.history["step"], [0, 1, 2, 3])
     np.testing.assert_array_equal(found.history["staleness"], [np.nan, 0, 1, 2])
     np.testing.assert_array_equal(found.history["clock"], [0.0, 1.5, 2.5, 3.5])
@@ -754,16 +948,25 @@ def test_of_several_servers_the_oldest_part_and_the_last_count():
 
 def test_gossip_is_put_in_the_order_of_stamps():
     """Three workers, records at every second stamp; one has ended at the last of them."""
-    params, d = with_servers.first_params(problem(), KEY), flat(with_servers.first_params(problem(), KEY)).size
+    params, d = (
+        with_servers.first_params(problem(), KEY),
+        flat(with_servers.first_params(problem(), KEY)).size,
+    )
 
     def moved(by: float):
         return jax.tree.map(lambda leaf: leaf + np.float32(by), params)
 
     run = gossip._Run(None, "gossip", [None] * 3, topologies.ring(3), 5, 1.0)
-    exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]  # stamp, worker, partner, seconds
-    run.exchanges = [peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at) for stamp, worker, partner, at in exchanges]
+    # stamp, worker, partner, seconds
+    exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]
+    run.exchanges = [
+        peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at)
+        for stamp, worker, partner, at in exchanges
+    ]
     run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
-    found = gossip._trained("gossip", problem(), params, run, {0: (moved(4), 4), 1: (moved(2), 5), 2: (moved(0), 5)}, 2)
+    found = gossip._trained(
+        "gossip", problem(), params, run, {0: (moved(4), 4), 1: (moved(2), 5), 2: (moved(0), 5)}, 2
+    )
     assert found.updates["worker"].tolist() == [0, 1, 0, 2, 1]
     assert found.updates["partner"].tolist() == [1, 0, 2, 0, 2]
     np.testing.assert_array_equal(found.updates["clock"], [1.0, 2.5, 3.0, 3.0, 4.0])
@@ -779,17 +982,26 @@ def test_gossip_is_put_in_the_order_of_stamps():
 
 
 def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
-    """With two servers; its stream continues after the largest number of draws that a server knows."""
+    """With two servers; its stream continues after the largest number of draws that a server
+    knows.
+    """
     monkeypatch.setattr(on_worker, "need_ray", lambda: NO_RAY)
     params = with_servers.first_params(problem(), KEY)
     asked, parts = {0: [], 1: []}, on_worker.parted(params, 2)
 
-    def served(p: int, draw: int, version: int, era: int, served_seconds: float, last: int) -> Named:
+    def served(
+        p: int, draw: int, version: int, era: int, served_seconds: float, last: int
+    ) -> Named:
         def push(part, about):
             asked[p].append((part, about))
-            return server.Reply(parts[p], version + len(asked[p]), era, 0, served_seconds, len(asked[p]) >= last)
+            return server.Reply(
+                parts[p], version + len(asked[p]), era, 0, served_seconds, len(asked[p]) >= last
+            )
 
-        return Named(pull=lambda worker, life: server.Reply(parts[p], version, era, draw, 0.0, False), push=push)
+        return Named(
+            pull=lambda worker, life: server.Reply(parts[p], version, era, draw, 0.0, False),
+            push=push,
+        )
 
     one = on_worker.Worker(1, with_servers.tasks(problem(), KEY, params, None)(1))
     assert one.run([served(0, 4, 10, 2, -5.0, 2), served(1, 6, 20, 3, -7.0, 3)], 8) == 3
@@ -800,7 +1012,9 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
         assert [about.read for about in abouts] == [(10 + i, 20 + i) for i in range(3)]
         assert {(about.worker, about.life, about.era) for about in abouts} == {(1, 8, era)}
         assert math.isnan(abouts[0].trip)
-        assert all(5.0 < about.trip < 6.0 for about in abouts[1:]), "less what the slower server had"
+        assert all(5.0 < about.trip < 6.0 for about in abouts[1:]), (
+            "less what the slower server had"
+        )
     slope, _ = one.gradients(params, 6)
     for p, part in enumerate(on_worker.parted(slope, 2)):
         np.testing.assert_array_equal(asked[p][0][0], part)

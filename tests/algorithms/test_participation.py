@@ -1,7 +1,8 @@
-"""Methods when workers do not participate and messages are lost, each against a readable numpy loop with the same masks.
+"""Methods when workers do not participate and messages are lost, each against a readable numpy loop
+with the same masks.
 
-Models are the rows of X `[N, d]`. A round takes a second, so that masks are recordings by the clock: `HERE[t, n]`, and `ARRIVES[t, number]`
-by the number of a link, or of a worker.
+Models are the rows of X `[N, d]`. A round takes a second, so that masks are recordings by the
+clock: `HERE[t, n]`, and `ARRIVES[t, number]` by the number of a link, or of a worker.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ A, B = (np.asarray(leaf, float) for leaf in PROBLEM.data[:2])
 WORD = 32 * D  # bits of a model
 
 LINKS = clusters.Quantity(
-    lambda key, clock, number: jnp.asarray(ARRIVES, jnp.float32)[jnp.int32(clock), number], "given by the clock", positive=False
+    lambda key, clock, number: jnp.asarray(ARRIVES, jnp.float32)[jnp.int32(clock), number],
+    "given by the clock",
+    positive=False,
 )
-CLUSTER = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(HERE.T.astype(float), 1.0), delivered=LINKS)
+CLUSTER = clusters.Cluster(
+    clusters.constant(1.0), present=clusters.trace(HERE.T.astype(float), 1.0), delivered=LINKS
+)
 SGD, MOMENTUM = optax.sgd(GAMMA), optax.sgd(GAMMA, momentum=BETA)
 RING, COMPLETE, PUSH, MATCHED = (
     topologies.ring(N),
@@ -90,7 +95,9 @@ def gradients_averaged() -> tuple[dict, float]:
 
 
 def averaged_every(period: int) -> Iterator[np.ndarray]:
-    """X before the first round, and after each. With clients that are drawn once for every averaging: FedAvg."""
+    """X before the first round, and after each. With clients that are drawn once for every
+    averaging: FedAvg.
+    """
     X = np.zeros((N, D))
     yield X
     for t in range(T):
@@ -101,7 +108,9 @@ def averaged_every(period: int) -> Iterator[np.ndarray]:
 
 
 def models_averaged(period: int) -> tuple[dict, float]:
-    return {"params": list(averaged_every(period))[-1]}, sum(2 * ring_bits(t) for t in range(period - 1, T, period))
+    return {"params": list(averaged_every(period))[-1]}, sum(
+        2 * ring_bits(t) for t in range(period - 1, T, period)
+    )
 
 
 def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
@@ -166,7 +175,10 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
         sent = np.apply_along_axis(largest_half, 1, half + error)
         W, messages = gossip(t, topology)
         there = HERE[t][:, None]
-        X, error = np.where(there, half + eta * (W @ sent - sent), X), np.where(there, half + error - sent, error)
+        X, error = (
+            np.where(there, half + eta * (W @ sent - sent), X),
+            np.where(there, half + error - sent, error),
+        )
         bits += messages * compressors.mean_bits(compressors.top_k(0.5), D)
     return {"params": X, "error": error}, bits
 
@@ -176,7 +188,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
-    "dsgd-complete": (algorithms.decentralized_sgd(MOMENTUM, COMPLETE), lambda: decentralized(COMPLETE)),
+    "dsgd-complete": (
+        algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
+        lambda: decentralized(COMPLETE),
+    ),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
@@ -186,8 +201,14 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
 }
 
 
-def run(method: dsgd.Algorithm, cluster: clusters.Cluster | None = CLUSTER, **options: Any) -> dsgd.Result:
-    return dsgd.run(method, PROBLEM, **({"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 1} | options))
+def run(
+    method: dsgd.Algorithm, cluster: clusters.Cluster | None = CLUSTER, **options: Any
+) -> dsgd.Result:
+    return dsgd.run(
+        method,
+        PROBLEM,
+        **({"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 1} | options),
+    )
 
 
 def named(result: dsgd.Result) -> dict[str, np.ndarray]:
@@ -218,7 +239,9 @@ def test_a_method_goes_on_with_the_workers_that_participate(name):
 def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
     """S is drawn once for each averaging, H local steps at a time."""
     S = np.array([np.random.default_rng(t).permutation(N) < 3 for t in range(T // H)])
-    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H)))
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H))
+    )
     x, c, own = np.zeros(D), np.zeros(D), np.zeros((N, D))
     for chosen in S:
         y = np.tile(x, (N, 1))
@@ -239,9 +262,15 @@ def test_if_all_participate_and_all_arrives_it_is_the_run_without():
     ports = {"up": clusters.constant(64.0), "latency": 0.25}
     certain = {"present": clusters.bernoulli(1.0, 1.0), "delivered": clusters.bernoulli(1.0, 1.0)}
     some, all_of = (
-        run(METHODS["dsgd-complete"][0], clusters.Cluster(clusters.exponential(1.0), **ports, **more)) for more in (certain, {})
+        run(
+            METHODS["dsgd-complete"][0],
+            clusters.Cluster(clusters.exponential(1.0), **ports, **more),
+        )
+        for more in (certain, {})
     )
-    for mine, others in zip(jax.tree.leaves(some.state), jax.tree.leaves(all_of.state), strict=True):
+    for mine, others in zip(
+        jax.tree.leaves(some.state), jax.tree.leaves(all_of.state), strict=True
+    ):
         np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(some.history["bits"], all_of.history["bits"])
     np.testing.assert_allclose(some.history["clock"], all_of.history["clock"], rtol=1e-6)
@@ -260,7 +289,9 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
     """Of micro-batches with weights, those of the others count, and the mean is over them."""
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.unequal_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
-    cluster = clusters.Cluster(clusters.constant(0.5), present=clusters.trace(HERE.T.astype(float), 1.0))
+    cluster = clusters.Cluster(
+        clusters.constant(0.5), present=clusters.trace(HERE.T.astype(float), 1.0)
+    )
     history = run(algorithms.observed(method), cluster, steps=4).history
     np.testing.assert_array_equal(history["samples"][1:], 2 * HERE[:4])
     np.testing.assert_allclose(history["clock"], np.arange(5))
@@ -318,7 +349,10 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
 
 
 def test_the_methods_that_errors_name_go_on():
-    named = {algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0] for name in algorithms.ALGORITHMS.keys() - REFUSED.keys()}
+    named = {
+        algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0]
+        for name in algorithms.ALGORITHMS.keys() - REFUSED.keys()
+    }
     assert set(re.findall(r"\w+_\w+|scaffold", GOES_ON)) <= named
 
 
@@ -328,16 +362,24 @@ def test_kimad_needs_all_messages():
     certain = clusters.bernoulli(1.0, 1.0)
     for missing in ({"present": certain}, {"delivered": certain}):
         with pytest.raises(
-            ValueError, match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that"
+            ValueError,
+            match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that",
         ):
             run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
 
 def test_directed_graphs_are_for_push_sum():
     lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
-    directed = [algorithms.decentralized_sgd(SGD, PUSH), algorithms.gradient_tracking(SGD, PUSH), algorithms.local_sgd(SGD, H, PUSH)]
+    directed = [
+        algorithms.decentralized_sgd(SGD, PUSH),
+        algorithms.gradient_tracking(SGD, PUSH),
+        algorithms.local_sgd(SGD, H, PUSH),
+    ]
     for method in directed:
-        with pytest.raises(ValueError, match=r"where messages are lost: W of one_peer_exponential\(8\) is not symmetric"):
+        with pytest.raises(
+            ValueError,
+            match=r"where messages are lost: W of one_peer_exponential\(8\) is not symmetric",
+        ):
             run(method, lossy)
 
 
@@ -346,7 +388,9 @@ def test_push_sum_needs_positive_weights_where_messages_are_lost():
     W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
     assert W.min() < 0
     method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
-    with pytest.raises(ValueError, match="workers do not participate: W of mine has negative weights"):
+    with pytest.raises(
+        ValueError, match="workers do not participate: W of mine has negative weights"
+    ):
         run(method)
 
 
@@ -364,6 +408,10 @@ def test_a_worker_that_does_not_participate_keeps_its_state_unless_the_method_sa
 
 
 def test_what_absent_gives_is_checked():
-    wrong = algorithms.decentralized_sgd(SGD, RING)._replace(absent=lambda before, after: before.params)
-    with pytest.raises(ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent gives State.workers"):
+    wrong = algorithms.decentralized_sgd(SGD, RING)._replace(
+        absent=lambda before, after: before.params
+    )
+    with pytest.raises(
+        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent gives State.workers"
+    ):
         run(wrong)

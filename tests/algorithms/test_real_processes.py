@@ -1,4 +1,6 @@
-"""Kimad, DropCompute and Cannikin in real processes, which are started once: the iterates are those of the simulated runs."""
+"""Kimad, DropCompute and Cannikin in real processes, which are started once: the iterates are those
+of the simulated runs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from dsgd import clusters, problems, work
 
 KEY = 3
 RATIOS, ROUNDS = (0.01, 1.0, 0.1), 6  # of Kimad
-SLOW, FAST, M, MEASURED, STEPS = 0.03, 0.005, 4, 3, 9  # seconds of a micro-batch of DropCompute's process 1, and of all others
-SIZES, PIECES = ((11, 7, 0), (9, 8, 7), (12, 5, 3)), 3  # of Cannikin's nodes, with cut and whole pieces of 4 samples, and none
+# seconds of a micro-batch of DropCompute's process 1, and of all others
+SLOW, FAST, M, MEASURED, STEPS = 0.03, 0.005, 4, 3, 9
+# of Cannikin's nodes, with cut and whole pieces of 4 samples, and none
+SIZES, PIECES = ((11, 7, 0), (9, 8, 7), (12, 5, 3)), 3
 
 
 def task(workers: int) -> dsgd.Problem:
@@ -34,7 +38,13 @@ def following(sizes: Any, log: list[cannikin.Observation]) -> cannikin.System:
         log.append(seen)
         return epoch + 1
 
-    return cannikin.System(lambda cluster: 0, lambda epoch: (np.array(sizes[epoch]), epoch), observe, lambda *args: 0, "given")
+    return cannikin.System(
+        lambda cluster: 0,
+        lambda epoch: (np.array(sizes[epoch]), epoch),
+        observe,
+        lambda *args: 0,
+        "given",
+    )
 
 
 EPOCHS: dict[str, Any] = {
@@ -47,8 +57,9 @@ EPOCHS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def ran() -> list[Any]:
-    """Results of three processes: Kimad's with one ratio, and with several but no time; DropCompute's without a threshold, and with one
-    that is chosen; Cannikin's with given batches, and what its nodes saw."""
+    """Results of three processes: Kimad's with one ratio, and with several but no time;
+    DropCompute's without a threshold, and with one that is chosen; Cannikin's with given batches,
+    and what its nodes saw."""
     two, three, follow, key = task(2), task(3), following, jax.random.key_data(jax.random.key(KEY))
     epochs, sizes, pause = EPOCHS, SIZES, (FAST, SLOW, FAST)
     ratios, rounds, M_, measured, steps = RATIOS, ROUNDS, M, MEASURED, STEPS
@@ -62,7 +73,9 @@ def ran() -> list[Any]:
         mine = pause[jax.process_index()]
         whole = dropcompute.train_processes(three, sgd, math.inf, M_, steps=3, **options)
         chosen = dropcompute.chosen_after(measured)
-        dropped = dropcompute.train_processes(three, sgd, chosen, M_, steps=steps, delay=lambda step, m: mine, **options)
+        dropped = dropcompute.train_processes(
+            three, sgd, chosen, M_, steps=steps, delay=lambda step, m: mine, **options
+        )
         fixed = cannikin.train_processes(three, scalable, follow(sizes, log), **epochs, **options)
         return always, hurried, whole, dropped, fixed, log
 
@@ -70,7 +83,9 @@ def ran() -> list[Any]:
 
 
 def simulated(method: dsgd.Algorithm, workers: int, steps: int) -> dsgd.Result:
-    return dsgd.run(method, task(workers), steps=steps, key=jax.random.key(KEY), mesh=1, train_loss=True)
+    return dsgd.run(
+        method, task(workers), steps=steps, key=jax.random.key(KEY), mesh=1, train_loss=True
+    )
 
 
 def alike(processes: list[Any]) -> None:
@@ -81,35 +96,49 @@ def alike(processes: list[Any]) -> None:
 
 def test_kimads_iterates_are_those_of_the_simulated_method(ran):
     server, *workers = ran[0]
-    found = simulated(algorithms.kimad_sgd(optax.sgd(0.1), kimad.whole_model(kimad.top_k([0.3])), 1.0), 2, ROUNDS)
+    found = simulated(
+        algorithms.kimad_sgd(optax.sgd(0.1), kimad.whole_model(kimad.top_k([0.3])), 1.0), 2, ROUNDS
+    )
     np.testing.assert_allclose(server.history["loss"], found.history["loss"][1:], rtol=1e-5)
     np.testing.assert_allclose(server.params, found.params, atol=1e-5)
-    np.testing.assert_array_equal(server.history["bits_up"], found.history["message_up"][1:].mean(axis=1))
+    np.testing.assert_array_equal(
+        server.history["bits_up"], found.history["message_up"][1:].mean(axis=1)
+    )
     alike([worker.params for worker in workers])
     assert all(worker.history is None for worker in workers)
 
 
 def test_kimads_messages_without_time_are_the_smallest_once_the_link_is_known(ran):
     history, wire = ran[1][0].history, Wire(RATIOS, ran[1][0].params.size)
-    np.testing.assert_array_equal(history["bits_up"], [wire.sizes[2]] + [wire.sizes[0]] * (ROUNDS - 1))
+    np.testing.assert_array_equal(
+        history["bits_up"], [wire.sizes[2]] + [wire.sizes[0]] * (ROUNDS - 1)
+    )
     assert np.isfinite(history["rate_up"]).all()
     assert (np.diff(history["seconds"]) > 0).all()
 
 
 def test_dropcompute_without_drops_is_minibatch_sgd(ran):
     alike(ran[2])
-    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), work.micro_batches(np.ones((3, M), bool)))
+    method = algorithms.unequal_work(
+        algorithms.minibatch_sgd(optax.sgd(0.1)), work.micro_batches(np.ones((3, M), bool))
+    )
     expected = simulated(method, 3, 3)
     np.testing.assert_allclose(ran[2][0].params, expected.params, rtol=1e-5)
-    np.testing.assert_allclose(ran[2][0].history["loss"], expected.history["train_loss"][1:], rtol=1e-5)
+    np.testing.assert_allclose(
+        ran[2][0].history["loss"], expected.history["train_loss"][1:], rtol=1e-5
+    )
 
 
 def test_dropcomputes_threshold_is_chosen_and_the_slow_one_drops_more(ran):
     alike(ran[3])
     history = ran[3][0].history
-    tau = dropcompute.threshold(history["latencies"][:MEASURED], history["communication"][:MEASURED], stop="between")
+    tau = dropcompute.threshold(
+        history["latencies"][:MEASURED], history["communication"][:MEASURED], stop="between"
+    )
     assert tau < M * SLOW
-    np.testing.assert_array_equal(history["threshold"], MEASURED * [math.inf] + (STEPS - MEASURED) * [tau])
+    np.testing.assert_array_equal(
+        history["threshold"], MEASURED * [math.inf] + (STEPS - MEASURED) * [tau]
+    )
     dropped, spent = np.isnan(history["latencies"]), np.nancumsum(history["latencies"], axis=-1)
     begun = np.concatenate([np.zeros((STEPS, 3, 1)), spent[..., :-1]], axis=-1)
     np.testing.assert_array_equal(begun <= history["threshold"][:, None, None], ~dropped)
@@ -117,20 +146,30 @@ def test_dropcomputes_threshold_is_chosen_and_the_slow_one_drops_more(ran):
     assert dropped[:, 1].mean() > dropped[:, [0, 2]].mean()
     assert (history["latencies"][:, 1][~dropped[:, 1]] >= SLOW).all()
     assert (history["communication"] > 0).all()
-    assert (history["seconds"] >= spent[..., -1].max(axis=1) + history["communication"] - 1e-9).all()
+    assert (
+        history["seconds"] >= spent[..., -1].max(axis=1) + history["communication"] - 1e-9
+    ).all()
 
 
-def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_those_of_all_nodes(ran):
+def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_those_of_all_nodes(
+    ran,
+):
     for results in ran[4:]:
         alike(results)
     found, log = (results[0] for results in ran[4:])
     seconds = clusters.constant(0.1)
     overlap = clusters.Overlap(seconds, seconds, 0.5, 0.1)
-    cluster = clusters.Cluster(seconds, per_sample=seconds, overlap=overlap, up=clusters.constant(1e6), at_once=True)
+    cluster = clusters.Cluster(
+        seconds, per_sample=seconds, overlap=overlap, up=clusters.constant(1e6), at_once=True
+    )
     method = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(0.05)))
-    expected = cannikin.train(method, task(3), following(SIZES, []), cluster=cluster, key=jax.random.key(KEY), **EPOCHS)
+    expected = cannikin.train(
+        method, task(3), following(SIZES, []), cluster=cluster, key=jax.random.key(KEY), **EPOCHS
+    )
     np.testing.assert_allclose(found.params, expected.params, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose([e.noise_scale for e in found.epochs], [e.noise_scale for e in expected.epochs], rtol=1e-3)
+    np.testing.assert_allclose(
+        [e.noise_scale for e in found.epochs], [e.noise_scale for e in expected.epochs], rtol=1e-3
+    )
     assert [epoch.factor for epoch in found.epochs] == [1.0, 0.5, 0.5]
     for seen, epoch, sizes in zip(log, found.epochs, SIZES, strict=True):
         assert epoch.batches.tolist() == list(sizes)
@@ -138,4 +177,6 @@ def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_tho
         assert (seen.compute > seen.backward).all()
         assert (seen.backward == seen.first).all()
         assert (seen.communication == seen.communication[:, :1]).all()
-        assert (epoch.seconds >= (seen.compute + seen.communication).sum(axis=0)).all(), "each node's parts follow each other"
+        assert (epoch.seconds >= (seen.compute + seen.communication).sum(axis=0)).all(), (
+            "each node's parts follow each other"
+        )

@@ -1,11 +1,14 @@
-"""Every method's history, on clusters and where workers do not participate, as it was when it was recorded.
+"""Every method's history, on clusters and where workers do not participate, as it was when it was
+recorded.
 
-`reference_histories.json` has the history and the final parameters of each case in `references.py`. To replace some, delete them, give the
-reason in the commit message, and run `python -m tests.algorithms.test_reference_histories`, which records the cases that are missing.
+`reference_histories.json` has the history and the final parameters of each case in `references.py`.
+To replace some, delete them, give the reason in the commit message, and run
+`python -m tests.algorithms.test_reference_histories`, which records the cases that are missing.
 
-Bits and other integers are equal. Real numbers differ by rounding only: a sum of eight float32 terms in another order differs by about
-5e-7 of its terms, and eight rounds of step size 0.1 add such errors up, but do not amplify them. Other
-compiler settings, four devices and the file's six digits changed results by at most a sixth of what is allowed here.
+Bits and other integers are equal. Real numbers differ by rounding only: a sum of eight float32
+terms in another order differs by about 5e-7 of its terms, and eight rounds of step size 0.1 add
+such errors up, but do not amplify them. Other compiler settings, four devices and the file's six
+digits changed results by at most a sixth of what is allowed here.
 """
 
 from __future__ import annotations
@@ -24,8 +27,21 @@ from tests.algorithms.references import CASES
 FILE = Path(__file__).with_name("reference_histories.json")
 REFERENCES: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
 REFUSED = {"refused": [1]}
-EXACT = ("bits", "step", "worker", "staleness", "samples", "measured_bits", "message", "missing", "refused", "batches", "rounds")
-RELATIVE, ABSOLUTE = 2e-5, 1e-9  # the latter of differences between models that agree, which are rounding errors
+EXACT = (
+    "bits",
+    "step",
+    "worker",
+    "staleness",
+    "samples",
+    "measured_bits",
+    "message",
+    "missing",
+    "refused",
+    "batches",
+    "rounds",
+)
+# the latter of differences between models that agree, which are rounding errors
+RELATIVE, ABSOLUTE = 2e-5, 1e-9
 BRIEFLY = {
     "Cannikin in epochs",
     "choco-sgd, changing",
@@ -47,7 +63,9 @@ def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
 
 
 def brief(name: str) -> bool:
-    """Whether it runs without --long: one method of each exchange on a cluster, with partial participation if accepted."""
+    """Whether it runs without --long: one method of each exchange on a cluster, with partial
+    participation if accepted.
+    """
     method, _, cluster = name.rpartition(", ")
     if method not in many.METHODS.values():
         return name in BRIEFLY
@@ -71,7 +89,9 @@ def assert_same(found: Mapping[str, np.ndarray], reference: Mapping[str, Any]) -
             np.testing.assert_array_equal(values, expected, err_msg=key)
         else:
             largest = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
-            np.testing.assert_allclose(values, expected, RELATIVE, RELATIVE * largest + ABSOLUTE, err_msg=key)
+            np.testing.assert_allclose(
+                values, expected, RELATIVE, RELATIVE * largest + ABSOLUTE, err_msg=key
+            )
 
 
 @pytest.mark.parametrize("name", marked(list(CASES)))
@@ -104,13 +124,18 @@ def as_lists(values: np.ndarray, key: str) -> Any:
 
 
 def record() -> None:
-    """Writes the file, in the order of the cases, one line for each array; cases that it has stay as they are."""
+    """Writes the file, in the order of the cases, one line for each array; cases that it has stay
+    as they are.
+    """
     texts = []
     for name in CASES:
         if name not in REFERENCES:
             print(name, flush=True)
             REFERENCES[name] = {key: as_lists(values, key) for key, values in outcome(name).items()}
-        lines = [f"  {json.dumps(key)}: {json.dumps(values, separators=(',', ':'))}" for key, values in REFERENCES[name].items()]
+        lines = [
+            f"  {json.dumps(key)}: {json.dumps(values, separators=(',', ':'))}"
+            for key, values in REFERENCES[name].items()
+        ]
         texts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
     FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
 

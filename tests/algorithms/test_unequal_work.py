@@ -1,4 +1,6 @@
-"""Methods whose workers do not all compute as much, compared with the same methods on a problem that gets the weighted samples."""
+"""Methods whose workers do not all compute as much, compared with the same methods on a problem
+that gets the weighted samples.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ METHODS = {
         optax.sgd(0.05), 2
     ),  # a worker that computes nothing makes no step: with momentum a gradient of 0 makes one
     "dsgd": algorithms.decentralized_sgd(optax.sgd(0.05), topologies.ring(N)),
-    "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),  # (whose turn it is hangs on the work where staleness emerges)
+    # (whose turn it is hangs on the work where staleness emerges)
+    "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),
 }
 
 
 class Batch(NamedTuple):
-    """Samples of one worker `[m, ...]`, with the weights of their losses, of which those of a batch add up to 1."""
+    """Samples of one worker `[m, ...]`, with the weights of their losses, of which those of a batch
+    add up to 1.
+    """
 
     a: jax.Array
     y: jax.Array
@@ -52,13 +57,17 @@ def items() -> tuple[np.ndarray, np.ndarray]:
     """Of all rounds, a `[rounds, N, M B, d]` and y `[rounds, N, M B]`."""
     rng = np.random.default_rng(2)
     a = rng.normal(size=(STEPS, N, M * B, D))
-    return a, a @ rng.normal(size=D) + rng.normal(size=(STEPS, N, M * B)) + np.arange(N)[None, :, None]
+    return a, a @ rng.normal(size=D) + rng.normal(size=(STEPS, N, M * B)) + np.arange(N)[
+        None, :, None
+    ]
 
 
 def problem(**fields: Any) -> dsgd.Problem:
     a, y = items()
     data = Batch(jnp.asarray(a[0]), jnp.asarray(y[0]), jnp.full((N, M * B), 1 / M / B))
-    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, dsgd.Sampler(lambda key, mine: mine, **fields))
+    return dsgd.Problem(
+        lambda key: jnp.zeros(D), loss, data, dsgd.Sampler(lambda key, mine: mine, **fields)
+    )
 
 
 def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
@@ -68,8 +77,9 @@ def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
 
 @pytest.mark.parametrize("name", ["ec-sgd", "local-sgd", "asgd"])
 def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
-    """The one splits each worker's item into micro-batches, of which the first samples count, on two devices; the other, which
-    knows nothing of work, has each sample with the weight that it then has."""
+    """The one splits each worker's item into micro-batches, of which the first samples count, on
+    two devices; the other, which knows nothing of work, has each sample with the weight that it
+    then has."""
     method = METHODS[name]
     with jax.enable_x64(True):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
@@ -80,10 +90,16 @@ def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
         weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
         theirs = run(method, problem(), batches=weighted, mesh=1)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), ours.state.workers, theirs.state.workers)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12),
+        ours.state.workers,
+        theirs.state.workers,
+    )
     np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-9)
     for column in ("loss", "consensus", "bits"):
-        np.testing.assert_allclose(ours.history[column], theirs.history[column], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            ours.history[column], theirs.history[column], rtol=1e-9, atol=1e-12
+        )
     computed = ours.history["samples"][1:]
     expected = SIZES[np.arange(STEPS) % 2]
     if name == "asgd":
@@ -92,7 +108,9 @@ def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
 
 
 def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
-    """Whose gradient arrives next is found in the query, and once more in the update: both see the same work."""
+    """Whose gradient arrives next is found in the query, and once more in the update: both see the
+    same work.
+    """
     seen = []
 
     def query(state, round):
@@ -105,42 +123,70 @@ def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
 
     method = algorithms.asynchronous_sgd(SGD)
     spy = method._replace(query=query, update=update)
-    dsgd.compile_round(unequal_work(spy, work.micro_batches(np.eye(N, 2) > 0)), problems.robust_regression(N, D, batch_size=B), mesh)
+    dsgd.compile_round(
+        unequal_work(spy, work.micro_batches(np.eye(N, 2) > 0)),
+        problems.robust_regression(N, D, batch_size=B),
+        mesh,
+    )
     assert len(seen) == 2
     assert all(given.samples.shape == (N, 2) and given.samples.dtype == jnp.int32 for given in seen)
 
 
 def norms(tree: Any) -> np.ndarray:
     """Of rows, squared, `[n]`."""
-    return sum(np.sum(np.asarray(leaf).reshape(leaf.shape[0], -1) ** 2, axis=1) for leaf in jax.tree.leaves(tree))
+    return sum(
+        np.sum(np.asarray(leaf).reshape(leaf.shape[0], -1) ** 2, axis=1)
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def test_observed_norms_are_those_of_the_gradients(key):
-    """At the start, of batches that are handed in: beside the gradients in numpy. Without a clock nobody measures seconds."""
+    """At the start, of batches that are handed in: beside the gradients in numpy. Without a clock
+    nobody measures seconds.
+    """
     a, y = items()
-    outside = [Batch(a[0].astype(np.float32), y[0].astype(np.float32), np.full(y[0].shape, 1 / B, np.float32))]
+    outside = [
+        Batch(
+            a[0].astype(np.float32), y[0].astype(np.float32), np.full(y[0].shape, 1 / B, np.float32)
+        )
+    ]
     method = observed(unequal_work(algorithms.minibatch_sgd(SGD), in_turn))
-    history = dsgd.run(method, problem(batch_size=B, take=cut), steps=1, key=key, batches=outside, mesh=2).history
-    sums = np.stack([-2 * (a[0, n, :size].T @ y[0, n, :size]) for n, size in enumerate(SIZES[0])])  # at x = 0
+    history = dsgd.run(
+        method, problem(batch_size=B, take=cut), steps=1, key=key, batches=outside, mesh=2
+    ).history
+    # at x = 0
+    sums = np.stack([-2 * (a[0, n, :size].T @ y[0, n, :size]) for n, size in enumerate(SIZES[0])])
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(history["local_sqnorms"][1], norms(sums / SIZES[0][:, None]), rtol=1e-4)  # NaN of who has none
-    np.testing.assert_allclose(history["global_sqnorm"][1], norms(sums.sum(axis=0)[None] / SIZES[0].sum())[0], rtol=1e-4)
+        # NaN of who has none
+        np.testing.assert_allclose(
+            history["local_sqnorms"][1], norms(sums / SIZES[0][:, None]), rtol=1e-4
+        )
+    np.testing.assert_allclose(
+        history["global_sqnorm"][1], norms(sums.sum(axis=0)[None] / SIZES[0].sum())[0], rtol=1e-4
+    )
     assert np.isnan(history["local_sqnorms"][0]).all()
     assert not [name for name in history if name.startswith("measured")]
 
 
 def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
-    history = dsgd.run(observed(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh).history
+    history = dsgd.run(
+        observed(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh
+    ).history
     there = ~np.isnan(history["local_sqnorms"][1:])
     np.testing.assert_array_equal(np.argmax(there, axis=1), history["worker"][1:])
     np.testing.assert_array_equal(there.sum(axis=1), 1)
-    np.testing.assert_allclose(history["local_sqnorms"][1:][there], history["global_sqnorm"][1:], rtol=1e-6)
+    np.testing.assert_allclose(
+        history["local_sqnorms"][1:][there], history["global_sqnorm"][1:], rtol=1e-6
+    )
 
 
 def test_names_say_what_it_is():
     method = unequal_work(METHODS["mb-sgd"], work.micro_batches(np.ones((3, 2), bool)))
     assert method.name == "unequal_work(minibatch_sgd, 2 micro-batches)"
-    assert unequal_work(METHODS["dsgd"], in_turn).name == "unequal_work(decentralized_sgd(ring(8)), in_turn)"
+    assert (
+        unequal_work(METHODS["dsgd"], in_turn).name
+        == "unequal_work(decentralized_sgd(ring(8)), in_turn)"
+    )
     assert observed(method).name == "observed(unequal_work(minibatch_sgd, 2 micro-batches))"
 
 
@@ -150,10 +196,22 @@ REFUSED = {
         lambda: dsgd.compile_round(unequal_work(METHODS["dsgd"], THREE), problem(), 1),
         r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]",
     ),
-    "one axis": (lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))), r"samples as bool\[3\]; need integers or bool \[N, M\]"),
-    "against": (lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))), "with weights -1 to -1: need finite numbers"),
-    "a number": (lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1), "work as 3; need a dsgd.Work"),
-    "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "states itself what its workers"),
+    "one axis": (
+        lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))),
+        r"samples as bool\[3\]; need integers or bool \[N, M\]",
+    ),
+    "against": (
+        lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))),
+        "with weights -1 to -1: need finite numbers",
+    ),
+    "a number": (
+        lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1),
+        "work as 3; need a dsgd.Work",
+    ),
+    "twice": (
+        lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1),
+        "states itself what its workers",
+    ),
 }
 
 
@@ -172,13 +230,21 @@ def test_square_norms_of_half_precision_are_summed_in_float32():
 
 def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
     """With momentum, a gradient of 0 would be a step."""
-    first, method = Work(jnp.ones((N, 1), bool), jnp.ones((N, 1))), algorithms.decentralized_sgd(SGD, topologies.ring(N))
+    first, method = (
+        Work(jnp.ones((N, 1), bool), jnp.ones((N, 1))),
+        algorithms.decentralized_sgd(SGD, topologies.ring(N)),
+    )
     later = first._replace(samples=first.samples.at[0].set(False))
 
     def given(state, round):
         return jax.tree.map(lambda one, other: jnp.where(round.step == 0, one, other), first, later)
 
-    runs = [dsgd.run(unequal_work(method, given), problem(), steps=steps, key=key, mesh=mesh).state.workers.optimizer for steps in (2, 4)]
+    runs = [
+        dsgd.run(
+            unequal_work(method, given), problem(), steps=steps, key=key, mesh=mesh
+        ).state.workers.optimizer
+        for steps in (2, 4)
+    ]
     for before, after in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(before[0], after[0])
         assert (before[1:] != after[1:]).any()

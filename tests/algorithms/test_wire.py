@@ -1,7 +1,8 @@
 """The wire is true: the bits that a method records are the bytes that its compiled program sends.
 
-N workers on D = N devices, so that whatever one worker sends another crosses devices. A round is compiled as the loop compiles it, and the
-collectives are read in XLA's optimised program (`dsgd.workers.traffic`): nothing that the library says of itself is believed.
+N workers on D = N devices, so that whatever one worker sends another crosses devices. A round is
+compiled as the loop compiles it, and the collectives are read in XLA's optimised program
+(`dsgd.workers.traffic`): nothing that the library says of itself is believed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from dsgd import compressors
 from dsgd.compressors.sparsification import capacity
 
 N, D = 8, 77
-PART = 10  # ceil(D / N) elements for each server: not a multiple of eight, and the last part is padded
-MESSAGES = 2 * (N - 1)  # that a worker sends in a round: one to every other server and one to every other worker; or one a hop
+# ceil(D / N) elements for each server: not a multiple of eight, and the last part is padded
+PART = 10
+# that a worker sends in a round: one to every other server and one to every other worker; or one a
+# hop
+MESSAGES = 2 * (N - 1)
 FLOAT = 4  # bytes
 STEP = optax.sgd(0.1)
 
@@ -38,7 +42,12 @@ METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
     "ef21": lambda Q: ef21(STEP, Q, Q),
 }
 SERVERS = {"all-to-all", "all-gather"}
-COLLECTIVES = {"csgd": SERVERS, "csgd-ring": {"collective-permute", "all-gather"}, "ec-sgd": SERVERS, "ef21": SERVERS}
+COLLECTIVES = {
+    "csgd": SERVERS,
+    "csgd-ring": {"collective-permute", "all-gather"},
+    "ec-sgd": SERVERS,
+    "ef21": SERVERS,
+}
 
 
 def code_bytes(codes: int, bits: int) -> int:
@@ -46,11 +55,16 @@ def code_bytes(codes: int, bits: int) -> int:
     return bits // 8 * codes + sum(ceil(codes * width / 8) for width in (4, 2, 1) if bits & width)
 
 
-def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
-    """Round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled program; and its arguments."""
+def compiled_round(
+    algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0
+):
+    """Round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled program;
+    and its arguments.
+    """
     problem = dsgd.Problem(
         init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients),
-        loss=dsgd.Loss(lambda params, batch: jnp.zeros(()), lambda params, batch: batch),  # any model's gradient is the worker's data
+        # any model's gradient is the worker's data
+        loss=dsgd.Loss(lambda params, batch: jnp.zeros(()), lambda params, batch: batch),
         sample=lambda key, mine: mine,
         data=gradients,
     )
@@ -58,13 +72,19 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     count = problem.workers
 
     def one_round(state, data, key):
-        after, _, statistics = rounds.one(algorithm, problem, state, dsgd.Round(state.step, count, key), data, key, key)
+        after, _, statistics = rounds.one(
+            algorithm, problem, state, dsgd.Round(state.step, count, key), data, key, key
+        )
         return after, statistics
 
     out = (rounds.STATE, rounds.statistics_over())
     specs = {"in_specs": (rounds.STATE, P(dsgd.workers.AXIS), P()), "out_specs": out}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-    args = (algorithm.init(problem.init(jax.random.key(0)), count)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
+    args = (
+        algorithm.init(problem.init(jax.random.key(0)), count)._replace(step=jnp.int32(step)),
+        gradients,
+        jax.random.key(1),
+    )
     return jax.jit(spread).lower(*args).compile(), args
 
 
@@ -75,20 +95,37 @@ def vector() -> jax.Array:
 
 @cache
 def tree() -> dict[str, jax.Array]:
-    """A layer: 5 x 7 weights, of which servers have parts of 5, and 13 biases, of which they have parts of 2."""
-    return {"weights": jax.random.normal(jax.random.key(3), (N, 5, 7)), "biases": jax.random.normal(jax.random.key(4), (N, 13))}
+    """A layer: 5 x 7 weights, of which servers have parts of 5, and 13 biases, of which they have
+    parts of 2.
+    """
+    return {
+        "weights": jax.random.normal(jax.random.key(3), (N, 5, 7)),
+        "biases": jax.random.normal(jax.random.key(4), (N, 13)),
+    }
 
 
-def sent_and_recorded(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
-    """Bytes that cross devices, by collective; the state after the round; the bits that each worker sent, and received."""
+def sent_and_recorded(
+    algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0
+):
+    """Bytes that cross devices, by collective; the state after the round; the bits that each worker
+    sent, and received.
+    """
     program, args = compiled_round(algorithm, gradients, devices, step)
     state, statistics = program(*args)
     up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in statistics.bits[:2])
     return dsgd.workers.traffic(program), state, up, down
 
 
-def assert_sent(method: dsgd.Algorithm, gradients: dsgd.Gradients, collectives: set[str], bits: int, devices: int = N) -> None:
-    """Each worker sends so many bits, by these collectives and no others: no float gradient crosses on the side."""
+def assert_sent(
+    method: dsgd.Algorithm,
+    gradients: dsgd.Gradients,
+    collectives: set[str],
+    bits: int,
+    devices: int = N,
+) -> None:
+    """Each worker sends so many bits, by these collectives and no others: no float gradient crosses
+    on the side.
+    """
     traffic, _, up, down = sent_and_recorded(method, gradients, devices)
     assert set(traffic) == collectives
     if devices > 1:
@@ -105,13 +142,19 @@ QUANTIZED = compressors.random_quantization(3)
     [
         ("csgd", compressors.natural, code_bytes(PART, 1 + 8)),  # sign and exponent
         ("csgd-ring", compressors.low_rank(2), (3 + 4) * 2 * FLOAT),  # 10 elements are 3 rows of 4
-        ("ec-sgd", compressors.top_k(0.3, compressors.random_quantization(2)), code_bytes(3, 4) + ceil(3 * 2 / 8) + 2 * FLOAT),
+        (
+            "ec-sgd",
+            compressors.top_k(0.3, compressors.random_quantization(2)),
+            code_bytes(3, 4) + ceil(3 * 2 / 8) + 2 * FLOAT,
+        ),
         ("ef21", compressors.sign, ceil(PART / 8) + FLOAT),  # a bit each, one scale
     ],
     ids=["csgd", "csgd-ring", "ec-sgd", "ef21"],
 )
 def test_recorded_bits_are_the_bytes_that_cross_devices(method, compressor, size):
-    """On several devices and on one. The bytes of all compressors' messages are checked in `dsgd/compressors/test_contract.py`."""
+    """On several devices and on one. The bytes of all compressors' messages are checked in
+    `dsgd/compressors/test_contract.py`.
+    """
     assert_sent(METHODS[method](compressor), vector(), COLLECTIVES[method], MESSAGES * 8 * size)
     assert_sent(METHODS[method](compressor), vector(), set(), MESSAGES * 8 * size, devices=1)
 
@@ -120,15 +163,22 @@ def test_recorded_bits_are_the_bytes_that_cross_devices(method, compressor, size
 def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(part):
     """Nothing is recorded that the compiler finds twice, or constant, and leaves out."""
     for method in ("csgd-ring", "ec-sgd"):
-        assert_sent(METHODS[method](QUANTIZED), vector()[:, : N * part], COLLECTIVES[method], MESSAGES * 8 * part * FLOAT)
+        assert_sent(
+            METHODS[method](QUANTIZED),
+            vector()[:, : N * part],
+            COLLECTIVES[method],
+            MESSAGES * 8 * part * FLOAT,
+        )
 
 
 def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
-    """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is that of the elements, with all that
-    is drawn."""
+    """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is
+    that of the elements, with all that is drawn."""
     workers, elements = 100, 9
     gradients = jax.random.normal(jax.random.key(5), (workers, elements))
-    program, (state, *rest) = compiled_round(METHODS["ec-sgd"](compressors.natural), gradients, devices=1)
+    program, (state, *rest) = compiled_round(
+        METHODS["ec-sgd"](compressors.natural), gradients, devices=1
+    )
     text = program.as_text()
     assert f"[{workers},{elements}" in text
     assert f"[{workers},{workers}" not in text
@@ -138,8 +188,8 @@ def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
 
 @pytest.mark.parametrize("devices", [1, N])
 def test_places_are_found_only_where_they_are_sent(devices):
-    """On one device EF21 counts out the largest of 16,384 elements, by their bits, and never names them; on several, where they are named,
-    whoever sends them does not count them out again."""
+    """On one device EF21 counts out the largest of 16,384 elements, by their bits, and never names
+    them; on several, where they are named, whoever sends them does not count them out again."""
     gradients = jax.random.normal(jax.random.key(5), (N, 1 << 14))
     program, _ = compiled_round(METHODS["ef21"](compressors.top_k(0.1)), gradients, devices=devices)
     assert ("TopK" in program.as_text()) == (devices > 1)
@@ -149,15 +199,29 @@ def test_places_are_found_only_where_they_are_sent(devices):
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
 @pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd"])
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):
-    """Signs of parts of 2 and 5 elements are a byte and a scale each; as one vector of 48, parts of 6 are a byte and a scale together."""
-    compressor, messages = (compressors.whole_model(compressors.sign), 1) if whole else (compressors.sign, 2)
-    assert_sent(METHODS[method](compressor), tree(), COLLECTIVES[method], MESSAGES * messages * 8 * (1 + FLOAT))
+    """Signs of parts of 2 and 5 elements are a byte and a scale each; as one vector of 48, parts of
+    6 are a byte and a scale together.
+    """
+    compressor, messages = (
+        (compressors.whole_model(compressors.sign), 1) if whole else (compressors.sign, 2)
+    )
+    assert_sent(
+        METHODS[method](compressor),
+        tree(),
+        COLLECTIVES[method],
+        MESSAGES * messages * 8 * (1 + FLOAT),
+    )
 
 
 def test_an_all_reduce_is_not_padded_and_parts_for_servers_are():
-    """Mini-batch SGD, and CSGD that sends everything as it is, on five workers with 17 elements: the same step."""
+    """Mini-batch SGD, and CSGD that sends everything as it is, on five workers with 17 elements:
+    the same step.
+    """
     gradients, found = jax.random.normal(jax.random.key(6), (5, 17)), []
-    for method, bits in ((algorithms.minibatch_sgd(STEP), 870.4), (compressed_sgd(STEP, compressors.identity), 1024)):
+    for method, bits in (
+        (algorithms.minibatch_sgd(STEP), 870.4),
+        (compressed_sgd(STEP, compressors.identity), 1024),
+    ):
         traffic, state, up, down = sent_and_recorded(method, gradients, 5)
         assert 8 * sum(traffic.values()) == pytest.approx(bits, rel=1e-12)
         np.testing.assert_array_equal(up, round(bits))
@@ -166,7 +230,8 @@ def test_an_all_reduce_is_not_padded_and_parts_for_servers_are():
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 
 
-SHARE, LONG = 0.05, 77  # kept of each part's elements; a message has room for fewer than all of them
+# kept of each part's elements; a message has room for fewer than all of them
+SHARE, LONG = 0.05, 77
 RANDOM = compressors.random_sparsification(SHARE)
 ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value, its place
 
@@ -178,7 +243,9 @@ def long_vector() -> jax.Array:
 
 
 def room() -> int:
-    """Bits of a message's arrays: how many elements are kept, and places and values for as many as there will ever be."""
+    """Bits of a message's arrays: how many elements are kept, and places and values for as many as
+    there will ever be.
+    """
     elements = capacity(SHARE, LONG)
     assert elements < LONG
     return 32 + 8 * code_bytes(elements, ceil(log2(LONG))) + 32 * elements
@@ -195,21 +262,30 @@ def test_messages_of_random_size_travel_in_room_for_the_largest_and_count_what_t
     assert up.sum() == down.sum()
     assert len({*up.tolist()}) > 1  # one's own: not a mean
     assert ((up - MESSAGES * 32) % ELEMENT == 0).all()
-    # N (N - 1) messages go to one receiver, the N others to N - 1: a binomial share of all elements, of which the others count N - 1 times.
+    # N (N - 1) messages go to one receiver, the N others to N - 1: a binomial share of all
+    # elements, of which the others count N - 1 times.
     kept = (int(up.sum()) - N * MESSAGES * 32) / ELEMENT
     variance = (N * (N - 1) + N * (N - 1) ** 2) * LONG * SHARE * (1 - SHARE)
     assert abs(kept - N * MESSAGES * LONG * SHARE) < 4.5 * np.sqrt(variance)
 
 
 def test_what_a_worker_records_is_what_it_kept_for_others():
-    """Its memory is what it has left out: the rest of its gradient has been sent, but for what it keeps for its own part."""
+    """Its memory is what it has left out: the rest of its gradient has been sent, but for what it
+    keeps for its own part.
+    """
     method = error_compensated_sgd(STEP, RANDOM, compressors.identity, allow_expanding=True)
     _, state, up, down = sent_and_recorded(method, long_vector())
-    kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(axis=-1)
+    kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(
+        axis=-1
+    )
     bits = 32 + ELEMENT * kept
     answer = (N - 1) * 32 * LONG  # floats
-    np.testing.assert_array_equal(up, [sum(bits[n, j] for j in range(N) if j != n) + answer for n in range(N)])
-    np.testing.assert_array_equal(down, [sum(bits[m, n] for m in range(N) if m != n) + answer for n in range(N)])
+    np.testing.assert_array_equal(
+        up, [sum(bits[n, j] for j in range(N) if j != n) + answer for n in range(N)]
+    )
+    np.testing.assert_array_equal(
+        down, [sum(bits[m, n] for m in range(N) if m != n) + answer for n in range(N)]
+    )
 
 
 TELLING = dsgd.Compressor(
@@ -220,11 +296,15 @@ TELLING = dsgd.Compressor(
     delta=lambda d: 1.0,
     name="telling",
 )
-"""Nothing is lost, and a message is as long as its first element says: who sent what to whom can be read off the bits."""
+"""Nothing is lost, and a message is as long as its first element says: who sent what to whom can be
+read off the bits.
+"""
 
 
 def numbers() -> dict[str, np.ndarray]:
-    """For two layers, part j of worker n: one number, a multiple of N so that means are whole. Sums are below 2^24, exact as float32."""
+    """For two layers, part j of worker n: one number, a multiple of N so that means are whole. Sums
+    are below 2^24, exact as float32.
+    """
     rng = np.random.default_rng(0)
     return {name: N * rng.integers(1, 1 << 17, (N, N)) for name in ("biases", "weights")}
 
@@ -243,7 +323,9 @@ def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same: every part on its way from the worker of its number, first growing, then as it ended."""
+    """The same: every part on its way from the worker of its number, first growing, then as it
+    ended.
+    """
     up, down = np.zeros(N, int), np.zeros(N, int)
     for part in range(N):
         message, at = g[part, part], part
@@ -264,7 +346,9 @@ def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, a
         "whole-model": compressed_sgd(STEP, compressors.whole_model(TELLING), via="ring"),
     }
     layers = numbers() if method != "whole-model" else {"weights": numbers()["weights"]}
-    gradients = {name: jnp.asarray(np.repeat(g, 3, axis=1), jnp.float32) for name, g in layers.items()}
+    gradients = {
+        name: jnp.asarray(np.repeat(g, 3, axis=1), jnp.float32) for name, g in layers.items()
+    }
     traffic, _, up, down = sent_and_recorded(build[method], gradients, any_mesh.size)
     assert (traffic == {}) == (any_mesh.size == 1)
     oracle = around_ring if "ring" in method or method == "whole-model" else through_servers
@@ -284,21 +368,34 @@ GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = 
 
 @pytest.mark.parametrize("method", GOSSIP)
 def test_compressed_gossip_sends_each_neighbour_one_packed_message(method):
-    """Of each layer its own, unless the model is one vector: signs of 35 and 13 elements, or of 48. On a star in as many permutes as its
-    hub has leaves."""
-    for compressor, size in ((compressors.sign, 5 + 2 + 2 * FLOAT), (compressors.whole_model(compressors.sign), 6 + FLOAT)):
+    """Of each layer its own, unless the model is one vector: signs of 35 and 13 elements, or of 48.
+    On a star in as many permutes as its hub has leaves."""
+    for compressor, size in (
+        (compressors.sign, 5 + 2 + 2 * FLOAT),
+        (compressors.whole_model(compressors.sign), 6 + FLOAT),
+    ):
         assert_sent(GOSSIP[method](RING, compressor), tree(), {"collective-permute"}, 2 * 8 * size)
-    traffic, _, up, down = sent_and_recorded(GOSSIP[method](STAR, compressors.sign), vector()[:, :PART])
-    np.testing.assert_array_equal(up, 8 * (ceil(PART / 8) + FLOAT) * np.array([N - 1] + [1] * (N - 1)))
+    traffic, _, up, down = sent_and_recorded(
+        GOSSIP[method](STAR, compressors.sign), vector()[:, :PART]
+    )
+    np.testing.assert_array_equal(
+        up, 8 * (ceil(PART / 8) + FLOAT) * np.array([N - 1] + [1] * (N - 1))
+    )
     np.testing.assert_array_equal(down, up)
     assert sum(traffic.values()) * 8 >= up.mean()
 
 
 @pytest.mark.parametrize("method", GOSSIP)
-def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what_they_use(method, any_mesh):
-    """Both neighbours get the same; what has been kept is what is known of a model that was 0, or what is not in its error."""
+def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what_they_use(
+    method, any_mesh
+):
+    """Both neighbours get the same; what has been kept is what is known of a model that was 0, or
+    what is not in its error.
+    """
     sparse = compressors.contraction(RANDOM)
-    traffic, state, up, down = sent_and_recorded(GOSSIP[method](RING, sparse), long_vector()[:, :LONG], any_mesh.size)
+    traffic, state, up, down = sent_and_recorded(
+        GOSSIP[method](RING, sparse), long_vector()[:, :LONG], any_mesh.size
+    )
     if any_mesh.size == N:
         assert traffic == {"collective-permute": 2 * room() / 8}
     if method == "choco-sgd":
@@ -317,15 +414,24 @@ def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what
     [("choco-sgd", STAR), ("deepsqueeze", topologies.random_matchings(N, 3))],
     ids=["choco-sgd", "schedule"],
 )
-def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arrives(method, graph, any_mesh):
+def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arrives(
+    method, graph, any_mesh
+):
     """Of two layers. With a step size of -1 from 0, what is sent is the gradient."""
     layers = {name: g[:, 0] for name, g in numbers().items()}
-    gradients = {name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32) for name, g in layers.items()}
+    gradients = {
+        name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32)
+        for name, g in layers.items()
+    }
     build = {"choco-sgd": choco_sgd, "deepsqueeze": deepsqueeze}[method]
     step = graph.period + 1
-    _, _, up, down = sent_and_recorded(build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step)
+    _, _, up, down = sent_and_recorded(
+        build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step
+    )
     own = sum(layers.values())
     W = graph.matrices[step % graph.period].toarray()
     sends = [[m for m in range(N) if m != n and W[m, n] != 0] for n in range(N)]
     np.testing.assert_array_equal(up, [len(sends[n]) * own[n] for n in range(N)])
-    np.testing.assert_array_equal(down, [sum(own[m] for m in range(N) if n in sends[m]) for n in range(N)])
+    np.testing.assert_array_equal(
+        down, [sum(own[m] for m in range(N) if n in sends[m]) for n in range(N)]
+    )

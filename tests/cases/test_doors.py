@@ -1,4 +1,6 @@
-"""What users pass to public functions: numbers of other types and sizes, and functions of other arguments or results."""
+"""What users pass to public functions: numbers of other types and sizes, and functions of other
+arguments or results.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def door(
     return locals()
 
 
-@pytest.mark.parametrize("value", [np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)], ids=repr
+)
 def test_small_integers_become_ones_that_do_not_overflow(value):
     for name in ("whole", "number", "seed"):
         got = door(**{name: value})[name]
@@ -75,7 +79,9 @@ def test_exact_numbers_stay_exact_where_they_may():
     assert network.round_seconds(network.star, 2, 8, latency=Fraction(1, 4), bandwidth=8) > 0
 
 
-@pytest.mark.parametrize("value", [4.0, np.float32(4.0), np.array(4.0), "4", True, np.array([4]), np.ma.masked], ids=repr)
+@pytest.mark.parametrize(
+    "value", [4.0, np.float32(4.0), np.array(4.0), "4", True, np.array([4]), np.ma.masked], ids=repr
+)
 def test_an_integer_is_no_other_number(value):
     with pytest.raises(ValueError, match=r"door: whole = .*: need an integer"):
         door(whole=value)
@@ -124,7 +130,12 @@ def test_what_is_counted_in_int32_is_refused_beyond(call):
 
 
 def test_small_integers_at_public_functions():
-    assert work.local_batches(np.array([100, 50], np.int8), batch_size=np.int8(100), micro_batches=np.int8(2)).samples.sum() == 150
+    assert (
+        work.local_batches(
+            np.array([100, 50], np.int8), batch_size=np.int8(100), micro_batches=np.int8(2)
+        ).samples.sum()
+        == 150
+    )
     assert topologies.ring(np.int8(100)).n == 100
     assert topologies.torus(np.int8(20), np.int8(20)).n == 400
     assert dropcompute.extra_steps(np.int8(100), 0.5) == dropcompute.extra_steps(100, 0.5)
@@ -167,27 +178,48 @@ def test_functions_that_take_the_arguments_are_taken(function):
     ],
 )
 def test_functions_of_another_number_of_arguments_are_refused(function, taken):
-    with pytest.raises(ValueError, match=rf"door: function = .*, which takes {taken}: need a function of 2 arguments"):
+    with pytest.raises(
+        ValueError,
+        match=rf"door: function = .*, which takes {taken}: need a function of 2 arguments",
+    ):
         door(function=function)
 
 
 def test_arguments_are_named():
-    with pytest.raises(ValueError, match=r"door: named = .*, which takes \(\): need a function of 1 argument \(worker\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"door: named = .*, which takes \(\): need a function of 1 argument \(worker\)",
+    ):
         door(named=lambda: 1)
 
 
 def finite_sum(**changed: Any) -> dsgd.Problem:
     return problems.finite_sum(
-        changed.pop("model", LINEAR), changed.pop("loss", optax.squared_error), DATA, 2, batch_size=1, test=DATA, **changed
+        changed.pop("model", LINEAR),
+        changed.pop("loss", optax.squared_error),
+        DATA,
+        2,
+        batch_size=1,
+        test=DATA,
+        **changed,
     )
 
 
 def delayed(staleness: Callable) -> Any:
-    return dsgd.run(algorithms.asynchronous_sgd(optax.sgd(0.1), delays.Delays(2, staleness, "mine")), PROBLEM, **RUN)
+    return dsgd.run(
+        algorithms.asynchronous_sgd(optax.sgd(0.1), delays.Delays(2, staleness, "mine")),
+        PROBLEM,
+        **RUN,
+    )
 
 
 def on(**quantities: clusters.Quantity) -> Any:
-    return dsgd.run(METHOD, PROBLEM, cluster=clusters.Cluster(**{"compute": clusters.constant(1.0), **quantities}), **RUN)
+    return dsgd.run(
+        METHOD,
+        PROBLEM,
+        cluster=clusters.Cluster(**{"compute": clusters.constant(1.0), **quantities}),
+        **RUN,
+    )
 
 
 def quantity(sample: Callable, integral: Any = None) -> clusters.Quantity:
@@ -195,16 +227,26 @@ def quantity(sample: Callable, integral: Any = None) -> clusters.Quantity:
 
 
 ARITY = {
-    r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: quantity(lambda key, clock, worker: 1.0, lambda seconds: seconds),
+    r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: quantity(
+        lambda key, clock, worker: 1.0, lambda seconds: seconds
+    ),
     r"rule = .*3 arguments \(errors, sizes, budget\)": lambda: algorithms.kimad_sgd(
         optax.sgd(0.1), kimad.top_k([0.5]), 1.0, rule=lambda errors, sizes: 0
     ),
     "load = .*1 argument": lambda: problems.ByWorker(lambda: DATA),
-    r"'close' = .*2 arguments \(outputs, targets\)": lambda: finite_sum(metrics={"close": lambda outputs: outputs}),
-    r"model = .*1 argument \(rngs\)": lambda: finite_sum(model=lambda: None, metrics={"close": optax.squared_error}),
+    r"'close' = .*2 arguments \(outputs, targets\)": lambda: finite_sum(
+        metrics={"close": lambda outputs: outputs}
+    ),
+    r"model = .*1 argument \(rngs\)": lambda: finite_sum(
+        model=lambda: None, metrics={"close": optax.squared_error}
+    ),
     r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delayed(lambda key, t: 0),
-    r"factory = .*1 argument \(x=...\)": lambda: dsgd.sweep(lambda y: METHOD, PROBLEM, steps=1, key=KEY, x=[0.1]),
-    r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: dsgd.run(METHOD._replace(query=lambda state: state), PROBLEM, **RUN),
+    r"factory = .*1 argument \(x=...\)": lambda: dsgd.sweep(
+        lambda y: METHOD, PROBLEM, steps=1, key=KEY, x=[0.1]
+    ),
+    r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: dsgd.run(
+        METHOD._replace(query=lambda state: state), PROBLEM, **RUN
+    ),
     r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(loss=dsgd.Loss(PROBLEM.loss, lambda params: params)), **RUN
     ),
@@ -212,7 +254,11 @@ ARITY = {
         METHOD, PROBLEM._replace(sample=dsgd.Sampler(lambda key, data: data, numbered=True)), **RUN
     ),
     r"quadratic.*: sample\.take = .*2 arguments \(batch, b\)": lambda: dsgd.run(
-        METHOD, PROBLEM._replace(sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, take=lambda batch: batch)), **RUN
+        METHOD,
+        PROBLEM._replace(
+            sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, take=lambda batch: batch)
+        ),
+        **RUN,
     ),
     r"sign: compress = .*2 arguments \(key, x\)": lambda: algorithms.ef21(
         optax.sgd(0.1), compressors.sign._replace(compress=lambda x: x), compressors.sign
@@ -230,31 +276,57 @@ def test_functions_of_users_are_checked_for_their_arguments(message):
 
 
 RESULTS = {
-    r"'mine': sample = .* returned float32\[2\]": lambda: on(compute=quantity(lambda key, clock, worker: jnp.ones(2))),
+    r"'mine': sample = .* returned float32\[2\]": lambda: on(
+        compute=quantity(lambda key, clock, worker: jnp.ones(2))
+    ),
     "'mine': integral = .* returned None": lambda: on(
-        up=quantity(lambda key, clock, worker: 1.0 + clock, lambda key, clock, seconds, worker: None)
+        up=quantity(
+            lambda key, clock, worker: 1.0 + clock, lambda key, clock, seconds, worker: None
+        )
     ),
     "weights function gave 1; need a matrix": lambda: topologies.ring(4, lambda adjacency: 1),
     "data of worker 0 = None: need a pair": lambda: problems.finite_sum(
         LINEAR, optax.squared_error, problems.ByWorker(lambda worker: None), 2, batch_size=1
     ),
-    "finite_sum: close: it returned 'x'": lambda: finite_sum(metrics={"close": lambda outputs, targets: "x"}),
+    "finite_sum: close: it returned 'x'": lambda: finite_sum(
+        metrics={"close": lambda outputs, targets: "x"}
+    ),
     "finite_sum: model: it returned None": lambda: finite_sum(
-        model=problems.Model(lambda key: jnp.zeros(3), lambda params, inputs: None), metrics={"close": optax.squared_error}
+        model=problems.Model(lambda key: jnp.zeros(3), lambda params, inputs: None),
+        metrics={"close": optax.squared_error},
     ),
     "init of the model returned 'x'": lambda: finite_sum(
-        model=problems.Model(lambda key: "x", lambda params, inputs: inputs), metrics={"close": optax.squared_error}
+        model=problems.Model(lambda key: "x", lambda params, inputs: inputs),
+        metrics={"close": optax.squared_error},
     ),
-    "init of the problem returned None": lambda: dsgd.run(METHOD, PROBLEM._replace(init=lambda key: None), **RUN),
-    r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(lambda *args: jnp.zeros(3, jnp.int32)),
+    "init of the problem returned None": lambda: dsgd.run(
+        METHOD, PROBLEM._replace(init=lambda key: None), **RUN
+    ),
+    r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(
+        lambda *args: jnp.zeros(3, jnp.int32)
+    ),
     "sign: compress returned None": lambda: dsgd.run(
-        algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(compress=lambda key, x: None), compressors.sign), PROBLEM, **RUN
+        algorithms.ef21(
+            optax.sgd(0.1),
+            compressors.sign._replace(compress=lambda key, x: None),
+            compressors.sign,
+        ),
+        PROBLEM,
+        **RUN,
     ),
     "delta of sign gives 'x'": lambda: dsgd.run(
-        algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(delta=lambda d: "x"), compressors.sign), PROBLEM, **RUN
+        algorithms.ef21(
+            optax.sgd(0.1), compressors.sign._replace(delta=lambda d: "x"), compressors.sign
+        ),
+        PROBLEM,
+        **RUN,
     ),
-    "gradient returned 'x'": lambda: dropcompute.accumulate(lambda params, batch: "x", 1.0, [1, 2], 1.0),
-    "clock gives None: need seconds": lambda: dropcompute.accumulate(lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda: None),
+    "gradient returned 'x'": lambda: dropcompute.accumulate(
+        lambda params, batch: "x", 1.0, [1, 2], 1.0
+    ),
+    "clock gives None: need seconds": lambda: dropcompute.accumulate(
+        lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda: None
+    ),
     r"delay\(0, 1\) = -1: need finite seconds >= 0": lambda: checks.need_delay("delay(0, 1)", -1),
 }
 
@@ -275,11 +347,17 @@ def test_a_repr_that_fails_does_not_hide_the_error():
 
 
 BITS = {
-    r"pack: bits = 33: need an integer from 0 to 32": lambda: codecs.pack(jnp.zeros(3, jnp.uint32), 33),
+    r"pack: bits = 33: need an integer from 0 to 32": lambda: codecs.pack(
+        jnp.zeros(3, jnp.uint32), 33
+    ),
     r"unpack: bits = -1: need an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
-    r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(jnp.arange(5, dtype=jnp.uint8), 9),
+    r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(
+        jnp.arange(5, dtype=jnp.uint8), 9
+    ),
     r"a count of an integer of 1329 bits": lambda: counts.of(10**400, 2),
-    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[..., 2\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[..., 2\]": lambda: counts.of(
+        jnp.ones(3, jnp.uint32), 2
+    ),
 }
 
 
@@ -298,13 +376,19 @@ def test_counts_take_small_integers():
     ("changed", "message"),
     [
         ({"steps": 10**400}, "bounds.sgd: steps = an integer of 1329 bits: need an integer"),
-        ({"gap": 1e300, "learning_rate": 1e-320}, "bounds.sgd: .*: expected numbers whose products float64 holds"),
+        (
+            {"gap": 1e300, "learning_rate": 1e-320},
+            "bounds.sgd: .*: expected numbers whose products float64 holds",
+        ),
         ({"noise": "large"}, "bounds.sgd: noise = 'large': need a finite number"),
     ],
     ids=["steps", "overflow", "text"],
 )
 def test_bounds_beyond_float64_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
-        bounds.sgd(**{"gap": 1.0, "smoothness": 1.0, "noise": 1e200, "steps": 100, "learning_rate": 0.001} | changed)
+        bounds.sgd(
+            **{"gap": 1.0, "smoothness": 1.0, "noise": 1e200, "steps": 100, "learning_rate": 0.001}
+            | changed
+        )
     with pytest.raises(ValueError, match=r"epsilon = 1e-320: need one that .* reaches"):
         Rate(1.0, 1.0).iterations(1e-320)

@@ -21,8 +21,14 @@ def with_latency(value: str) -> bytes:
 
 
 DAMAGED = {
-    "a huge integer": (with_latency("1" + "0" * 400), "latency = an integer of 1329 bits: need a number"),
-    "an integer of 5,001 digits": (with_latency("1" * 5001), "digits.*; expected each name once, with a finite number"),
+    "a huge integer": (
+        with_latency("1" + "0" * 400),
+        "latency = an integer of 1329 bits: need a number",
+    ),
+    "an integer of 5,001 digits": (
+        with_latency("1" * 5001),
+        "digits.*; expected each name once, with a finite number",
+    ),
     "nested ten thousand deep": (b"[" * 10_000, "nested too deep"),
     "objects nested deep": (b'{"a":' * 100_000, "nested too deep"),
     "a name twice": (GOOD.replace("}", ', "latency": 2}').encode(), "'latency' is there twice"),
@@ -55,7 +61,11 @@ def test_a_byte_order_mark_is_no_damage(tmp_path):
     assert clusters.load(path) == Equal(1e-4, 1e9)
 
 
-@pytest.mark.parametrize("function", [clusters.load, lambda path: clusters.save(path, Equal(0.0, 1.0))], ids=["load", "save"])
+@pytest.mark.parametrize(
+    "function",
+    [clusters.load, lambda path: clusters.save(path, Equal(0.0, 1.0))],
+    ids=["load", "save"],
+)
 def test_paths_that_are_none_are_refused(function, tmp_path):
     for path in (tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(ValueError, match=r"it is no file|it cannot be (read|written) \("):
@@ -78,11 +88,22 @@ def test_what_is_no_number_is_not_saved(latency, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("latency", [np.float32(0.25), np.array(0.25), jnp.float32(0.25), Fraction(1, 4), np.float16(0.25)], ids=repr)
+@pytest.mark.parametrize(
+    "latency",
+    [np.float32(0.25), np.array(0.25), jnp.float32(0.25), Fraction(1, 4), np.float16(0.25)],
+    ids=repr,
+)
 def test_numbers_of_any_type_are_saved_as_numbers(latency, tmp_path):
-    clusters.save(tmp_path / "cluster.json", Equal(latency, np.int64(8)), about={"seconds": np.arange(3), "what": np.float32(0.5)})
+    clusters.save(
+        tmp_path / "cluster.json",
+        Equal(latency, np.int64(8)),
+        about={"seconds": np.arange(3), "what": np.float32(0.5)},
+    )
     assert clusters.load(tmp_path / "cluster.json") == Equal(0.25, 8.0)
-    assert json.loads((tmp_path / "cluster.json").read_text())["about"] == {"seconds": [0, 1, 2], "what": 0.5}
+    assert json.loads((tmp_path / "cluster.json").read_text())["about"] == {
+        "seconds": [0, 1, 2],
+        "what": 0.5,
+    }
 
 
 def circle() -> dict:
@@ -99,7 +120,8 @@ def circle() -> dict:
 def test_what_has_no_form_in_json_is_not_saved(about, tmp_path):
     path = tmp_path / "cluster.json"
     with pytest.raises(
-        ValueError, match=r"cluster.json: not written, as it has no form in JSON \(.*\); expected keys that are texts"
+        ValueError,
+        match=r"cluster.json: not written, as it has no form in JSON \(.*\); expected keys that are texts",
     ) as raised:
         clusters.save(path, Equal(0.0, 1.0), about)
     assert "\n" not in str(raised.value)
@@ -107,7 +129,9 @@ def test_what_has_no_form_in_json_is_not_saved(about, tmp_path):
 
 
 def test_numbers_of_numpy_are_numbers_in_json():
-    assert records.finite({"a": np.float32(np.nan), "b": [np.int8(1), np.bool_(True)], "c": np.array([[1.0, np.inf]])}) == {
+    assert records.finite(
+        {"a": np.float32(np.nan), "b": [np.int8(1), np.bool_(True)], "c": np.array([[1.0, np.inf]])}
+    ) == {
         "a": None,
         "b": [1, True],
         "c": [[1.0, None]],

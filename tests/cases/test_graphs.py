@@ -1,4 +1,6 @@
-"""Graphs and mixing matrices that people have: which worker a node is, which weight an edge has, and which errors are corrected."""
+"""Graphs and mixing matrices that people have: which worker a node is, which weight an edge has,
+and which errors are corrected.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_nodes_that_are_numbers_keep_them():
     assert directed.edges.tolist() == [[0, 1], [1, 2], [2, 0], [2, 1]]
 
 
-@pytest.mark.parametrize("nodes", [("b", "a", "c"), (3, 1, 2), (2, "x", ("a", 1)), (np.str_("q"), "p", "o")], ids=str)
+@pytest.mark.parametrize(
+    "nodes", [("b", "a", "c"), (3, 1, 2), (2, "x", ("a", 1)), (np.str_("q"), "p", "o")], ids=str
+)
 def test_other_nodes_keep_their_names_in_the_order_of_the_graph(nodes):
     path = from_graph(nx.path_graph(3) if nodes is None else nx.Graph([nodes[:2], nodes[1:]]))
     assert path.names == nodes
@@ -50,7 +54,10 @@ def test_other_nodes_keep_their_names_in_the_order_of_the_graph(nodes):
 
 
 def test_what_is_no_number_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"from_matrix: W: got an array of Python objects; expected numbers: pass .astype\(float\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"from_matrix: W: got an array of Python objects; expected numbers: pass .astype\(float\)",
+    ):
         from_matrix([[Fraction(1, 2), Fraction(1, 2)]] * 2)
 
 
@@ -73,7 +80,9 @@ def test_errors_name_nodes():
     with pytest.raises(ValueError, match=r"workers \{3\} \('Bonn'\)"):
         from_graph(graph)
     with pytest.raises(ValueError, match=r"W\['b', 'a'\] = 0.5"):
-        topologies.from_graph(nx.Graph([("a", "b")])).__class__("mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"])
+        topologies.from_graph(nx.Graph([("a", "b")])).__class__(
+            "mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"]
+        )
     with pytest.raises(ValueError, match=r"need 2 different names"):
         topologies.ring(2).__class__("mine", np.full((2, 2), 0.5), ["a", "a"])
 
@@ -92,22 +101,32 @@ def test_an_attribute_of_edges_is_W_if_asked_for(kind):
 
 
 def test_weights_that_are_not_used_are_warned_of():
-    with pytest.warns(UserWarning, match=r"attribute 'weight', which is not used; pass weights='weight'"):
+    with pytest.warns(
+        UserWarning, match=r"attribute 'weight', which is not used; pass weights='weight'"
+    ):
         assert from_graph(lazy_ring()).rho == pytest.approx(topologies.ring(8).rho)
-    assert from_graph(lazy_ring(), topologies.metropolis).rho == pytest.approx(topologies.ring(8).rho)
+    assert from_graph(lazy_ring(), topologies.metropolis).rho == pytest.approx(
+        topologies.ring(8).rho
+    )
     assert from_graph(nx.Graph(np.ones((3, 3)))).uniform  # networkx gives such edges a weight of 1
 
 
 def test_nodes_without_a_loop_keep_what_is_left():
     graph = lazy_ring()
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-    np.testing.assert_allclose(from_graph(graph, weights="weight").W, lazy_matrix(), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        from_graph(graph, weights="weight").W, lazy_matrix(), rtol=0, atol=1e-15
+    )
 
 
 def test_multiple_edges_add_up():
     graph = nx.MultiGraph()
     graph.add_weighted_edges_from([(0, 1, 0.1), (1, 0, 0.2), (1, 2, 0.4)])
-    np.testing.assert_allclose(from_graph(graph, weights="weight").W, [[0.7, 0.3, 0], [0.3, 0.3, 0.4], [0, 0.4, 0.6]], atol=1e-15)
+    np.testing.assert_allclose(
+        from_graph(graph, weights="weight").W,
+        [[0.7, 0.3, 0], [0.3, 0.3, 0.4], [0, 0.4, 0.6]],
+        atol=1e-15,
+    )
 
 
 def test_an_edge_of_weight_0_is_no_edge():
@@ -123,7 +142,10 @@ def test_an_edge_of_weight_0_is_no_edge():
         ("0.1", r"the edge \(0, 1\) has weight = '0.1'; need a finite number"),
         (None, r"the edge \(0, 1\) has no attribute 'weight'"),
         (0.3, r"node 1 with its loop sum to 1.2, 0.2 more than 1"),
-        (0.05, r"node 1 with its loop sum to 0.95, 0.05 less than 1; need a sum of 1 \(without loops"),
+        (
+            0.05,
+            r"node 1 with its loop sum to 0.95, 0.05 less than 1; need a sum of 1 \(without loops",
+        ),
     ],
 )
 def test_weights_that_make_no_mixing_matrix_are_refused(value, message):
@@ -138,14 +160,19 @@ def test_weights_that_make_no_mixing_matrix_are_refused(value, message):
 def test_weights_above_1_leave_nothing():
     graph = nx.Graph()
     graph.add_weighted_edges_from([("a", "b", 0.7), ("b", "c", 5)])
-    with pytest.raises(ValueError, match=r"node 'b' sum to 5.7, 4.7 more than 1; need at most 1 .*: divide all weights by 5.7"):
+    with pytest.raises(
+        ValueError,
+        match=r"node 'b' sum to 5.7, 4.7 more than 1; need at most 1 .*: divide all weights by 5.7",
+    ):
         from_graph(graph, weights="weight")
 
 
 def test_a_directed_edge_goes_from_sender_to_receiver():
     graph = nx.from_numpy_array(ROW, create_using=nx.DiGraph)
     np.testing.assert_allclose(from_graph(graph, weights="weight").W, ROW.T, atol=1e-15)
-    with pytest.raises(ValueError, match=r"edges out of node 1 with its loop sum to 1.4, .* pass graph.reverse\(\)"):
+    with pytest.raises(
+        ValueError, match=r"edges out of node 1 with its loop sum to 1.4, .* pass graph.reverse\(\)"
+    ):
         from_graph(graph.reverse(), weights="weight")
 
 
@@ -183,7 +210,11 @@ COARSE = {
 }
 
 
-@pytest.mark.parametrize("graph", [topologies.ring(7), topologies.star(6), topologies.erdos_renyi(9, 0.5, 1)], ids=lambda graph: graph.name)
+@pytest.mark.parametrize(
+    "graph",
+    [topologies.ring(7), topologies.star(6), topologies.erdos_renyi(9, 0.5, 1)],
+    ids=lambda graph: graph.name,
+)
 @pytest.mark.parametrize("coarse", COARSE.values(), ids=COARSE)
 def test_rounding_errors_of_a_symmetric_matrix_are_corrected(graph, coarse):
     fixed = from_matrix(coarse(graph.W))
@@ -201,7 +232,9 @@ def test_rounding_errors_of_directed_matrices_are_corrected():
     for sums in (fixed.W.sum(axis=0), fixed.W.sum(axis=1)):
         np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-14)
     np.testing.assert_allclose(fixed.W, doubly, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(from_matrix(ROW.T.astype(np.float32)).W.sum(axis=0), 1, rtol=0, atol=4e-16)
+    np.testing.assert_allclose(
+        from_matrix(ROW.T.astype(np.float32)).W.sum(axis=0), 1, rtol=0, atol=4e-16
+    )
 
 
 def test_a_tiny_negative_entry_is_a_rounding_error():
@@ -218,15 +251,27 @@ def test_a_slow_directed_ring_is_no_rounding_error():
 
 
 def test_what_is_exact_stays_as_it_is():
-    for topology in (topologies.torus(3, 5), topologies.exponential(7), topologies.star(5, topologies.uniform)):
+    for topology in (
+        topologies.torus(3, 5),
+        topologies.exponential(7),
+        topologies.star(5, topologies.uniform),
+    ):
         np.testing.assert_array_equal(from_matrix(topology.W).W, topology.W)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (np.diag([5e-6, 0, 0]), r"row 0 of W sums to 1.000005, not 1 \(off by 5e-06\); errors up to 1e-06 are corrected; W \+ np.diag"),
-        (np.eye(3, k=1) * 5e-6, r"W\[0, 1\] = 0.33333833 but W\[1, 0\] = 0.33333333 \(off by 5e-06\), and column 1 sums to 1.000005;"),
+        (
+            np.diag([5e-6, 0, 0]),
+            r"row 0 of W sums to 1.000005, not 1 \(off by 5e-06\); errors up to 1e-06 are "
+            r"corrected; W \+ np.diag",
+        ),
+        (
+            np.eye(3, k=1) * 5e-6,
+            r"W\[0, 1\] = 0.33333833 but W\[1, 0\] = 0.33333333 \(off by 5e-06\), and column 1 "
+            r"sums to 1.000005;",
+        ),
     ],
     ids=["diagonal", "asymmetric"],
 )
@@ -241,7 +286,10 @@ def test_larger_errors_are_shown_with_enough_digits(change, message):
         (nx.path_graph(3), r"W is a Graph; .*from_graph"),
         (topologies.ring(3), r"W is a Topology; .*W itself"),
         (np.ma.masked_equal(topologies.ring(5).W, 0), r"masked entries"),
-        (np.ones((3, 3), int), r"sums to 3, not 1 \(off by 2\); of a graph's 0s and 1s, topologies.from_graph"),
+        (
+            np.ones((3, 3), int),
+            r"sums to 3, not 1 \(off by 2\); of a graph's 0s and 1s, topologies.from_graph",
+        ),
     ],
     ids=["graph", "topology", "masked", "adjacency"],
 )

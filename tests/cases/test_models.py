@@ -33,7 +33,9 @@ SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 
 def classifier(targets, loss=INTEGER_LABELS, outputs=2, model=None, **options):
     targets = np.asarray(targets) if len(targets) else ()
-    return problems.finite_sum(model or linear(outputs), loss, (X, targets), **{"workers": 2, "batch_size": 2, **options})
+    return problems.finite_sum(
+        model or linear(outputs), loss, (X, targets), **{"workers": 2, "batch_size": 2, **options}
+    )
 
 
 def one_hot_loss(logits, targets):
@@ -45,7 +47,9 @@ def weighted_loss(logits, targets):
 
 
 def smoothed_loss(logits, targets):
-    return optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), 0.1))
+    return optax.softmax_cross_entropy(
+        logits, optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), 0.1)
+    )
 
 
 CYCLE = np.arange(24)
@@ -57,17 +61,25 @@ ONE_OFF, THREE = CYCLE % 2 + 1, CYCLE % 3
 @pytest.mark.parametrize(
     ("loss", "targets", "message"),
     [
-        *((loss, ONE_OFF, "targets from 1 to 2.*relabel") for loss in (one_hot_loss, weighted_loss, smoothed_loss, HINGE)),
+        *(
+            (loss, ONE_OFF, "targets from 1 to 2.*relabel")
+            for loss in (one_hot_loss, weighted_loss, smoothed_loss, HINGE)
+        ),
         (HINGE, 2 * (CYCLE % 2) - 1, "targets from -1 to 1"),
         (one_hot_loss, THREE, "targets from 0 to 2"),
         (
             INTEGER_LABELS,
             2 * (CYCLE % 2) - 1,
-            r"targets from -1 to 1, .* indices of the model's 2 outputs; .* 0 to 1; .*\(targets \+ 1\) // 2",
+            r"targets from -1 to 1, .* indices of the model's 2 outputs; .* 0 to 1; .*\(targets "
+            r"\+ 1\) // 2",
         ),
         (INTEGER_LABELS, ONE_OFF, "targets from 1 to 2.*relabel them with targets - 1"),
         (INTEGER_LABELS, THREE, "targets from 0 to 2.*or pass a model with 3 outputs"),
-        (INTEGER_LABELS, (CYCLE % 2 * 7).astype(np.uint8), r"targets from 0 to 7.*np.unique\(targets, return_inverse=True\)"),
+        (
+            INTEGER_LABELS,
+            (CYCLE % 2 * 7).astype(np.uint8),
+            r"targets from 0 to 7.*np.unique\(targets, return_inverse=True\)",
+        ),
     ],
 )
 def test_labels_outside_the_classes_are_refused(loss, targets, message):
@@ -88,17 +100,25 @@ def test_integer_targets_that_are_no_classes_are_accepted():
     classifier(CYCLE, lambda outputs, targets: jnp.sum((outputs - table[targets]) ** 2, axis=-1))
     classifier(CYCLE, lambda outputs, targets: (outputs[:, 0] - targets) ** 2)
     margins = 2 * (CYCLE % 2) - 1
-    classifier(margins, lambda outputs, targets: optax.hinge_loss(outputs[:, 0], targets), outputs=1)
+    classifier(
+        margins, lambda outputs, targets: optax.hinge_loss(outputs[:, 0], targets), outputs=1
+    )
     for loss in (optax.squared_error, lambda f, y: jnp.logaddexp(0, -f * y)):
         model = problems.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
         problems.finite_sum(model, loss, (X, 1.0 * margins), workers=2, batch_size=2)
 
 
-@pytest.mark.parametrize(("loss", "dtype"), [(optax.sigmoid_binary_cross_entropy, int), (optax.sigmoid_focal_loss, float)])
+@pytest.mark.parametrize(
+    ("loss", "dtype"),
+    [(optax.sigmoid_binary_cross_entropy, int), (optax.sigmoid_focal_loss, float)],
+)
 def test_binary_labels_outside_0_and_1_are_refused(loss, dtype):
     model = problems.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
     labels = (2 * (CYCLE % 2) - 1).astype(dtype)
-    with pytest.raises(ValueError, match=r"targets from -1.* to 1.*expected targets in \[0, 1\]; relabel them with \(targets \+ 1\) / 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"targets from -1.* to 1.*expected targets in \[0, 1\]; relabel them with \(targets \+ 1\) / 2",
+    ):
         problems.finite_sum(model, loss, (X, labels), workers=2, batch_size=2)
     problems.finite_sum(model, loss, (X, (labels + 1) // 2), workers=2, batch_size=2)
 
@@ -114,11 +134,29 @@ def test_labels_of_a_test_set_are_checked_for_loss_and_metrics():
 
 def test_labels_of_workers_data_and_of_batches_from_outside_are_checked(mesh, key):
     with pytest.raises(ValueError, match="targets from 0 to 2"):
-        problems.finite_sum(linear(2), INTEGER_LABELS, problems.ByWorker(lambda n: (X, CYCLE % (2 + n))), workers=2, batch_size=2)
+        problems.finite_sum(
+            linear(2),
+            INTEGER_LABELS,
+            problems.ByWorker(lambda n: (X, CYCLE % (2 + n))),
+            workers=2,
+            batch_size=2,
+        )
     inputs, weights = np.stack([X[:2]] * 2), jnp.ones((2, 2))
-    batches = [problems.Examples(inputs, np.full((2, 2), label, np.int32), weights) for label in (1, 2)]
-    with pytest.raises(ValueError, match=r"batches of rounds 1 to 1: finite_sum: targets from 2 to 2.*classes 0 to 1"):
-        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), classifier(CYCLE % 2), steps=2, key=key, mesh=mesh, batches=batches)
+    batches = [
+        problems.Examples(inputs, np.full((2, 2), label, np.int32), weights) for label in (1, 2)
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"batches of rounds 1 to 1: finite_sum: targets from 2 to 2.*classes 0 to 1",
+    ):
+        dsgd.run(
+            algorithms.minibatch_sgd(optax.sgd(0.1)),
+            classifier(CYCLE % 2),
+            steps=2,
+            key=key,
+            mesh=mesh,
+            batches=batches,
+        )
 
 
 # Batch norm and dropout
@@ -146,7 +184,9 @@ class Nnx(nnx.Module):
 
 def flax_outputs(model, params, x) -> Any:
     if isinstance(model, nn.Module):
-        return jax.jit(model.apply, static_argnames="train")(params if "params" in params else {"params": params}, x, train=False)
+        return jax.jit(model.apply, static_argnames="train")(
+            params if "params" in params else {"params": params}, x, train=False
+        )
     module = Nnx(nnx.Rngs(7))
     nnx.update(module, params)
     module.eval()
@@ -155,7 +195,13 @@ def flax_outputs(model, params, x) -> Any:
 
 @cache
 def trained(model) -> tuple[dsgd.Problem, dsgd.Result]:
-    problem = classifier(CYCLE % 2, batch_size=4, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
+    problem = classifier(
+        CYCLE % 2,
+        batch_size=4,
+        model=model,
+        test=(X, CYCLE % 2),
+        metrics={"test_loss": INTEGER_LABELS},
+    )
     return problem, dsgd.run(SGD, problem, steps=2, key=jax.random.key(0), mesh=1, record_every=2)
 
 
@@ -166,7 +212,9 @@ def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(mode
     for name in ("loss", "test_loss"):
         np.testing.assert_allclose(result.history[name][-1], losses.mean(), rtol=1e-5)
     assert result.history["loss"][-1] != result.history["loss"][0]
-    assert (result.state.fixed != ()) == (len(jax.tree.leaves(result.params)) > len(jax.tree.leaves(result.state.server)))
+    assert (result.state.fixed != ()) == (
+        len(jax.tree.leaves(result.params)) > len(jax.tree.leaves(result.state.server))
+    )
 
 
 def test_running_averages_are_the_means_over_batches_of_the_workers():
@@ -178,41 +226,66 @@ def test_running_averages_are_the_means_over_batches_of_the_workers():
         mine = jax.tree.map(lambda leaf: leaf[n], problem.data)  # noqa: B023 (called at once)
         keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), n) for k in range(16)]
         batches += [np.asarray(sample(own, mine).inputs) for own in keys]
-    np.testing.assert_allclose(statistics["mean"], np.mean([batch.mean(axis=0) for batch in batches], axis=0), atol=1e-5)
-    np.testing.assert_allclose(statistics["var"], np.mean([batch.var(axis=0) for batch in batches], axis=0), rtol=1e-4)
+    np.testing.assert_allclose(
+        statistics["mean"], np.mean([batch.mean(axis=0) for batch in batches], axis=0), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        statistics["var"], np.mean([batch.var(axis=0) for batch in batches], axis=0), rtol=1e-4
+    )
 
 
 def test_a_training_step_is_that_of_flax_in_training(mesh, key):
     model = Linen(rate=0.0)
-    problem = classifier(CYCLE % 2, model=model, batch_size=12, replacement=False)  # all that a worker has
+    # all that a worker has
+    problem = classifier(CYCLE % 2, model=model, batch_size=12, replacement=False)
     start = problem.init(loop.split(key)[0])
 
     def loss(params, x, y):
-        outputs, _ = model.apply({**start, "params": params}, x, train=True, mutable=["batch_stats"])
+        outputs, _ = model.apply(
+            {**start, "params": params}, x, train=True, mutable=["batch_stats"]
+        )
         return INTEGER_LABELS(outputs, y).mean()
 
     slope = jax.jit(jax.grad(loss))
-    slopes = [slope(start["params"], problem.data.inputs[n], problem.data.targets[n]) for n in range(2)]
+    slopes = [
+        slope(start["params"], problem.data.inputs[n], problem.data.targets[n]) for n in range(2)
+    ]
     expected = jax.tree.map(lambda x, *slopes: x - 0.1 * sum(slopes) / 2, start["params"], *slopes)
     found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["params"]
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected
+    )
 
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_dropout_masks_differ_by_worker_round_and_seed_and_not_by_devices(outside, key):
-    """The gradient of the sum of the outputs with respect to the bias is the number of those that are not dropped."""
+    """The gradient of the sum of the outputs with respect to the bias is the number of those that
+    are not dropped.
+    """
     model = Linen(norm=False, outputs=9)
-    problem = classifier((), model=model, loss=lambda outputs, targets: outputs.sum(axis=-1), batch_size=12)
+    problem = classifier(
+        (), model=model, loss=lambda outputs, targets: outputs.sum(axis=-1), batch_size=12
+    )
     batches = problems.Examples(np.zeros((2, 12, 3), np.float32), (), jnp.ones((2, 12)))
 
     def masks(rounds, devices):
         def ask(key, data, batches):
             query = queries.Asked(problem.init(jax.random.key(0)))
-            return oracle.gradients(problem, query, key, data, 2, batches if outside else None)["Dense_0"]["bias"]
+            return oracle.gradients(problem, query, key, data, 2, batches if outside else None)[
+                "Dense_0"
+            ]["bias"]
 
         specs = (P(), P("workers"), P("workers"))
-        mapped = jax.shard_map(ask, mesh=dsgd.workers.mesh(devices), in_specs=specs, out_specs=P("workers"), check_vma=False)
-        return [np.asarray(jax.jit(mapped)(jax.random.key(i), problem.data, batches)) for i in rounds]
+        mapped = jax.shard_map(
+            ask,
+            mesh=dsgd.workers.mesh(devices),
+            in_specs=specs,
+            out_specs=P("workers"),
+            check_vma=False,
+        )
+        return [
+            np.asarray(jax.jit(mapped)(jax.random.key(i), problem.data, batches)) for i in rounds
+        ]
 
     one, two = masks([0, 1], 1), masks([0, 1], 2)
     np.testing.assert_allclose(one, two)
@@ -222,12 +295,31 @@ def test_dropout_masks_differ_by_worker_round_and_seed_and_not_by_devices(outsid
 
 def test_what_only_training_draws_is_off_in_exact_gradients_and_in_the_evaluation(mesh, key):
     problem = classifier(CYCLE % 2, model=Linen(norm=False))
-    result = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+    result = dsgd.run(
+        algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh
+    )
     start = problem.init(loop.split(key)[0])
-    slope = jax.jit(jax.grad(lambda params: INTEGER_LABELS(flax_outputs(Linen(norm=False), params, X), CYCLE % 2).mean()))(start)
-    jax.tree.map(lambda x, x0, g: np.testing.assert_allclose(x, x0 - 0.1 * g, atol=1e-6), result.params, start, slope)
+    slope = jax.jit(
+        jax.grad(
+            lambda params: INTEGER_LABELS(
+                flax_outputs(Linen(norm=False), params, X), CYCLE % 2
+            ).mean()
+        )
+    )(start)
+    jax.tree.map(
+        lambda x, x0, g: np.testing.assert_allclose(x, x0 - 0.1 * g, atol=1e-6),
+        result.params,
+        start,
+        slope,
+    )
     with pytest.raises(ValueError, match="exact gradient of a model with batch norm and dropout"):
-        dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), classifier(CYCLE % 2, model=Linen()), steps=1, key=key, mesh=mesh)
+        dsgd.run(
+            algorithms.gradient_descent(optax.sgd(0.1)),
+            classifier(CYCLE % 2, model=Linen()),
+            steps=1,
+            key=key,
+            mesh=mesh,
+        )
 
 
 # Parameters that are not trained
@@ -237,16 +329,28 @@ Y = X @ np.array([1, 2, 3], np.float32)
 
 
 def with_fixed(key):
-    return {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,)), "table": jnp.arange(3), "key": jax.random.fold_in(key, 1)}
+    return {
+        "w": jnp.zeros(3),
+        "frozen": jax.random.normal(key, (3,)),
+        "table": jnp.arange(3),
+        "key": jax.random.fold_in(key, 1),
+    }
 
 
 def predict(params, x):
-    return x @ params["w"] + 0.1 * x @ params["frozen"] + params["table"].sum() + jax.random.normal(params["key"])
+    return (
+        x @ params["w"]
+        + 0.1 * x @ params["frozen"]
+        + params["table"].sum()
+        + jax.random.normal(params["key"])
+    )
 
 
 def only(start):
     """The same problem of the trained leaf alone."""
-    return problems.Model(lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x))
+    return problems.Model(
+        lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x)
+    )
 
 
 FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
@@ -254,22 +358,33 @@ FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
 
 def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(mesh, key):
     model = problems.Model(with_fixed, predict)
-    problem = classifier(Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED)
+    problem = classifier(
+        Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED
+    )
     start = problem.init(loop.split(key)[0])
     found, alone = (
-        dsgd.run(algorithms.make("choco-sgd", optax.sgd(0.05), 3), each, steps=4, key=key, mesh=mesh)
+        dsgd.run(
+            algorithms.make("choco-sgd", optax.sgd(0.05), 3), each, steps=4, key=key, mesh=mesh
+        )
         for each in (problem, classifier(Y, model=only(start), **FIXED))
     )
     for leaf in ("frozen", "table"):
         np.testing.assert_array_equal(found.params[leaf], start[leaf])
-    assert jnp.array_equal(jax.random.key_data(found.params["key"]), jax.random.key_data(start["key"]))
+    assert jnp.array_equal(
+        jax.random.key_data(found.params["key"]), jax.random.key_data(start["key"])
+    )
     np.testing.assert_allclose(found.params["w"], alone.params["w"], rtol=1e-6)
     for column in ("bits", "loss", "grad_sqnorm", "consensus"):
         np.testing.assert_allclose(found.history[column], alone.history[column], rtol=1e-5)
 
 
 def test_runs_with_fixed_leaves_go_on_from_results_and_checkpoints(tmp_path, mesh, key):
-    problem = classifier(Y, model=problems.Model(with_fixed, predict), trainable=lambda params: {**dict.fromkeys(params, True)}, **FIXED)
+    problem = classifier(
+        Y,
+        model=problems.Model(with_fixed, predict),
+        trainable=lambda params: {**dict.fromkeys(params, True)},
+        **FIXED,
+    )
     options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 4}
     whole = dsgd.run(SGD, problem, steps=4, **options)
     first = dsgd.run(SGD, problem, steps=2, checkpoint=tmp_path, **options)
@@ -282,17 +397,25 @@ def test_runs_with_fixed_leaves_go_on_from_results_and_checkpoints(tmp_path, mes
 
 def test_a_model_is_a_start_for_another_run_that_trains_the_same_leaves(mesh, key):
     problem = classifier(
-        Y, model=problems.Model(with_fixed, predict), trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED
+        Y,
+        model=problems.Model(with_fixed, predict),
+        trainable={"w": True, "frozen": False, "table": True, "key": True},
+        **FIXED,
     )
     options = {"steps": 2, "key": key, "mesh": mesh, "record_every": 2}
     first = dsgd.run(SGD, problem, **options)
-    second = dsgd.run(SGD, problem._replace(init=dsgd.Parameters(lambda key: first.params, problem.trainable)), **options)
+    second = dsgd.run(
+        SGD,
+        problem._replace(init=dsgd.Parameters(lambda key: first.params, problem.trainable)),
+        **options,
+    )
     assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
     np.testing.assert_array_equal(second.history["bits"], first.history["bits"])
     np.testing.assert_array_equal(second.params["frozen"], first.params["frozen"])
     assert not np.array_equal(second.params["w"], first.params["w"])
     with pytest.raises(
-        ValueError, match=r"evaluate gives a slope with leaves \['w'\]; expected the tree with leaves \['frozen'\], \['w'\]"
+        ValueError,
+        match=r"evaluate gives a slope with leaves \['w'\]; expected the tree with leaves \['frozen'\], \['w'\]",
     ):
         dsgd.run(SGD, problem._replace(init=lambda key: first.params), **options)
 
@@ -309,14 +432,18 @@ def test_a_problem_of_ones_own_may_freeze_leaves(mesh, key):
     )
     assert problem.trainable is None
     bits = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).history["bits"][-1]
-    frozen = problem._replace(init=dsgd.Parameters(init, lambda params: {"w": True, "scale": params["scale"].ndim > 0}))
+    frozen = problem._replace(
+        init=dsgd.Parameters(init, lambda params: {"w": True, "scale": params["scale"].ndim > 0})
+    )
     result = dsgd.run(SGD, frozen, steps=1, key=key, mesh=mesh)
     np.testing.assert_allclose(result.params["w"], 0.7, rtol=1e-6)
     assert result.params["scale"] == 3
     assert result.history["bits"][-1] == 2 / 3 * bits
 
 
-def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and_evaluation(mesh, key):
+def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and_evaluation(
+    mesh, key
+):
     def slope(params, batch):
         return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}
 
@@ -329,18 +456,28 @@ def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and
         data=jnp.ones((2, 2)),
         sample=lambda key, mine: 2 * mine,
     )
-    for changed in (problem, problem._replace(loss=dsgd.Loss(problem.loss, slope), evaluate=evaluate)):
+    for changed in (
+        problem,
+        problem._replace(loss=dsgd.Loss(problem.loss, slope), evaluate=evaluate),
+    ):
         params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
         np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
         assert params["n"] == 3
 
 
 def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
-    model = problems.Model(lambda key: {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))}, lambda p, x: x @ (p["w"] + p["frozen"]))
+    model = problems.Model(
+        lambda key: {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))},
+        lambda p, x: x @ (p["w"] + p["frozen"]),
+    )
     problem = classifier(Y, model=model, **FIXED)
     start = problem.init(loop.split(key)[0])
-    frozen = optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}))
-    found = dsgd.run(algorithms.make("local-sgd", frozen, 3), problem, steps=4, key=key, mesh=mesh).params
+    frozen = optax.chain(
+        optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
+    )
+    found = dsgd.run(
+        algorithms.make("local-sgd", frozen, 3), problem, steps=4, key=key, mesh=mesh
+    ).params
     np.testing.assert_array_equal(found["frozen"], start["frozen"])
     assert np.abs(found["w"]).min() > 0.01
 
@@ -348,7 +485,10 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
 @pytest.mark.parametrize(
     ("trainable", "message"),
     [
-        ({"w": 1, "frozen": False, "table": True, "key": True}, r"trainable = .*; expected a tree of True and False"),
+        (
+            {"w": 1, "frozen": False, "table": True, "key": True},
+            r"trainable = .*; expected a tree of True and False",
+        ),
         ({"w": True}, "trainable = {'w': True}; expected a prefix of the parameters' tree"),
         (False, "parameters have no floating-point leaf that is trainable; expected at least one"),
     ],
@@ -362,13 +502,23 @@ def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, message):
 
 
 def least_squares(**options):
-    model = problems.Model(lambda key: {"w": jnp.array([1.0, 0, -1])}, lambda params, x: x @ params["w"])
-    return classifier(Y, model=model, loss=optax.squared_error, **{"workers": 3, "batch_size": 8, "replacement": False, **options})
+    model = problems.Model(
+        lambda key: {"w": jnp.array([1.0, 0, -1])}, lambda params, x: x @ params["w"]
+    )
+    return classifier(
+        Y,
+        model=model,
+        loss=optax.squared_error,
+        **{"workers": 3, "batch_size": 8, "replacement": False, **options},
+    )
 
 
 def clipped_mean(x, y, w, C, l2=0.0):
     slopes = 2 * (x @ w - y)[:, None] * x
-    return np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0) + l2 * w
+    return (
+        np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0)
+        + l2 * w
+    )
 
 
 def test_gradients_are_clipped_sample_by_sample_before_their_mean(mesh, key):
@@ -376,8 +526,14 @@ def test_gradients_are_clipped_sample_by_sample_before_their_mean(mesh, key):
     problem = problems.per_sample(least_squares(l2=l2), problems.clipped(0.7))
     found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["w"]
     w, (x, y) = np.array([1.0, 0, -1]), map(np.asarray, problem.data[:2])
-    np.testing.assert_allclose(found, w - 0.1 * np.mean([clipped_mean(x[n], y[n], w, 0.7, l2) for n in range(3)], axis=0), rtol=1e-5)
-    exact = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh).params["w"]
+    np.testing.assert_allclose(
+        found,
+        w - 0.1 * np.mean([clipped_mean(x[n], y[n], w, 0.7, l2) for n in range(3)], axis=0),
+        rtol=1e-5,
+    )
+    exact = dsgd.run(
+        algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh
+    ).params["w"]
     np.testing.assert_allclose(exact, found, rtol=1e-5)
 
 
@@ -396,7 +552,9 @@ def test_clipping_is_that_of_optax_and_in_pieces_as_in_one(monkeypatch):
         slope = jax.jit(private.gradient)
         np.testing.assert_allclose(slope(params, batch)["w"], update["w"], rtol=1e-5)
         few = slope(params, problem.take(batch, jnp.int32(3)))["w"]
-        np.testing.assert_allclose(few, clipped_mean(batch.inputs[:3], batch.targets[:3], params["w"], 0.5), rtol=1e-5)
+        np.testing.assert_allclose(
+            few, clipped_mean(batch.inputs[:3], batch.targets[:3], params["w"], 0.5), rtol=1e-5
+        )
 
 
 def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
@@ -406,7 +564,11 @@ def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
     def ask(key, data):
         return oracle.gradients(problem, queries.Asked(problem.init(key)), key, data, 3)["w"]
 
-    mapped = jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False))
+    mapped = jax.jit(
+        jax.shard_map(
+            ask, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False
+        )
+    )
     rows = np.concatenate([mapped(jax.random.key(i), problem.data) for i in range(60)])
     assert len(np.unique(rows)) == rows.size
     assert np.std(rows) == pytest.approx(2 / 8, rel=0.1)
@@ -415,7 +577,9 @@ def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
 
 
 def test_what_has_no_gradients_of_samples_is_refused():
-    with pytest.raises(ValueError, match=r"quadratic.* has a gradient of its own|draws batches of type"):
+    with pytest.raises(
+        ValueError, match=r"quadratic.* has a gradient of its own|draws batches of type"
+    ):
         problems.per_sample(problems.random_quadratic(2, 2), problems.clipped(1.0))
     with pytest.raises(ValueError, match="has batch norm, whose losses are not of single samples"):
         problems.per_sample(classifier(CYCLE % 2, model=Linen()), problems.clipped(1.0))
@@ -430,7 +594,10 @@ def test_a_loss_that_is_not_finite_from_finite_data_shows_ranges(mesh, key):
     """A user's own loss, of which no check knows that its targets are indices."""
     problem = classifier(CYCLE % 2)._replace(loss=Labels(), evaluate=None)
     shown = r"data.inputs from -2.\d+ to 1.\d+, data.targets from 0 to 1, .*start from 0 to 0, outputs from 0 to 0"
-    with pytest.raises(dsgd.Diverged, match=f"before the first round, from finite data and a finite start .*{shown}"):
+    with pytest.raises(
+        dsgd.Diverged,
+        match=f"before the first round, from finite data and a finite start .*{shown}",
+    ):
         dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh)
 
 
@@ -460,12 +627,18 @@ def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
         data=jnp.zeros(2),
         sample=lambda key, mine: mine,
     )
-    with pytest.raises(dsgd.Diverged, match=r"the gradient is not finite after round 2, where the loss is 0 \(as of sqrt"):
+    with pytest.raises(
+        dsgd.Diverged,
+        match=r"the gradient is not finite after round 2, where the loss is 0 \(as of sqrt",
+    ):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=9, key=key, mesh=mesh)
 
 
 def test_a_step_size_that_is_too_large_is_still_blamed(mesh, key):
-    with pytest.raises(dsgd.Diverged, match=r"minibatch_sgd: the loss is .* after round \d+; try a smaller step size"):
+    with pytest.raises(
+        dsgd.Diverged,
+        match=r"minibatch_sgd: the loss is .* after round \d+; try a smaller step size",
+    ):
         dsgd.run(
             algorithms.minibatch_sgd(optax.sgd(1e3)),
             classifier(Y, model=linear(1), loss=lambda o, y: (o[:, 0] - y) ** 2),
@@ -482,16 +655,26 @@ class Constants(nnx.Module):
     def __init__(self, rngs):
         self.layer, self.number = nnx.Linear(3, 2, rngs=rngs), 2.0
         self.array, self.numpy, self.count = jnp.ones((1, 2)), np.ones((1, 2)), jnp.arange(1)
-        self.variable, self.cache, self.key = nnx.Variable(jnp.ones((1, 2))), nnx.Cache(jnp.zeros(2)), jax.random.key(3)
+        self.variable, self.cache, self.key = (
+            nnx.Variable(jnp.ones((1, 2))),
+            nnx.Cache(jnp.zeros(2)),
+            jax.random.key(3),
+        )
         self.arrays = nnx.List([jnp.ones((1, 2))])
 
     def __call__(self, x):
         noise = 0 * jax.random.normal(self.key)
-        return self.layer(x) * self.array * self.numpy * self.variable[...] * self.arrays[0] + self.count[None] + noise
+        return (
+            self.layer(x) * self.array * self.numpy * self.variable[...] * self.arrays[0]
+            + self.count[None]
+            + noise
+        )
 
 
 def test_constants_of_an_nnx_module_stay_as_they_are(mesh, key):
-    params = dsgd.run(SGD, classifier(CYCLE % 2, model=Constants), steps=2, key=key, mesh=mesh).params
+    params = dsgd.run(
+        SGD, classifier(CYCLE % 2, model=Constants), steps=2, key=key, mesh=mesh
+    ).params
     np.testing.assert_array_equal(params["array"], np.ones((1, 2)))
     np.testing.assert_array_equal(params["variable"], np.ones((1, 2)))
     assert np.abs(params["layer"]["bias"]).min() > 0
@@ -524,15 +707,34 @@ class Missing(nnx.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Broken("attribute"), r'^model Broken: init: AttributeError: "Broken" object has no attribute "width".$'),
+        (
+            Broken("attribute"),
+            r'^model Broken: init: AttributeError: "Broken" object has no attribute "width".$',
+        ),
         (
             Broken("counter"),
-            r"^model Broken: \['counter'\]\['n'\] changes in training; expected parameters, constants, and running averages",
+            r"^model Broken: \['counter'\]\['n'\] changes in training; expected parameters, "
+            r"constants, and running averages",
         ),
-        (Broken("spectral"), "^model Broken: its outputs in training depend on its running averages .batch_stats.; expected"),
-        (Missing, r"^model Missing in training: `deterministic` is False, but no `rngs` argument was provided to Dropout\s+as either .*$"),
-        (lambda: Missing(nnx.Rngs(0)), r"^model = the function <lambda>, which takes \(\): need a function of 1 argument \(rngs\)$"),
-        (problems.Model(lambda key: 1.0, lambda params, x: len(params)), r"^finite_sum: model: TypeError: "),
+        (
+            Broken("spectral"),
+            "^model Broken: its outputs in training depend on its running averages .batch_stats.; "
+            "expected",
+        ),
+        (
+            Missing,
+            r"^model Missing in training: `deterministic` is False, but no `rngs` argument was "
+            r"provided to Dropout\s+as either .*$",
+        ),
+        (
+            lambda: Missing(nnx.Rngs(0)),
+            r"^model = the function <lambda>, which takes \(\): need a function of 1 argument "
+            r"\(rngs\)$",
+        ),
+        (
+            problems.Model(lambda key: 1.0, lambda params, x: len(params)),
+            r"^finite_sum: model: TypeError: ",
+        ),
     ],
 )
 def test_errors_of_models_name_the_cause_and_the_model(model, message):
@@ -558,7 +760,14 @@ def test_layers_of_a_neural_network_can_be_frozen():
 
 
 def test_per_sample_gradients_of_epochs_and_of_weighted_clients(mesh, key):
-    options = {"replacement": "epoch", "partition": [[0], [1], list(range(2, len(CYCLE)))], "weights": "samples", "workers": 3}
-    problem = problems.per_sample(classifier(CYCLE % 2, **options), problems.clipped(0.1), noise=0.1)
+    options = {
+        "replacement": "epoch",
+        "partition": [[0], [1], list(range(2, len(CYCLE)))],
+        "weights": "samples",
+        "workers": 3,
+    }
+    problem = problems.per_sample(
+        classifier(CYCLE % 2, **options), problems.clipped(0.1), noise=0.1
+    )
     result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh)
     assert np.isfinite(result.history["loss"]).all()

@@ -24,7 +24,8 @@ KEY = jax.random.key(0)
 PROBLEM = problems.random_quadratic(N, 3, noise=0.3, seed=0)
 SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e6))
-KIMAD = algorithms.kimad_sgd(optax.sgd(0.1), algorithms.kimad.top_k((0.1, 0.3)), 1e-3)  # its rounds are measured: NaN before the first
+# its rounds are measured: NaN before the first
+KIMAD = algorithms.kimad_sgd(optax.sgd(0.1), algorithms.kimad.top_k((0.1, 0.3)), 1e-3)
 
 
 def run(algorithm=SGD, problem=PROBLEM, **options):
@@ -106,7 +107,10 @@ def test_precision_changes_from_run_to_run_in_one_process():
 
 def test_without_jit_a_run_warns_and_is_the_same():
     expected = run()
-    with jax.disable_jit(), pytest.warns(UserWarning, match=r"run: jax_disable_jit does not apply") as told:
+    with (
+        jax.disable_jit(),
+        pytest.warns(UserWarning, match=r"run: jax_disable_jit does not apply") as told,
+    ):
         same_history(run(), expected)
     assert told[0].filename == __file__
 
@@ -114,7 +118,10 @@ def test_without_jit_a_run_warns_and_is_the_same():
 def meshes() -> dict[str, Mesh]:
     devices = jax.devices()[:2]
     types = {"explicit": AxisType.Explicit, "automatic": AxisType.Auto}
-    return {name: jax.make_mesh((2,), ("workers",), axis_types=(kind,), devices=devices) for name, kind in types.items()}
+    return {
+        name: jax.make_mesh((2,), ("workers",), axis_types=(kind,), devices=devices)
+        for name, kind in types.items()
+    }
 
 
 @pytest.mark.parametrize("name", meshes())
@@ -127,13 +134,17 @@ def test_a_mesh_of_any_type_of_axis_is_the_mesh_of_its_devices(name):
 @pytest.mark.parametrize(("shape", "names"), [((2,), ("x",)), ((2, 1), ("workers", "model"))])
 def test_a_mesh_of_other_axes_is_refused(shape, names):
     mesh = jax.make_mesh(shape, names, devices=jax.devices()[:2])
-    with pytest.raises(ValueError, match=r"expected one axis 'workers'; pass dsgd.workers.mesh\(2\)"):
+    with pytest.raises(
+        ValueError, match=r"expected one axis 'workers'; pass dsgd.workers.mesh\(2\)"
+    ):
         run(mesh=mesh)
 
 
 def test_a_run_does_not_see_the_mesh_of_set_mesh():
     expected = run(mesh=2)
-    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])):
+    with jax.set_mesh(
+        jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    ):
         same_history(run(mesh=2, key=jax.random.key(0)), expected)
         assert jax.sharding.get_abstract_mesh().axis_names == ("x",)
 
@@ -144,18 +155,33 @@ def final(**options) -> jax.Array:
 
 TRACED = {
     "key": (r"run: key is traced", lambda: jax.jit(lambda key: final(key=key))(KEY)),
-    "data": (r"run: problem\.data\.A is traced", lambda: jax.jit(lambda data: final(problem=PROBLEM._replace(data=data)))(PROBLEM.data)),
+    "data": (
+        r"run: problem\.data\.A is traced",
+        lambda: jax.jit(lambda data: final(problem=PROBLEM._replace(data=data)))(PROBLEM.data),
+    ),
     "steps": (r"run: steps is traced", lambda: jax.jit(lambda steps: final(steps=steps))(3)),
-    "start": (r"run: start\.server.* is traced", lambda: jax.grad(lambda x: final(start=dsgd.State(x)).sum())(jnp.ones(3))),
+    "start": (
+        r"run: start\.server.* is traced",
+        lambda: jax.grad(lambda x: final(start=dsgd.State(x)).sum())(jnp.ones(3)),
+    ),
     "step size": (
         r"run: a value that the method or the problem uses is traced",
-        lambda: jax.grad(lambda rate: final(algorithm=algorithms.minibatch_sgd(optax.sgd(rate))).sum())(0.1),
+        lambda: jax.grad(
+            lambda rate: final(algorithm=algorithms.minibatch_sgd(optax.sgd(rate))).sum()
+        )(0.1),
     ),
     "sweep": (
         r"sweep: rate is traced",
-        lambda: jax.vmap(lambda rate: dsgd.sweep(lambda rate: SGD, PROBLEM, steps=1, key=KEY, rate=rate).history["loss"])(jnp.ones((2, 1))),
+        lambda: jax.vmap(
+            lambda rate: dsgd.sweep(lambda rate: SGD, PROBLEM, steps=1, key=KEY, rate=rate).history[
+                "loss"
+            ]
+        )(jnp.ones((2, 1))),
     ),
-    "round": (r"compile_round: the call is traced", lambda: jax.eval_shape(lambda: dsgd.compile_round(SGD, PROBLEM) and 0.0)),
+    "round": (
+        r"compile_round: the call is traced",
+        lambda: jax.eval_shape(lambda: dsgd.compile_round(SGD, PROBLEM) and 0.0),
+    ),
 }
 
 
@@ -189,12 +215,24 @@ WRONG = {
         lambda: run(mine(query=lambda state, round: dsgd.Query(state.params))),
         "query of mine raised AttributeError.*; State has server, workers, step, fixed",
     ),
-    "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
-    "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
-    "model": (lambda: run(mine(model=lambda state: np.asarray(state.server[0]))), "model of mine raised TracerArrayConversionError"),
+    "update": (
+        lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))),
+        f"update of mine {BRANCH}",
+    ),
+    "set": (
+        lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))),
+        r"update of mine .* \._replace\(",
+    ),
+    "model": (
+        lambda: run(mine(model=lambda state: np.asarray(state.server[0]))),
+        "model of mine raised TracerArrayConversionError",
+    ),
     "optimizer": (
-        lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))),
-        r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value in if",
+        lambda: run(
+            algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))
+        ),
+        r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value "
+        r"in if",
     ),
     "loss": (
         lambda: run(problem=PROBLEM._replace(loss=lambda params, batch: params.w)),
@@ -205,20 +243,35 @@ WRONG = {
         "evaluate of quadratic.* raised ZeroDivisionError: division by zero",
     ),
     "compress": (
-        lambda: run(algorithms.choco_sgd(optax.sgd(0.1), topologies.ring(N), SIGN._replace(compress=lambda key, x: branching(x)), 0.1)),
+        lambda: run(
+            algorithms.choco_sgd(
+                optax.sgd(0.1),
+                topologies.ring(N),
+                SIGN._replace(compress=lambda key, x: branching(x)),
+                0.1,
+            )
+        ),
         f"compress of my sign {BRANCH}",
     ),
     "quantity": (
         lambda: run(
             cluster=clusters.Cluster(
-                clusters.Quantity(lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()), "mine", True)
+                clusters.Quantity(
+                    lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()),
+                    "mine",
+                    True,
+                )
             )
         ),
         "quantity 'mine': sample: TracerBoolConversionError: a traced value in if",
     ),
     "model of rows": (
         lambda: problems.finite_sum(
-            problems.Model(lambda key: jnp.zeros(3), lambda x, rows: branching(rows @ x)), optax.l2_loss, ROWS, 4, batch_size=2
+            problems.Model(lambda key: jnp.zeros(3), lambda x, rows: branching(rows @ x)),
+            optax.l2_loss,
+            ROWS,
+            4,
+            batch_size=2,
         ),
         "finite_sum: model: TracerBoolConversionError: a traced value in if",
     ),

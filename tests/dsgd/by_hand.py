@@ -10,16 +10,21 @@ import jax
 import dsgd
 
 
-def method(mean: Callable = lambda gradient, round: round.mean(gradient), **members: Any) -> dsgd.Algorithm:
+def method(
+    mean: Callable = lambda gradient, round: round.mean(gradient), **members: Any
+) -> dsgd.Algorithm:
     """Mini-batch SGD.
 
     Args:
-        mean: (one leaf of the gradients `[n, ...]`, Communicator) -> the mean of all workers `[...]`.
+        mean: (one leaf of the gradients `[n, ...]`, Communicator) -> the mean of all workers
+            `[...]`.
         members: of `dsgd.Algorithm`, in place of its own.
     """
 
     def update(state, gradients, round):
-        return dsgd.State(state.server - 0.1 * jax.tree.map(lambda leaf: mean(leaf, round), gradients))
+        return dsgd.State(
+            state.server - 0.1 * jax.tree.map(lambda leaf: mean(leaf, round), gradients)
+        )
 
     right: dict[str, Any] = {
         "name": "mine",

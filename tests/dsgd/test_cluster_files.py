@@ -19,7 +19,12 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert clusters.load(path) == MEASURED
     assert json.loads(path.read_text())["about"] == {"what": "2 processes", "interval": [1.0, None]}
     made = clusters.load(str(path)).cluster
-    like = clusters.Cluster(clusters.constant(2.0e-4), up=clusters.constant(3.1e9), latency=1.25e-4, per_sample=clusters.constant(7.3e-7))
+    like = clusters.Cluster(
+        clusters.constant(2.0e-4),
+        up=clusters.constant(3.1e9),
+        latency=1.25e-4,
+        per_sample=clusters.constant(7.3e-7),
+    )
     assert made.name == like.name
     assert made.workers is None
 
@@ -51,6 +56,8 @@ def test_what_is_no_cluster_is_refused(text, message, tmp_path):
 
 
 def test_no_cluster_is_saved_of_numbers_that_are_none(tmp_path):
-    with pytest.raises(ValueError, match=r"clusters.save: bandwidth = inf: need a finite number > 0"):
+    with pytest.raises(
+        ValueError, match=r"clusters.save: bandwidth = inf: need a finite number > 0"
+    ):
         clusters.save(tmp_path / "cluster.json", MEASURED._replace(bandwidth=math.inf))
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,10 @@ def sampler(quantity: clusters.Quantity):
 @cache
 def draws(quantity: clusters.Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
     """`[DRAWS, WORKERS]`, in float64."""
-    return np.asarray(sampler(quantity)(jax.random.split(jax.random.key(seed), DRAWS), jnp.float32(clock)), np.float64)
+    return np.asarray(
+        sampler(quantity)(jax.random.split(jax.random.key(seed), DRAWS), jnp.float32(clock)),
+        np.float64,
+    )
 
 
 def at(quantity: clusters.Quantity, clocks, worker: int = 0) -> np.ndarray:
@@ -43,16 +46,24 @@ DISTRIBUTIONS = {
     "lognormal": (clusters.lognormal(-1.84, 0.6), scipy.stats.lognorm(0.6, scale=np.exp(-1.84))),
     "exponential": (clusters.exponential(0.2), scipy.stats.expon(scale=0.2)),
     "gamma": (clusters.gamma(2.5, 0.4), scipy.stats.gamma(2.5, scale=0.4)),
-    "measured": (clusters.measured([1.0, 2.0, 5.0, 5.0]), scipy.stats.rv_discrete(values=([1, 2, 5], [0.25, 0.25, 0.5]))()),
+    "measured": (
+        clusters.measured([1.0, 2.0, 5.0, 5.0]),
+        scipy.stats.rv_discrete(values=([1, 2, 5], [0.25, 0.25, 0.5]))(),
+    ),
     "sum": (clusters.constant(1.0) + 3 * clusters.exponential(0.5), scipy.stats.expon(1, 1.5)),
-    "sum of two alike": (clusters.exponential(1.0) + clusters.exponential(1.0), scipy.stats.gamma(2)),
+    "sum of two alike": (
+        clusters.exponential(1.0) + clusters.exponential(1.0),
+        scipy.stats.gamma(2),
+    ),
     "noise": (clusters.sinusoid(0.0, 1.0, 2.0, noise=0.4), scipy.stats.lognorm(0.4, scale=2.0)),
 }
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_draws_have_the_distribution(name):
-    """And its moments within 5 standard errors; those of the variance from the draws' own fourth moments. Workers draw independently."""
+    """And its moments within 5 standard errors; those of the variance from the draws' own fourth
+    moments. Workers draw independently.
+    """
     quantity, distribution = DISTRIBUTIONS[name]
     each = draws(quantity)
     values = each.ravel()
@@ -83,10 +94,14 @@ def test_a_coin():
 
 
 def test_the_noise_of_dropcompute():
-    r"""Its B.1: min(Z / alpha, 5.5) with Z from LogNormal(4, 1) and alpha = 2 exp(4.5), whose mean is 0.4959."""
+    r"""Its B.1: min(Z / alpha, 5.5) with Z from LogNormal(4, 1) and alpha = 2 exp(4.5), whose mean
+    is 0.4959.
+    """
     alpha = 2 * np.exp(4.5)
     values = draws(clusters.bounded((1 / alpha) * clusters.lognormal(4, 1), 5.5)).ravel()
-    mean = scipy.integrate.quad(lambda x: scipy.stats.lognorm.sf(x * alpha, 1, scale=np.exp(4)), 0, 5.5)[0]
+    mean = scipy.integrate.quad(
+        lambda x: scipy.stats.lognorm.sf(x * alpha, 1, scale=np.exp(4)), 0, 5.5
+    )[0]
     assert mean == pytest.approx(0.4959, abs=5e-5)
     assert abs(values.mean() - mean) <= 5 * values.std() / np.sqrt(values.size)
     assert values.max() == 5.5
@@ -101,7 +116,9 @@ def test_constants_are_of_all_or_of_each():
 
 def test_the_same_key_gives_the_same_bits_and_another_other_ones():
     values = draws(EXPONENTIAL)
-    np.testing.assert_array_equal(values, sampler(EXPONENTIAL)(jax.random.split(jax.random.key(0), DRAWS), jnp.float32(0)))
+    np.testing.assert_array_equal(
+        values, sampler(EXPONENTIAL)(jax.random.split(jax.random.key(0), DRAWS), jnp.float32(0))
+    )
     assert (values != draws(EXPONENTIAL, seed=1)).any(axis=0).all()
 
 
@@ -161,12 +178,16 @@ def test_bandwidths_are_never_0(quantity, positive):
         if positive:
             clusters.Cluster(clusters.constant(1.0), **{port: quantity})
         else:
-            with pytest.raises(ValueError, match=f"Cluster: {port} = .* can be 0: need a bandwidth > 0 bit/s"):
+            with pytest.raises(
+                ValueError, match=f"Cluster: {port} = .* can be 0: need a bandwidth > 0 bit/s"
+            ):
                 clusters.Cluster(clusters.constant(1.0), **{port: quantity})
 
 
 def test_a_bound():
-    np.testing.assert_array_equal(draws(clusters.bounded(EXPONENTIAL, 0.7)), np.minimum(draws(EXPONENTIAL), np.float32(0.7)))
+    np.testing.assert_array_equal(
+        draws(clusters.bounded(EXPONENTIAL, 0.7)), np.minimum(draws(EXPONENTIAL), np.float32(0.7))
+    )
 
 
 def test_the_slow_ones():
@@ -179,10 +200,20 @@ def test_the_slow_ones():
 def test_a_cluster_that_names_a_worker_needs_it():
     one = clusters.constant(1.0)
     late = clusters.slow(one, [2, 5], 3.0)
-    for quantity in (late, one + late, late + one, 2 * late, clusters.bounded(late, 9.0), clusters.slow(late, [1], 2.0)):
+    for quantity in (
+        late,
+        one + late,
+        late + one,
+        2 * late,
+        clusters.bounded(late, 9.0),
+        clusters.slow(late, [1], 2.0),
+    ):
         cluster = clusters.Cluster(one, up=quantity)
         cluster.need_workers(6)
-        with pytest.raises(ValueError, match=r"a cluster that names worker 5 .* for a problem of 5: need one of 0 to 4"):
+        with pytest.raises(
+            ValueError,
+            match=r"a cluster that names worker 5 .* for a problem of 5: need one of 0 to 4",
+        ):
             cluster.need_workers(5)
     servers = clusters.Cluster(clusters.per_server(clusters.slow(one, [1], 2.0), 4))
     servers.need_workers(5)
@@ -210,8 +241,21 @@ def test_samples_without_replacement():
 
 
 def test_a_trace_goes_by_the_clock_and_begins_again():
-    of_all, of_each = clusters.trace([5, 6, 7], 2.0), clusters.trace(np.array([[1, 2], [3, 4]]), 0.5)
-    assert at(of_all, [0, 1.9, 2, 3.9, 4, 5.9, 6, 9, 601], worker=7).tolist() == [5, 5, 6, 6, 7, 7, 5, 6, 5]
+    of_all, of_each = (
+        clusters.trace([5, 6, 7], 2.0),
+        clusters.trace(np.array([[1, 2], [3, 4]]), 0.5),
+    )
+    assert at(of_all, [0, 1.9, 2, 3.9, 4, 5.9, 6, 9, 601], worker=7).tolist() == [
+        5,
+        5,
+        6,
+        6,
+        7,
+        7,
+        5,
+        6,
+        5,
+    ]
     assert at(of_each, [0, 0.5, 1.25], worker=0).tolist() == [1, 2, 1]
     assert at(of_each, [0, 0.5, 1.25], worker=1).tolist() == [3, 4, 3]
     assert (of_all.workers, of_each.workers) == (None, 2)
@@ -227,8 +271,12 @@ def test_measurements_of_each_worker_are_its_own():
 
 def test_a_sinusoid():
     clocks = np.linspace(0, 9, 50)
-    np.testing.assert_allclose(at(clusters.sinusoid(3.0, 0.7, 0.5), clocks), 3 * np.sin(0.7 * clocks) ** 2 + 0.5, rtol=1e-5)
-    noisy, plain = (draws(clusters.sinusoid(3.0, 0.7, 0.5, noise), clock=2.0) for noise in (0.2, 0.0))
+    np.testing.assert_allclose(
+        at(clusters.sinusoid(3.0, 0.7, 0.5), clocks), 3 * np.sin(0.7 * clocks) ** 2 + 0.5, rtol=1e-5
+    )
+    noisy, plain = (
+        draws(clusters.sinusoid(3.0, 0.7, 0.5, noise), clock=2.0) for noise in (0.2, 0.0)
+    )
     logs = np.log(noisy / plain)
     assert abs(logs.mean()) < 5 * 0.2 / np.sqrt(logs.size)
     assert logs.std() == pytest.approx(0.2, rel=5 / np.sqrt(2 * logs.size))
@@ -264,7 +312,10 @@ def test_names_tell_all_parameters():
     """A checkpoint knows a cluster by its name."""
     one, two = clusters.exponential(1), clusters.exponential(2)
     made = [make(*arguments) for make, several in NAMED.items() for arguments in several]
-    names = [quantity.name for quantity in (*made, 2 * one, 3 * one, one + two, 2 * (one + two), 2 * one + two)]
+    names = [
+        quantity.name
+        for quantity in (*made, 2 * one, 3 * one, one + two, 2 * (one + two), 2 * one + two)
+    ]
     assert len(set(names)) == len(names)
     first, second = clusters.constant(1), clusters.constant(2)
     other = [
@@ -290,7 +341,13 @@ def test_names_tell_all_parameters():
 
 def overlaps(one: clusters.Quantity, other: clusters.Quantity) -> list[clusters.Overlap]:
     """Five that differ in one thing each."""
-    parts = [(one, one, 0.5, 0.1), (other, one, 0.5, 0.1), (one, other, 0.5, 0.1), (one, one, 0.4, 0.1), (one, one, 0.5, 0.2)]
+    parts = [
+        (one, one, 0.5, 0.1),
+        (other, one, 0.5, 0.1),
+        (one, other, 0.5, 0.1),
+        (one, one, 0.4, 0.1),
+        (one, one, 0.5, 0.2),
+    ]
     return [clusters.Overlap(*each) for each in parts]
 
 
@@ -331,7 +388,10 @@ def test_no_numbers_are_refused(make):
         (lambda: clusters.Cluster(QUANTITY, noise=-1.0), "Cluster: noise = -1.0"),
         (lambda: clusters.Overlap(QUANTITY, QUANTITY, -0.1, 0.1), "Overlap: first = -0.1"),
         (lambda: clusters.Overlap(QUANTITY, QUANTITY, 0.1, NAN), "Overlap: last = nan"),
-        (lambda: clusters.Cluster(QUANTITY, present_for=0), "Cluster: present_for = 0: need an integer, at least 1"),
+        (
+            lambda: clusters.Cluster(QUANTITY, present_for=0),
+            "Cluster: present_for = 0: need an integer, at least 1",
+        ),
         (
             lambda: clusters.Cluster(QUANTITY, present_for=4),
             "Cluster: present_for = 4, but everybody is present: need a quantity that says",
@@ -340,7 +400,10 @@ def test_no_numbers_are_refused(make):
             lambda: clusters.Cluster(QUANTITY, delivered=clusters.sampled(2, of=3)),
             r"delivered = sampled\(2, of=3\) is for 3 workers: need a",
         ),
-        (lambda: clusters.Cluster(QUANTITY, delivered=clusters.slow(QUANTITY, [4], 2.0)), "is for 5 workers: need a quantity of links"),
+        (
+            lambda: clusters.Cluster(QUANTITY, delivered=clusters.slow(QUANTITY, [4], 2.0)),
+            "is for 5 workers: need a quantity of links",
+        ),
         (lambda: clusters.bernoulli(1.5, 1), "bernoulli = 1.5: need a number from 0 to 1"),
         (lambda: clusters.square_wave(1, 1, 1, 1.5), "square_wave: duty = 1.5"),
         (lambda: clusters.gamma(0, 1), "gamma: shape = 0: need a finite number > 0"),
@@ -348,11 +411,23 @@ def test_no_numbers_are_refused(make):
         (lambda: clusters.square_wave(1, 1, 0), "square_wave: period = 0"),
         (lambda: clusters.trace([1], 0), "trace: interval = 0"),
         (lambda: clusters.slow(QUANTITY, [0], 0), "slow: factor = 0"),
-        (lambda: clusters.slow(QUANTITY, [0, -1], 2), "slow: worker = -1: need an integer, at least 0"),
-        (lambda: clusters.per_server(QUANTITY, 0), "per_server: size = 0: need an integer, at least 1"),
-        (lambda: clusters.constant(np.array([[1, 2]])), r"constant of shape \(1, 2\): need one number, or one for each worker"),
+        (
+            lambda: clusters.slow(QUANTITY, [0, -1], 2),
+            "slow: worker = -1: need an integer, at least 0",
+        ),
+        (
+            lambda: clusters.per_server(QUANTITY, 0),
+            "per_server: size = 0: need an integer, at least 1",
+        ),
+        (
+            lambda: clusters.constant(np.array([[1, 2]])),
+            r"constant of shape \(1, 2\): need one number, or one for each worker",
+        ),
         (lambda: clusters.constant(np.array(["a"])), "constant: value = .*: need a number"),
-        (lambda: clusters.measured([]), r"measured of values of shape \(0,\): need \[samples\], or \[N, samples\]"),
+        (
+            lambda: clusters.measured([]),
+            r"measured of values of shape \(0,\): need \[samples\], or \[N, samples\]",
+        ),
         (lambda: clusters.trace(np.ones((1, 1, 1)), 1), r"trace of values of shape \(1, 1, 1\)"),
         (lambda: QUANTITY * True, "factor = True: need a number"),
         (lambda: QUANTITY + 1, "other = 1: need a quantity"),
@@ -360,18 +435,39 @@ def test_no_numbers_are_refused(make):
             lambda: clusters.constant([1, 2]) + clusters.constant([1, 2, 3]),
             "quantities for different numbers of workers: .* for 2, .* for 3",
         ),
-        (lambda: clusters.Cluster(clusters.constant([1, 2]), up=clusters.constant([1, 2, 3])), "different numbers of workers"),
         (
-            lambda: clusters.Cluster(QUANTITY, up=clusters.trace(np.array([[1], [1]]), 1), down=clusters.constant([1, 2, 3])),
+            lambda: clusters.Cluster(clusters.constant([1, 2]), up=clusters.constant([1, 2, 3])),
+            "different numbers of workers",
+        ),
+        (
+            lambda: clusters.Cluster(
+                QUANTITY,
+                up=clusters.trace(np.array([[1], [1]]), 1),
+                down=clusters.constant([1, 2, 3]),
+            ),
             "different numbers",
         ),
         (lambda: clusters.sampled(0, 2), "sampled: k = 0: need an integer, at least 1"),
         (lambda: clusters.sampled(3, of=2), "sampled: k = 3 of 2: need at most 2"),
-        (lambda: clusters.Cluster(QUANTITY, micro_batches=0), "Cluster: micro_batches = 0: need an integer, at least 1"),
+        (
+            lambda: clusters.Cluster(QUANTITY, micro_batches=0),
+            "Cluster: micro_batches = 0: need an integer, at least 1",
+        ),
         (lambda: clusters.Cluster(QUANTITY, up=clusters.constant(-1.0)), "constant: given -1"),
-        (lambda: clusters.Cluster(clusters.constant([1, 2]), per_sample=clusters.constant([1, 2, 3])), "different numbers of workers"),
-        (lambda: clusters.Overlap(QUANTITY, QUANTITY, 1.5, 0.1), "Overlap: first = 1.5: need a number from 0 to 1"),
-        (lambda: clusters.Overlap(QUANTITY, QUANTITY, 0.1, 1.01), "Overlap: last = 1.01: need a number from 0 to 1"),
+        (
+            lambda: clusters.Cluster(
+                clusters.constant([1, 2]), per_sample=clusters.constant([1, 2, 3])
+            ),
+            "different numbers of workers",
+        ),
+        (
+            lambda: clusters.Overlap(QUANTITY, QUANTITY, 1.5, 0.1),
+            "Overlap: first = 1.5: need a number from 0 to 1",
+        ),
+        (
+            lambda: clusters.Overlap(QUANTITY, QUANTITY, 0.1, 1.01),
+            "Overlap: last = 1.01: need a number from 0 to 1",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, error):
@@ -396,15 +492,22 @@ def test_a_workers_seconds_are_those_of_its_micro_batches():
     latencies = np.asarray(cluster.latencies(round_at(0), jnp.arange(4)))
     assert latencies.shape == (4, 3)
     assert len(np.unique(latencies)) == 12
-    np.testing.assert_allclose(cluster.seconds(round_at(0), jnp.arange(4)), latencies.sum(axis=1), rtol=1e-6)
-    np.testing.assert_array_equal(cluster.latencies(round_at(0), jnp.array([2, 0])), latencies[[2, 0]])
+    np.testing.assert_allclose(
+        cluster.seconds(round_at(0), jnp.arange(4)), latencies.sum(axis=1), rtol=1e-6
+    )
+    np.testing.assert_array_equal(
+        cluster.latencies(round_at(0), jnp.array([2, 0])), latencies[[2, 0]]
+    )
     assert not np.isin(latencies, cluster.latencies(round_at(0, seed=1), jnp.arange(4))).any()
 
 
 def test_ports_have_their_own_draws_and_go_by_the_clock():
     random, wave = clusters.lognormal(0, 1), clusters.square_wave(4.0, 1.0, 2.0)
     cluster = clusters.Cluster(random, up=random, down=random)
-    seconds, (up, down) = cluster.seconds(round_at(0), jnp.arange(4)), cluster.bandwidths(round_at(0), jnp.arange(4))
+    seconds, (up, down) = (
+        cluster.seconds(round_at(0), jnp.arange(4)),
+        cluster.bandwidths(round_at(0), jnp.arange(4)),
+    )
     assert len(np.unique([seconds, up, down])) == 12
     both = clusters.Cluster(wave, up=clusters.constant([1, 2, 3, 4]), down=wave)
     for clock, level in ((0.5, 4), (1.5, 1)):
@@ -417,16 +520,26 @@ def test_ports_that_are_not_given():
     """Sending takes no time, and receiving as long as sending."""
     up, down = clusters.Cluster(QUANTITY).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() == [np.inf] * 2
-    up, down = clusters.Cluster(QUANTITY, up=clusters.lognormal(0, 1)).bandwidths(round_at(0), jnp.arange(2))
+    up, down = clusters.Cluster(QUANTITY, up=clusters.lognormal(0, 1)).bandwidths(
+        round_at(0), jnp.arange(2)
+    )
     assert up.tolist() == down.tolist() != [np.inf] * 2
-    up, down = clusters.Cluster(QUANTITY, down=clusters.constant(3)).bandwidths(round_at(0), jnp.arange(2))
+    up, down = clusters.Cluster(QUANTITY, down=clusters.constant(3)).bandwidths(
+        round_at(0), jnp.arange(2)
+    )
     assert (up.tolist(), down.tolist()) == ([np.inf] * 2, [3] * 2)
 
 
 def test_a_cluster_is_for_as_many_workers_as_its_parts():
     each = clusters.constant([1, 2, 3])
     assert clusters.Cluster(QUANTITY).workers is None
-    parts = ({"compute": each}, {"up": each}, {"down": each}, {"per_sample": each}, {"present": clusters.sampled(2, of=3)})
+    parts = (
+        {"compute": each},
+        {"up": each},
+        {"down": each},
+        {"per_sample": each},
+        {"present": clusters.sampled(2, of=3)},
+    )
     backward = ((each, QUANTITY), (QUANTITY, each))
     for part in (*parts, *({"overlap": clusters.Overlap(*both, 0.5, 0.1)} for both in backward)):
         cluster = clusters.Cluster(**{"compute": QUANTITY, **part})

@@ -34,7 +34,11 @@ def swept() -> dsgd.Sweep:
 def history(seeds: int | None = None, records: int = 4) -> dict[str, np.ndarray]:
     shape = (records,) if seeds is None else (seeds, records)
     rng = np.random.default_rng(0)
-    return {"step": 5 * np.arange(records), "loss": rng.normal(size=shape), "samples": rng.integers(9, size=(*shape, 3))}
+    return {
+        "step": 5 * np.arange(records),
+        "loss": rng.normal(size=shape),
+        "samples": rng.integers(9, size=(*shape, 3)),
+    }
 
 
 def test_a_sweep_has_a_row_for_each_point_seed_and_record(swept):
@@ -43,10 +47,21 @@ def test_a_sweep_has_a_row_for_each_point_seed_and_record(swept):
     assert list(found.columns[:4]) == ["learning_rate", "period", "seed", "step"]
     assert set(found.columns[4:]) == swept.history.keys() - {"step"}
     for row in found.itertuples():
-        at = ([0.1, 0.2].index(row.learning_rate), [1, 2, 3].index(row.period), row.seed, row.step // 3)
+        at = (
+            [0.1, 0.2].index(row.learning_rate),
+            [1, 2, 3].index(row.period),
+            row.seed,
+            row.step // 3,
+        )
         for name in ("loss", "bits", "consensus", "grad_sqnorm"):
             assert getattr(row, name) == swept.history[name][at]
-    means = found[found.step == 6].groupby(["learning_rate", "period"]).loss.mean().to_numpy().reshape(2, 3)
+    means = (
+        found[found.step == 6]
+        .groupby(["learning_rate", "period"])
+        .loss.mean()
+        .to_numpy()
+        .reshape(2, 3)
+    )
     np.testing.assert_allclose(means, swept.history["loss"][..., -1].mean(axis=-1), rtol=1e-6)
 
 
@@ -54,7 +69,10 @@ def test_a_run_without_seeds_is_seed_0():
     alone = dsgd.frame(history())
     assert (alone.seed == 0).all()
     pd.testing.assert_frame_equal(
-        alone, dsgd.frame({name: values if name == "step" else values[None] for name, values in history().items()})
+        alone,
+        dsgd.frame(
+            {name: values if name == "step" else values[None] for name, values in history().items()}
+        ),
     )
 
 
@@ -64,7 +82,9 @@ def test_one_number_a_worker_is_a_column_a_worker():
     assert list(found.columns) == ["seed", "step", "loss", "samples[0]", "samples[1]", "samples[2]"]
     assert found.step.tolist() == 2 * [0, 5, 10, 15]
     assert found.seed.tolist() == 4 * [0] + 4 * [1]
-    np.testing.assert_array_equal(found[["samples[0]", "samples[1]", "samples[2]"]], given["samples"].reshape(-1, 3))
+    np.testing.assert_array_equal(
+        found[["samples[0]", "samples[1]", "samples[2]"]], given["samples"].reshape(-1, 3)
+    )
 
 
 def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
@@ -77,12 +97,18 @@ def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
 
 def test_refusals(swept, monkeypatch):
     for runs in ({}, {"a": 3}, {"a": {}}, {"loss": np.ones(3)}, {"step": 3, "loss": 4}):
-        with pytest.raises(ValueError, match=r"frame: runs.*need a dsgd\.Result, a dsgd\.Sweep, a history"):
+        with pytest.raises(
+            ValueError, match=r"frame: runs.*need a dsgd\.Result, a dsgd\.Sweep, a history"
+        ):
             dsgd.frame(runs)
     with pytest.raises(ValueError, match=r"loss of shape \[2, 3, 2, 3\]: need the dsgd.Sweep"):
         dsgd.frame(swept.history)
     with pytest.raises(ValueError, match="the sweep's loss is a column of the history"):
-        dsgd.frame(swept._replace(grid={"loss": swept.grid["learning_rate"], "period": swept.grid["period"]}))
+        dsgd.frame(
+            swept._replace(
+                grid={"loss": swept.grid["learning_rate"], "period": swept.grid["period"]}
+            )
+        )
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         dsgd.frame(swept)

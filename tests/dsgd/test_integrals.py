@@ -1,4 +1,6 @@
-"""What comes by a time, and when so much has come: against sums in float64, piece by piece, at early and late clocks."""
+"""What comes by a time, and when so much has come: against sums in float64, piece by piece, at
+early and late clocks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ KEY = jax.random.key(0)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(30)
 VALUES = np.array([3.0, 1.0, 4.0, 1.5, 9.0])
 LONG = np.random.default_rng(0).uniform(0.5, 2.0, (2, 10_000))
-CLOCKS = [0.0, 0.75, 3.0, 10.375, 12288.0, 12289.125]  # dyadic: float32 has them, and what is left of a period of them
+# dyadic: float32 has them, and what is left of a period of them
+CLOCKS = [0.0, 0.75, 3.0, 10.375, 12288.0, 12289.125]
 SECONDS = [1e-4, 0.03, 0.5, 2.0, 47.0]
 
 
@@ -37,15 +40,31 @@ CASES: dict[str, tuple[clusters.Quantity, Callable, float]] = {
     "each one's trace": (clusters.trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
     "square wave": (clusters.square_wave(9.0, 1.0, 4.0, 0.25), wave, 1.0),
     "sinusoid": (clusters.sinusoid(300.0, 0.5, 0.5), sinus, 1.0),
-    "fast sinusoid": (clusters.sinusoid(3.0, 64.0, 0.5), lambda t: 3 * np.sin(64.0 * t) ** 2 + 0.5, 0.125),
+    "fast sinusoid": (
+        clusters.sinusoid(3.0, 64.0, 0.5),
+        lambda t: 3 * np.sin(64.0 * t) ** 2 + 0.5,
+        0.125,
+    ),
     "sum of two": (
         clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.trace(VALUES, 0.25),
         lambda t: wave(t) + trace_of(VALUES, 0.25)(t),
         0.25,
     ),
-    "slow": (clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0), lambda t: 3 * wave(t), 1.0),
-    "per server": (clusters.per_server(clusters.trace(LONG[::-1], 0.125), 2), trace_of(LONG[1], 0.125), 0.125),
-    "one's own": (clusters.Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True), lambda t: 2 + np.sin(t), 1.0),
+    "slow": (
+        clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
+        lambda t: 3 * wave(t),
+        1.0,
+    ),
+    "per server": (
+        clusters.per_server(clusters.trace(LONG[::-1], 0.125), 2),
+        trace_of(LONG[1], 0.125),
+        0.125,
+    ),
+    "one's own": (
+        clusters.Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True),
+        lambda t: 2 + np.sin(t),
+        1.0,
+    ),
 }
 
 
@@ -53,21 +72,35 @@ def integral(rate: Callable, piece: float, clock: float, seconds: float) -> floa
     """In float64, from one multiple of `piece` to the next."""
     first = np.floor(clock / piece) + 1
     ends = np.arange(first, np.ceil((clock + seconds) / piece)) * piece
-    ends = np.concatenate([[clock], ends[(ends > clock) & (ends < clock + seconds)], [clock + seconds]])
+    ends = np.concatenate(
+        [[clock], ends[(ends > clock) & (ends < clock + seconds)], [clock + seconds]]
+    )
     middle, half = (ends[1:] + ends[:-1]) / 2, np.diff(ends) / 2
     return float(np.sum(half * (rate(middle[:, None] + half[:, None] * NODES) @ WEIGHTS)))
 
 
 def grid(quantity: clusters.Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable]:
-    """Clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for worker 1."""
+    """Clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for worker
+    1.
+    """
     clocks, seconds = (np.float32(each).ravel() for each in np.meshgrid(CLOCKS, SECONDS))
-    amount, needed = (jax.jit(jax.vmap(function, (None, 0, 0, None))) for function in (quantity.amount, quantity.seconds))
-    return clocks, seconds, lambda *pairs: np.asarray(amount(KEY, *pairs, 1)), lambda *pairs: np.asarray(needed(KEY, *pairs, 1))
+    amount, needed = (
+        jax.jit(jax.vmap(function, (None, 0, 0, None)))
+        for function in (quantity.amount, quantity.seconds)
+    )
+    return (
+        clocks,
+        seconds,
+        lambda *pairs: np.asarray(amount(KEY, *pairs, 1)),
+        lambda *pairs: np.asarray(needed(KEY, *pairs, 1)),
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_integrals_are_those_of_the_quantity(name):
-    """Also of the shortest message at a late clock. One's own is summed at 64 places, to rounding over a few of its periods."""
+    """Also of the shortest message at a late clock. One's own is summed at 64 places, to rounding
+    over a few of its periods.
+    """
     quantity, rate, piece = CASES[name]
     clocks, seconds, amount, needed = grid(quantity)
     late = clocks > 1000
@@ -75,11 +108,15 @@ def test_integrals_are_those_of_the_quantity(name):
         clocks, seconds = clocks[~late], seconds[~late]
 
     def exactly(seconds):
-        return [integral(rate, piece, float(clock), float(length)) for clock, length in zip(clocks, seconds, strict=True)]
+        return [
+            integral(rate, piece, float(clock), float(length))
+            for clock, length in zip(clocks, seconds, strict=True)
+        ]
 
     expected = exactly(seconds)
     np.testing.assert_allclose(amount(clocks, seconds), expected, rtol=5e-6)
-    # Where little comes just then, the last bits of the amount are many of the seconds: what has come by then is compared.
+    # Where little comes just then, the last bits of the amount are many of the seconds: what has
+    # come by then is compared.
     np.testing.assert_allclose(exactly(needed(clocks, np.float32(expected))), expected, rtol=5e-6)
     assert needed(clocks, np.zeros_like(clocks)).max() == 0
     assert not quantity.steady
@@ -90,22 +127,38 @@ def test_noise_is_a_factor_of_the_round():
     clocks, seconds, amount, _ = grid(noisy)
     factor = float(noisy.sample(KEY, jnp.float32(1), 1) / plain.sample(KEY, jnp.float32(1), 1))
     assert abs(factor - 1) > 0.05
-    np.testing.assert_allclose(amount(clocks, seconds), factor * grid(plain)[2](clocks, seconds), rtol=1e-6)
+    np.testing.assert_allclose(
+        amount(clocks, seconds), factor * grid(plain)[2](clocks, seconds), rtol=1e-6
+    )
 
 
 def test_a_bound_is_summed_at_64_places():
     quantity = clusters.bounded(clusters.trace(VALUES, 0.25), 3.5)
     for clock, length in [(0.0, 0.2), (0.1, 1.0), (3.0, 2.0), (0.3, 0.01)]:
-        expected = integral(lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length)
+        expected = integral(
+            lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length
+        )
         found = float(quantity.amount(KEY, jnp.float32(clock), jnp.float32(length), 0))
         jumps = max(1, length / 0.25)
         assert abs(found - expected) <= jumps * length * 2.5 / 40 + 1e-6
 
 
 STEADY = [
-    *[clusters.constant([1, 2]), clusters.measured([1.0, 2.0]), clusters.constant(1.0) + clusters.exponential(1.0)],
-    *[clusters.bounded(clusters.constant(3.0), 1.0), clusters.slow(clusters.constant(2.0), [1], 3.0), clusters.trace([4.0], 1.0)],
-    *[clusters.sinusoid(0.0, 1.0, 2.0), clusters.sinusoid(1.0, 0.0, 2.0, 0.3), clusters.square_wave(2.0, 1.0, 1.0, 0.0)],
+    *[
+        clusters.constant([1, 2]),
+        clusters.measured([1.0, 2.0]),
+        clusters.constant(1.0) + clusters.exponential(1.0),
+    ],
+    *[
+        clusters.bounded(clusters.constant(3.0), 1.0),
+        clusters.slow(clusters.constant(2.0), [1], 3.0),
+        clusters.trace([4.0], 1.0),
+    ],
+    *[
+        clusters.sinusoid(0.0, 1.0, 2.0),
+        clusters.sinusoid(1.0, 0.0, 2.0, 0.3),
+        clusters.square_wave(2.0, 1.0, 1.0, 0.0),
+    ],
 ]
 
 
@@ -130,16 +183,23 @@ def round_at(clock: float) -> Round:
 
 
 def test_messages_begin_when_they_begin():
-    """Each worker's own, in seconds after the round's clock; and receiving is by the sending ports where there are no others."""
+    """Each worker's own, in seconds after the round's clock; and receiving is by the sending ports
+    where there are no others.
+    """
     wave = clusters.square_wave(8.0, 2.0, 4.0)
     cluster = clusters.Cluster(clusters.constant(1.0), up=wave)
     assert not cluster.steady
     for ports in (cluster.sending, cluster.receiving):
-        seconds = ports(round_at(400.0), jnp.arange(2), jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0]))
-        np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8], rtol=1e-6)  # 8 bits until the wave falls, 4 until it rises, and 4
+        seconds = ports(
+            round_at(400.0), jnp.arange(2), jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
+        )
+        # 8 bits until the wave falls, 4 until it rises, and 4
+        np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8], rtol=1e-6)
     both = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(4.0), down=wave)
     assert both.sending(round_at(0.0), jnp.array([1]), 8.0, 3.0).tolist() == [2.0]
-    np.testing.assert_allclose(both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6)
+    np.testing.assert_allclose(
+        both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6
+    )
     free = clusters.Cluster(clusters.constant(1.0))
     assert free.steady
     assert free.sending(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
@@ -147,13 +207,19 @@ def test_messages_begin_when_they_begin():
 
 
 def test_a_windows_bandwidth_is_its_mean():
-    """8 for two seconds, then 2 for two; a window without length is a moment. Windows are each worker's own, or of all."""
-    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(4.0), down=clusters.square_wave(8.0, 2.0, 4.0))
+    """8 for two seconds, then 2 for two; a window without length is a moment. Windows are each
+    worker's own, or of all.
+    """
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), up=clusters.constant(4.0), down=clusters.square_wave(8.0, 2.0, 4.0)
+    )
 
     @jax.jit
     def windows(after, seconds):
         ids = jnp.arange(4)
-        return cluster.bandwidths(round_at(400.0), ids, after, seconds), cluster.bandwidths(round_at(401.0), ids, 0.5, seconds[1])[1]
+        return cluster.bandwidths(round_at(400.0), ids, after, seconds), cluster.bandwidths(
+            round_at(401.0), ids, 0.5, seconds[1]
+        )[1]
 
     (up, down), of_all = windows(jnp.array([1.0, 1.0, 3.0, 0.0]), jnp.array([0.0, 2.0, 0.0, 6.0]))
     assert up.tolist() == [4] * 4
@@ -165,7 +231,9 @@ PORTS = {
     "constant": clusters.constant([3.0, 7.0]),
     "sinusoid with noise": clusters.sinusoid(30.0, 0.5, 0.5, noise=0.4),
     "square wave": clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
-    "one's own": clusters.Quantity(lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True),
+    "one's own": clusters.Quantity(
+        lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True
+    ),
 }
 
 
@@ -179,7 +247,9 @@ def test_bits_take_their_number_over_the_mean_bandwidth_meanwhile(name):
     def of_round(clock):
         now, ids = round_at(clock), jnp.arange(2)
         seconds = [ports(now, ids, bits, after) for ports in (cluster.sending, cluster.receiving)]
-        return jnp.stack(seconds), jnp.stack([cluster.bandwidths(now, ids, after, each)[way] for way, each in enumerate(seconds)])
+        return jnp.stack(seconds), jnp.stack(
+            [cluster.bandwidths(now, ids, after, each)[way] for way, each in enumerate(seconds)]
+        )
 
     for clock in (0.0, 10.375):
         seconds, means = map(np.asarray, of_round(clock))

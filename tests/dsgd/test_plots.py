@@ -1,4 +1,6 @@
-"""What figures show is what histories have: lines are means over seeds, bands standard errors, in the axes' units."""
+"""What figures show is what histories have: lines are means over seeds, bands standard errors, in
+the axes' units.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,27 @@ def test_lines_are_means_and_bands_are_standard_errors():
         np.testing.assert_array_equal(line.get_xdata(), each["step"])
         np.testing.assert_allclose(line.get_ydata(), loss.mean(axis=0))
         error = np.sqrt(((loss - loss.mean(axis=0)) ** 2).sum(axis=0) / (len(loss) - 1) / len(loss))
-        np.testing.assert_allclose(band(axes, i), [loss.mean(axis=0) - error, loss.mean(axis=0) + error])
-    assert len({line.get_color() for line in axes.lines}) == len({line.get_linestyle() for line in axes.lines}) == 2
+        np.testing.assert_allclose(
+            band(axes, i), [loss.mean(axis=0) - error, loss.mean(axis=0) + error]
+        )
+    assert (
+        len({line.get_color() for line in axes.lines})
+        == len({line.get_linestyle() for line in axes.lines})
+        == 2
+    )
 
 
 def test_axes_have_names_and_units():
     each = history()
-    sheet = plots.curves({"one": each}, ["step", "bits", "clock"], ["loss", "consensus"], yscale="log")
+    sheet = plots.curves(
+        {"one": each}, ["step", "bits", "clock"], ["loss", "consensus"], yscale="log"
+    )
     panels = np.array(sheet.axes).reshape(2, 3)
-    assert [axes.get_xlabel() for axes in panels[1]] == ["rounds", "megabits sent and received per worker", "simulated seconds"]
+    assert [axes.get_xlabel() for axes in panels[1]] == [
+        "rounds",
+        "megabits sent and received per worker",
+        "simulated seconds",
+    ]
     assert [axes.get_ylabel() for axes in panels[:, 0]] == ["loss f(x)", "consensus distance"]
     assert {(axes.get_xscale(), axes.get_yscale()) for axes in sheet.axes} == {("linear", "log")}
     np.testing.assert_allclose(panels[0, 1].lines[0].get_xdata(), [0, 1, 2, 3, 4])
@@ -71,7 +85,9 @@ def test_each_point_of_a_sweep_is_a_line():
     grid = {"learning_rate": np.array([0.1, 0.25]), "period": np.array([1, 4])}
     records = {"step": np.arange(5), "loss": RNG.uniform(size=(2, 2, 3, 5))}
     (axes,) = plots.curves(dsgd.Sweep(grid, records, dsgd.State(), ())).axes
-    assert [line.get_label() for line in axes.lines] == [f"learning_rate = {a}, period = {b}" for a in (0.1, 0.25) for b in (1, 4)]
+    assert [line.get_label() for line in axes.lines] == [
+        f"learning_rate = {a}, period = {b}" for a in (0.1, 0.25) for b in (1, 4)
+    ]
     np.testing.assert_allclose(axes.lines[2].get_ydata(), records["loss"][1, 0].mean(axis=0))
 
 
@@ -104,6 +120,8 @@ def test_refusals():
         with pytest.raises(ValueError, match=f"curves: {words}"):
             plots.curves(history(), **arguments)
     with pytest.raises(ValueError, match="x = 'clock': the history of two has"):
-        plots.curves({"one": history(), "two": {name: history()[name] for name in ("step", "loss")}}, "clock")
+        plots.curves(
+            {"one": history(), "two": {name: history()[name] for name in ("step", "loss")}}, "clock"
+        )
     with pytest.raises(ValueError, match=r"draw_lines: lines\['a'\] has x \[2\] and y \[1, 3\]"):
         plots.draw_lines(plots.figure(1)[1][0], {"a": (np.ones(2), np.ones((1, 3)))})

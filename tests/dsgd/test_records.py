@@ -88,7 +88,10 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_rows_keep_what_needs_quotes(tmp_path):
     path = tmp_path / "table.csv"
     records.write_rows(path, ["name", "value"], [['dsgd, "ring"', 0.1], ["two\nlines", None]])
-    assert read(path) == [{"name": 'dsgd, "ring"', "value": "0.1"}, {"name": "two\nlines", "value": ""}]
+    assert read(path) == [
+        {"name": 'dsgd, "ring"', "value": "0.1"},
+        {"name": "two\nlines", "value": ""},
+    ]
 
 
 def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
@@ -99,7 +102,11 @@ def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
             "loss": draw.random((2, 3)),
             "bits": np.array([[2**53 + 1, 2, 3], [4, 5, 2**64 - 1]], np.uint64),
         },
-        "dsgd, ring": {"step": np.array([5, 6]), "loss": draw.random((1, 2), np.float32), "consensus": np.array([[np.nan, 0.25]])},
+        "dsgd, ring": {
+            "step": np.array([5, 6]),
+            "loss": draw.random((1, 2), np.float32),
+            "consensus": np.array([[np.nan, 0.25]]),
+        },
     }
     path = tmp_path / "history.csv"
     records.write_histories(path, histories)
@@ -112,14 +119,26 @@ def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
         ("dsgd, ring", 0, 6),
     ]
     assert [float(row["loss"]) for row in rows[:6]] == histories["sgd"]["loss"].ravel().tolist()
-    np.testing.assert_array_equal([np.float32(row["loss"]) for row in rows[6:]], histories["dsgd, ring"]["loss"][0])
-    assert [row["bits"] for row in rows] == [*map(str, histories["sgd"]["bits"].ravel().tolist()), "", ""]
+    np.testing.assert_array_equal(
+        [np.float32(row["loss"]) for row in rows[6:]], histories["dsgd, ring"]["loss"][0]
+    )
+    assert [row["bits"] for row in rows] == [
+        *map(str, histories["sgd"]["bits"].ravel().tolist()),
+        "",
+        "",
+    ]
     assert [row["consensus"] for row in rows] == [*[""] * 6, "nan", "0.25"]
 
 
 def test_json_reads_back(tmp_path):
     path = tmp_path / "config.json"
-    data = {"out": Path("results/compare"), "workers": 16, "progress": False, "steps": None, "data": {"rates": (0.1, 1e-300)}}
+    data = {
+        "out": Path("results/compare"),
+        "workers": 16,
+        "progress": False,
+        "steps": None,
+        "data": {"rates": (0.1, 1e-300)},
+    }
     records.write_json(path, data)
     assert json.loads(path.read_text()) == {
         "out": "results/compare",

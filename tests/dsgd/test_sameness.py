@@ -1,4 +1,6 @@
-"""Users' objects that can be neither compared nor hashed: runs on them work, and the same ones compile once."""
+"""Users' objects that can be neither compared nor hashed: runs on them work, and the same ones
+compile once.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def make(wrap):
     """A problem of such objects, as a cell of a notebook makes it each time that it is run."""
     scale = np.arange(1, 4, dtype=np.float32)
     if wrap == "module":
-        return problems.finite_sum(Scaled(jnp.asarray(scale)), optax.squared_error, (X, X[:, 0]), 2, batch_size=2)
+        return problems.finite_sum(
+            Scaled(jnp.asarray(scale)), optax.squared_error, (X, X[:, 0]), 2, batch_size=2
+        )
     model = problems.Model(Broken(lambda key: jnp.zeros(3)), Broken(lambda w, x: x @ w))
     return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
 
@@ -76,7 +80,9 @@ def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(wra
     problem = make(wrap)
     cluster = clusters.Cluster(clusters.constant(np.array([1.0, 2.0])))
     for each in (problem, problem, make(wrap)):
-        results.append(dsgd.run(method, each, steps=2, key=key, mesh=mesh, cluster=cluster).history["loss"])
+        results.append(
+            dsgd.run(method, each, steps=2, key=key, mesh=mesh, cluster=cluster).history["loss"]
+        )
         before = programs.compiled()
         dsgd.run(method, each, steps=2, key=key, mesh=mesh, cluster=cluster)
         assert programs.compiled() == before

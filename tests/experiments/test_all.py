@@ -1,4 +1,6 @@
-"""All commands: the list, their flags and small budgets, the page of their results, and what docs/ shows of them."""
+"""All commands: the list, their flags and small budgets, the page of their results, and what docs/
+shows of them.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from experiments.shared import catalogue, commands, page, tables
 everything = importlib.import_module("experiments.all")
 FOLDER = Path(everything.__file__).parent
 DOCS = FOLDER.parent / "docs"
-NAMES = {path.stem for path in FOLDER.glob("*.py")} | {path.parent.name for path in FOLDER.glob("*/__main__.py")}
+NAMES = {path.stem for path in FOLDER.glob("*.py")} | {
+    path.parent.name for path in FOLDER.glob("*/__main__.py")
+}
 NAMES -= {"__main__", "all"}
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
 def parsed(name: str, flags: list[str]):
     """The arguments of a command, which are valid."""
-    module = importlib.import_module(f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}")
+    module = importlib.import_module(
+        f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}"
+    )
     args = tyro.cli(module.Choice if name == "benchmark" else module.Args, args=flags)
     commands.check_flags(args)
     getattr(module, "check", bool)(args)
@@ -38,7 +44,9 @@ def parsed(name: str, flags: list[str]):
 def test_the_list_has_every_command_below_its_paper(capsys):
     runpy.run_module("experiments", run_name="__main__")
     _, _, *lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.endswith(":")] == [f"{paper}:" for paper in catalogue.papers()]
+    assert [line for line in lines if line.endswith(":")] == [
+        f"{paper}:" for paper in catalogue.papers()
+    ]
     rows = [line for line in lines if line.startswith("  ")]
     assert {line.split()[0] for line in rows} == set(catalogue.COMMANDS) == NAMES
     assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in rows}) == 1, "aligned"
@@ -60,12 +68,19 @@ def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch,
     for name in NAMES - {"benchmark"}:
         module = importlib.import_module(f"experiments.{name}")
         with pytest.raises(SystemExit) as end:
-            commands.parsed(module.Args) if name != "compression" else runpy.run_path(module.__file__, run_name="__main__")
+            commands.parsed(module.Args) if name != "compression" else runpy.run_path(
+                module.__file__, run_name="__main__"
+            )
         usage, *lines = capsys.readouterr().out.splitlines()
         assert end.value.code == 0
-        assert usage.startswith(f"usage: python -m experiments.{name} [-h]") or name == "compression"
+        assert (
+            usage.startswith(f"usage: python -m experiments.{name} [-h]") or name == "compression"
+        )
         assert max(map(len, lines)) <= 80, name
-        assert all(f"--{field.replace('_', '-')}" in "".join(lines) for field in module.Args.__dataclass_fields__)
+        assert all(
+            f"--{field.replace('_', '-')}" in "".join(lines)
+            for field in module.Args.__dataclass_fields__
+        )
 
 
 def test_each_has_a_small_budget_that_its_flags_take():
@@ -83,16 +98,24 @@ def test_docs_shows_what_its_runs_write():
         text = path.read_text(encoding="utf-8")
         figures |= {Path(name).stem for name in re.findall(r"!\[[^\]]*\]\((\S+)\.png\)", text)}
         included += [name for _, name, _ in tables.BLOCK.findall(text)]
-        assert text == tables.included(text, DOCS / "tables"), f"{path}: python -m experiments.all --docs writes tables from docs/tables"
-    assert not scripts.TOPS & set((DOCS / "results.md").read_text(encoding="utf-8")), "a table that is pasted"
+        assert text == tables.included(text, DOCS / "tables"), (
+            f"{path}: python -m experiments.all --docs writes tables from docs/tables"
+        )
+    assert not scripts.TOPS & set((DOCS / "results.md").read_text(encoding="utf-8")), (
+        "a table that is pasted"
+    )
     assert sorted(included) == sorted(path.stem for path in (DOCS / "tables").glob("*.csv"))
     assert figures == {path.stem for path in DOCS.glob("*.png")}
     for name in (*figures, *included):
-        assert name in catalogue.DOCUMENTED or name.startswith(tuple(f"{run}_" for run in catalogue.DOCUMENTED)), name
+        assert name in catalogue.DOCUMENTED or name.startswith(
+            tuple(f"{run}_" for run in catalogue.DOCUMENTED)
+        ), name
 
 
 def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
-    made = tables.table("f(|x|),\n2 workers", ("method", "step\nsize", ""), "*: at an edge.\n<: less.")
+    made = tables.table(
+        "f(|x|),\n2 workers", ("method", "step\nsize", ""), "*: at an edge.\n<: less."
+    )
     for row in (("first",), ("  a", "*0.1", "[1, 2]"), ("b", "3|4", "")):
         made.add_row(*row)
     screen = tables.Console(width=80)
@@ -124,7 +147,9 @@ def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
 
 
 class Page(HTMLParser):
-    """What is on a page: its elements with their attributes, the text of each, and what is not closed."""
+    """What is on a page: its elements with their attributes, the text of each, and what is not
+    closed.
+    """
 
     def __init__(self, text: str):
         super().__init__()
@@ -147,7 +172,11 @@ class Page(HTMLParser):
         self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
 
     def values(self, tag: str, name: str) -> list[str]:
-        return [attributes[name] for kind, attributes in self.found if kind == tag and name in attributes]
+        return [
+            attributes[name]
+            for kind, attributes in self.found
+            if kind == tag and name in attributes
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +185,15 @@ def ran(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("all")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSGD_CACHE", "off")
-        patch.setitem(catalogue.COMMANDS, "topology", catalogue.COMMANDS["topology"]._replace(quick="--workers 0"))
+        patch.setitem(
+            catalogue.COMMANDS,
+            "topology",
+            catalogue.COMMANDS["topology"]._replace(quick="--workers 0"),
+        )
         with pytest.raises(SystemExit) as end:
-            everything.main(everything.Args(quick=True, only=("topology", "switch_timelines"), out=out))
+            everything.main(
+                everything.Args(quick=True, only=("topology", "switch_timelines"), out=out)
+            )
     return out, end.value.code, (out / "index.html").read_text(encoding="utf-8")
 
 
@@ -167,12 +202,22 @@ def test_one_that_fails_is_reported_and_the_others_are_on_the_page_with_every_fi
     found = Page(text)
     assert status == 1
     assert found.open == []
-    assert "Error: --workers (0,): need whole numbers, at least 1\nit ended with status 2\n" in found.texts["code"]
+    assert (
+        "Error: --workers (0,): need whole numbers, at least 1\nit ended with status 2\n"
+        in found.texts["code"]
+    )
     assert found.values("h2", "id") == ["topology", "switch_timelines"]
     assert found.values("a", "href") == ["#topology", "#switch_timelines"]
     (image,) = found.values("img", "src")
-    assert base64.b64decode(image.removeprefix("data:image/png;base64,")) == (out / "quick/switch_timelines/figure.png").read_bytes()
-    assert not [tag for tag, attributes in found.found if tag in ("script", "link", "iframe") or "url(" in str(attributes)]
+    assert (
+        base64.b64decode(image.removeprefix("data:image/png;base64,"))
+        == (out / "quick/switch_timelines/figure.png").read_bytes()
+    )
+    assert not [
+        tag
+        for tag, attributes in found.found
+        if tag in ("script", "link", "iframe") or "url(" in str(attributes)
+    ]
     assert "url(" not in text
     assert {"ring all-reduce", "16.5"} <= set(found.texts["td"])
     about = " ".join(found.texts["p"])
@@ -185,7 +230,9 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
         everything.main(everything.Args(docs=True))
     (tmp_path / "docs/tables").mkdir(parents=True)
-    (tmp_path / "docs/results.md").write_text("![](dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n")
+    (tmp_path / "docs/results.md").write_text(
+        "![](dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n"
+    )
     ran = []
 
     def call(command, environment, limit):
@@ -200,9 +247,22 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(everything, "call", call)
     everything.main(everything.Args(docs=True, only=("dropcompute_text",)))
-    assert ran == [["-m", "experiments.dropcompute_training", "--problem", "text", "--out", "results/docs/dropcompute_text"]]
+    assert ran == [
+        [
+            "-m",
+            "experiments.dropcompute_training",
+            "--problem",
+            "text",
+            "--out",
+            "results/docs/dropcompute_text",
+        ]
+    ]
     written = sorted(str(path) for path in Path("docs").rglob("*.*"))
-    assert written == ["docs/dropcompute_text.png", "docs/results.md", "docs/tables/dropcompute_text_costs.csv"], "what pages show"
+    assert written == [
+        "docs/dropcompute_text.png",
+        "docs/results.md",
+        "docs/tables/dropcompute_text_costs.csv",
+    ], "what pages show"
     assert "| 1 | 2 |" in Path("docs/results.md").read_text()
     text = Path("results/index.html").read_text(encoding="utf-8")
     assert Page(text).values("h2", "id") == ["dropcompute_text"]
@@ -223,9 +283,7 @@ def test_flags_that_make_no_sense_are_refused(options, message, tmp_path):
 
 def test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption():
     code = "import time, sys; print('so far', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
-    code = (
-        f"import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n{code}except KeyboardInterrupt: sys.exit('last words')"
-    )
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n{code}except KeyboardInterrupt: sys.exit('last words')"
     complaints, status = everything.call([sys.executable, "-c", code], dict(os.environ), limit=2.0)
     assert complaints.split("\n")[:2] == ["so far", "last words"]
     assert status is None

@@ -1,4 +1,6 @@
-"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and where the server is saturated."""
+"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and where the
+server is saturated.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 
 def quick(args: Args) -> Args:
-    """With gradients so short that 2.1 workers saturate the server: few numbers of workers are tried, each another program."""
+    """With gradients so short that 2.1 workers saturate the server: few numbers of workers are
+    tried, each another program.
+    """
     return replace(args, compute=0.1 * (args.latency + 650 * 32 / args.bandwidth))
 
 
@@ -63,7 +67,9 @@ def ran(tmp_path_factory, full):
         patch.setattr(problems, "logistic_regression", least_squares)
         patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         late = asynchrony.staleness
-        patch.setattr(asynchrony, "staleness", lambda *arguments: STALE.append(late(*arguments)) or STALE[-1])
+        patch.setattr(
+            asynchrony, "staleness", lambda *arguments: STALE.append(late(*arguments)) or STALE[-1]
+        )
         patch.setattr(asynchrony, "measure_saturation", lambda args, bits: full)
         asynchrony.main(args)
     return args
@@ -73,12 +79,17 @@ def test_it_writes_its_files(ran):
     assert json.loads((ran.out / "config.json").read_text())["bound"] == 6
     assert scripts.is_figure(ran.out / "figure.png")
     names = {row["method"] for row in scripts.rows(ran.out / "history.csv")}
-    assert names == {f"{where}: {name}" for where in asynchrony.CLUSTERS for name in asynchrony.methods(ran)}
+    assert names == {
+        f"{where}: {name}" for where in asynchrony.CLUSTERS for name in asynchrony.methods(ran)
+    }
 
 
 def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran):
     last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
-    slower = {name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"] for name in asynchrony.methods(ran)}
+    slower = {
+        name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"]
+        for name in asynchrony.methods(ran)
+    }
     assert slower["synchronous"] > 3
     assert slower["asynchronous"] < 1.6
     assert slower["bounded"] > slower["asynchronous"]
@@ -92,7 +103,15 @@ def test_the_bounded_method_keeps_its_bound(ran):
 
 def test_tables_fit_80_columns(ran, capsys):
     tuned = {
-        name: tuning.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3)), "bits": np.ones((2, 3))})
+        name: tuning.Tuned(
+            0.1,
+            {
+                "loss": np.ones((2, 3)),
+                "step": np.arange(3) * 99_999,
+                "clock": np.ones((2, 3)),
+                "bits": np.ones((2, 3)),
+            },
+        )
         for name in asynchrony.methods(ran)
     }
     stale = {name: np.full((2, 5), 1234.0) for name in tuned}
@@ -111,7 +130,11 @@ def test_the_server_is_saturated_where_its_ports_say(full):
     lap = 2 * message + args.compute
     np.testing.assert_allclose(full.rate, np.minimum(full.workers / lap, 1 / message), rtol=1e-3)
     np.testing.assert_allclose(full.staleness, full.workers - 1, atol=1e-6)
-    assert asynchrony.knee_of(full) == math.ceil(asynchrony.saturation_point(args, BITS)) == math.ceil(lap / message)
+    assert (
+        asynchrony.knee_of(full)
+        == math.ceil(asynchrony.saturation_point(args, BITS))
+        == math.ceil(lap / message)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The script about workers that are away and messages that are lost, with a tiny budget: its files, its tables, and what it refuses."""
+"""The script about workers that are away and messages that are lost, with a tiny budget: its files,
+its tables, and what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,20 @@ METHODS = ("local-sgd", "sgp")
 def ran(tmp_path_factory, long):
     """Two of the methods, so that few programs are compiled; printed lines too."""
     out = tmp_path_factory.mktemp("availability")
-    args = availability.Args(shares=(0.5, 1.0), workers=4, steps=24, seeds=1, learning_rates=(0.1, 0.3), out=out, progress=False)
+    args = availability.Args(
+        shares=(0.5, 1.0),
+        workers=4,
+        steps=24,
+        seeds=1,
+        learning_rates=(0.1, 0.3),
+        out=out,
+        progress=False,
+    )
     build = availability.build
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(availability, "build", lambda args: {name: build(args)[name] for name in METHODS})
+        patch.setattr(
+            availability, "build", lambda args: {name: build(args)[name] for name in METHODS}
+        )
         patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(availability.main, args)
 
@@ -33,14 +45,21 @@ def test_it_writes_a_history_for_each_share_and_a_figure(ran):
     for name in METHODS:
         for seed in "0":
             whole, alike, away, lost = (
-                {key: float(last[f"{name}, {case}", seed][key]) for key in ("loss", "clock", "bits")}
+                {
+                    key: float(last[f"{name}, {case}", seed][key])
+                    for key in ("loss", "clock", "bits")
+                }
                 for case in ("present 1", "delivered 1", "present 0.5", "delivered 0.5")
             )
             assert whole == alike
             assert away["clock"] < whole["clock"], "nobody waits for those who are away"
             assert away["bits"] < whole["bits"]
-            assert lost["clock"] == pytest.approx(whole["clock"], rel=1e-5), "who waits for a message that is lost waits as long"
-            assert (lost["bits"] < whole["bits"]) == (name == "sgp"), "lost messages are sent, and of an average only parts are lost"
+            assert lost["clock"] == pytest.approx(whole["clock"], rel=1e-5), (
+                "who waits for a message that is lost waits as long"
+            )
+            assert (lost["bits"] < whole["bits"]) == (name == "sgp"), (
+                "lost messages are sent, and of an average only parts are lost"
+            )
             assert len({whole["loss"], away["loss"], lost["loss"]}) == 3
 
 
@@ -49,7 +68,14 @@ def test_it_prints_tables_of_80_columns(ran):
     assert not scripts.too_wide(lines)
     for name in ("losses", "seconds"):
         rows = scripts.rows(args.out / f"{name}.csv")
-        assert [row["share of"] for row in rows] == ["workers present", "100%", "50%", "messages delivered", "100%", "50%"]
+        assert [row["share of"] for row in rows] == [
+            "workers present",
+            "100%",
+            "50%",
+            "messages delivered",
+            "100%",
+            "50%",
+        ]
         assert "-" not in rows[1].values(), "the target is one that every method reaches"
 
 

@@ -33,7 +33,9 @@ def data(tmp_path):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(("method", "versions"), [("dsgd", ("dsgd", "scan", "numpy")), ("mb-sgd", ("dsgd", "scan"))])
+@pytest.mark.parametrize(
+    ("method", "versions"), [("dsgd", ("dsgd", "scan", "numpy")), ("mb-sgd", ("dsgd", "scan"))]
+)
 def test_versions_make_the_same_iterates(method, versions, data):
     what = jobs.Job(data, rounds=12, method=method)
     with jax.enable_x64(True):
@@ -48,11 +50,29 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     """Numpy's alone: the others are processes like it."""
     monkeypatch.setitem(peers.VERSIONS, "dsgd", ("numpy",))
     monkeypatch.setattr(peers, "MOST", 80)
-    peers.main(peers.Args(methods=("dsgd",), workers=(3,), dimensions=(5, 30), rounds=2, seconds=1e-3, repeats=1, out=tmp_path))
+    peers.main(
+        peers.Args(
+            methods=("dsgd",),
+            workers=(3,),
+            dimensions=(5, 30),
+            rounds=2,
+            seconds=1e-3,
+            repeats=1,
+            out=tmp_path,
+        )
+    )
     rows = scripts.rows(tmp_path / "peers.csv")
-    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [("numpy", "3", "5")]
-    assert all(float(row["rounds_per_second"]) > 0 and float(row["seconds"]) > 0 and float(row["apart"]) == 0 for row in rows)
-    assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)  # numpy alone, whatever this process has
+    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [
+        ("numpy", "3", "5")
+    ]
+    assert all(
+        float(row["rounds_per_second"]) > 0
+        and float(row["seconds"]) > 0
+        and float(row["apart"]) == 0
+        for row in rows
+    )
+    # numpy alone, whatever this process has
+    assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)
     assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
     assert (tmp_path / "peers.png").exists()
     printed = capsys.readouterr().out
@@ -75,9 +95,19 @@ def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
 
 
 def test_versions_that_differ_are_told(tmp_path, monkeypatch):
-    args = peers.Args(methods=("dsgd",), versions=("dsgd", "numpy"), workers=(3,), dimensions=(2,), repeats=1, out=tmp_path)
+    args = peers.Args(
+        methods=("dsgd",),
+        versions=("dsgd", "numpy"),
+        workers=(3,),
+        dimensions=(2,),
+        repeats=1,
+        out=tmp_path,
+    )
     fake(monkeypatch, {"dsgd": 1.0, "numpy": 1 + 2e-13})
-    with pytest.raises(RuntimeError, match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: need 1e-13"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: need 1e-13",
+    ):
         peers.main(args)
     fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})
     with pytest.raises(RuntimeError, match="numpy is nan from the first version"):
@@ -92,12 +122,24 @@ def test_what_takes_too_long_or_cannot_be_had_is_told(tmp_path, monkeypatch, cap
     fake(monkeypatch, {"scan": 1.0, "numpy": 1.0}, late="dsgd")
     versions = ("dsgd", "scan", "numpy", "torch")
     peers.main(
-        peers.Args(methods=("dsgd",), versions=versions, workers=(3,), dimensions=(2,), longest=7, environments=tmp_path, out=tmp_path)
+        peers.Args(
+            methods=("dsgd",),
+            versions=versions,
+            workers=(3,),
+            dimensions=(2,),
+            longest=7,
+            environments=tmp_path,
+            out=tmp_path,
+        )
     )
     said = capsys.readouterr().out
     assert "Left out: torch needs more" in said
     assert said.count("> 7 s") == 3
-    assert [row["version"] for row in scripts.rows(tmp_path / "peers.csv")] == ["dsgd", "scan", "numpy"]
+    assert [row["version"] for row in scripts.rows(tmp_path / "peers.csv")] == [
+        "dsgd",
+        "scan",
+        "numpy",
+    ]
 
 
 def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypatch):
@@ -112,7 +154,13 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     ended = timing.process([sys.executable, "-S", "-c", look], version.environment)
     assert ended is not None
     assert ended.lines == ["[False, True, True]"]
-    command = [sys.executable, "-m", "experiments.benchmark.jobs.peers", "numpy", json.dumps({"data": data, "rounds": 2})]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.benchmark.jobs.peers",
+        "numpy",
+        json.dumps({"data": data, "rounds": 2}),
+    ]
     ended = timing.process(command, version.environment)
     assert ended is not None
     assert ended.lines[0] == jobs.RESULT
@@ -120,14 +168,23 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
 
 
 def test_a_process_that_takes_too_long_is_ended():
-    assert timing.process([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, longest=0.2) is None
+    assert (
+        timing.process(
+            [sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, longest=0.2
+        )
+        is None
+    )
 
 
 def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
-    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of two elements would have no noise.)"""
+    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of
+    two elements would have no noise.)
+    """
     problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
     method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
-    ours = dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh).history["grad_sqnorm"][-1_500:]
+    ours = dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh).history["grad_sqnorm"][
+        -1_500:
+    ]
     theirs = np.asarray(by_hand.scan("csgd", problem)(2_000)[1][1])[-1_500:]
     batches = np.array([ours.reshape(15, 100).mean(axis=1), theirs.reshape(15, 100).mean(axis=1)])
     error = np.sqrt(batches.var(axis=1, ddof=1).sum() / 15)
@@ -138,7 +195,9 @@ def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
 def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
     graph, rounds = topologies.random_regular(16, 4), 4
     A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
-    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds))(x)
+    many = jax.jit(
+        mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds)
+    )(x)
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
     np.testing.assert_allclose(many, x, atol=1e-6)
@@ -153,13 +212,29 @@ def test_where_the_device_is_no_cpu_copies_are_its_own(monkeypatch):
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "message"),
     [
-        (rounds, {"workers": (4, 4), "dimensions": (5,)}, "2 workers for 1 dimensions: need as many"),
+        (
+            rounds,
+            {"workers": (4, 4), "dimensions": (5,)},
+            "2 workers for 1 dimensions: need as many",
+        ),
         (rounds, {"methods": ("gd",)}, "need some of mb-sgd, dsgd"),
         (peers, {"methods": ("extra",)}, "--methods extra: need some of dsgd, mb-sgd"),
-        (peers, {"versions": ("jax", "scan")}, "--versions jax: need some of dsgd, scan, numpy, torch, decent-bench, fedjax"),
+        (
+            peers,
+            {"versions": ("jax", "scan")},
+            "--versions jax: need some of dsgd, scan, numpy, torch, decent-bench, fedjax",
+        ),
         (peers, {"workers": (2, 16)}, "--workers 2: need at least 3"),
-        (peers, {"workers": (1024,), "dimensions": (100_000,)}, "all sizes have more than 16,000,000 elements"),
-        (peers, {"versions": ("numpy",)}, "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax"),
+        (
+            peers,
+            {"workers": (1024,), "dimensions": (100_000,)},
+            "all sizes have more than 16,000,000 elements",
+        ),
+        (
+            peers,
+            {"versions": ("numpy",)},
+            "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax",
+        ),
         (throughput, {"dimensions": (4,)}, "need dimensions of at least 16"),
     ],
 )
@@ -171,8 +246,12 @@ def test_what_cannot_be_timed_is_refused(benchmark, arguments, message, tmp_path
 
 @pytest.fixture
 def peer(monkeypatch, tmp_path):
-    """One that needs a Python of its own, where the path has none, and no environment is there; the steps that are made."""
-    monkeypatch.setitem(environments.PEERS, "near", environments.Peer("near_peer", ("near==1", "nearer")))
+    """One that needs a Python of its own, where the path has none, and no environment is there; the
+    steps that are made.
+    """
+    monkeypatch.setitem(
+        environments.PEERS, "near", environments.Peer("near_peer", ("near==1", "nearer"))
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path / "near" / "bin" / "python"
 
@@ -203,34 +282,66 @@ def test_an_environment_that_could_not_be_installed_is_not_found_later(peer, tmp
     assert environments.found("near", tmp_path) is None
 
 
-def test_no_environment_is_made_without_a_python_that_is_new_enough_and_starts(peer, tmp_path, monkeypatch):
-    monkeypatch.setitem(environments.PEERS, "near", environments.Peer("near_peer", ("near",), (3, 99)))
+def test_no_environment_is_made_without_a_python_that_is_new_enough_and_starts(
+    peer, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(
+        environments.PEERS, "near", environments.Peer("near_peer", ("near",), (3, 99))
+    )
     for _ in range(2):
-        with pytest.raises(environments.Unavailable, match=r"near needs Python 3\.99, which is not on the path"):
+        with pytest.raises(
+            environments.Unavailable, match=r"near needs Python 3\.99, which is not on the path"
+        ):
             environments.made("near", tmp_path)
         (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")
         (tmp_path / "python3.99").chmod(0o755)
 
 
 def test_benchmark_times_all_versions(tmp_path):
-    rounds.main(rounds.Args(methods=("mb-sgd",), workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, out=tmp_path))
+    rounds.main(
+        rounds.Args(
+            methods=("mb-sgd",),
+            workers=(4,),
+            dimensions=(5,),
+            seconds=0.001,
+            repeats=1,
+            out=tmp_path,
+        )
+    )
     (row,) = scripts.rows(tmp_path / "rounds.csv")
     assert all(float(row[name]) > 0 for name in rounds.Row._fields[3:])
 
 
 def test_benchmark_of_rounds_tells_each_number_in_its_unit():
-    row = rounds.Row("dsgd", 16, 1_000, 8e-6, 2e-5, 2e-5, 2e-5, 4e-5, 4e-6, speedup=2.5, of_limit=0.5, bytes_per_second=32e9)
+    row = rounds.Row(
+        "dsgd",
+        16,
+        1_000,
+        8e-6,
+        2e-5,
+        2e-5,
+        2e-5,
+        4e-5,
+        4e-6,
+        speedup=2.5,
+        of_limit=0.5,
+        bytes_per_second=32e9,
+    )
     cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
     assert cells == ["dsgd", "16 x 1,000", "8.0", "0.500", "32", "2.50", "5.00", "0.50"]
 
 
 @pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
 def test_the_benchmarks_versions_do_the_same_mathematics(name, mesh, key):
-    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as long."""
+    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as
+    long.
+    """
     problem = problems.random_quadratic(8, 12, diagonal=True, seed=2)
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), 8)
     ours = dsgd.run(method, problem, steps=20, key=key, mesh=mesh).history
-    histories = [jax.device_get(by_hand.scan(name, problem, mean)(20))[1] for mean in rounds.FORMS.values()]
+    histories = [
+        jax.device_get(by_hand.scan(name, problem, mean)(20))[1] for mean in rounds.FORMS.values()
+    ]
     loop = by_hand.loop(name, problem)
     histories += [np.array(loop(20)[1]).T] if loop else []
     for theirs in histories:
@@ -242,12 +353,20 @@ def test_the_benchmarks_versions_do_the_same_mathematics(name, mesh, key):
 def test_benchmark_of_starts_times_processes(tmp_path, capsys, monkeypatch):
     """Numpy's alone, twice: the others are processes like it."""
     make = start.make_versions
-    monkeypatch.setattr(start, "make_versions", lambda folder: dict.fromkeys(("scan", "numpy"), make(folder)["numpy"]))
+    monkeypatch.setattr(
+        start,
+        "make_versions",
+        lambda folder: dict.fromkeys(("scan", "numpy"), make(folder)["numpy"]),
+    )
     start.main(start.Args(repeats=1, out=tmp_path))
     assert not scripts.too_wide(capsys.readouterr().out.splitlines())
     first, second = scripts.rows(tmp_path / "start.csv")
     assert float(first["ratio"]) == 1
-    assert all(float(row[stage]) > 0 for row in (first, second) for stage in ("imports", "problem", "rounds", "wall", "cpu", "ratio"))
+    assert all(
+        float(row[stage]) > 0
+        for row in (first, second)
+        for stage in ("imports", "problem", "rounds", "wall", "cpu", "ratio")
+    )
 
 
 def test_a_job_that_fails_is_reported(capfd):
@@ -258,7 +377,9 @@ def test_a_job_that_fails_is_reported(capfd):
 
 @pytest.mark.long
 def test_jobs_by_hand_do_what_the_framework_does():
-    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of each other."""
+    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of
+    each other.
+    """
     with jax.numpy_rank_promotion("allow"):
         ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]
     assert max(ends) < 1.05 * min(ends)
@@ -277,17 +398,37 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
     rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
     for candidate in some:
         row = rows[candidate.compressor.name]
-        assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
+        assert all(
+            float(row[name]) > 0
+            for name in (
+                "bits_per_element",
+                "encode_bytes_per_second",
+                "decode_bytes_per_second",
+                "cost",
+            )
+        )
 
 
 @pytest.mark.long
 def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
+    monkeypatch.setattr(
+        mixing,
+        "graphs_of_all_degrees",
+        lambda: [topologies.ring(8), topologies.random_regular(12, 9)],
+    )
     many = mixing.MOST  # elements of a model, of which eight are too many
     mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, many), out=tmp_path))
     rows = scripts.rows(tmp_path / "mixing.csv")
-    assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
-    assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
+    assert [row["graph"] for row in rows] == [
+        "ring(8)",
+        "exponential(8)",
+        "random_regular(8, 4, 0)",
+    ]
+    assert all(
+        float(row[name]) > 0
+        for row in rows
+        for name in ("seconds", "dense", "times faster", "of copy")
+    )
     few, larger = scripts.rows(tmp_path / "sums.csv")
     assert (few["chosen"], larger["chosen"]) == ("rows", "product")
     assert min(float(few["3"]), float(larger["3"])) > 0
@@ -302,5 +443,9 @@ def test_what_the_benchmark_of_mixing_times_is_the_same(key):
 
 
 def test_the_benchmark_of_mixing_tells_seconds_of_one_round():
-    taken = {"copy": np.array([0.5]), "ring(8)": np.full(1, 2.0 * mixing.ROUNDS), "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS)}
+    taken = {
+        "copy": np.array([0.5]),
+        "ring(8)": np.full(1, 2.0 * mixing.ROUNDS),
+        "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS),
+    }
     assert mixing.measured(topologies.ring(8), taken) == ("ring(8)", 2, 2.0, 6.0, 3.0, 0.25)

@@ -1,4 +1,6 @@
-"""The script that measures this machine: fits of known switches, what they predict, and a calibration of two processes."""
+"""The script that measures this machine: fits of known switches, what they predict, and a
+calibration of two processes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def times(name, noise, seed, repeats=15):
     """Of a switch with this latency and bandwidth."""
     rng, cost = np.random.default_rng(seed), COSTS[name]
     return {
-        size: (cost.latencies * LATENCY + cost.vectors * 8 * size / BANDWIDTH) * np.exp(noise * rng.normal(size=repeats)) for size in SIZES
+        size: (cost.latencies * LATENCY + cost.vectors * 8 * size / BANDWIDTH)
+        * np.exp(noise * rng.normal(size=repeats))
+        for size in SIZES
     }
 
 
@@ -38,7 +42,10 @@ def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
         np.testing.assert_allclose(exact.beta, 8 / BANDWIDTH, rtol=1e-3)
         for seed in range(2):
             fit = switch.switch({name: times(name, 0.1, seed)}, COSTS, seed)
-            inside += [fit.alpha.low <= LATENCY <= fit.alpha.high, fit.beta.low <= 8 / BANDWIDTH <= fit.beta.high]
+            inside += [
+                fit.alpha.low <= LATENCY <= fit.alpha.high,
+                fit.beta.low <= 8 / BANDWIDTH <= fit.beta.high,
+            ]
             assert fit.alpha.high - fit.alpha.low < LATENCY
     assert np.mean(inside) > 0.7
 
@@ -54,19 +61,27 @@ def test_one_switch_explains_all_collectives_where_one_does_and_a_busy_moment_do
 
 
 def test_costs_are_those_of_the_patterns():
-    """An all-reduce is the ring's; all-to-all and all-gather together are a round of N servers; on a ring, a permute is half of a round."""
+    """An all-reduce is the ring's; all-to-all and all-gather together are a round of N servers; on
+    a ring, a permute is half of a round.
+    """
     for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
 
         def of(name, latency=latency, transfer=transfer):
             return COSTS[name].latencies * latency + COSTS[name].vectors * transfer
 
-        assert of("all-reduce") == pytest.approx(network.cost(network.ring_all_reduce, N, latency, transfer))
-        assert of("all-gather") + of("all-to-all") == pytest.approx(network.cost(network.multi_server, N, latency, transfer))
+        assert of("all-reduce") == pytest.approx(
+            network.cost(network.ring_all_reduce, N, latency, transfer)
+        )
+        assert of("all-gather") + of("all-to-all") == pytest.approx(
+            network.cost(network.multi_server, N, latency, transfer)
+        )
         assert of("collective-permute") == latency + transfer
 
 
 def test_fits_need_two_sizes_and_positive_times():
-    with pytest.raises(ValueError, match=r"a line through the times of 1 size \(all-reduce\): need at least two"):
+    with pytest.raises(
+        ValueError, match=r"a line through the times of 1 size \(all-reduce\): need at least two"
+    ):
         switch.switch({"all-reduce": {1.0: np.ones(3)}}, COSTS)
     with pytest.raises(ValueError, match="times of all-reduce: need seconds > 0"):
         switch.switch({"all-reduce": {1.0: np.ones(3), 2.0: np.zeros(3)}}, COSTS)
@@ -87,12 +102,21 @@ def test_predictions_are_gradient_and_codec_and_messages():
 def test_crossovers_lie_where_lines_meet():
     sizes = [1.0, 10.0, 100.0, 1000.0]
     assert switch.crossovers(sizes, sizes, [3.0, 3.0, 3.0, 3.0]) == [pytest.approx(3.0)]
-    assert switch.crossovers(sizes, [1, 1, 1, 1], [2, 0.5, 0.5, 2]) == [pytest.approx(10**0.5), pytest.approx(10**2.5)]
+    assert switch.crossovers(sizes, [1, 1, 1, 1], [2, 0.5, 0.5, 2]) == [
+        pytest.approx(10**0.5),
+        pytest.approx(10**2.5),
+    ]
     assert switch.crossovers(sizes, sizes, [2, 20, 200, 2000]) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"), [("30mbit", (30e6,)), ("30mbit:10mbit", (30e6, 10e6)), ("1.5gbit", (1.5e9,)), ("200Kbit", (200e3,))]
+    ("text", "bits"),
+    [
+        ("30mbit", (30e6,)),
+        ("30mbit:10mbit", (30e6, 10e6)),
+        ("1.5gbit", (1.5e9,)),
+        ("200Kbit", (200e3,)),
+    ],
 )
 def test_shapes(text, bits):
     assert calibrate.parse(text, 4.0) == Rate(pytest.approx(bits), 4.0)
@@ -100,7 +124,10 @@ def test_shapes(text, bits):
 
 @pytest.mark.parametrize("text", ["30", "mbit", "30mbit:", "-3mbit", "0mbit", "3e1mbit", "fast"])
 def test_what_is_no_shape_is_refused(text):
-    with pytest.raises(ValueError, match=f"--shape {text}: .* is no rate; need a number and one of kbit, mbit, gbit"):
+    with pytest.raises(
+        ValueError,
+        match=f"--shape {text}: .* is no rate; need a number and one of kbit, mbit, gbit",
+    ):
         calibrate.parse(text, 4.0)
 
 
@@ -110,8 +137,14 @@ def test_what_is_no_shape_is_refused(text):
         ({"processes": 1}, "--processes 1: need at least 2, one alone sends nothing"),
         ({"sizes": (1024,)}, "--sizes 1024: need at least 2 whole numbers, rising"),
         ({"sizes": (1024, 512)}, "--sizes 1024 512: need at least 2 whole numbers, rising"),
-        ({"sizes": (1, 2)}, "--sizes 1 2: all the same to all-reduce, whose vectors are multiples of 8 bytes"),
-        ({"sizes": (8, 16)}, "--sizes 8 16: all the same to all-gather, whose vectors are multiples of 16 bytes"),
+        (
+            {"sizes": (1, 2)},
+            "--sizes 1 2: all the same to all-reduce, whose vectors are multiples of 8 bytes",
+        ),
+        (
+            {"sizes": (8, 16)},
+            "--sizes 8 16: all the same to all-gather, whose vectors are multiples of 16 bytes",
+        ),
         ({"widths": (8, 8)}, "--widths 8 8: need at least 1 whole number, rising"),
         ({"ratios": (0.1, 2.0)}, "--ratios 2: need shares of all elements"),
     ],
@@ -132,10 +165,16 @@ def measured(tmp_path):
 
 def test_experiments_take_the_numbers_of_a_cluster(measured):
     args = commands.on_cluster(compare.Args(cluster=measured, batch_size=50))
-    assert (args.latency, args.bandwidth, args.compute) == (2e-3, 5e7, pytest.approx((1e-3 + 50e-5) / 50))
+    assert (args.latency, args.bandwidth, args.compute) == (
+        2e-3,
+        5e7,
+        pytest.approx((1e-3 + 50e-5) / 50),
+    )
     made, like = compare.make_cluster(args), clusters.load(measured)
     assert made.latency == like.latency
-    assert commands.on_cluster(asynchrony.Args(cluster=measured, batch_size=50)).compute == pytest.approx(1.5e-3), "of a gradient there"
+    assert commands.on_cluster(
+        asynchrony.Args(cluster=measured, batch_size=50)
+    ).compute == pytest.approx(1.5e-3), "of a gradient there"
     args = commands.on_cluster(complexity_table.Args(cluster=measured))
     assert (args.latency, args.bandwidth) == (2e-3, 5e7)
     without = compare.Args()
@@ -143,15 +182,25 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
 
 
 def test_numbers_are_not_given_twice(measured):
-    with pytest.raises(ValueError, match=r"--latency 1 and --cluster .*, which has it, too: need one of the two"):
+    with pytest.raises(
+        ValueError, match=r"--latency 1 and --cluster .*, which has it, too: need one of the two"
+    ):
         commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
 
 
 def test_every_experiment_with_a_switch_takes_a_cluster():
     texts = {path.stem: path.read_text() for path in Path(compare.__file__).parent.glob("*.py")}
-    with_switch = {name for name, text in texts.items() if "    latency: commands." in text and "    bandwidth: commands." in text}
+    with_switch = {
+        name
+        for name, text in texts.items()
+        if "    latency: commands." in text and "    bandwidth: commands." in text
+    }
     with_flag = {name for name, text in texts.items() if "cluster: commands.ClusterFile" in text}
-    assert with_switch == with_flag == {"asynchrony", "availability", "compare", "complexity_table", "stragglers", "topology"}
+    assert (
+        with_switch
+        == with_flag
+        == {"asynchrony", "availability", "compare", "complexity_table", "stragglers", "topology"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +221,18 @@ def ran(tmp_path_factory, long):
 def test_a_calibration_has_all_rows_in_80_columns(ran):
     args, lines = ran
     assert not scripts.too_wide(lines)
-    first = {name: [row[0] for row in scripts.cells(lines)][i:j] for name, i, j in (("switch", 0, 5), ("crossovers", 7, None))}
-    assert first == {"switch": [*measuring.COLLECTIVES, "all of them"], "crossovers": ["csgd", "ec-sgd", "ef21", "dsgd"]}
-    assert [row[""] for row in scripts.rows(args.out / "predicted.csv")] == ["predicted", "measured"]
+    first = {
+        name: [row[0] for row in scripts.cells(lines)][i:j]
+        for name, i, j in (("switch", 0, 5), ("crossovers", 7, None))
+    }
+    assert first == {
+        "switch": [*measuring.COLLECTIVES, "all of them"],
+        "crossovers": ["csgd", "ec-sgd", "ef21", "dsgd"],
+    }
+    assert [row[""] for row in scripts.rows(args.out / "predicted.csv")] == [
+        "predicted",
+        "measured",
+    ]
     for name, heading in (("collectives", 2 * 4 * 3), ("rounds", len(measuring.METHODS))):
         assert len(scripts.rows(args.out / f"{name}.csv")) == heading
     assert scripts.is_figure(args.out / "figure.png")
@@ -184,10 +242,17 @@ def test_what_a_calibration_predicts_is_of_its_cluster(ran):
     args, _ = ran
     cluster = clusters.load(args.out / "cluster.json")
     assert cluster.latency > 0
-    rows = {row["method"]: {name: float(row[name]) for name in row if name != "method"} for row in scripts.rows(args.out / "rounds.csv")}
+    rows = {
+        row["method"]: {name: float(row[name]) for name in row if name != "method"}
+        for row in scripts.rows(args.out / "rounds.csv")
+    }
     plain = rows["mb-sgd"]
     expected = plain["compute"] + network.round_seconds(
-        network.ring_all_reduce, 2, plain["bits"], latency=4 * cluster.latency, bandwidth=cluster.bandwidth
+        network.ring_all_reduce,
+        2,
+        plain["bits"],
+        latency=4 * cluster.latency,
+        bandwidth=cluster.bandwidth,
     )
     assert plain["arrays"] == 4, "two layers' weights and biases"
     assert plain["predicted"] == pytest.approx(expected, rel=1e-4)
@@ -199,21 +264,30 @@ def test_what_a_calibration_predicts_is_of_its_cluster(ran):
 def history(seconds, loss, bits=1e6):
     rounds = len(seconds)
     columns = ("bits_up", "bits_down", "rate_up", "rate_down")
-    return {"seconds": np.asarray(seconds, float), "loss": np.asarray(loss, float), **dict.fromkeys(columns, np.full(rounds, bits))}
+    return {
+        "seconds": np.asarray(seconds, float),
+        "loss": np.asarray(loss, float),
+        **dict.fromkeys(columns, np.full(rounds, bits)),
+    }
 
 
 def test_kimads_table_and_figure(tmp_path):
     setting = kimad_links.Setting(2, 8, 4, (0.1,), (0.05, 0.1), (0.1, 0.3), 40.0, 0)
     assert list(kimad_links.methods(setting)) == ["Kimad, 50 ms", "Kimad, 100 ms", "top 10 %"]
     seconds = np.arange(1, 41.0)
-    runs = {("Kimad, 50 ms", 0.1): history(seconds, 41 - seconds), ("Kimad, 50 ms", 0.3): history(seconds, 82 - 2 * seconds)}
+    runs = {
+        ("Kimad, 50 ms", 0.1): history(seconds, 41 - seconds),
+        ("Kimad, 50 ms", 0.3): history(seconds, 82 - 2 * seconds),
+    }
     runs["top 10 %", 0.1] = history(seconds[:20] * 2, 21 - seconds[:20] / 2)
     best = kimad_links.best(runs)
     assert best["Kimad, 50 ms"][0] == 0.1
     assert kimad_links.reached(best["Kimad, 50 ms"][1], 10.5) == 31, "the mean of two rounds"
     screen = tables.console()
     with screen.capture() as captured:
-        screen.print(kimad_links.tabulate(setting, best, "links of 30mbit:10mbit, a turn of all in 5 s"))
+        screen.print(
+            kimad_links.tabulate(setting, best, "links of 30mbit:10mbit, a turn of all in 5 s")
+        )
     lines = captured.get().splitlines()
     assert not scripts.too_wide(lines)
     kimad_links.write(tmp_path / "kimad.csv", runs)

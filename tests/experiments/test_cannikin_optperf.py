@@ -13,18 +13,39 @@ from experiments import cannikin_optperf as script
 from experiments.cannikin import devices, driving, optperf_results
 from experiments.cannikin.driving import Noise
 
-SMALL = {"epochs": 8, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
+SMALL = {
+    "epochs": 8,
+    "iterations": 5,
+    "first_noises": (0.05, 1.0),
+    "totals": 3,
+    "worker_counts": (3,),
+    "ratios": (1.0, 10.0),
+    "seeds": 2,
+}
 FEW = ("ResNet-50", "BERT")
 
 
-def test_cannikin_is_tuned_first_and_settles_at_optperf_and_the_others_above_it(tmp_path, monkeypatch, long):
+def test_cannikin_is_tuned_first_and_settles_at_optperf_and_the_others_above_it(
+    tmp_path, monkeypatch, long
+):
     """Two workloads, in epochs that take what the model says."""
     monkeypatch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
-    lines = scripts.printed(script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL))
-    assert all(scripts.is_figure(tmp_path / f"{name}.png") for name in ("epochs", "batch_time", "studies"))
+    lines = scripts.printed(
+        script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL)
+    )
+    assert all(
+        scripts.is_figure(tmp_path / f"{name}.png") for name in ("epochs", "batch_time", "studies")
+    )
     assert not scripts.too_wide(lines)
     cells = scripts.cells(lines)
-    assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == ["-", "-", "18", "53", "-", "-"]
+    assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == [
+        "-",
+        "-",
+        "18",
+        "53",
+        "-",
+        "-",
+    ]
     model = devices.make_model("A", "ResNet-50")
     times = {}
     for row in scripts.rows(tmp_path / "epochs.csv"):
@@ -34,18 +55,29 @@ def test_cannikin_is_tuned_first_and_settles_at_optperf_and_the_others_above_it(
         equal = float(model.batch_time([43, 43, 42]))
         np.testing.assert_allclose(times["DDP", seed], equal, rtol=1e-4)
         assert times["Cannikin", seed][0] == times["LB-BSP", seed][0] == times["DDP", seed][0]
-        np.testing.assert_allclose(times["LB-BSP", seed][1], float(model.batch_time([48, 43, 37])), rtol=1e-4)
+        np.testing.assert_allclose(
+            times["LB-BSP", seed][1], float(model.batch_time([48, 43, 37])), rtol=1e-4
+        )
         assert times["Cannikin", seed][3] < 1.02 * optperf < times["LB-BSP", seed][3]
         assert times["LB-BSP", seed][6] < 1.02 * optperf
     rows = scripts.rows(tmp_path / "batch_time.csv")
-    assert {(row["cluster"], row["workload"]) for row in rows} == {(cluster, name) for cluster in "ABC" for name in FEW}
+    assert {(row["cluster"], row["workload"]) for row in rows} == {
+        (cluster, name) for cluster in "ABC" for name in FEW
+    }
     for row in rows:
-        seconds = {name: float(row[name]) for name in ("optperf", "cannikin", "ddp", "lb_bsp", "adapted", "together")}
+        seconds = {
+            name: float(row[name])
+            for name in ("optperf", "cannikin", "ddp", "lb_bsp", "adapted", "together")
+        }
         assert seconds["cannikin"] == seconds.pop("optperf"), row
-        assert all(other >= seconds["cannikin"] for other in seconds.values() if not np.isnan(other)), row
+        assert all(
+            other >= seconds["cannikin"] for other in seconds.values() if not np.isnan(other)
+        ), row
     first = next(row for row in rows if row["cluster"] == "B" and row["workload"] == "ResNet-50")
     batches = np.full(16, 6) + (np.arange(16) < 4)
-    assert float(first["ddp"]) == pytest.approx(float(devices.make_model("B", "ResNet-50").batch_time(batches)), rel=1e-5)
+    assert float(first["ddp"]) == pytest.approx(
+        float(devices.make_model("B", "ResNet-50").batch_time(batches)), rel=1e-5
+    )
 
 
 def test_devices_are_those_of_the_paper():
@@ -62,7 +94,10 @@ def test_devices_are_those_of_the_paper():
     for cluster in devices.CLUSTERS:
         for name, workload in devices.WORKLOADS.items():
             assert workload.buckets.sum() == pytest.approx(4 * workload.parameters)
-            totals, limits = devices.batches(cluster, name, 5), np.asarray(devices.make_model(cluster, name).limits)
+            totals, limits = (
+                devices.batches(cluster, name, 5),
+                np.asarray(devices.make_model(cluster, name).limits),
+            )
             assert (-(-totals // len(limits)) <= limits.min()).all()
             assert 2 * len(limits) <= totals[0] >= workload.first_batch
 

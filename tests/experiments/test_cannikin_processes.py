@@ -1,4 +1,6 @@
-"""The script about Cannikin in real processes: two of them, started once, with a tiny budget; and what it makes of times that are exact."""
+"""The script about Cannikin in real processes: two of them, started once, with a tiny budget; and
+what it makes of times that are exact.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,20 @@ MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1]
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
     args = cannikin_processes.Args(
-        total=64, shares=SHARES, piece=8, rounds=2, passes=PASSES, width=8, out=tmp_path_factory.mktemp("cannikin"), progress=False
+        total=64,
+        shares=SHARES,
+        piece=8,
+        rounds=2,
+        passes=PASSES,
+        width=8,
+        out=tmp_path_factory.mktemp("cannikin"),
+        progress=False,
     )
-    return args, scripts.printed(cannikin_processes.main, args), scripts.rows(args.out / "epochs.csv")
+    return (
+        args,
+        scripts.printed(cannikin_processes.main, args),
+        scripts.rows(args.out / "epochs.csv"),
+    )
 
 
 def test_it_tries_all_splits_in_real_processes(ran):
@@ -46,13 +59,21 @@ def trial(batches, slower=1.0):
     backward = slower * np.tile(MODEL.k * b + MODEL.m, (3, 1))
     compute = backward + slower * np.tile(MODEL.q * b + MODEL.s, (3, 1))
     communication = np.full((3, 2), slower * MODEL.t_last)
-    seen = cannikin.Observation(b, compute, backward, backward, communication, cannikin.NoiseScale(0.0, 0.0))
+    seen = cannikin.Observation(
+        b, compute, backward, backward, communication, cannikin.NoiseScale(0.0, 0.0)
+    )
     return cannikin_processes.Trial(seen, slower * float(MODEL.batch_time(b)))
 
 
 def test_a_split_is_not_predicted_from_itself():
     """One split takes twice as long as the model says: the others know nothing of it."""
-    trials = [trial((32, 32)), trial((44, 20)), trial((16, 48), slower=2.0), trial((48, 16)), trial((16, 48), slower=2.0)]
+    trials = [
+        trial((32, 32)),
+        trial((44, 20)),
+        trial((16, 48), slower=2.0),
+        trial((48, 16)),
+        trial((16, 48), slower=2.0),
+    ]
     odd, even = cannikin_processes.judge(trials)
     assert [each.batches.tolist() for each in (odd, even)] == [[16, 48], [48, 16]]
     assert [len(each.measured) for each in (odd, even)] == [2, 1]

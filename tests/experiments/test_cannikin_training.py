@@ -1,4 +1,6 @@
-"""The script about training on unequal machines, with a tiny budget: its files, its tables, and whose clock it has."""
+"""The script about training on unequal machines, with a tiny budget: its files, its tables, and
+whose clock it has.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,29 @@ PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """A linear model on the three nodes of cluster A; rows by system and seed, and the printed lines."""
+    """A linear model on the three nodes of cluster A; rows by system and seed, and the printed
+    lines.
+    """
     out = tmp_path_factory.mktemp("cannikin_training")
-    options = {"cluster": "A", "target": 0.91, "epochs": 12, "choices": 3, "seeds": 2, "progress": False}
+    options = {
+        "cluster": "A",
+        "target": 0.91,
+        "epochs": 12,
+        "choices": 3,
+        "seeds": 2,
+        "progress": False,
+    }
     args = cannikin_training.Args(problem=("mlp",), out=out, cache=None, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         setting = cannikin_training.setting_of(args, "mlp")
         lines = scripts.printed(cannikin_training.main, args)
     rows = scripts.rows(out / "epochs.csv")
-    of = {(system, seed): [row for row in rows if (row["system"], row["seed"]) == (system, seed)] for system in SYSTEMS for seed in "01"}
+    of = {
+        (system, seed): [row for row in rows if (row["system"], row["seed"]) == (system, seed)]
+        for system in SYSTEMS
+        for seed in "01"
+    }
     return args, setting, of, lines
 
 
@@ -40,10 +55,14 @@ def test_the_clock_is_that_of_the_devices(ran):
     _, setting, rows, _ = ran
     rounds = np.ceil(PER_EPOCH / np.array(TOTALS))
     parts = np.stack([[11, 11, 10], [61, 60, 60], [342, 341, 341]])
-    seconds: dict[int, float] = dict(zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True))
+    seconds: dict[int, float] = dict(
+        zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True)
+    )
     np.testing.assert_array_equal(setting.totals, TOTALS)
     largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024  # of its samples, for one of ours
-    np.testing.assert_allclose(setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k))
+    np.testing.assert_allclose(
+        setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k)
+    )
     for each in (rows[DDP, "0"], rows[ADAPTDL, "1"]):
         expected = np.cumsum([seconds[int(row["total_batch"])] for row in each])
         np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)
@@ -68,14 +87,23 @@ def test_the_table_is_of_the_rows(ran):
         assert good[:-1] == [False] * (len(each) - 1)
     cells = scripts.cells(lines)
     assert [row[0] for row in cells] == list(SYSTEMS)
-    ended = {system: np.array([float(rows[system, seed][-1]["seconds"]) for seed in "01"]) for system in SYSTEMS}
-    reached = {system: np.array([float(rows[system, seed][-1]["quality"]) >= 0.91 for seed in "01"]) for system in SYSTEMS}
+    ended = {
+        system: np.array([float(rows[system, seed][-1]["seconds"]) for seed in "01"])
+        for system in SYSTEMS
+    }
+    reached = {
+        system: np.array([float(rows[system, seed][-1]["quality"]) >= 0.91 for seed in "01"])
+        for system in SYSTEMS
+    }
     for system, count, seconds, *_, saved, paper in cells:
         assert int(count) == reached[system].sum() == 2
         digits = 1 if ended[system].max() < 100 else 0
         assert seconds.split(" ± ")[0] == f"{ended[system].mean():.{digits}f}"
         if system != CANNIKIN:
-            assert saved.split(" ± ")[0] == f"{np.mean(100 * (1 - ended[CANNIKIN] / ended[system])):.0f}"
+            assert (
+                saved.split(" ± ")[0]
+                == f"{np.mean(100 * (1 - ended[CANNIKIN] / ended[system])):.0f}"
+            )
             assert paper == {DDP: "≤ 85", LB_BSP: "≤ 82", ADAPTDL: "≤ 52"}[system]
     assert max(map(len, lines[:-1])) <= 80
     assert scripts.is_figure(args.out / "figure.png")
@@ -108,7 +136,10 @@ def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
     args = cannikin_training.Args(cluster="A", choices=4, noise=0.0)
     setting = cannikin_training.setting_of(args, "text")
     assert setting.problem.name == "language_model(grammar, blocks)"
-    d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(setting.problem.init, jax.random.key(0))))
+    d = sum(
+        leaf.size
+        for leaf in jax.tree.leaves(jax.eval_shape(setting.problem.init, jax.random.key(0)))
+    )
     begun = dsgd.Round(jnp.int32(0), 3, jax.random.key(0), dsgd.Now(setting.cluster))
     seconds = 2 * 2 * setting.cluster.sending(begun, np.arange(3), 32 * d / 3)
     np.testing.assert_allclose(seconds, setting.model.t_overlap + setting.model.t_last, rtol=1e-5)

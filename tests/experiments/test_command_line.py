@@ -1,4 +1,6 @@
-"""What all commands do with what a user got wrong, with results that are there already, and with an interruption."""
+"""What all commands do with what a user got wrong, with results that are there already, and with an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from experiments.benchmark import compression as throughput
 from experiments.benchmark import mixing, peers, rounds, start
 from experiments.shared import catalogue, commands, tuning
 
-SCRIPTS = [importlib.import_module(f"experiments.{name}") for name in catalogue.COMMANDS if name != "benchmark"]
+SCRIPTS = [
+    importlib.import_module(f"experiments.{name}")
+    for name in catalogue.COMMANDS
+    if name != "benchmark"
+]
 BENCHMARKS = (throughput, mixing, peers, rounds, start)
 
 
@@ -46,7 +52,9 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def launch(capsys):
-    """Runs a script that does not end well; its exit status, and the lines that it says on standard error."""
+    """Runs a script that does not end well; its exit status, and the lines that it says on standard
+    error.
+    """
 
     def run(main, args) -> Ended:
         with pytest.raises(SystemExit) as end:
@@ -57,7 +65,9 @@ def launch(capsys):
 
 
 def test_what_a_user_got_wrong_is_one_line_and_status_2(launch, tmp_path):
-    status, (line,) = launch(compare.main, compare.Args(methods=("adagrad",), out=tmp_path, cache="off"))
+    status, (line,) = launch(
+        compare.main, compare.Args(methods=("adagrad",), out=tmp_path, cache="off")
+    )
     assert status == 2
     assert line.startswith("Error: make: unknown method 'adagrad': need one of gd,")
 
@@ -71,23 +81,39 @@ def test_a_message_of_several_lines_is_one(launch, tmp_path):
 def test_a_run_that_diverges_is_one_line(launch, tmp_path):
     def main(args):
         problem = dsgd.problems.random_quadratic(2, 2)
-        dsgd.run(compare.algorithms.make("gd", compare.optax.sgd(1e30), 2), problem, steps=20, key=jax.random.key(0), mesh=1)
+        dsgd.run(
+            compare.algorithms.make("gd", compare.optax.sgd(1e30), 2),
+            problem,
+            steps=20,
+            key=jax.random.key(0),
+            mesh=1,
+        )
 
     status, (line,) = launch(main, Args(tmp_path))
     assert status == 2
-    assert line.startswith("Error: gradient_descent: the loss is inf after round 1; try a smaller step size")
+    assert line.startswith(
+        "Error: gradient_descent: the loss is inf after round 1; try a smaller step size"
+    )
 
 
 def test_a_librarys_error_keeps_its_traceback(tmp_path):
     """It would be a mistake of ours, which nobody could find without."""
     with pytest.raises(ValueError, match="could not be broadcast"):
-        commands.launch(lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path))
+        commands.launch(
+            lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path)
+        )
 
 
 def test_missing_files_are_one_line_and_status_2(launch, tmp_path):
     for script in SCRIPTS:
         if {"data", "data_dir"} <= script.Args.__dataclass_fields__.keys():
-            args = script.Args(data="mnist", data_dir=tmp_path / "there", out=tmp_path / "out", cache="off", progress=False)
+            args = script.Args(
+                data="mnist",
+                data_dir=tmp_path / "there",
+                out=tmp_path / "out",
+                cache="off",
+                progress=False,
+            )
             status, (line,) = launch(script.main, args)
             assert status == 2
             assert f"Error: no file {tmp_path}/there/train-images-idx3-ubyte" in line
@@ -99,18 +125,35 @@ def test_missing_files_are_one_line_and_status_2(launch, tmp_path):
     [
         (rounds, {"repeats": 0}, "--repeats 0: need whole numbers, at least 1"),
         (compare, {"target": float("nan")}, "--target nan: need finite numbers above 0"),
-        (compare, {"learning_rates": (0.1, float("inf"))}, "--learning-rates (0.1, inf): need finite numbers above 0"),
+        (
+            compare,
+            {"learning_rates": (0.1, float("inf"))},
+            "--learning-rates (0.1, inf): need finite numbers above 0",
+        ),
         (compare, {"bandwidth": 0.0}, "--bandwidth 0.0: need finite numbers above 0"),
         (compare, {"latency": -1.0}, "--latency -1.0: need finite numbers, at least 0"),
         (compare, {"seed": -1}, "--seed -1: need finite numbers, at least 0"),
         (topology, {"workers": (16, 0)}, "--workers (16, 0): need whole numbers, at least 1"),
         (topology, {"workers": ()}, "--workers: need at least one"),
-        (cannikin_optperf, {"ratios": (0.5, 2.0)}, "--ratios (0.5, 2.0): need finite numbers, at least 1"),
-        (cannikin_optperf, {"totals": 1}, "--totals 1: need at least 2, the smallest and the largest"),
+        (
+            cannikin_optperf,
+            {"ratios": (0.5, 2.0)},
+            "--ratios (0.5, 2.0): need finite numbers, at least 1",
+        ),
+        (
+            cannikin_optperf,
+            {"totals": 1},
+            "--totals 1: need at least 2, the smallest and the largest",
+        ),
     ],
 )
-def test_numbers_that_make_no_sense_are_one_line_and_status_2(script, flags, words, launch, tmp_path):
-    assert launch(script.main, script.Args(out=tmp_path / "out", **flags)) == (2, [f"Error: {words}"])
+def test_numbers_that_make_no_sense_are_one_line_and_status_2(
+    script, flags, words, launch, tmp_path
+):
+    assert launch(script.main, script.Args(out=tmp_path / "out", **flags)) == (
+        2,
+        [f"Error: {words}"],
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -141,7 +184,9 @@ def test_every_number_of_a_flag_has_a_bound_that_its_default_keeps():
         plain = get_type_hints(script.Args)
         for flag, annotation in get_type_hints(script.Args, include_extras=True).items():
             is_number = {"int", "float"} & set(re.findall(r"\w+", str(plain[flag])))
-            assert not is_number or any(commands.bounds(annotation)) or flag in CHECKED.get(name, ()), f"{name}: --{flag} has no bound"
+            assert (
+                not is_number or any(commands.bounds(annotation)) or flag in CHECKED.get(name, ())
+            ), f"{name}: --{flag} has no bound"
 
 
 def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
@@ -150,7 +195,11 @@ def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
     assert config["steps"] == 3
     assert config["rates"] == [0.1]
     run = config["run"]
-    assert (run["dsgd"], run["jax"], run["python"]) == (dsgd.__version__, jax.__version__, platform.python_version())
+    assert (run["dsgd"], run["jax"], run["python"]) == (
+        dsgd.__version__,
+        jax.__version__,
+        platform.python_version(),
+    )
     assert run["device"] == f"{jax.device_count()} x cpu"
     assert "pytest" in run["command"] or "python" in run["command"]
 
@@ -161,10 +210,20 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     (tmp_path / "history.csv").write_text("results")
     before = (tmp_path / "config.json").read_text()
     commands.begin(Args(tmp_path, steps=4, progress=False))  # the same
-    with pytest.raises(ValueError, match=r"has results of another configuration \(steps = 4, not 3\): need another folder \(--out\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"has results of another configuration \(steps = 4, not 3\): need another folder \(--out\)",
+    ):
         commands.begin(Args(tmp_path, steps=3))
-    assert json.loads((tmp_path / "config.json").read_text())["steps"] == json.loads(before)["steps"] == 4
-    with pytest.raises(ValueError, match="has results of another script, or of another version of it: need another folder"):
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["steps"]
+        == json.loads(before)["steps"]
+        == 4
+    )
+    with pytest.raises(
+        ValueError,
+        match="has results of another script, or of another version of it: need another folder",
+    ):
         commands.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="has results of another script"):
@@ -183,23 +242,45 @@ def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeyp
 
     monkeypatch.setattr(compare, "tune", tune)
     args = compare.Args(
-        methods=("gd", "mb-sgd"), workers=2, steps=2, seeds=1, learning_rates=(0.1,), out=tmp_path, cache="off", progress=False
+        methods=("gd", "mb-sgd"),
+        workers=2,
+        steps=2,
+        seeds=1,
+        learning_rates=(0.1,),
+        out=tmp_path,
+        cache="off",
+        progress=False,
     )
-    assert launch(compare.main, args) == (130, [f"Interrupted: what was done until then is in {tmp_path}."])
+    assert launch(compare.main, args) == (
+        130,
+        [f"Interrupted: what was done until then is in {tmp_path}."],
+    )
     assert {row["method"] for row in scripts.rows(tmp_path / "history.csv")} == {"gd"}
     assert not (tmp_path / "figure.png").exists()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nothing_is_written_where_nothing_was_found(tmp_path):
-    with pytest.raises(KeyboardInterrupt), commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []),
+    ):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("folder", [Path(compare.__file__).parent, Path(throughput.__file__).parent], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [Path(compare.__file__).parent, Path(throughput.__file__).parent],
+    ids=lambda folder: folder.name,
+)
 def test_no_file_beside_a_script_is_taken_for_a_module_that_jax_looks_for(folder):
     """As where a script is run by its path."""
-    command = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import jax.numpy, tyro", str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path.insert(0, sys.argv[1]); import jax.numpy, tyro",
+        str(folder),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

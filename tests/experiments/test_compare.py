@@ -1,4 +1,6 @@
-"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned step sizes and statistics."""
+"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned
+step sizes and statistics.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from experiments.shared import statistics, tuning
 def compared(tmp_path_factory):
     """Two methods; one of the step sizes diverges."""
     out = tmp_path_factory.mktemp("compare")
-    args = compare.Args(workers=4, steps=40, seeds=2, methods=("mb-sgd", "csgd"), learning_rates=(1.0, 1e38), out=out, progress=False)
+    args = compare.Args(
+        workers=4,
+        steps=40,
+        seeds=2,
+        methods=("mb-sgd", "csgd"),
+        learning_rates=(1.0, 1e38),
+        out=out,
+        progress=False,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(compare.main, args)
@@ -42,7 +52,9 @@ def test_it_writes_its_config_history_figure_and_table(compared):
     for name in args.methods:
         assert "-" not in table[name], "the default target is one that every method reaches"
         assert table[name][-1].endswith("%")
-    assert lines[-3].startswith(f"Written: {args.out}/config.json, costs.csv, figure.png, history.csv")
+    assert lines[-3].startswith(
+        f"Written: {args.out}/config.json, costs.csv, figure.png, history.csv"
+    )
 
 
 def test_seconds_are_those_of_the_networks_closed_form(compared):
@@ -56,22 +68,35 @@ def test_seconds_are_those_of_the_networks_closed_form(compared):
 def test_a_delay_is_added_to_the_seconds_of_a_batch():
     cluster = compare.make_cluster(compare.Args(delay=1.0))
     ports = {"up": clusters.constant(1e8), "latency": 1e-4}
-    assert cluster.name == clusters.Cluster(clusters.constant(16e-4) + clusters.exponential(1.0), **ports).name
-    assert compare.make_cluster(compare.Args()).name == clusters.Cluster(clusters.constant(16e-4), **ports).name
+    assert (
+        cluster.name
+        == clusters.Cluster(clusters.constant(16e-4) + clusters.exponential(1.0), **ports).name
+    )
+    assert (
+        compare.make_cluster(compare.Args()).name
+        == clusters.Cluster(clusters.constant(16e-4), **ports).name
+    )
 
 
 def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
     monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
     made = compare.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
     assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
-    assert compare.held_out({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])}) == "4.50 ± 0.50"
+    assert (
+        compare.held_out({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])})
+        == "4.50 ± 0.50"
+    )
     assert compare.held_out({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
 
 
 def test_files_of_libsvm_are_taken(tmp_path):
-    (tmp_path / "a9a").write_text("".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80)))
+    (tmp_path / "a9a").write_text(
+        "".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80))
+    )
     for model, kind in (("logistic", problems.SparseRows), ("mlp", jax.Array)):
-        problem = compare.make_problem(compare.Args(model=model, data="a9a", data_dir=tmp_path, workers=4, batch_size=2))
+        problem = compare.make_problem(
+            compare.Args(model=model, data="a9a", data_dir=tmp_path, workers=4, batch_size=2)
+        )
         assert isinstance(problem.data.inputs, kind)
 
 
@@ -79,9 +104,18 @@ def test_files_of_libsvm_are_taken(tmp_path):
     ("options", "message"),
     [
         ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
-        ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, .*cifar-10"),
-        ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
-        ({"model": "language-model", "data": "digits"}, "text = 'digits', and no such file is there: need 'docstrings', 'grammar'"),
+        (
+            {"data": "iris"},
+            "unknown data 'iris': need one of digits, breast-cancer, mnist, .*cifar-10",
+        ),
+        (
+            {"partition": "random"},
+            "unknown partition 'random': need one of iid, blocks, by-label, dirichlet",
+        ),
+        (
+            {"model": "language-model", "data": "digits"},
+            "text = 'digits', and no such file is there: need 'docstrings', 'grammar'",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
@@ -93,16 +127,31 @@ def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
     """Of one seed, with a bit and a second a round."""
     return [
-        {"step": np.arange(loss.shape[-1]), "loss": loss, "bits": 1e6 * np.ones_like(loss), "clock": np.ones_like(loss)} for loss in losses
+        {
+            "step": np.arange(loss.shape[-1]),
+            "loss": loss,
+            "bits": 1e6 * np.ones_like(loss),
+            "clock": np.ones_like(loss),
+        }
+        for loss in losses
     ]
 
 
-def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(tmp_path, monkeypatch):
+def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(
+    tmp_path, monkeypatch
+):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
     tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
     args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
     table = compare.tabulate(args, problems.random_quadratic(2, 2), {"gd": tuned}, target=1e-9)
-    assert [next(iter(column.cells)) for column in table.columns] == ["gd", "*0.1", "-", "-", "-", "100.0 ± 0.0 %"]
+    assert [next(iter(column.cells)) for column in table.columns] == [
+        "gd",
+        "*0.1",
+        "-",
+        "-",
+        "-",
+        "100.0 ± 0.0 %",
+    ]
     assert "Left out, since every step size diverged: sgd." in str(table.caption)
     assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
     assert statistics.first_reaching(history["loss"], 1.0) is None
@@ -112,7 +161,11 @@ def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(
 
 
 def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
-    monkeypatch.setattr(dsgd, "sweep", lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}))
+    monkeypatch.setattr(
+        dsgd,
+        "sweep",
+        lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}),
+    )
     assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
@@ -121,18 +174,33 @@ def test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_a
     fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
     target = compare.default_target({"fast": fast, "slow": slow})
     assert dsgd.tail_mean(slow["loss"]) <= target <= 1.1 * dsgd.tail_mean(slow["loss"])
-    assert compare.default_target({"fast": fast, "slow": slow, "stuck": stuck, "also stuck": also_stuck}) == target
+    assert (
+        compare.default_target(
+            {"fast": fast, "slow": slow, "stuck": stuck, "also stuck": also_stuck}
+        )
+        == target
+    )
     assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
 
 
 def test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end():
     step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
-    histories = {name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step} for name in algorithms.ALGORITHMS}
+    histories = {
+        name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step}
+        for name in algorithms.ALGORITHMS
+    }
     histories["sgd"]["bits"] = noisy * 0
-    first, bits, _ = compare.draw(compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4).axes
+    first, bits, _ = compare.draw(
+        compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4
+    ).axes
     lines = {line.get_label(): line for line in first.lines}
     assert set(lines) >= set(algorithms.ALGORITHMS), "each has a family"
-    for name, family in {"gd": "synchronous", "ad-psgd": "asynchronous", "ef21": "compressed", "d2": "decentralized"}.items():
+    for name, family in {
+        "gd": "synchronous",
+        "ad-psgd": "asynchronous",
+        "ef21": "compressed",
+        "d2": "decentralized",
+    }.items():
         assert lines[name].get_color() == compare.FAMILIES[family]
     np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
     heights = sorted(name.xyann[1] for name in first.texts)

@@ -29,7 +29,10 @@ def test_it_writes_its_histories_break_even_and_figures(compressed):
     args, _ = compressed
     for figure in ("figure.png", "logistic-by-label.png"):
         assert scripts.is_figure(args.out / figure)
-    pays = {(row["compressor"], int(row["dimension"])): float(row["bits_per_second"]) for row in scripts.rows(args.out / "break_even.csv")}
+    pays = {
+        (row["compressor"], int(row["dimension"])): float(row["bits_per_second"])
+        for row in scripts.rows(args.out / "break_even.csv")
+    }
     assert set(pays) == {(name, d) for name in args.compressors for d in (650, 1000)}
     assert pays["identity", 650] == 0 < pays["sign", 650]
 
@@ -39,18 +42,31 @@ def test_memory_makes_sign_learn(compressed):
     args, _ = compressed
     last = {row["method"]: float(row["loss"]) for row in scripts.rows(args.out / "history.csv")}
     assert len(last) == 2 * len(args.compressors)
-    with_memory, without = (last[f"logistic, by-label, sign, {memory}"] for memory in (compression.WITH, compression.WITHOUT))
+    with_memory, without = (
+        last[f"logistic, by-label, sign, {memory}"]
+        for memory in (compression.WITH, compression.WITHOUT)
+    )
     assert with_memory < 0.5 * without
 
 
 def test_its_tables_have_80_columns(compressed):
     args, lines = compressed
     assert not scripts.too_wide(lines)
-    table = {row["compressor"]: row for row in scripts.rows(args.out / "losses-logistic-by-label.csv")}
-    assert (table["identity"]["bits/ element"], table["identity"]["ratio"], table["identity"]["pays < Mbit/s"]) == ("32", "1.0", "-")
+    table = {
+        row["compressor"]: row for row in scripts.rows(args.out / "losses-logistic-by-label.csv")
+    }
+    assert (
+        table["identity"]["bits/ element"],
+        table["identity"]["ratio"],
+        table["identity"]["pays < Mbit/s"],
+    ) == ("32", "1.0", "-")
     part = -(-650 // 4)
-    assert float(table["sign"]["bits/ element"]) == pytest.approx((8 * -(-part // 8) + 32) / part, abs=0.005)
-    assert [row["compressor"] for row in scripts.rows(args.out / "pays.csv")] == list(args.compressors)
+    assert float(table["sign"]["bits/ element"]) == pytest.approx(
+        (8 * -(-part // 8) + 32) / part, abs=0.005
+    )
+    assert [row["compressor"] for row in scripts.rows(args.out / "pays.csv")] == list(
+        args.compressors
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,18 +84,25 @@ def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
 
 
 def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
-    """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so many bits a second."""
+    """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so
+    many bits a second.
+    """
     monkeypatch.setattr(break_even, "codec_seconds", lambda *_: 1.0)
     assert break_even.bandwidth(compressors.sign, 8, 1000) == 2 * 7 * (32 * 125 - (128 + 32))
     assert break_even.bandwidth(compressors.identity, 8, 1000) == 0
     monkeypatch.setattr(break_even, "codec_seconds", lambda *_: -1e-9)
     assert break_even.bandwidth(compressors.sign, 8, 1000) == float("inf")
-    shown = {bandwidth: break_even.megabits(bandwidth) for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345, float("inf"))}
+    shown = {
+        bandwidth: break_even.megabits(bandwidth)
+        for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345, float("inf"))
+    }
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
 def test_a_timed_round_writes_its_messages_and_returns_what_all_workers_see_every_time():
-    """With the identity everybody gets the parts of the iteration before, a millionth of their mean on top."""
+    """With the identity everybody gets the parts of the iteration before, a millionth of their mean
+    on top.
+    """
     run = break_even.exchange_loop(compressors.identity, N=4, d=12, rounds=2)
     for _ in range(2):
         parts, up, down = run()

@@ -1,4 +1,6 @@
-"""The scripts about decentralized methods, with tiny budgets: their files, their tables, and what they find."""
+"""The scripts about decentralized methods, with tiny budgets: their files, their tables, and what
+they find.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from experiments.shared import tuning
 def on_graphs(tmp_path_factory, long):
     """Two of the graphs, so that few programs are compiled; printed lines too."""
     out = tmp_path_factory.mktemp("topology")
-    args = topology.Args(workers=(8,), steps=60, seeds=1, learning_rates=(0.3, 1.0), out=out, progress=False)
+    args = topology.Args(
+        workers=(8,), steps=60, seeds=1, learning_rates=(0.3, 1.0), out=out, progress=False
+    )
     chosen = [topologies.ring(8), topologies.complete(8)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology, "graphs", lambda N, seed: chosen)
@@ -32,7 +36,9 @@ def test_topology_writes_its_histories_graphs_and_figure(on_graphs):
     assert scripts.is_figure(args.out / "figure-8.png")
     rows = scripts.rows(args.out / "history-8.csv")
     assert {row["method"] for row in rows} == {
-        f"{partition} {graph}" for partition in topology.PARTITIONS for graph in ("ring", "complete")
+        f"{partition} {graph}"
+        for partition in topology.PARTITIONS
+        for graph in ("ring", "complete")
     }
     assert all(float(row["clock"]) > 0 for row in rows if row["step"] != "0")
     by_name = {row["graph"]: row for row in scripts.rows(args.out / "graphs.csv")}
@@ -43,13 +49,21 @@ def test_topology_prints_tables_of_80_columns(on_graphs):
     args, lines = on_graphs
     assert not scripts.too_wide(lines)
     graphs = {row["graph"]: row for row in scripts.rows(args.out / "graphs-8.csv")}
-    assert (graphs["ring"]["degree"], graphs["ring"]["edges"], graphs["ring"]["rho"]) == ("2", "8", f"{(1 + math.sqrt(2)) / 3:.5f}")
+    assert (graphs["ring"]["degree"], graphs["ring"]["edges"], graphs["ring"]["rho"]) == (
+        "2",
+        "8",
+        f"{(1 + math.sqrt(2)) / 3:.5f}",
+    )
     for partition in topology.PARTITIONS:
-        cost = {row["graph"]: row for row in scripts.rows(args.out / f"costs-8-{partition}.csv")}["complete"]
+        cost = {row["graph"]: row for row in scripts.rows(args.out / f"costs-8-{partition}.csv")}[
+            "complete"
+        ]
         assert "-" not in cost.values(), "the target is one that the complete graph reaches"
         assert cost["step size"].strip("*") in ("0.3", "1")
         assert float(cost["seconds"]) > 0
-    computed, measured, right, printed = (float(cell) for cell in list(scripts.rows(args.out / "rings.csv")[-1].values())[1:])
+    computed, measured, right, printed = (
+        float(cell) for cell in list(scripts.rows(args.out / "rings.csv")[-1].values())[1:]
+    )
     assert measured == pytest.approx(computed, rel=1e-2)
     assert right == pytest.approx(computed, rel=0.05)
     assert printed == pytest.approx(4 * right, rel=1e-3)
@@ -59,11 +73,19 @@ def test_topology_prints_tables_of_80_columns(on_graphs):
 def test_every_topology_is_there_for_any_number_of_workers(N):
     graphs = topology.graphs(N, seed=0)
     assert all(graph.n == N for graph in graphs)
-    assert len({topology.short(graph) for graph in graphs}) == len(graphs) == 9 + (N > 4) + (N & (N - 1) == 0)
+    assert (
+        len({topology.short(graph) for graph in graphs})
+        == len(graphs)
+        == 9 + (N > 4) + (N & (N - 1) == 0)
+    )
     assert graphs[-1].uniform, "the complete graph is the last: targets are relative to it"
 
 
-@pytest.mark.parametrize("graph", [topologies.random_matchings(6, 3, 1), topologies.chain(6), topologies.exponential(6)], ids=str)
+@pytest.mark.parametrize(
+    "graph",
+    [topologies.random_matchings(6, 3, 1), topologies.chain(6), topologies.exponential(6)],
+    ids=str,
+)
 def test_the_measured_decay_is_rho(graph):
     assert topology.decay(graph, seed=0) == pytest.approx(topology.per_round(graph), abs=2e-4)
 
@@ -76,27 +98,41 @@ def under_heterogeneity(tmp_path_factory, long):
         progress=False,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heterogeneity, "METHODS", {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")})
+        patch.setattr(
+            heterogeneity,
+            "METHODS",
+            {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")},
+        )
         patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(heterogeneity.main, args)
 
 
 def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
     args, _ = under_heterogeneity
-    slopes = {row["method"]: float(row["grad_sqnorm"]) for row in scripts.rows(args.out / "exact.csv")}
+    slopes = {
+        row["method"]: float(row["grad_sqnorm"]) for row in scripts.rows(args.out / "exact.csv")
+    }
     assert slopes["dsgd, 0.1"] > 1e3 * slopes["exact-diffusion, 0.1"]
     assert scripts.is_figure(args.out / "figure.png")
-    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {"dsgd, 0.1", "exact-diffusion, 0.1"}
+    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {
+        "dsgd, 0.1",
+        "exact-diffusion, 0.1",
+    }
 
 
 def test_heterogeneity_prints_tables_of_80_columns(under_heterogeneity):
     args, lines = under_heterogeneity
     assert not scripts.too_wide(lines)
-    assert [[row["alpha"] for row in scripts.rows(args.out / f"{name}.csv")] for name in ("losses", "slopes")] == [["0.1"], ["0.1"]]
+    assert [
+        [row["alpha"] for row in scripts.rows(args.out / f"{name}.csv")]
+        for name in ("losses", "slopes")
+    ] == [["0.1"], ["0.1"]]
 
 
 def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp_path, monkeypatch):
-    """After 10,000 partitions, each of another seed: in odd ones somebody has nothing, in even ones a sample too few."""
+    """After 10,000 partitions, each of another seed: in odd ones somebody has nothing, in even ones
+    a sample too few.
+    """
     tried = []
 
     def split(labels, workers, partition, *, alpha, seed):
@@ -106,6 +142,11 @@ def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp
         return [np.arange(15), np.arange(16)] * (workers // 2)
 
     monkeypatch.setattr(heterogeneity.problems, "split", split)
-    with pytest.raises(ValueError, match=r"alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each"):
-        heterogeneity.main(heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False))
+    with pytest.raises(
+        ValueError,
+        match=r"alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each",
+    ):
+        heterogeneity.main(
+            heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False)
+        )
     assert tried == list(range(10_000))

@@ -1,4 +1,6 @@
-"""The script about DropCompute in real processes: two of them, started once, with a tiny budget; and how it judges what they measured."""
+"""The script about DropCompute in real processes: two of them, started once, with a tiny budget;
+and how it judges what they measured.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,28 @@ ARGS = script.Args(processes=2, slow=1, factor=2.0, micro_batches=4, steps=40, r
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
     args = script.Args(
-        factor=6.0, micro_batches=3, batch_size=8, steps=9, rounds=3, width=8, out=tmp_path_factory.mktemp("processes"), progress=False
+        factor=6.0,
+        micro_batches=3,
+        batch_size=8,
+        steps=9,
+        rounds=3,
+        width=8,
+        out=tmp_path_factory.mktemp("processes"),
+        progress=False,
     )
     return args, scripts.printed(script.main, args), scripts.rows(args.out / "steps.csv")
 
 
 def test_it_measures_both_runs_in_real_processes(ran):
     args, lines, rows = ran
-    assert [(row["run"], int(row["step"])) for row in rows] == [(run, step + 1) for run in ("without", "with") for step in range(9)]
+    assert [(row["run"], int(row["step"])) for row in rows] == [
+        (run, step + 1) for run in ("without", "with") for step in range(9)
+    ]
     without, with_it = rows[:9], rows[9:]
     assert {row["threshold"] for row in without} == {"inf"}
-    assert {(row["micro_batches[0]"], row["micro_batches[1]"]) for row in without + with_it[:3]} == {("3", "3")}
+    assert {
+        (row["micro_batches[0]"], row["micro_batches[1]"]) for row in without + with_it[:3]
+    } == {("3", "3")}
     (tau,) = {float(row["threshold"]) for row in with_it[3:]}
     assert tau < math.inf, "the slow one is six times as slow"
     for row in with_it[3:]:
@@ -43,7 +56,9 @@ def test_it_measures_both_runs_in_real_processes(ran):
 
 
 def history(latencies, communication=0.5, tau=math.inf, loss=None):
-    """Of a run in which each micro-batch took this long, `[steps, N, M]`, stopped between micro-batches."""
+    """Of a run in which each micro-batch took this long, `[steps, N, M]`, stopped between
+    micro-batches.
+    """
     starts = np.cumsum(latencies, axis=-1) - latencies
     done = np.where(starts <= np.reshape(tau, (-1, 1, 1)), latencies, np.nan)
     steps = len(latencies)
@@ -59,7 +74,9 @@ def history(latencies, communication=0.5, tau=math.inf, loss=None):
 
 
 def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
-    """The machine is twice as slow once the threshold is there: but for the half second of communication, so is each step."""
+    """The machine is twice as slow once the threshold is there: but for the half second of
+    communication, so is each step.
+    """
     latencies = np.ones((40, 2, 4))
     latencies[:, 1] = 2
     latencies[10:] *= 2
@@ -74,7 +91,9 @@ def test_a_race_is_to_the_loss_that_both_reach():
     """Losses fall by 1 a step without, by 1/2 with, whose steps take half as long."""
     slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
     steps = np.arange(40.0)
-    pair = script.Pair(1.0, history(slow, 0.0, loss=100 - steps), history(fast, 0.0, loss=100 - steps / 2))
+    pair = script.Pair(
+        1.0, history(slow, 0.0, loss=100 - steps), history(fast, 0.0, loss=100 - steps / 2)
+    )
     found = script.race(ARGS, pair)
     assert found.loss == 100 - 38.5 / 2, "the mean of the last two steps"
     assert found.steps == (21, 40)
@@ -83,14 +102,18 @@ def test_a_race_is_to_the_loss_that_both_reach():
 
 
 def test_delays_are_those_of_the_paper():
-    """Its noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for all."""
+    """Its noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
+    all.
+    """
     setting = replace(ARGS, steps=20_000, micro_batches=5)
     fast, slow = (script.delays(setting, process, 0.01) for process in (0, 1))
     noise = fast / 0.01
     assert noise.mean() == pytest.approx(0.4959, abs=4 * noise.std() / math.sqrt(noise.size))
     assert noise.max() == pytest.approx(5.5)
     assert noise.min() > 0
-    assert (slow / 0.01).mean() == pytest.approx(2 * 1.4959 - 1, abs=8 * noise.std() / math.sqrt(noise.size))
+    assert (slow / 0.01).mean() == pytest.approx(
+        2 * 1.4959 - 1, abs=8 * noise.std() / math.sqrt(noise.size)
+    )
     assert not np.array_equal(slow, 2 * fast + 0.01), "of its own"
 
 
@@ -111,6 +134,8 @@ def test_plans_are_the_planners():
     latencies = np.random.default_rng(0).gamma(2, 1, (6, 3, 5))
     run = history(latencies, 0.25)
     found = script.of_plan(run, slice(2, None), 4.0)
-    assert found["speedup"] == pytest.approx(dropcompute.effective_speedup(latencies[2:], 0.25, 4.0, "between"))
+    assert found["speedup"] == pytest.approx(
+        dropcompute.effective_speedup(latencies[2:], 0.25, 4.0, "between")
+    )
     assert found["with"] == pytest.approx(history(latencies[2:], 0.25, 4.0)["seconds"].mean())
     assert found["without"] == pytest.approx(run["seconds"][2:].mean())

@@ -1,4 +1,6 @@
-"""What DropCompute gains: a small run of the script, exact sums against closed forms and quadratures, runs against the plan."""
+"""What DropCompute gains: a small run of the script, exact sums against closed forms and
+quadratures, runs against the plan.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,35 @@ from experiments.dropcompute import exact, noises, simulated
 from experiments.dropcompute.exact import CELL
 from experiments.dropcompute.simulated import Setting
 
-SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
+SMALL = {
+    "worker_counts": (4, 8),
+    "run_workers": 8,
+    "iterations": 10,
+    "seeds": 3,
+    "progress": False,
+    "cache": "off",
+}
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
-NORMAL = noises.normal()._replace(below=stats.norm(0.675, 0.1).cdf, mean=0.675, std=0.1)  # never near 0
+# never near 0
+NORMAL = noises.normal()._replace(below=stats.norm(0.675, 0.1).cdf, mean=0.675, std=0.1)
 LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # as rounded to cells
 PRINTED = dict(script.PRINTED)
 
 
-def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_plan(tmp_path, monkeypatch, long):
-    """All noises of C.3 are drawn as one is, so that few programs are compiled: what is exact stays. The runs that are compared at the end
-    have the same programs, and draws of their own."""
+def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_plan(
+    tmp_path, monkeypatch, long
+):
+    """All noises of C.3 are drawn as one is, so that few programs are compiled: what is exact
+    stays. The runs that are compared at the end have the same programs, and draws of their own."""
     seconds = noises.bernoulli().seconds
-    monkeypatch.setattr(script, "PRINTED", {panel: (noise._replace(seconds=seconds), ratio) for panel, (noise, ratio) in PRINTED.items()})
+    monkeypatch.setattr(
+        script,
+        "PRINTED",
+        {
+            panel: (noise._replace(seconds=seconds), ratio)
+            for panel, (noise, ratio) in PRINTED.items()
+        },
+    )
     monkeypatch.setattr(script, "DRAWN", (2, 64))
     monkeypatch.setattr(exact, "BETWEEN", 20)
     monkeypatch.setattr(script, "BY_WORKERS", (16, (8, 32)))
@@ -49,11 +68,14 @@ def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_pl
     assert len(written) == (2 + 10 * 3) * 3, "numbers of workers of B.1 and of C.3, seeds"
     for row in written:
         step, without, speedup = (float(row[name]) for name in ("step_time", "without", "speedup"))
-        assert speedup == pytest.approx((1 - float(row["drop_rate"])) * without / step, rel=0.05)  # a mean of ratios
+        # a mean of ratios
+        assert speedup == pytest.approx((1 - float(row["drop_rate"])) * without / step, rel=0.05)
     noise, tau = noises.delays(), 7.5
     draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
     for setting in (SETTING, Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)):
-        plan = simulated.of_seeds([simulated.used(setting, draw(100 + seed), tau) for seed in range(20)])
+        plan = simulated.of_seeds(
+            [simulated.used(setting, draw(100 + seed), tau) for seed in range(20)]
+        )
         found = simulated.by_clock(setting, noise.seconds, 8, tau)
         for name in ("speedup", "drop_rate", "step_time", "without"):
             mine, theirs = getattr(found, name), getattr(plan, name)
@@ -111,7 +133,8 @@ def test_sums_of_exponential_times_are_gamma_distributed(sums):
     edges = CELL * np.arange(len(sums["13d"].after))
     for m in (1, 5, 12):
         expected = stats.gamma(m, scale=1 / 4.47).cdf(edges - m * 0.45)
-        # Where the density jumps, half a cell's chances are counted at its middle: once for m = 1, then it is smoothed.
+        # Where the density jumps, half a cell's chances are counted at its middle: once for m = 1,
+        # then it is smoothed.
         error = 4.47 * CELL / 4 if m == 1 else m * 4.47 * CELL**2 / 8
         np.testing.assert_allclose(sums["13d"].ready[m - 1], expected, rtol=0, atol=error)
     np.testing.assert_allclose(sums["13d"].mean, 12 * (0.45 + 1 / 4.47), rtol=1e-4)
@@ -120,15 +143,21 @@ def test_sums_of_exponential_times_are_gamma_distributed(sums):
 def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
     """Preempting and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):
-        assert normal.without(N) == pytest.approx(dropcompute.expected_step_time(*LIKE, N), rel=1e-5)
+        assert normal.without(N) == pytest.approx(
+            dropcompute.expected_step_time(*LIKE, N), rel=1e-5
+        )
         for stop, rel in (("preempt", 2e-4), ("between", 1e-3)):
             for T_c in (0.0, 1.0):
                 best = normal.best(N, T_c, stop)
                 tau = best.threshold if math.isfinite(best.threshold) else 100.0
                 at = dropcompute.expected_speedup(tau, *LIKE, N, T_c, stop=stop)
                 assert best.speedup == pytest.approx(at, rel=rel)
-                assert best.step_time == pytest.approx(dropcompute.expected_step_time(*LIKE, N, threshold=tau, stop=stop), rel=rel)
-                around = dropcompute.expected_speedup(np.linspace(4.05, 11, 300), *LIKE, N, T_c, stop=stop)
+                assert best.step_time == pytest.approx(
+                    dropcompute.expected_step_time(*LIKE, N, threshold=tau, stop=stop), rel=rel
+                )
+                around = dropcompute.expected_speedup(
+                    np.linspace(4.05, 11, 300), *LIKE, N, T_c, stop=stop
+                )
                 assert best.speedup > around.max() * (1 - rel)
 
 
@@ -148,7 +177,8 @@ def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
         assert gains[-1] < limit < (12 * 2.925 + T_c) / (12 * 0.45 + T_c)
         assert sums["13c"].best(1e9, T_c).speedup == pytest.approx(bernoulli, rel=1e-3)
         assert sums["13c"].best(1_000, T_c).speedup < bernoulli
-    # By hand: all take 0.9 s, and tau = 6.3 s lets through a micro-batch m with at most 14 - m of 0.9 s.
+    # By hand: all take 0.9 s, and tau = 6.3 s lets through a micro-batch m with at most 14 - m of
+    # 0.9 s.
     share = np.mean([stats.binom(m, 0.5).cdf(14 - m) for m in range(1, 13)])
     assert sums["13c"].limit(0.9, 0.0) == pytest.approx(share * 10.8 / 6.3, rel=2e-3)
     assert exact.sums(noises.lognormal(0.05), 12, 1e9).best(1e9, 0.0).speedup > 5
@@ -162,7 +192,10 @@ def test_noises_are_drawn_as_their_distributions_say():
 
     @jax.jit
     def draw(key):
-        return [jax.vmap(lambda i, each=each: each.seconds.sample(key, 0.0, i))(jnp.arange(4_000)) for each in those.values()]
+        return [
+            jax.vmap(lambda i, each=each: each.seconds.sample(key, 0.0, i))(jnp.arange(4_000))
+            for each in those.values()
+        ]
 
     for drawn, noise in zip(draw(jax.random.key(0)), those.values(), strict=True):
         values = np.asarray(drawn, float)
@@ -175,8 +208,11 @@ def test_noises_are_drawn_as_their_distributions_say():
     for name, noise in those.items():
         seconds = CELL * (np.arange(len(spread[name].after)) + 0.5)
         assert spread[name].mean == pytest.approx(noise.mean, rel=1e-3), name
-        square = 2 * CELL * (seconds * spread[name].after).sum()  # E t^2 is the integral of 2 x P(t > x)
-        assert math.sqrt(square - spread[name].mean ** 2) == pytest.approx(noise.std, rel=2e-3), name
+        # E t^2 is the integral of 2 x P(t > x)
+        square = 2 * CELL * (seconds * spread[name].after).sum()
+        assert math.sqrt(square - spread[name].mean ** 2) == pytest.approx(noise.std, rel=2e-3), (
+            name
+        )
 
 
 def test_workers_to_whom_nothing_is_added_have_their_own_means():
@@ -185,13 +221,17 @@ def test_workers_to_whom_nothing_is_added_have_their_own_means():
         assert latencies.shape == (60, 20, 12)
         means = latencies.mean(axis=(0, 2)) / 0.45
         assert means.std(ddof=1) == pytest.approx(between, abs=0.015)
-        assert latencies.std() / 0.45 == pytest.approx(math.hypot(noises.OWN_MEANS, noises.WITHIN), rel=0.15)
+        assert latencies.std() / 0.45 == pytest.approx(
+            math.hypot(noises.OWN_MEANS, noises.WITHIN), rel=0.15
+        )
 
 
 def test_speedups_over_drop_rates_are_those_of_thresholds():
     latencies = np.random.default_rng(0).gamma(400.0, size=(10, 6, 4)) / 900
     shares = np.array([0.0, 0.05, 0.1])
-    (gains,) = simulated.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
+    (gains,) = simulated.over_drop_rates(
+        Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares
+    )
     assert gains[0] == 1
     ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
     for share, gain in zip(shares[1:], gains[1:], strict=True):

@@ -1,4 +1,6 @@
-"""The script about training with DropCompute, with a tiny budget: its files, its tables, and what they show."""
+"""The script about training with DropCompute, with a tiny budget: its files, its tables, and what
+they show.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ ARGS = dropcompute_training.Args(
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """A linear model, with one optimiser for each part, one way to stop, and the same stragglers twice: half as many programs; its
-    histories, and the printed lines."""
+    """A linear model, with one optimiser for each part, one way to stop, and the same stragglers
+    twice: half as many programs; its histories, and the printed lines."""
     out = tmp_path_factory.mktemp("dropcompute_training")
     args = dataclasses.replace(ARGS, out=out)
     found = {}
@@ -55,7 +57,11 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         for function, optimizer in (("setting_of", LAMB), ("corrected_setting", SGD)):
-            patch.setattr(dropcompute_training, function, partial(only, getattr(dropcompute_training, function), optimizer))
+            patch.setattr(
+                dropcompute_training,
+                function,
+                partial(only, getattr(dropcompute_training, function), optimizer),
+            )
         patch.setattr(dropcompute_training, "stragglers", alike)
         patch.setattr(convergence, "ways", preempting)
         patch.setattr(dropcompute_training, "train", watched)
@@ -75,7 +81,9 @@ def preempting(setting, communications):
 
 
 def alike(args):
-    _, single = local_sgd.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
+    _, single = local_sgd.scenarios(
+        args.local_workers, args.server, args.straggling, args.local_step
+    )
     return single._replace(name="uniform"), single
 
 
@@ -95,23 +103,34 @@ def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
 
 
 def test_the_threshold_is_chosen_after_some_rounds_and_kept(ran):
-    """A round takes at most the threshold and T^c; the draws of the first rounds are those of who drops nothing."""
+    """A round takes at most the threshold and T^c; the draws of the first rounds are those of who
+    drops nothing.
+    """
     _, _, found, _ = ran
-    without, history = found[f"{LAMB}, all computed"], found[convergence.Way(LAMB, COMMUNICATION, "preempt").name]
+    without, history = (
+        found[f"{LAMB}, all computed"],
+        found[convergence.Way(LAMB, COMMUNICATION, "preempt").name],
+    )
     assert (history["dropped"][:, 1 : MEASURED + 1] == 0).all()
     tau = history["threshold"][:, -1:]
     assert np.isfinite(tau).all()
     assert history["dropped"][:, MEASURED + 2 :].max() > 0
     assert (np.diff(history["clock"])[:, MEASURED + 1 :] <= tau + COMMUNICATION + 1e-3).all()
     same = convergence.with_communication(without, COMMUNICATION)
-    np.testing.assert_allclose(history["clock"][:, : MEASURED + 1], same["clock"][:, : MEASURED + 1], rtol=1e-5)
-    np.testing.assert_allclose(history["train_loss"][:, 1:MEASURED], without["train_loss"][:, 1:MEASURED], rtol=1e-5)
+    np.testing.assert_allclose(
+        history["clock"][:, : MEASURED + 1], same["clock"][:, : MEASURED + 1], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        history["train_loss"][:, 1:MEASURED], without["train_loss"][:, 1:MEASURED], rtol=1e-5
+    )
 
 
 def test_rates_are_what_they_are_called(ran):
     _, _, found, _ = ran
     for rate in (0.0, 0.1, 0.4):
-        assert found[quality.at(rate)]["dropped"][:, 1 : STEPS + 1].mean() == pytest.approx(rate, abs=0.05)
+        assert found[quality.at(rate)]["dropped"][:, 1 : STEPS + 1].mean() == pytest.approx(
+            rate, abs=0.05
+        )
     larger = found[quality.LARGER]["dropped"][:, 1:].mean()
     assert larger == pytest.approx(1 - M / 4, abs=0.05), "of four micro-batches three are computed"
     for rate in (0.0, 0.5):
@@ -123,7 +142,9 @@ def test_corrections_are_one_without_drops_and_differ_with_them(ran):
     _, _, found, _ = ran
     for rate in (0.0, 0.5):
         none, constant, stochastic = (
-            found[f"SGD, {correction} correction, {100 * rate:g}% of batches dropped"]["loss"][:, -1]
+            found[f"SGD, {correction} correction, {100 * rate:g}% of batches dropped"]["loss"][
+                :, -1
+            ]
             for correction in ("none", "constant", "stochastic")
         )
         if rate:
@@ -138,7 +159,9 @@ def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):
     args, _, found, _ = ran
     for stragglers in alike(args):
         for period in args.periods:
-            each = {drops: found[local_sgd.named(stragglers, period, drops)] for drops in (False, True)}
+            each = {
+                drops: found[local_sgd.named(stragglers, period, drops)] for drops in (False, True)
+            }
             seconds = each[False]["clock"][:, -1].mean() / args.local_steps
             assert seconds == pytest.approx(stragglers.expected(period), rel=0.2)
             assert (each[False]["dropped"][:, 1:] == 0).all()
@@ -149,7 +172,9 @@ def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):
 def test_expected_seconds_of_local_sgd_are_those_of_many_draws():
     stragglers = local_sgd.Stragglers("some", 5, 0.3, 0.2)
     waits = np.random.default_rng(0).binomial(7, 0.3, (200_000, 5)).max(axis=1)
-    assert stragglers.expected(7) == pytest.approx(0.2 + waits.mean() / 7, abs=5 * waits.std() / 7 / math.sqrt(len(waits)))
+    assert stragglers.expected(7) == pytest.approx(
+        0.2 + waits.mean() / 7, abs=5 * waits.std() / 7 / math.sqrt(len(waits))
+    )
 
 
 def test_a_single_server_has_as_many_stragglers_which_are_all_its_own():
@@ -177,7 +202,8 @@ def test_steps_to_a_loss_are_found_between_rounds():
         for losses, seconds in zip(curves.values(), (1.0, 0.8), strict=True)
     )
     gain = convergence.gain(first, second, 0.15)
-    middle = (convergence.WINDOW - 1) / 2  # a window's mean is that of its middle, as many rounds before its end
+    # a window's mean is that of its middle, as many rounds before its end
+    middle = (convergence.WINDOW - 1) / 2
     exact = (100 * 1.03 * math.log(1 / 0.15) + middle) / (100 * math.log(1 / 0.15) + middle)
     assert gain.steps[0] == pytest.approx(exact, rel=1e-3)
     assert gain.seconds[0] == pytest.approx(0.8 * gain.steps[0], rel=1e-6)

@@ -1,4 +1,6 @@
-"""The script about Kimad on a neural network, with a tiny budget: its files, its tables, and the regime that it is about."""
+"""The script about Kimad on a neural network, with a tiny budget: its files, its tables, and the
+regime that it is about.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ LINEAR = 32 * 650  # bits of the model that these tests train
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """A linear model on two workers, so that few and small programs are compiled; the rows of its last seed, and the printed lines."""
+    """A linear model on two workers, so that few and small programs are compiled; the rows of its
+    last seed, and the printed lines.
+    """
     out = tmp_path_factory.mktemp("kimad_deep")
     args = kimad_deep.Args(
         workers=2,
@@ -59,7 +63,9 @@ def series(ran):
         assert len(mine) == 1 + 90
         method, _, seconds = case.split("; ")
         names = ("clock", "bits", "message", "bandwidth", "error")
-        found[method, seconds] = {name: np.array([float(row[name]) for row in mine]) for name in names}
+        found[method, seconds] = {
+            name: np.array([float(row[name]) for row in mine]) for name in names
+        }
     return found
 
 
@@ -71,7 +77,9 @@ def test_the_warm_up_sends_all_as_it_is(series):
 
 
 def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(series):
-    """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the whole model."""
+    """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the
+    whole model.
+    """
     history = series["Kimad, told", "0.2 s"]
     taken = np.diff(history["clock"])[5:]
     assert taken.max() <= (T_COMP + 0.4) * 1.0001
@@ -82,7 +90,12 @@ def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(ser
 
 
 def test_links_are_as_slow_as_the_model_is_small(series):
-    rates = np.concatenate([history["bandwidth"][5:] for history in series.values()]) * 357_566_784 / LINEAR / 1e6
+    rates = (
+        np.concatenate([history["bandwidth"][5:] for history in series.values()])
+        * 357_566_784
+        / LINEAR
+        / 1e6
+    )
     assert 30 * np.exp(-0.5) < rates.min() < 60
     assert 300 < rates.max() < 330 * np.exp(0.5)
 
@@ -98,9 +111,14 @@ def test_ef21_has_one_size_and_kimads_traffic(series):
 def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
     _, lines = ran
     assert not scripts.too_wide(lines)
-    steps, others, errors = ([row for row in scripts.cells(lines) if len(row) == width] for width in (9, 8, 7))
+    steps, others, errors = (
+        [row for row in scripts.cells(lines) if len(row) == width] for width in (9, 8, 7)
+    )
     sent, accuracies = others[:2], others[2:]
-    assert [row[:2] + row[3:4] + row[6:7] for row in steps] == [["1", "4.86", "3.85", "20.8"], ["0.2", "2.84", "2.25", "20.8"]]
+    assert [row[:2] + row[3:4] + row[6:7] for row in steps] == [
+        ["1", "4.86", "3.85", "20.8"],
+        ["0.2", "2.84", "2.25", "20.8"],
+    ]
     assert [float(row[4]) for row in sent] == pytest.approx([1.5045, 2.475], abs=0.006)
     assert [row[:3] for row in accuracies] == [["2", "79.70", "79.34"]]
     assert [row[0] for row in errors] == ["EF21", "Kimad", "Kimad, coarse", "Kimad+", "whole model"]
@@ -118,12 +136,16 @@ def test_what_ef21_needs_is_expected_where_links_have_no_noise():
         size, clock, rounds = np.mean(sizes), 0.0, 0
         while clock < 1e4:
             clock, rounds = clock + T_COMP + 2 * size / float(level(np.array(clock))), rounds + 1
-        assert deep_results.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
+        assert deep_results.expected(seconds) == pytest.approx(
+            (clock / rounds - T_COMP) / (2 * seconds), rel=1e-2
+        )
 
 
 def test_the_p_value_is_scipys():
     first, second = np.array([3.0, 4.0, 6.0, 5.5]), np.array([2.5, 3.0, 5.5, 6.0])
-    assert deep_results.p_value(first - second) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert deep_results.p_value(first - second) == pytest.approx(
+        stats.ttest_rel(first, second).pvalue
+    )
     assert np.isnan(deep_results.p_value(np.array([2.0])))
 
 
@@ -149,6 +171,9 @@ def test_a_resnet_18_has_the_papers_links(monkeypatch):
 
 
 def test_seconds_that_no_message_has_are_not_shown(tmp_path):
-    with pytest.raises(ValueError, match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)",
+    ):
         kimad_deep.main(kimad_deep.Args(shown=0.3, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()

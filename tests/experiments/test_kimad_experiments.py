@@ -1,4 +1,6 @@
-"""The scripts about Kimad on quadratics, with a tiny budget: their files, their tables, what they refuse; and what they measure with."""
+"""The scripts about Kimad on quadratics, with a tiny budget: their files, their tables, what they
+refuse; and what they measure with.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,28 @@ from experiments import kimad_quadratic, kimad_variability
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT
 
-TINY = {"problems": 2, "seconds": 20.0, "learning_rates": (0.5, 1.0), "round_times": (1.5, 2.5), "progress": False}
+TINY = {
+    "problems": 2,
+    "seconds": 20.0,
+    "learning_rates": (0.5, 1.0),
+    "round_times": (1.5, 2.5),
+    "progress": False,
+}
 
 
 def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, monkeypatch, long):
     """Two of the regimes, from the gradient."""
     monkeypatch.setattr(kimad_quadratic, "REGIMES", {"small": "faster", "high": "no gain"})
-    lines = scripts.printed(kimad_quadratic.main, kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path, **TINY))
+    lines = scripts.printed(
+        kimad_quadratic.main, kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path, **TINY)
+    )
     assert scripts.is_figure(tmp_path / "figure.png")
     assert not scripts.too_wide(lines)
     curves = scripts.rows(tmp_path / "curves.csv")
     assert len(curves) == 2 * 4 * 2 * quadratics.TIMES
-    ends = {(row["regime"], row["method"], row["problem"]): float(row["log10_loss"]) for row in curves}
+    ends = {
+        (row["regime"], row["method"], row["problem"]): float(row["log10_loss"]) for row in curves
+    }
     assert max(ends.values()) < -0.5
     sent, clocks = {}, {}
     for row in scripts.rows(tmp_path / "messages.csv"):
@@ -37,23 +49,42 @@ def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, mo
     assert set(sent["small", "GD"]) == {ELEMENT * DIMENSION}
     assert len(set(sent["small", "Kimad"])) > 3
     oracle = np.array(sent["small", "Kimad, oracle"])
-    assert (np.diff(clocks["small", "Kimad, oracle"])[oracle[1:] > oracle.min()] < 2.5 * (1 + 1e-5)).all(), "it knows what there will be"
+    assert (
+        np.diff(clocks["small", "Kimad, oracle"])[oracle[1:] > oracle.min()] < 2.5 * (1 + 1e-5)
+    ).all(), "it knows what there will be"
     header = codecs.packed_bits(8, 1)
-    assert set(sent["high", "Kimad"]) == {ELEMENT * DIMENSION, ELEMENT * DIMENSION + header}, "all that there is, and then which K that is"
+    assert set(sent["high", "Kimad"]) == {ELEMENT * DIMENSION, ELEMENT * DIMENSION + header}, (
+        "all that there is, and then which K that is"
+    )
     for row in scripts.rows(tmp_path / "gains.csv")[1:]:
-        middle, low, _ = (float(number) for number in row["Kimad"].replace("(", " ").replace("–", " ").rstrip(")").split())
-        assert row["holds"] == ("yes" if (low > 1 and middle >= 1.05) == (row["paper"] == "faster") else "no")
+        middle, low, _ = (
+            float(number)
+            for number in row["Kimad"].replace("(", " ").replace("–", " ").rstrip(")").split()
+        )
+        assert row["holds"] == (
+            "yes" if (low > 1 and middle >= 1.05) == (row["paper"] == "faster") else "no"
+        )
 
 
 def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
     """A bandwidth that stays, and a recording; bits that are fast to compile."""
     (tmp_path / "recorded.csv").write_text("1, 4\n10\n2\n")
-    monkeypatch.setitem(kimad_variability.FAMILIES, "bits", kimad.any_of([compressors.clipping(bits) for bits in (1, 8)]))
-    args = kimad_variability.Args((1.0,), (50.0,), trace=tmp_path / "recorded.csv", interval=3.0, out=tmp_path / "out", **TINY)
+    monkeypatch.setitem(
+        kimad_variability.FAMILIES,
+        "bits",
+        kimad.any_of([compressors.clipping(bits) for bits in (1, 8)]),
+    )
+    args = kimad_variability.Args(
+        (1.0,), (50.0,), trace=tmp_path / "recorded.csv", interval=3.0, out=tmp_path / "out", **TINY
+    )
     assert not scripts.too_wide(scripts.printed(kimad_variability.main, args))
     assert scripts.is_figure(args.out / "figure.png")
     rows = scripts.rows(args.out / "speedups.csv")
-    assert {(row["bandwidth"], row["chosen"]) for row in rows} == {("1 : 1, 50 s", "K"), ("1 : 1, 50 s", "bits"), ("trace", "K")}
+    assert {(row["bandwidth"], row["chosen"]) for row in rows} == {
+        ("1 : 1, 50 s", "K"),
+        ("1 : 1, 50 s", "bits"),
+        ("trace", "K"),
+    }
     assert len(rows) == 3 * 2 * 2
     still = [float(row["speedup"]) for row in rows if row["bandwidth"] != "trace"]
     assert max(still) <= 1.05, "fixed compressors have the finer grid, and no header"
@@ -61,7 +92,9 @@ def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
 
 def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
     (tmp_path / "recorded.csv").write_text("1,4,10,2")
-    args = kimad_variability.Args((3.0, 30.0), (5.0,), trace=tmp_path / "recorded.csv", interval=3.0)
+    args = kimad_variability.Args(
+        (3.0, 30.0), (5.0,), trace=tmp_path / "recorded.csv", interval=3.0
+    )
     key, at = jax.random.key(0), np.linspace(0, 60, 6001)[:-1]
     for name, quantity in kimad_variability.patterns(args).items():
         length = 12 if name == "trace" else float(name.split(", ")[1].removesuffix(" s"))
@@ -72,13 +105,17 @@ def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
 
 
 def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_seconds():
-    """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the bandwidth."""
+    """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the
+    bandwidth.
+    """
     bandwidth, rate = 2 * ELEMENT * DIMENSION, 0.7
     (task,) = quadratics.quadratics(1, 10.0, 3)
     cluster = quadratics.make_cluster(1.0, clusters.constant(bandwidth))
     options = {"seconds": 9.0, "compute": 1.0, "seed": 5}
     build = quadratics.fixed(quadratics.top_k("sent"), 0)
-    race = quadratics.race(build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1))
+    race = quadratics.race(
+        build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1)
+    )
     best = race.best(choice=DIMENSION - 1, learning_rate=rate)
     a = np.asarray(task.data.A[0], float)
     assert (a.max(), a.min()) == (1, pytest.approx(0.1))
@@ -92,11 +129,15 @@ def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_se
     np.testing.assert_allclose(best.losses[0], np.log10(np.array(sums[1:]) / sums[0]), atol=1e-4)
     three = race.best(choice=2)
     assert three is not None
-    assert set(three.history["message_up"][1:].tolist()) == {compressors.mean_bits(compressors.top_k(0.1), DIMENSION)}
+    assert set(three.history["message_up"][1:].tolist()) == {
+        compressors.mean_bits(compressors.top_k(0.1), DIMENSION)
+    }
 
 
 def test_free_places_cost_nothing_where_any_are_sent():
-    sent, free = (quadratics.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free"))
+    sent, free = (
+        quadratics.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free")
+    )
     assert [32 * k for k in range(1, 26)] == free[:25]
     assert free[25:] == sent[25:] == 5 * [ELEMENT * DIMENSION]
 
@@ -119,7 +160,9 @@ def test_intervals_are_of_students_t_of_logarithms():
     ratios = np.array([0.9, 1.4, 1.2, 1.7])
     middle, low, high = quadratics.interval(ratios)
     expected = stats.ttest_1samp(np.log(ratios), 0).confidence_interval(0.95)
-    np.testing.assert_allclose(np.log([middle, low, high]), [np.log(ratios).mean(), expected.low, expected.high])
+    np.testing.assert_allclose(
+        np.log([middle, low, high]), [np.log(ratios).mean(), expected.low, expected.high]
+    )
     assert quadratics.shown(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
     assert quadratics.shown(ratios[:1]) == "0.90"
 
@@ -143,7 +186,11 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
     losses[0, 1] = np.array([-9, -1, np.inf])[:, None]
     losses[1, 0] = np.array([-2, -3, -1])[:, None]
     losses[1, 1] = np.array([-4, -1, -0.5])[:, None]
-    race = quadratics.Race({"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])}, losses, {"clock": np.arange(8).reshape(2, 2, 2)})
+    race = quadratics.Race(
+        {"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])},
+        losses,
+        {"clock": np.arange(8).reshape(2, 2, 2)},
+    )
     best, fourth = race.best(), race.best(choice=4)
     assert best is not None
     assert fourth is not None
@@ -158,10 +205,17 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
         (kimad_quadratic, {"small": (3.0, 1.0)}, "--small 3 1: need 0 < least <= most"),
         (kimad_quadratic, {"high": (0.0, 1.0)}, "--high 0 1: need 0 < least <= most"),
         (kimad_quadratic, {"compute": 0.0}, "--compute 0: need seconds > 0"),
-        (kimad_variability, {"round_times": (2.0, 1.0)}, "--round-times 1 with --compute 1: need more, for messages"),
+        (
+            kimad_variability,
+            {"round_times": (2.0, 1.0)},
+            "--round-times 1 with --compute 1: need more, for messages",
+        ),
         (kimad_variability, {"condition": 0.5}, "--condition 0.5: need at least 1"),
         (kimad_variability, {"ratios": (2.0, 0.5)}, "--ratios 0.5: need at least 1"),
-        *((kimad_variability, {"trace": text}, "--trace .*recorded.csv: .*need .*numbers") for text in ("", "1, two", "1, 0", "1, nan")),
+        *(
+            (kimad_variability, {"trace": text}, "--trace .*recorded.csv: .*need .*numbers")
+            for text in ("", "1, two", "1, 0", "1, nan")
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused_at_once(module, flags, words, tmp_path):

@@ -1,4 +1,6 @@
-"""Experiments as several processes, from their command lines: what Slurm tells, or flags; process 0 alone prints and writes."""
+"""Experiments as several processes, from their command lines: what Slurm tells, or flags; process 0
+alone prints and writes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from experiments import compare
 from experiments.shared import commands
 
 SECONDS = 300  # on a busy machine
-SMALL = ["--methods", "mb-sgd", "--workers", "2", "--steps", "6", "--seeds", "2", "--learning-rates", "0.1"]
+SMALL = [
+    "--methods",
+    "mb-sgd",
+    "--workers",
+    "2",
+    "--steps",
+    "6",
+    "--seeds",
+    "2",
+    "--learning-rates",
+    "0.1",
+]
 
 
 def free_port() -> int:
@@ -33,7 +46,13 @@ def free_port() -> int:
 
 
 def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
-    step = {"SLURM_JOB_ID": port - 61440, "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": 2, "SLURM_PROCID": i, "SLURM_LOCALID": i}
+    step = {
+        "SLURM_JOB_ID": port - 61440,
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": 2,
+        "SLURM_PROCID": i,
+        "SLURM_LOCALID": i,
+    }
     return [], {name: str(value) for name, value in step.items()}
 
 
@@ -47,9 +66,22 @@ def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, s
     try:
         for i in range(2):
             arguments, variables = told(port, i)
-            command = [sys.executable, "-m", "experiments.compare", *SMALL, "--out", str(out), "--no-progress", *more, *arguments, *each(i)]
+            command = [
+                sys.executable,
+                "-m",
+                "experiments.compare",
+                *SMALL,
+                "--out",
+                str(out),
+                "--no-progress",
+                *more,
+                *arguments,
+                *each(i),
+            ]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            there.append(subprocess.Popen(command, env={**elsewhere.environment(1), **variables}, **pipes))
+            there.append(
+                subprocess.Popen(command, env={**elsewhere.environment(1), **variables}, **pipes)
+            )
         said = [process.communicate(timeout=SECONDS) for process in there]
         return [(process.returncode, *words) for process, words in zip(there, said, strict=True)]
     finally:
@@ -73,7 +105,14 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
     assert f"Written: {tmp_path}/two/{', '.join(files)}" in said.replace("\n", "")
     assert nothing == ""
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == files
-    alone = {"methods": ("mb-sgd",), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "out": tmp_path / "one"}
+    alone = {
+        "methods": ("mb-sgd",),
+        "workers": 2,
+        "steps": 6,
+        "seeds": 2,
+        "learning_rates": (0.1,),
+        "out": tmp_path / "one",
+    }
     commands.launch(compare.main, compare.Args(**alone, cache="off", progress=False))
     for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True):
         for name in ("method", "seed", "step", "bits"):
@@ -83,7 +122,9 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
 
 @pytest.mark.long
 def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
-    (status, _, said), (other, _, nothing) = started(flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)])
+    (status, _, said), (other, _, nothing) = started(
+        flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)]
+    )
     assert (status, other) == (2, 2), said + nothing
     last = said.strip().splitlines()[-1]
     assert last.startswith("Error: the processes run different configurations (")

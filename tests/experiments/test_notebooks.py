@@ -1,4 +1,6 @@
-"""Each notebook is what its text gives, and says where it comes from; their cells are run where the documentation is built."""
+"""Each notebook is what its text gives, and says where it comes from; their cells are run where the
+documentation is built.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,15 @@ def test_the_notebook_is_what_the_text_gives_and_whole(path):
 
     text = path.read_text()
     assert notebooks.with_header(text, path.stem) == text
-    assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), "python -m experiments.shared.notebooks"
+    assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), (
+        "python -m experiments.shared.notebooks"
+    )
     notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(notebook)
-    assert (notebook.metadata.kernelspec.name, notebook.metadata.language_info.name) == ("python3", "python")
+    assert (notebook.metadata.kernelspec.name, notebook.metadata.language_info.name) == (
+        "python3",
+        "python",
+    )
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     cells = code(notebook)
@@ -50,10 +57,17 @@ def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
         badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
         address = notebooks.address(path.stem)
         assert f"({address})" in "".join(badge["source"])
-        assert f"blob/main/{path.relative_to(notebooks.FOLDER.parents[1]).with_suffix('.ipynb')}" in address
+        assert (
+            f"blob/main/{path.relative_to(notebooks.FOLDER.parents[1]).with_suffix('.ipynb')}"
+            in address
+        )
         assert "".join(title["source"]).startswith("# ")
         assert f"git+https://github.com/{notebooks.REPOSITORY}" in "".join(install["source"])
-        (body,) = (node for node in ast.parse(code({"cells": [install]})[0]).body if not isinstance(node, ast.Import))
+        (body,) = (
+            node
+            for node in ast.parse(code({"cells": [install]})[0]).body
+            if not isinstance(node, ast.Import)
+        )
         assert isinstance(body, ast.If)
         assert ast.unparse(body.test) == "'google.colab' in sys.modules"
 
@@ -71,7 +85,14 @@ def test_a_cells_name_changes_with_the_cell_only():
     text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
     other = text.replace("Words.", "Other words.")
     before, after = (json.loads(notebooks.converted(each))["cells"] for each in (text, other))
-    assert [a["id"] == b["id"] for a, b in zip(before, after, strict=True)] == [True, True, True, True, False, True]
+    assert [a["id"] == b["id"] for a, b in zip(before, after, strict=True)] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert len({cell["id"] for cell in before}) == 6
     with pytest.raises(ValueError, match=r"one\.md has no title"):
         notebooks.with_header("no title", "one")

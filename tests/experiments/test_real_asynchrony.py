@@ -1,4 +1,6 @@
-"""The script about real asynchrony: two processes and their server, started once for each of three methods, with a tiny budget."""
+"""The script about real asynchrony: two processes and their server, started once for each of three
+methods, with a tiny budget.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ METHODS = ("synchronous", "bounded", "AD-PSGD")
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
     pytest.importorskip("ray")
-    sizes = {"workers": 2, "servers": 1, "seconds": 0.8, "delay": 0.01, "factor": 6.0, "bound": 3, "methods": METHODS}
+    sizes = {
+        "workers": 2,
+        "servers": 1,
+        "seconds": 0.8,
+        "delay": 0.01,
+        "factor": 6.0,
+        "bound": 3,
+        "methods": METHODS,
+    }
     args = real_asynchrony.Args(**sizes, out=tmp_path_factory.mktemp("real"), progress=False)
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # names of sockets are short
     with pytest.MonkeyPatch.context() as patch:
@@ -37,7 +47,9 @@ def test_it_trains_and_measures_in_real_processes(ran):
         assert float(mine[-1]["loss"]) < float(mine[0]["loss"])
         assert float(mine[0]["clock"]) == 0
     synchronous = [row for row in rows if row["method"] == "synchronous"]
-    assert float(synchronous[-1]["clock"]) > 0.06 * int(synchronous[-1]["step"]), "all wait for the slow one"
+    assert float(synchronous[-1]["clock"]) > 0.06 * int(synchronous[-1]["step"]), (
+        "all wait for the slow one"
+    )
     assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
 
@@ -45,14 +57,19 @@ def test_it_trains_and_measures_in_real_processes(ran):
 def test_staleness_is_measured_and_predicted(ran):
     args, _ = ran
     rows = scripts.rows(args.out / "staleness.csv")
-    stale = {key: [] for key in ((method, what) for method in METHODS[1:] for what in ("measured", "predicted"))}
+    stale = {
+        key: []
+        for key in ((method, what) for method in METHODS[1:] for what in ("measured", "predicted"))
+    }
     for row in rows:
         stale[row["method"], row["what"]].append(int(row["staleness"]))
     bounded = [np.array(stale["bounded", what]) for what in ("measured", "predicted")]
     assert all(values.max() <= args.bound for values in bounded)
     for method in METHODS[1:]:
         measured, predicted = (np.mean(stale[method, what]) for what in ("measured", "predicted"))
-        assert measured == pytest.approx(1, abs=0.5), "of two workers each has made one update since the other's last, on average"
+        assert measured == pytest.approx(1, abs=0.5), (
+            "of two workers each has made one update since the other's last, on average"
+        )
         assert predicted == pytest.approx(1, abs=0.5)
 
 
@@ -78,10 +95,17 @@ def test_what_is_simulated_for_its_clock_does_not_diverge():
     """At the largest steps with which the real problem still converges."""
     args = real_asynchrony.Args(workers=3, learning_rate=2.0)
     worker = np.arange(300) % 3
-    updates = {"worker": worker, "computed": 0.01 * (1 + worker), "trip": np.full(300, 1e-3), "busy": np.full(300, 1e-3)}
+    updates = {
+        "worker": worker,
+        "computed": 0.01 * (1 + worker),
+        "trip": np.full(300, 1e-3),
+        "busy": np.full(300, 1e-3),
+    }
     trained = on_ray.Trained((), {}, updates, 3, 64)
     method = real_asynchrony.methods(args)["asynchronous"].simulated
-    assert np.nanmean(real_asynchrony.simulate(args, method, trained, 600)["staleness"]) == pytest.approx(2, abs=0.1)
+    assert np.nanmean(
+        real_asynchrony.simulate(args, method, trained, 600)["staleness"]
+    ) == pytest.approx(2, abs=0.1)
 
 
 @pytest.mark.parametrize(

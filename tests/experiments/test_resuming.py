@@ -1,4 +1,6 @@
-"""A script that was ended before its time goes on, when the same command is given again, from what its runs have kept."""
+"""A script that was ended before its time goes on, when the same command is given again, from what
+its runs have kept.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ import dsgd
 from experiments import compare
 from experiments.shared import commands, resuming
 
-SMALL = {"methods": ("mb-sgd", "dsgd"), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "cache": "off", "progress": False}
+SMALL = {
+    "methods": ("mb-sgd", "dsgd"),
+    "workers": 2,
+    "steps": 6,
+    "seeds": 2,
+    "learning_rates": (0.1,),
+    "cache": "off",
+    "progress": False,
+}
 KEPT = commands.Machines(resume=True)
 
 
@@ -56,7 +66,12 @@ def test_another_configuration_does_not_take_them_up(tmp_path, monkeypatch, caps
 
     monkeypatch.setattr(dsgd, "sweep", interrupted)
     (tmp_path / resuming.FOLDER).mkdir()
-    for steps, told in ((6, "Interrupted"), (7, "has results of another configuration (steps = 6, not 7)")):
+    for steps, told in (
+        (6, "Interrupted"),
+        (7, "has results of another configuration (steps = 6, not 7)"),
+    ):
         with pytest.raises(SystemExit):
-            commands.launch(compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT)
+            commands.launch(
+                compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT
+            )
         assert told in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""`python -m experiments.stragglers` with a tiny budget: its files, its tables, and how seconds are counted."""
+"""`python -m experiments.stragglers` with a tiny budget: its files, its tables, and how seconds are
+counted.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """With one kind of stragglers and three of the methods: fewer programs; what was found, and the printed lines."""
+    """With one kind of stragglers and three of the methods: fewer programs; what was found, and the
+    printed lines.
+    """
     args = Args(
         workers=4,
         server=1,
@@ -59,8 +63,14 @@ def ran(tmp_path_factory, long):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "logistic_regression", least_squares)
-        patch.setattr(stragglers, "stragglers", lambda args: {"single server": kinds(args)["single server"]})
-        patch.setattr(stragglers, "methods", lambda *arguments: {name: known(*arguments)[name] for name in SHOWN})
+        patch.setattr(
+            stragglers, "stragglers", lambda args: {"single server": kinds(args)["single server"]}
+        )
+        patch.setattr(
+            stragglers,
+            "methods",
+            lambda *arguments: {name: known(*arguments)[name] for name in SHOWN},
+        )
         patch.setattr(stragglers, "draw", drawn)
         patch.setattr(stragglers, "MEASURED", 20)
         patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
@@ -72,7 +82,9 @@ def test_it_writes_its_files(ran):
     args, _, _ = ran
     assert json.loads((args.out / "config.json").read_text())["backups"] == 1
     assert scripts.is_figure(args.out / "figure.png")
-    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {f"single server: {name}" for name in SHOWN}
+    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {
+        f"single server: {name}" for name in SHOWN
+    }
 
 
 def test_tables_fit_80_columns(ran):
@@ -93,7 +105,9 @@ def test_all_run_for_about_as_many_seconds(ran):
 def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
     """Without a wait each takes as long; DropCompute drops those that wait only."""
     args, found, _ = ran
-    shortest = {name: np.diff(found[name].history["clock"]).min() for name in ("synchronous", "DropCompute")}
+    shortest = {
+        name: np.diff(found[name].history["clock"]).min() for name in ("synchronous", "DropCompute")
+    }
     assert shortest["synchronous"] >= args.micro_batches * args.micro_batch
     assert shortest["synchronous"] == pytest.approx(shortest["DropCompute"], rel=1e-2)
     dropped = found["DropCompute"].history["dropped"][:, 1:]
@@ -102,7 +116,10 @@ def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
 
 
 def test_seconds_to_a_loss_are_between_records():
-    history = {"clock": np.array([[0.0, 2.0, 4.0]] * 3), "loss": np.array([[3.0, 2.0, 1.0], [1.0, 3.0, 3.0], [3.0, 3.0, 2.0]])}
+    history = {
+        "clock": np.array([[0.0, 2.0, 4.0]] * 3),
+        "loss": np.array([[3.0, 2.0, 1.0], [1.0, 3.0, 3.0], [3.0, 3.0, 2.0]]),
+    }
     np.testing.assert_allclose(stragglers.reached(history, 1.75), [2.5, 0.0, math.inf])
 
 
@@ -117,7 +134,9 @@ def test_seconds_to_a_loss_are_between_records():
 )
 def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "logistic_regression", least_squares)
-    monkeypatch.setattr(stragglers, "latencies", lambda cluster, N, M, seed, rounds: np.ones((rounds, N, M)))
+    monkeypatch.setattr(
+        stragglers, "latencies", lambda cluster, N, M, seed, rounds: np.ones((rounds, N, M))
+    )
     with pytest.raises(ValueError, match=message):
         stragglers.main(Args(out=tmp_path / "out", progress=False, **options))
     assert not (tmp_path / "out").exists()

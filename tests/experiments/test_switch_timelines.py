@@ -40,20 +40,39 @@ def test_it_writes_its_config_timeline_and_figure(written):
     assert json.loads((args.out / "config.json").read_text())["workers"] == 3
     assert scripts.is_figure(args.out / "figure.png")
     rows = scripts.rows(args.out / "timeline.csv")
-    assert {row["figure"] for row in rows} == {"1.3", "1.4", "1.6", "1.7", "3.4", "3.5", "4.1", "4.2", "5.2", "5.3"}
+    assert {row["figure"] for row in rows} == {
+        "1.3",
+        "1.4",
+        "1.6",
+        "1.7",
+        "3.4",
+        "3.5",
+        "4.1",
+        "4.2",
+        "5.2",
+        "5.3",
+    }
     third = [row for row in rows if row["figure"] == "1.3"][-1]
     assert third == {
         "figure": "1.3", "sender": "worker 3", "receiver": "worker 1", "computing": "6.0", "ready": "6.0", "start": "12.5", "sent": "19.0",
         "receiving": "12.5", "arrived": "19.0",
     }  # fmt: skip
     assert max(float(row["computing"]) for row in rows if row["figure"] == "4.2") < 92
-    assert {row["receiver"] for row in rows if row["figure"] == "1.6"} == {"worker 1", "worker 2", "worker 3", "server"}
+    assert {row["receiver"] for row in rows if row["figure"] == "1.6"} == {
+        "worker 1",
+        "worker 2",
+        "worker 3",
+        "server",
+    }
 
 
 def test_it_prints_what_the_survey_prints_in_80_columns(written):
     args, lines = written
     assert not scripts.too_wide(lines)
-    cells = {tuple(row.values())[:2]: list(row.values())[2:] for row in scripts.rows(args.out / "costs.csv")}
+    cells = {
+        tuple(row.values())[:2]: list(row.values())[2:]
+        for row in scripts.rows(args.out / "costs.csv")
+    }
     assert cells["1.3", "three messages"] == ["1 + 2(l + r)", "14", "14", "12.5"]
     assert cells["1.4", "2x compressed"] == ["1 + 2(l + r/2)", "9", "9", "7.5"]
     assert cells["1.4", "speedup"] == ["their ratio", "1.556", "1.556", "1.667"]
@@ -81,7 +100,11 @@ def test_formulas_are_those_of_the_survey():
         "gossip on a ring": 2 * (l + r),
         "asynchronous": l + r,
     }
-    assert {row.what: row.simulated[0] for row in switch_timelines.rows(Args(workers=N)) if row.what in expected} == expected
+    assert {
+        row.what: row.simulated[0]
+        for row in switch_timelines.rows(Args(workers=N))
+        if row.what in expected
+    } == expected
 
 
 def test_a_formula_that_is_not_what_is_simulated_is_marked(monkeypatch):
@@ -89,7 +112,9 @@ def test_a_formula_that_is_not_what_is_simulated_is_marked(monkeypatch):
 
     def seconds(N, latency, transfer, convention):
         wrong = 2 * (N - 1) * latency + 2 * transfer
-        return wrong if convention == "blocking" else right.seconds(N, latency, transfer, convention)
+        return (
+            wrong if convention == "blocking" else right.seconds(N, latency, transfer, convention)
+        )
 
     monkeypatch.setattr(network, "ring_all_reduce", right._replace(seconds=seconds))
     rows = switch_timelines.rows(Args())
@@ -100,21 +125,38 @@ def test_a_formula_that_is_not_what_is_simulated_is_marked(monkeypatch):
 
 @pytest.mark.parametrize("args", SETTINGS, ids=str)
 def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
-    """All that is sent and received has a block as long as its transfer, and what is not held by a port has none."""
+    """All that is sent and received has a block as long as its transfer, and what is not held by a
+    port has none.
+    """
     for panel in switch_timelines.panels(args):
-        spans = sorted(switch_charts.spans(panel.passages), key=lambda span: (span.who, span.lane, span.begin))
+        spans = sorted(
+            switch_charts.spans(panel.passages), key=lambda span: (span.who, span.lane, span.begin)
+        )
         for span, after in itertools.pairwise(spans):
             assert span.begin < span.end
-            assert (span.who, span.lane) != (after.who, after.lane) or span.end <= after.begin, panel.figure
+            assert (span.who, span.lane) != (after.who, after.lane) or span.end <= after.begin, (
+                panel.figure
+            )
         transfers = sum(passage.transfer for passage in panel.passages)
         for kind in ("send", "receive"):
             assert sum(span.end - span.begin for span in spans if span.kind == kind) == transfers
         held = sum(passage.sent - passage.start for passage in panel.passages)
-        assert sum(span.end - span.begin for span in spans if span.lane == "send" and span.kind != "wait") == held
+        assert (
+            sum(
+                span.end - span.begin
+                for span in spans
+                if span.lane == "send" and span.kind != "wait"
+            )
+            == held
+        )
 
 
 def test_in_the_example_only_the_third_message_waits():
-    waits = [span for span in switch_charts.spans(by_figure(Args())["1.3"].passages) if span.kind == "wait"]
+    waits = [
+        span
+        for span in switch_charts.spans(by_figure(Args())["1.3"].passages)
+        if span.kind == "wait"
+    ]
     assert [(span.who, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
 
 
@@ -126,7 +168,10 @@ def test_asynchrony_makes_more_updates_with_a_slow_worker(convention):
     assert end == panels["4.1"].end
     ages = switch_timelines.staleness(panels["4.2"].passages, server=3, end=end)
     assert len(ages) > 6
-    assert panels["4.2"].title == f"asynchronous server: {len(ages)} updates, staleness up to {max(ages)}"
+    assert (
+        panels["4.2"].title
+        == f"asynchronous server: {len(ages)} updates, staleness up to {max(ages)}"
+    )
 
 
 def test_staleness_by_hand():
@@ -139,7 +184,9 @@ def test_staleness_by_hand():
 def test_the_next_round_begins_when_all_have_the_model():
     passages = by_figure(Args())["4.1"].passages
     first, second = passages[:6], passages[6:]
-    assert {passage.computing for passage in second[:3]} == {max(passage.arrived for passage in first)}
+    assert {passage.computing for passage in second[:3]} == {
+        max(passage.arrived for passage in first)
+    }
 
 
 def test_a_round_with_computing_is_computing_and_then_the_messages():
@@ -150,7 +197,10 @@ def test_a_round_with_computing_is_computing_and_then_the_messages():
 
 def test_pictures_show_some_of_many_workers():
     panels = by_figure(Args(workers=20))
-    assert panels["1.6"].names == [*(f"worker {i}" for i in range(1, switch_timelines.DRAWN + 1)), "server"]
+    assert panels["1.6"].names == [
+        *(f"worker {i}" for i in range(1, switch_timelines.DRAWN + 1)),
+        "server",
+    ]
     assert switch_timelines.rows(Args(workers=20))[3].simulated[0] == 2 * 20 * Fraction(13, 2)
 
 

@@ -1,4 +1,6 @@
-"""Convergence rates and the table of complexities, with tiny budgets: their slopes, files and tables."""
+"""Convergence rates and the table of complexities, with tiny budgets: their slopes, files and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,25 @@ BUDGET = Budget(
 @pytest.fixture(scope="module")
 def slopes(tmp_path_factory, long):
     """One measure of each kind."""
-    args = convergence_rates.Args(**BUDGET._asdict(), out=tmp_path_factory.mktemp("rates"), progress=False)
+    args = convergence_rates.Args(
+        **BUDGET._asdict(), out=tmp_path_factory.mktemp("rates"), progress=False
+    )
 
     def some(budget):
         ring, quiet = topologies.ring(4), bowl(4, 0.0)
         return [
-            lambda: convergence_terms.along_steps("inverse", theorems.gradient_descent(quiet), budget),
-            lambda: convergence_terms.along_steps("inverse", theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)), budget),
-            lambda: convergence_terms.along_steps("root", theorems.minibatch_sgd(bowl(4, 4.0)), budget),
-            lambda: convergence_terms.along_steps("two_thirds", theorems.decentralized_sgd(convergence_terms.opposed(4), ring), budget),
+            lambda: convergence_terms.along_steps(
+                "inverse", theorems.gradient_descent(quiet), budget
+            ),
+            lambda: convergence_terms.along_steps(
+                "inverse", theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)), budget
+            ),
+            lambda: convergence_terms.along_steps(
+                "root", theorems.minibatch_sgd(bowl(4, 4.0)), budget
+            ),
+            lambda: convergence_terms.along_steps(
+                "two_thirds", theorems.decentralized_sgd(convergence_terms.opposed(4), ring), budget
+            ),
             lambda: convergence_terms.along_workers(theorems.minibatch_sgd, budget),
             lambda: convergence_terms.along_staleness(budget),
         ]
@@ -47,7 +59,11 @@ def slopes(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convergence_rates, "everything", some)
         lines = scripts.printed(convergence_rates.main, args)
-    return args, lines, {(row["panel"], row["method"]): row for row in scripts.rows(args.out / "slopes.csv")}
+    return (
+        args,
+        lines,
+        {(row["panel"], row["method"]): row for row in scripts.rows(args.out / "slopes.csv")},
+    )
 
 
 def test_without_noise_averages_fall_as_1_over_T(slopes):
@@ -59,7 +75,8 @@ def test_without_noise_averages_fall_as_1_over_T(slopes):
 
 def test_noise_costs_1_over_root_T_and_workers_share_it(slopes):
     *_, rows = slopes
-    # gamma L T > 10 here, and LD / T is 1 / sqrt(N T) / sigma of the noise's share: 2 % at T = 256. Both change slopes by less than that.
+    # gamma L T > 10 here, and LD / T is 1 / sqrt(N T) / sigma of the noise's share: 2 % at T = 256.
+    # Both change slopes by less than that.
     for panel in ("root", "workers"):
         assert float(rows[panel, "mb-SGD"]["exact"]) == pytest.approx(-1 / 2, abs=0.03)
         assert 0.9 < float(rows[panel, "mb-SGD"]["worst"]) <= 1, "the bound is reached on |x|^2 / 2"
@@ -69,7 +86,8 @@ def test_noise_costs_1_over_root_T_and_workers_share_it(slopes):
 
 def test_heterogeneity_costs_a_power_of_two_thirds(slopes):
     *_, rows = slopes
-    # The bound itself still is 0.05 steeper at these T, where (1 + rho) / (1 - rho) = 2 is not far below the other parts of 1 / gamma.
+    # The bound itself still is 0.05 steeper at these T, where (1 + rho) / (1 - rho) = 2 is not far
+    # below the other parts of 1 / gamma.
     row = rows["two_thirds", "DSGD"]
     assert float(row["exact"]) == pytest.approx(-2 / 3, abs=0.08)
     assert float(row["worst"]) < 1
@@ -77,7 +95,8 @@ def test_heterogeneity_costs_a_power_of_two_thirds(slopes):
 
 def test_staleness_costs_in_proportion(slopes):
     *_, rows = slopes
-    # gamma (tau + 1) L = 1/2 for every tau, so that averages are in proportion to tau + 1 up to O(1): 8 and 16 differ from it by 5 %.
+    # gamma (tau + 1) L = 1/2 for every tau, so that averages are in proportion to tau + 1 up to
+    # O(1): 8 and 16 differ from it by 5 %.
     assert float(rows["staleness", "ASGD"]["exact"]) == pytest.approx(1, abs=0.1)
 
 
@@ -86,8 +105,14 @@ def test_rates_are_written_and_printed(slopes):
     assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
     points = scripts.rows(args.out / "rates.csv")
-    assert {row["panel"] for row in points} == set(convergence_rates.PANELS) == {panel for panel, _ in rows}
-    assert all(float(row["measured"]) <= float(row["bound"]) * (1 + 1e-9) for row in points if row["x"])
+    assert (
+        {row["panel"] for row in points}
+        == set(convergence_rates.PANELS)
+        == {panel for panel, _ in rows}
+    )
+    assert all(
+        float(row["measured"]) <= float(row["bound"]) * (1 + 1e-9) for row in points if row["x"]
+    )
     assert not scripts.too_wide(lines)
     assert [row["method"] for row in scripts.rows(args.out / "fits.csv")].count("mb-SGD") == 2
 
@@ -98,7 +123,8 @@ def test_an_interval_covers_the_slope_that_seeds_have():
     slope, low, high = convergence_rates.interval(x, values, 0)
     assert low < slope < high
     assert low < -0.5 < high
-    # Of log y the mean over 40 seeds varies by 0.05 / sqrt(40), the slope by that over |log x - mean| = 1.55.
+    # Of log y the mean over 40 seeds varies by 0.05 / sqrt(40), the slope by that over |log x -
+    # mean| = 1.55.
     assert high - low == pytest.approx(2 * 1.96 * 0.05 / math.sqrt(40) / 1.55, rel=0.4)
 
 
@@ -107,14 +133,17 @@ def test_runs_with_a_dithered_grid_have_the_moments_that_are_computed(key):
     compressor = theorems.dithered(problem, 2.0)
     x = np.linspace(-3, 3, 4000, dtype=np.float32)
     error = np.asarray(jax.jit(lambda x: compressors.encode(compressor, key, x).decoded)(x)) - x
-    assert np.mean(error**2) * 4 == pytest.approx(4.0, rel=0.06)  # four standard errors; sigma'^2 is of four elements
+    # four standard errors; sigma'^2 is of four elements
+    assert np.mean(error**2) * 4 == pytest.approx(4.0, rel=0.06)
     method = theorems.compressed_sgd(problem, 2.0)
     sampled = method.sampled([64], 64, 0)[:, 0]
     assert sampled.mean() == pytest.approx(method.averages([64])[0], abs=4 * sampled.std() / 8)
 
 
 def test_methods_without_exact_moments_say_so():
-    with pytest.raises(ValueError, match="EF21 has no exact moments: its round is not affine; need runs"):
+    with pytest.raises(
+        ValueError, match="EF21 has no exact moments: its round is not affine; need runs"
+    ):
         theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)).averages([4])
 
 
@@ -123,7 +152,10 @@ def test_methods_without_exact_moments_say_so():
     [
         ({"steps": (4, 8)}, "steps = .*: need at least 4 numbers, rising, from 1 on"),
         ({"workers": (2, 1)}, "workers = .*: need at least 2 numbers, rising"),
-        ({"staleness": (-1, 0, 1, 2)}, "staleness = .*: need at least 4 numbers, rising, from 0 on"),
+        (
+            {"staleness": (-1, 0, 1, 2)},
+            "staleness = .*: need at least 4 numbers, rising, from 0 on",
+        ),
         ({"fixed_steps": 100}, "fixed-steps = 100 with a staleness of 255: need more than twice"),
         ({"seeds": 1}, "seeds = 1: need at least 2"),
     ],
@@ -136,19 +168,28 @@ def test_rates_refuse_what_cannot_be(options, message, tmp_path):
 @pytest.fixture(scope="module")
 def table(tmp_path_factory, long):
     """Three of the methods."""
-    args = complexity_table.Args(epsilons=(0.1, 0.05), dimension=256, out=tmp_path_factory.mktemp("table"), progress=False)
+    args = complexity_table.Args(
+        epsilons=(0.1, 0.05), dimension=256, out=tmp_path_factory.mktemp("table"), progress=False
+    )
     chosen = ("GD", "CSGD", "DSGD")
     methods = [method for method in complexity_table.on_one_problem() if method.name in chosen]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(complexity_table, "on_one_problem", lambda: methods)
-        patch.setattr(complexity_table, "SURVEY", {name: complexity_table.SURVEY[name] for name in chosen})
-        patch.setattr(communication, "REGISTERED", {name: communication.REGISTERED[name] for name in chosen})
+        patch.setattr(
+            complexity_table, "SURVEY", {name: complexity_table.SURVEY[name] for name in chosen}
+        )
+        patch.setattr(
+            communication, "REGISTERED", {name: communication.REGISTERED[name] for name in chosen}
+        )
         return args, scripts.printed(complexity_table.main, args)
 
 
 def test_fewer_iterations_are_needed_than_predicted(table):
     args, _ = table
-    rows = {(row["method"], float(row["epsilon"])): row for row in scripts.rows(args.out / "iterations.csv")}
+    rows = {
+        (row["method"], float(row["epsilon"])): row
+        for row in scripts.rows(args.out / "iterations.csv")
+    }
     assert len(rows) == 6
     assert all(0 < int(row["measured"]) <= int(row["predicted"]) for row in rows.values())
     # On |x|^2 / 2 the first step of GD ends all: 1 / T is reached exactly.
@@ -167,8 +208,13 @@ def test_communication_is_what_the_patterns_cost(table):
     args, _ = table
     rows = {row["method"]: row for row in scripts.rows(args.out / "communication.csv")}
     assert float(rows["DSGD"]["bits"]) == 2 * 2 * 32 * 256, "two neighbours, both ways"
-    assert float(rows["DSGD"]["seconds"]) == pytest.approx(2 * (args.latency + 32 * 256 / args.bandwidth))
-    assert rows["GD"]["transfers"] == str(network.cost(network.ring_all_reduce, 4, 0.0, 1.0).as_integer_ratio()[0]) + "/2"
+    assert float(rows["DSGD"]["seconds"]) == pytest.approx(
+        2 * (args.latency + 32 * 256 / args.bandwidth)
+    )
+    assert (
+        rows["GD"]["transfers"]
+        == str(network.cost(network.ring_all_reduce, 4, 0.0, 1.0).as_integer_ratio()[0]) + "/2"
+    )
     assert float(rows["CSGD"]["bits"]) < float(rows["GD"]["bits"]) / 4
 
 
@@ -178,7 +224,8 @@ def test_table_is_printed_and_drawn(table):
     assert (args.out / "config.json").exists()
     assert not scripts.too_wide([line for line in lines if "…/ε^(2/3)" not in line])
     orders, steps, messages = (
-        {row["method"]: row for row in scripts.rows(args.out / f"{name}.csv")} for name in ("orders", "steps", "messages")
+        {row["method"]: row for row in scripts.rows(args.out / f"{name}.csv")}
+        for name in ("orders", "steps", "messages")
     )
     assert orders.keys() == steps.keys() == messages.keys() == {"GD", "CSGD", "DSGD"}
     assert orders["DSGD"]["misprint"] == "…/ε^(2/3)"
@@ -186,5 +233,9 @@ def test_table_is_printed_and_drawn(table):
 
 @pytest.mark.parametrize("epsilons", [(0.1,), (0.1, 0.2), (0.1, 0.0)])
 def test_table_refuses_what_cannot_be(epsilons, tmp_path):
-    with pytest.raises(ValueError, match=r"epsilons = .*: need at least 2 positive numbers, falling"):
-        complexity_table.main(complexity_table.Args(epsilons=epsilons, out=tmp_path, progress=False))
+    with pytest.raises(
+        ValueError, match=r"epsilons = .*: need at least 2 positive numbers, falling"
+    ):
+        complexity_table.main(
+            complexity_table.Args(epsilons=epsilons, out=tmp_path, progress=False)
+        )

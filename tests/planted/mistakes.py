@@ -1,12 +1,14 @@
-"""A test of the tests: mistakes planted in the source one at a time, each of which the tests that it names must find.
+"""A test of the tests: mistakes planted in the source one at a time, each of which the tests that
+it names must find.
 
 A file `test_<area>.py` beside this one has the mistakes of one area:
 
     def test_mistakes_are_found(long):
         assert mistakes.survivors(MISTAKES) == []
 
-One process imports the libraries once and is forked for each mistake, before JAX starts its threads. The forked process imports the
-project with one file's text changed and runs the tests; nothing is written to disk.
+One process imports the libraries once and is forked for each mistake, before JAX starts its
+threads. The forked process imports the project with one file's text changed and runs the tests;
+nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -28,9 +30,24 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WRONG = {0: "the tests pass", 2: "the tests cannot be imported", 3: "pytest fails", 4: "there is no such test", 5: "no test is run"}
+WRONG = {
+    0: "the tests pass",
+    2: "the tests cannot be imported",
+    3: "pytest fails",
+    4: "there is no such test",
+    5: "no test is run",
+}
 SECONDS = 120  # until a test that does not end counts as one that fails
-LIBRARIES = ("jax", "matplotlib.pyplot", "networkx", "numpy", "optax", "rich", "scipy.stats", "tyro")
+LIBRARIES = (
+    "jax",
+    "matplotlib.pyplot",
+    "networkx",
+    "numpy",
+    "optax",
+    "rich",
+    "scipy.stats",
+    "tyro",
+)
 
 
 class Mistake(NamedTuple):
@@ -40,7 +57,8 @@ class Mistake(NamedTuple):
         file: relative to the repository's root.
         right: text that occurs in it exactly once.
         wrong: what takes its place.
-        tests: node ids for pytest, separated by spaces, those with spaces in quotes; the fewest and fastest that find it.
+        tests: node ids for pytest, separated by spaces, those with spaces in quotes; the fewest and
+            fastest that find it.
     """
 
     file: str
@@ -50,10 +68,22 @@ class Mistake(NamedTuple):
 
 
 def survivors(mistakes: Iterable[Mistake]) -> list[str]:
-    """The mistakes that no test finds, and those that cannot be planted any more, each with the reason."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    """The mistakes that no test finds, and those that cannot be planted any more, each with the
+    reason.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     words = json.dumps(list(mistakes))
-    done = subprocess.run([sys.executable, __file__], input=words, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=words,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -78,11 +108,26 @@ def _run(mistake: Mistake, text: str) -> None:
     changed = str(ROOT / mistake.file)
     read, stats = SourceFileLoader.get_data, SourceFileLoader.path_stats
     sys.dont_write_bytecode = True
-    SourceFileLoader.get_data = lambda self, path: text.encode() if path == changed else read(self, path)
-    SourceFileLoader.path_stats = lambda self, path: {"mtime": 0, "size": 0} if path == changed else stats(self, path)
+    SourceFileLoader.get_data = lambda self, path: (
+        text.encode() if path == changed else read(self, path)
+    )
+    SourceFileLoader.path_stats = lambda self, path: (
+        {"mtime": 0, "size": 0} if path == changed else stats(self, path)
+    )
     try:
         # Types of arguments are not checked, which would take longer than most of these tests.
-        status = int(pytest.main(["-n0", "-x", "-q", "--long", "--jaxtyping-packages=none,typecheck.check", *shlex.split(mistake.tests)]))
+        status = int(
+            pytest.main(
+                [
+                    "-n0",
+                    "-x",
+                    "-q",
+                    "--long",
+                    "--jaxtyping-packages=none,typecheck.check",
+                    *shlex.split(mistake.tests),
+                ]
+            )
+        )
     except BaseException:
         traceback.print_exc()
         status = 3
@@ -96,7 +141,11 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*fork.*")
     mistakes = [Mistake(*fields) for fields in json.load(sys.stdin)]
     reasons = ((mistake, _reason(mistake)) for mistake in mistakes)
-    found = [f"{mistake.file}: {mistake.right!r} -> {mistake.wrong!r}: {reason}" for mistake, reason in reasons if reason]
+    found = [
+        f"{mistake.file}: {mistake.right!r} -> {mistake.wrong!r}: {reason}"
+        for mistake, reason in reasons
+        if reason
+    ]
     print(json.dumps(found))
 
 

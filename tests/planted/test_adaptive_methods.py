@@ -5,7 +5,11 @@ from __future__ import annotations
 from planted import mistakes
 from planted.mistakes import Mistake
 
-KIMAD, DROPCOMPUTE, CANNIKIN = "tests/algorithms/kimad", "tests/algorithms/dropcompute", "tests/algorithms/cannikin"
+KIMAD, DROPCOMPUTE, CANNIKIN = (
+    "tests/algorithms/kimad",
+    "tests/algorithms/dropcompute",
+    "tests/algorithms/cannikin",
+)
 
 MISTAKES = [
     Mistake(
@@ -154,8 +158,12 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/cannikin/scalings.py",
-        "optax.chain(optimizer, optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update))",
-        "optax.chain(optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update), optimizer)",
+        """        optimizer,
+        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
+""",
+        """        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
+        optimizer,
+""",
         f"{CANNIKIN}/test_policies.py::test_steps_of_adam_are_scaled_not_its_gradients",
     ),
     Mistake(

@@ -7,23 +7,68 @@ from planted.mistakes import Mistake
 
 HERE = "tests/dsgd/compressors/"
 CONTRACT, COMBINATORS, SPARSE, QUANTIZATION, LOW_RANK = (
-    f"{HERE}test_{name}.py" for name in ("contract", "combinators", "sparsification", "quantization", "low_rank")
+    f"{HERE}test_{name}.py"
+    for name in ("contract", "combinators", "sparsification", "quantization", "low_rank")
 )
 QUANTIZERS, SPARSIFIERS = "dsgd/compressors/quantization.py", "dsgd/compressors/sparsification.py"
 
 MISTAKES = [
-    Mistake(QUANTIZERS, "jnp.float32) < place - floor)", "jnp.float32) > place - floor)", f"{QUANTIZATION} -k random_quantization"),
-    Mistake(QUANTIZERS, "d / (4 * levels**2)", "d / (8 * levels**2)", f"{QUANTIZATION} -k qsgd_reaches"),
+    Mistake(
+        QUANTIZERS,
+        "jnp.float32) < place - floor)",
+        "jnp.float32) > place - floor)",
+        f"{QUANTIZATION} -k random_quantization",
+    ),
+    Mistake(
+        QUANTIZERS, "d / (4 * levels**2)", "d / (8 * levels**2)", f"{QUANTIZATION} -k qsgd_reaches"
+    ),
     Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
-    Mistake(QUANTIZERS, "delta=lambda d: 1 / d)", "delta=lambda d: 2 / d)", f"{QUANTIZATION} -k sign_reaches"),
-    Mistake(QUANTIZERS, ">> (32 - MANTISSA)) < mantissa", ">> (31 - MANTISSA)) < mantissa", f"{QUANTIZATION} -k natural"),
-    Mistake(SPARSIFIERS, "d / k * (1 + inner) - 1", "d / k + inner - 1", f"{SPARSE} -k quantized_values"),
+    Mistake(
+        QUANTIZERS,
+        "delta=lambda d: 1 / d)",
+        "delta=lambda d: 2 / d)",
+        f"{QUANTIZATION} -k sign_reaches",
+    ),
+    Mistake(
+        QUANTIZERS,
+        ">> (32 - MANTISSA)) < mantissa",
+        ">> (31 - MANTISSA)) < mantissa",
+        f"{QUANTIZATION} -k natural",
+    ),
+    Mistake(
+        SPARSIFIERS, "d / k * (1 + inner) - 1", "d / k + inner - 1", f"{SPARSE} -k quantized_values"
+    ),
     Mistake(SPARSIFIERS, "log / 3 + math.sqrt", "log / 6 + math.sqrt", f"{SPARSE} -k capacity"),
-    Mistake(SPARSIFIERS, "each = 8 * x.dtype.itemsize +", "each = FLOAT_BITS +", f"{CONTRACT} -k counts_elements"),
-    Mistake("dsgd/compressors/combinators.py", "(min(d, size), d % size)", "(min(d, size),)", f"{COMBINATORS} -k constants_of_buckets"),
-    Mistake("dsgd/compressors/combinators.py", "jax.random.fold_in(key, i)", "key", f"{COMBINATORS} -k its_own_key"),
-    Mistake("dsgd/compressors/low_rank.py", "jnp.where(size > 0, start, cold(key, x))", "start", f"{LOW_RANK} -k starts_cold"),
-    Mistake("dsgd/compressors/check.py", "int(counted[0]) == held", "int(counted[0]) <= held", f"{HERE}test_check.py -k fewer"),
+    Mistake(
+        SPARSIFIERS,
+        "each = 8 * x.dtype.itemsize +",
+        "each = FLOAT_BITS +",
+        f"{CONTRACT} -k counts_elements",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "(min(d, size), d % size)",
+        "(min(d, size),)",
+        f"{COMBINATORS} -k constants_of_buckets",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "jax.random.fold_in(key, i)",
+        "key",
+        f"{COMBINATORS} -k its_own_key",
+    ),
+    Mistake(
+        "dsgd/compressors/low_rank.py",
+        "jnp.where(size > 0, start, cold(key, x))",
+        "start",
+        f"{LOW_RANK} -k starts_cold",
+    ),
+    Mistake(
+        "dsgd/compressors/check.py",
+        "int(counted[0]) == held",
+        "int(counted[0]) <= held",
+        f"{HERE}test_check.py -k fewer",
+    ),
 ]
 
 

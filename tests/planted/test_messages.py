@@ -1,37 +1,104 @@
-"""Mistakes in what workers send: packed codes, counts of bits, collectives, gossip, the calls of a round."""
+"""Mistakes in what workers send: packed codes, counts of bits, collectives, gossip, the calls of a
+round.
+"""
 
 from __future__ import annotations
 
 from planted import mistakes
 from planted.mistakes import Mistake
 
-WIRE, WORKERS, CALLS = "tests/dsgd/wire/test_", "tests/dsgd/workers/test_", "tests/dsgd/communication/test_communicator.py"
+WIRE, WORKERS, CALLS = (
+    "tests/dsgd/wire/test_",
+    "tests/dsgd/workers/test_",
+    "tests/dsgd/communication/test_communicator.py",
+)
 
 MISTAKES = [
     Mistake("dsgd/wire/codecs.py", "<< (k * width)", "<< k", f"{WIRE}codecs.py"),
-    Mistake("dsgd/wire/counts.py", "over = digit >> BASE_BITS", "over = count[..., i] >> BASE_BITS", f"{WIRE}counts.py"),
-    Mistake("dsgd/wire/traffic.py", "int(trips[1]) + 1, condition", "int(trips[1]), condition", f"{WIRE}traffic.py -k called"),
-    Mistake("dsgd/workers/axis.py", "x[block - offset :], hops + 1)", "x[block - offset :], hops)", f"{WORKERS}axis.py -k shift"),
-    Mistake("dsgd/workers/axis.py", "jnp.swapaxes(received, 0, 1)", "received", f"{WORKERS}axis.py -k all_to_all"),
-    Mistake("dsgd/workers/mixing.py", "axis=1) + jnp.sum(comes, axis=1)", "axis=1)", f"{WORKERS}attendance.py -k gossip"),
     Mistake(
-        "dsgd/workers/mixing.py", '(mode="promise_in_bounds") - mine)', '(mode="promise_in_bounds"))', f"{WORKERS}attendance.py -k gossip"
+        "dsgd/wire/counts.py",
+        "over = digit >> BASE_BITS",
+        "over = count[..., i] >> BASE_BITS",
+        f"{WIRE}counts.py",
     ),
-    Mistake("dsgd/workers/routes.py", "brought >= topology.n - n", "brought > topology.n", f"{WORKERS}routes.py"),
+    Mistake(
+        "dsgd/wire/traffic.py",
+        "int(trips[1]) + 1, condition",
+        "int(trips[1]), condition",
+        f"{WIRE}traffic.py -k called",
+    ),
+    Mistake(
+        "dsgd/workers/axis.py",
+        "x[block - offset :], hops + 1)",
+        "x[block - offset :], hops)",
+        f"{WORKERS}axis.py -k shift",
+    ),
+    Mistake(
+        "dsgd/workers/axis.py",
+        "jnp.swapaxes(received, 0, 1)",
+        "received",
+        f"{WORKERS}axis.py -k all_to_all",
+    ),
+    Mistake(
+        "dsgd/workers/mixing.py",
+        "axis=1) + jnp.sum(comes, axis=1)",
+        "axis=1)",
+        f"{WORKERS}attendance.py -k gossip",
+    ),
+    Mistake(
+        "dsgd/workers/mixing.py",
+        '(mode="promise_in_bounds") - mine)',
+        '(mode="promise_in_bounds"))',
+        f"{WORKERS}attendance.py -k gossip",
+    ),
+    Mistake(
+        "dsgd/workers/routes.py",
+        "brought >= topology.n - n",
+        "brought > topology.n",
+        f"{WORKERS}routes.py",
+    ),
     Mistake(
         "dsgd/communication/bits.py",
         "left_out = jnp.arange(N)[None, :] == (",
         "left_out = jnp.arange(N)[None, :] != (",
         f"{CALLS} -k any_length",
     ),
-    Mistake("dsgd/communication/bits.py", "(ids if but is None else but)", "ids", f"{CALLS} -k any_length"),
-    Mistake("dsgd/communication/compressed.py", "but=(ids + 1) % N", "but=(ids - 1) % N", f"{CALLS} -k any_length"),
-    Mistake("dsgd/communication/record.py", "size = sum(part.size", "size = max(part.size", f"{CALLS} -k rounded_once"),
-    Mistake("dsgd/communication/compressed.py", "jnp.roll(leaf, 1, axis=0)", "jnp.roll(leaf, -1, axis=0)", f"{CALLS} -k around_ring"),
     Mistake(
-        "dsgd/communication/communicator.py", "kept = workers.where_counted(", "kept = workers.where_present(", f"{CALLS} -k aggregate"
+        "dsgd/communication/bits.py",
+        "(ids if but is None else but)",
+        "ids",
+        f"{CALLS} -k any_length",
     ),
-    Mistake("dsgd/communication/communicator.py", "(self.step + 1) % period == 0", "self.step % period == 0", f"{CALLS} -k every"),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "but=(ids + 1) % N",
+        "but=(ids - 1) % N",
+        f"{CALLS} -k any_length",
+    ),
+    Mistake(
+        "dsgd/communication/record.py",
+        "size = sum(part.size",
+        "size = max(part.size",
+        f"{CALLS} -k rounded_once",
+    ),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "jnp.roll(leaf, 1, axis=0)",
+        "jnp.roll(leaf, -1, axis=0)",
+        f"{CALLS} -k around_ring",
+    ),
+    Mistake(
+        "dsgd/communication/communicator.py",
+        "kept = workers.where_counted(",
+        "kept = workers.where_present(",
+        f"{CALLS} -k aggregate",
+    ),
+    Mistake(
+        "dsgd/communication/communicator.py",
+        "(self.step + 1) % period == 0",
+        "self.step % period == 0",
+        f"{CALLS} -k every",
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""Mistakes in methods: their equations, their events, their exchanges, their refusals, and their actors on Ray."""
+"""Mistakes in methods: their equations, their events, their exchanges, their refusals, and their
+actors on Ray.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,27 @@ def of(file: str, test: str) -> str:
     return f'"tests/{file}.py::test_{test}"'
 
 
-ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized"))
-ON_RAY, OPTIMIZERS, PARTICIPATION = "algorithms/test_on_ray", "cases/test_optimizers", "algorithms/test_participation"
-SERVER, GOSSIP = "algorithms/asynchronous/asynchronous_server.py", "algorithms/asynchronous/asynchronous_gossip_sgd.py"
+ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
+    f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized")
+)
+ON_RAY, OPTIMIZERS, PARTICIPATION = (
+    "algorithms/test_on_ray",
+    "cases/test_optimizers",
+    "algorithms/test_participation",
+)
+SERVER, GOSSIP = (
+    "algorithms/asynchronous/asynchronous_server.py",
+    "algorithms/asynchronous/asynchronous_gossip_sgd.py",
+)
 
 MISTAKES = [
     # Equations.
-    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own - c[None]", history("scaffold, pipelined")),
+    Mistake(
+        "algorithms/synchronous/scaffold.py",
+        "g - own + c[None]",
+        "g - own - c[None]",
+        history("scaffold, pipelined"),
+    ),
     Mistake(
         "algorithms/synchronous/backup_workers_sgd.py",
         "leaf / counted, total",
@@ -29,7 +45,10 @@ MISTAKES = [
         history("backup workers, blocking"),
     ),
     Mistake(
-        "algorithms/compressed/ef21.py", "gather(state.workers.model.params)", "gather(state.workers.estimate)", history("ef21, pipelined")
+        "algorithms/compressed/ef21.py",
+        "gather(state.workers.model.params)",
+        "gather(state.workers.estimate)",
+        history("ef21, pipelined"),
     ),
     Mistake(
         "algorithms/decentralized/deepsqueeze.py",
@@ -37,7 +56,12 @@ MISTAKES = [
         "sub(half.params, sent.decoded)",
         history("deepsqueeze, pipelined"),
     ),
-    Mistake("algorithms/decentralized/extra.py", "pull / 2, pull", "pull / 1, pull", history("extra, pipelined")),
+    Mistake(
+        "algorithms/decentralized/extra.py",
+        "pull / 2, pull",
+        "pull / 1, pull",
+        history("extra, pipelined"),
+    ),
     Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "maximum(1, staleness)",
@@ -80,7 +104,10 @@ MISTAKES = [
         "algorithms/asynchronous/arrivals.py",
         "in_order <= t +",
         "in_order < t +",
-        of(ASYNCHRONOUS, "bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound"),
+        of(
+            ASYNCHRONOUS,
+            "bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound",
+        ),
     ),
     Mistake(
         "algorithms/asynchronous/arrivals.py",
@@ -118,12 +145,20 @@ MISTAKES = [
         "0 * jnp.asarray(self.degrees)[ids]",
         of(ASYNCHRONOUS, "partners_are_neighbours_each_as_likely"),
     ),
-    Mistake(GOSSIP, "jnp.where(now.worker == now.partner, -1, pair)", "pair", of(ASYNCHRONOUS, "gossip_of_one_is_sgd")),
+    Mistake(
+        GOSSIP,
+        "jnp.where(now.worker == now.partner, -1, pair)",
+        "pair",
+        of(ASYNCHRONOUS, "gossip_of_one_is_sgd"),
+    ),
     Mistake(
         "algorithms/asynchronous/delays.py",
         "jnp.minimum(t, bound) + 1",
         "jnp.maximum(jnp.minimum(t, bound), 1)",
-        of("algorithms/test_delays", "uniform_takes_each_staleness_as_often_for_each_part_on_its_own"),
+        of(
+            "algorithms/test_delays",
+            "uniform_takes_each_staleness_as_often_for_each_part_on_its_own",
+        ),
     ),
     # Who is away, and who computes nothing.
     Mistake(
@@ -155,7 +190,9 @@ MISTAKES = [
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",
         "if step > 1 and _ascends",
-        of(OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused_where_the_method_is_made[no rate]"),
+        of(
+            OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused_where_the_method_is_made[no rate]"
+        ),
     ),
     Mistake(
         "algorithms/gossip.py",

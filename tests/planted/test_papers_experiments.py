@@ -1,4 +1,6 @@
-"""Mistakes in the experiments of the papers on Kimad, DropCompute and Cannikin, and in the benchmarks."""
+"""Mistakes in the experiments of the papers on Kimad, DropCompute and Cannikin, and in the
+benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ BENCHMARK_TESTS = f"{T}/test_benchmarks.py"
 
 MISTAKES = [
     Mistake(
-        KIMAD, "reached[0] / reached[1]", "reached[1] / reached[0]", f"{KIMAD_TESTS}::test_speedups_compare_seconds_to_what_both_reach"
+        KIMAD,
+        "reached[0] / reached[1]",
+        "reached[1] / reached[0]",
+        f"{KIMAD_TESTS}::test_speedups_compare_seconds_to_what_both_reach",
     ),
     Mistake(
         KIMAD,
@@ -117,7 +122,12 @@ MISTAKES = [
         "slice(args.rounds), slice(None)",
         f"{REAL_TESTS}::test_later_steps_do_not_plan_and_first_ones_are_not_judged",
     ),
-    Mistake(REAL, "target, end = max(", "target, end = min(", f"{REAL_TESTS}::test_a_race_is_to_the_loss_that_both_reach"),
+    Mistake(
+        REAL,
+        "target, end = max(",
+        "target, end = min(",
+        f"{REAL_TESTS}::test_a_race_is_to_the_loss_that_both_reach",
+    ),
     Mistake(
         "experiments/cannikin/driving.py",
         "model.gamma * backward, np.full",
@@ -126,8 +136,8 @@ MISTAKES = [
     ),
     Mistake(
         "experiments/cannikin/devices.py",
-        "ClusterModel(q, s, 2 * q, 2 * launches",
-        "ClusterModel(q, s, q, 2 * launches",
+        "        2 * q,\n",
+        "        q,\n",
         f"{OPTPERF_TESTS}::test_devices_are_those_of_the_paper",
     ),
     Mistake(

@@ -30,9 +30,17 @@ MISTAKES = [
         f"{RUNS}/test_evaluate_every.py::test_until_is_asked_where_the_last_record_has_a_loss",
     ),
     Mistake(
-        "dsgd/runs/history.py", "axis=self.axis, dtype=np.uint64)", "axis=-1, dtype=np.uint64)[..., ::1] + 1", f"{RUNS}/test_history_log.py"
+        "dsgd/runs/history.py",
+        "axis=self.axis, dtype=np.uint64)",
+        "axis=-1, dtype=np.uint64)[..., ::1] + 1",
+        f"{RUNS}/test_history_log.py",
     ),
-    Mistake("dsgd/runs/history.py", "for piece in self.pieces[-2:]]", "for piece in self.pieces[-1:]]", f"{RUNS}/test_history_log.py"),
+    Mistake(
+        "dsgd/runs/history.py",
+        "for piece in self.pieces[-2:]]",
+        "for piece in self.pieces[-1:]]",
+        f"{RUNS}/test_history_log.py",
+    ),
     Mistake(
         "dsgd/runs/history.py",
         "before = self.steps[records[first - 1]]",
@@ -45,8 +53,18 @@ MISTAKES = [
         "            raise self._ended(skipped)\n",
         f"{RUNS}/test_feed_chunks.py",
     ),
-    Mistake("dsgd/runs/feed.py", "rows[rounds:] = rows[rounds - 1]", "rows[rounds - 1 :] = rows[0]", f"{RUNS}/test_feed_chunks.py"),
-    Mistake("dsgd/runs/identity.py", "if name not in _TOOLS]", "if name in _TOOLS]", f"{RUNS}/test_identity.py"),
+    Mistake(
+        "dsgd/runs/feed.py",
+        "rows[rounds:] = rows[rounds - 1]",
+        "rows[rounds - 1 :] = rows[0]",
+        f"{RUNS}/test_feed_chunks.py",
+    ),
+    Mistake(
+        "dsgd/runs/identity.py",
+        "if name not in _TOOLS]",
+        "if name in _TOOLS]",
+        f"{RUNS}/test_identity.py",
+    ),
     Mistake(
         "dsgd/runs/checkpoints.py",
         "array.shape != kept.shape or array.dtype != kept.dtype",
@@ -101,21 +119,36 @@ MISTAKES = [
         "backward / overlap.first",
         f"{ENGINE}/test_measurements.py::test_what_is_measured_of_a_round_is_in_its_place",
     ),
-    Mistake("dsgd/engine/participation.py", "jnp.any(round.present)", "jnp.all(round.present)", f"{ENGINE}/test_participation.py"),
+    Mistake(
+        "dsgd/engine/participation.py",
+        "jnp.any(round.present)",
+        "jnp.all(round.present)",
+        f"{ENGINE}/test_participation.py",
+    ),
     Mistake(
         "dsgd/engine/oracle.py",
         "jnp.where(work.weights > 0, work.samples, 0)",
         "jnp.where(work.weights >= 0, work.samples, 0)",
         f"{ENGINE}/test_oracle.py::test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count",
     ),
-    Mistake("dsgd/engine/units.py", "jnp.where(places < count, rows, n)", "rows", f"{ENGINE}/test_units.py"),
+    Mistake(
+        "dsgd/engine/units.py",
+        "jnp.where(places < count, rows, n)",
+        "rows",
+        f"{ENGINE}/test_units.py",
+    ),
     Mistake(
         "dsgd/engine/accumulate.py",
         "begin + jnp.arange(size) >= first",
         "begin + jnp.arange(size) > first",
         f"{ENGINE}/test_accumulate.py::test_every_row_counts_once",
     ),
-    Mistake("dsgd/engine/loop.py", "| (at == end)", "", f"{RUNS}/test_evaluate_every.py::test_a_stage_begins_and_ends_with_an_evaluation"),
+    Mistake(
+        "dsgd/engine/loop.py",
+        "| (at == end)",
+        "",
+        f"{RUNS}/test_evaluate_every.py::test_a_stage_begins_and_ends_with_an_evaluation",
+    ),
     Mistake(
         "dsgd/engine/protocol.py",
         'for part in ("server", "workers"):',
@@ -140,8 +173,18 @@ MISTAKES = [
         "watch.words(0) in (ended,)",
         "tests/dsgd/machines/test_runtime.py::test_what_process_0_has_said_is_not_said_again",
     ),
-    Mistake("dsgd/work.py", "xp.clip(each[:, None] - B * np.arange(M", "xp.clip(each[:, None] - np.arange(M", "tests/dsgd/test_work.py"),
-    Mistake("dsgd/frames.py", "np.tile(step, seeds)", "np.repeat(step, seeds)", "tests/dsgd/test_frames.py"),
+    Mistake(
+        "dsgd/work.py",
+        "xp.clip(each[:, None] - B * np.arange(M",
+        "xp.clip(each[:, None] - np.arange(M",
+        "tests/dsgd/test_work.py",
+    ),
+    Mistake(
+        "dsgd/frames.py",
+        "np.tile(step, seeds)",
+        "np.repeat(step, seeds)",
+        "tests/dsgd/test_frames.py",
+    ),
     Mistake(
         "dsgd/records.py",
         "values[..., worker]",

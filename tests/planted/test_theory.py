@@ -20,16 +20,29 @@ def holds(name: str) -> str:
 
 METHODS = [
     Mistake(
-        "algorithms/decentralized/exact_diffusion.py", "lambda pull: share * pull", "lambda pull: pull", holds("exact diffusion, linear")
+        "algorithms/decentralized/exact_diffusion.py",
+        "lambda pull: share * pull",
+        "lambda pull: pull",
+        holds("exact diffusion, linear"),
     ),
-    Mistake("algorithms/decentralized/extra.py", "lambda pull: pull / 2, pull", "lambda pull: pull, pull", holds("EXTRA, every round")),
+    Mistake(
+        "algorithms/decentralized/extra.py",
+        "lambda pull: pull / 2, pull",
+        "lambda pull: pull, pull",
+        holds("EXTRA, every round"),
+    ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
         "optax.tree.sub(optax.tree.add(y, gradients), state.gradient)",
         "optax.tree.add(y, gradients)",
         holds("gradient tracking, every round"),
     ),
-    Mistake("algorithms/decentralized/choco_sgd.py", "half.params, laplacian)", "half.params, sent.received)", holds("CHOCO, every round")),
+    Mistake(
+        "algorithms/decentralized/choco_sgd.py",
+        "half.params, laplacian\n",
+        "half.params, sent.received\n",
+        holds("CHOCO, every round"),
+    ),
     Mistake(
         "algorithms/decentralized/deepsqueeze.py",
         "optax.tree.sub(v, sent.decoded)",
@@ -42,22 +55,59 @@ METHODS = [
         "sent.received",
         holds("EC-SGD loses nothing"),
     ),
-    Mistake("algorithms/compressed/ef21.py", "known.model, mean)", "known.model, known.mean)", holds("EF21, every round")),
-    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own", holds("SCAFFOLD, every round")),
-    Mistake("algorithms/synchronous/backup_workers_sgd.py", "leaf / counted", "leaf / N", holds("backup workers, every round")),
+    Mistake(
+        "algorithms/compressed/ef21.py",
+        "known.model, mean)",
+        "known.model, known.mean)",
+        holds("EF21, every round"),
+    ),
+    Mistake(
+        "algorithms/synchronous/scaffold.py",
+        "g - own + c[None]",
+        "g - own",
+        holds("SCAFFOLD, every round"),
+    ),
+    Mistake(
+        "algorithms/synchronous/backup_workers_sgd.py",
+        "leaf / counted",
+        "leaf / N",
+        holds("backup workers, every round"),
+    ),
     Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "/ jnp.maximum(1, staleness), new)",
         "/ jnp.maximum(1, staleness - 1), new)",
         holds("ASGD, given delays, staleness-aware, every round"),
     ),
-    Mistake("algorithms/dropcompute/stopping.py", "done = ends < threshold", "done = ends <= threshold", holds("DropCompute, every round")),
+    Mistake(
+        "algorithms/dropcompute/stopping.py",
+        "done = ends < threshold",
+        "done = ends <= threshold",
+        holds("DropCompute, every round"),
+    ),
 ]
 BOUNDS = [
-    Mistake(f"{S}/sgd.py", "return noisy / (2 - learning_rate * smoothness)", "return noisy / 2", VALUES),
-    Mistake(f"{S}/compressed_sgd.py", "inflation = w + w * (1 + w) / N", "inflation = w + w * (1 + w)", VALUES),
-    Mistake(f"{S}/asynchronous_sgd.py", "1 / (2 * smoothness * (staleness + 1)", "1 / (smoothness * (staleness + 1)", VALUES),
-    Mistake(f"{S}/decentralized_sgd.py", "math.hypot(p, math.sqrt(1 - q**2) * r)", "math.hypot(p, r)", VALUES),
+    Mistake(
+        f"{S}/sgd.py", "return noisy / (2 - learning_rate * smoothness)", "return noisy / 2", VALUES
+    ),
+    Mistake(
+        f"{S}/compressed_sgd.py",
+        "inflation = w + w * (1 + w) / N",
+        "inflation = w + w * (1 + w)",
+        VALUES,
+    ),
+    Mistake(
+        f"{S}/asynchronous_sgd.py",
+        "1 / (2 * smoothness * (staleness + 1)",
+        "1 / (smoothness * (staleness + 1)",
+        VALUES,
+    ),
+    Mistake(
+        f"{S}/decentralized_sgd.py",
+        "math.hypot(p, math.sqrt(1 - q**2) * r)",
+        "math.hypot(p, r)",
+        VALUES,
+    ),
     Mistake(f"{S}/ef21.py", "np.sqrt(c**2 + 4 * a)", "np.sqrt(c**2 + a)", VALUES),
     Mistake(
         f"{S}/dropcompute_convex.py",
@@ -65,9 +115,18 @@ BOUNDS = [
         "noisy /= 1 - learning_rate * smoothness",
         VALUES,
     ),
-    Mistake(f"{S}/local_sgd.py", "return drift / (1 - size)", "return drift", f"{TESTS}/test_decentralized_theory.py"),
-    Mistake(f"{S}/consensus_lemmas.py", "return 8 / 7 *", "return 5 / 7 *", holds("consensus by slopes")),
-    Mistake(f"{M}/ranges.py", "lambda x: 0 <= x < 1", "lambda x: 0 <= x <= 1", f"{TESTS}/test_bounds.py"),
+    Mistake(
+        f"{S}/local_sgd.py",
+        "return drift / (1 - size)",
+        "return drift",
+        f"{TESTS}/test_decentralized_theory.py",
+    ),
+    Mistake(
+        f"{S}/consensus_lemmas.py", "return 8 / 7 *", "return 5 / 7 *", holds("consensus by slopes")
+    ),
+    Mistake(
+        f"{M}/ranges.py", "lambda x: 0 <= x < 1", "lambda x: 0 <= x <= 1", f"{TESTS}/test_bounds.py"
+    ),
 ]
 MACHINERY = [
     Mistake(
@@ -76,14 +135,46 @@ MACHINERY = [
         "(problem.constants.noise or 0.0) ** 2",
         holds("local SGD, consensus"),
     ),
-    Mistake(f"{M}/moments.py", "away.T @ away / N", "away.T @ away", f"{MOMENTS} -k draws_a_worker"),
-    Mistake(f"{M}/moments.py", "noise = noise + C @ C.T", "noise = noise + C @ C.T / 2", f"{MOMENTS} -k server"),
-    Mistake(f"{M}/rounds.py", '"stale": slope - local.mean(axis=0)', '"stale": slope + local.mean(axis=0)', f"{MOMENTS} -k table"),
-    Mistake(f"{M}/rounds.py", "self.of.compression / jnp.sqrt(d)", "self.of.compression / jnp.sqrt(d * N)", f"{MOMENTS} -k compensated"),
-    Mistake(f"{M}/probes.py", '"by_key": one - one[:, :, :1]', '"by_key": 0 * one', f"{TESTS}/test_moments.py"),
+    Mistake(
+        f"{M}/moments.py", "away.T @ away / N", "away.T @ away", f"{MOMENTS} -k draws_a_worker"
+    ),
+    Mistake(
+        f"{M}/moments.py",
+        "noise = noise + C @ C.T",
+        "noise = noise + C @ C.T / 2",
+        f"{MOMENTS} -k server",
+    ),
+    Mistake(
+        f"{M}/rounds.py",
+        '"stale": slope - local.mean(axis=0)',
+        '"stale": slope + local.mean(axis=0)',
+        f"{MOMENTS} -k table",
+    ),
+    Mistake(
+        f"{M}/rounds.py",
+        "self.of.compression / jnp.sqrt(d)",
+        "self.of.compression / jnp.sqrt(d * N)",
+        f"{MOMENTS} -k compensated",
+    ),
+    Mistake(
+        f"{M}/probes.py",
+        '"by_key": one - one[:, :, :1]',
+        '"by_key": 0 * one',
+        f"{TESTS}/test_moments.py",
+    ),
     Mistake(f"{M}/search.py", "/ (1 - 2 * _EDGES)", "/ (1 - _EDGES)", OUTCOMES),
-    Mistake(f"{M}/statement.py", "self.measured <= self.bound + room", "abs(self.measured) <= abs(self.bound) + room", OUTCOMES),
-    Mistake("theory_checks/recursions/graphs.py", "np.maximum(degrees", "np.minimum(degrees", holds("EXTRA, every round")),
+    Mistake(
+        f"{M}/statement.py",
+        "self.measured <= self.bound + room",
+        "abs(self.measured) <= abs(self.bound) + room",
+        OUTCOMES,
+    ),
+    Mistake(
+        "theory_checks/recursions/graphs.py",
+        "np.maximum(degrees",
+        "np.minimum(degrees",
+        holds("EXTRA, every round"),
+    ),
 ]
 
 

@@ -6,13 +6,21 @@ from planted import mistakes
 from planted.mistakes import Mistake
 
 SUMS, SELECTION, BARRIERS = "dsgd/xla/sums.py", "dsgd/xla/selection.py", "dsgd/xla/barriers.py"
-FORMS, STEPS, CONVOLUTIONS, THREEFRY = "dsgd/xla/forms.py", "dsgd/xla/steps.py", "dsgd/xla/convolutions.py", "dsgd/xla/threefry.py"
+FORMS, STEPS, CONVOLUTIONS, THREEFRY = (
+    "dsgd/xla/forms.py",
+    "dsgd/xla/steps.py",
+    "dsgd/xla/convolutions.py",
+    "dsgd/xla/threefry.py",
+)
 PROGRAMS, MODELS = "dsgd/engine/programs.py", "dsgd/problems/models.py"
 
 IN = "tests/dsgd/xla/"
 ROWS = IN + "test_sums.py::test_sums_of_any_number_of_rows[17]"
 SPOILT = IN + "test_sums.py::test_rows_that_are_counted_once_spoil_their_sum_only[nan]"
-CLOSE = IN + "test_sums.py::test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences[float32]"
+CLOSE = (
+    IN
+    + "test_sums.py::test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences[float32]"
+)
 ELEMENTS = IN + "test_sums.py::test_sums_of_elements_are_those_of_numpy[float32]"
 HALVES = IN + "test_sums.py::test_inner_products_are_those_of_numpy_in_float32_at_least[bfloat16]"
 SORTED = IN + "test_selection.py"
@@ -30,23 +38,55 @@ MISTAKES = [
     Mistake(SUMS, "new = jnp.arange(m) >= m - left", "new = jnp.arange(m) >= m - left - 1", ROWS),
     Mistake(SUMS, "blocks[1::2]), *odd]", "blocks[1::2])]", ROWS),
     Mistake(
-        SUMS, "jnp.where(new.reshape(m, *[1] * (x.ndim - 1 - axis)), last, 0)", "new.reshape(m, *[1] * (x.ndim - 1 - axis)) * last", SPOILT
+        SUMS,
+        "jnp.where(new.reshape(m, *[1] * (x.ndim - 1 - axis)), last, 0)",
+        "new.reshape(m, *[1] * (x.ndim - 1 - axis)) * last",
+        SPOILT,
     ),
     Mistake(SUMS, "several[:, :1].astype(wide)", "0 * several[:, :1].astype(wide)", CLOSE),
-    Mistake(SUMS, "lax.complex(apart, apart**2)", "lax.complex(apart, block.astype(wide) ** 2)", CLOSE),
+    Mistake(
+        SUMS, "lax.complex(apart, apart**2)", "lax.complex(apart, block.astype(wide) ** 2)", CLOSE
+    ),
     Mistake(SUMS, "jnp.sum(apart**2, axis=1)", "jnp.sum(wide**2, axis=1)", f"{BOTH}[moments]"),
-    Mistake(SUMS, "blocks_added_up(x, x.ndim - 1, n)[..., 0]", "blocks_added_up(x, x.ndim - 1, n - 1)[..., 0]", ELEMENTS),
+    Mistake(
+        SUMS,
+        "blocks_added_up(x, x.ndim - 1, n)[..., 0]",
+        "blocks_added_up(x, x.ndim - 1, n - 1)[..., 0]",
+        ELEMENTS,
+    ),
     Mistake(SUMS, "products = x.astype(_wide(x)) * y.astype(_wide(y))", "products = x * y", HALVES),
     Mistake(SELECTION, "known | jnp.uint8(128) >>", "known | jnp.uint8(64) >>", SORTED),
-    Mistake(SELECTION, "_kth_largest(k - larger, to_the_end)", "_kth_largest(k, to_the_end)", SORTED),
+    Mistake(
+        SELECTION, "_kth_largest(k - larger, to_the_end)", "_kth_largest(k, to_the_end)", SORTED
+    ),
     Mistake(SELECTION, "d - place, 0)", "place + 1, 0)", SORTED),
-    Mistake(BARRIERS, "materialize(*primals), tangents[0]", "materialize(*primals), primals[0]", DERIVATIVES),
-    Mistake(BARRIERS, "lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0", "first < 0", BITS),
-    Mistake(FORMS, "default=plain) if ENABLED else", "default=on_cpus) if ENABLED else", f"{BOTH}[sum_rows]"),
+    Mistake(
+        BARRIERS,
+        "materialize(*primals), tangents[0]",
+        "materialize(*primals), primals[0]",
+        DERIVATIVES,
+    ),
+    Mistake(
+        BARRIERS,
+        "lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0",
+        "first < 0",
+        BITS,
+    ),
+    Mistake(
+        FORMS,
+        "default=plain) if ENABLED else",
+        "default=on_cpus) if ENABLED else",
+        f"{BOTH}[sum_rows]",
+    ),
     Mistake(FORMS, "if x.size < many else", "if x.size < 0 else", FEW),
     Mistake(FORMS, 'value not in ("on", "off")', 'value not in ("on", "off", "no")', VALUES),
     Mistake(STEPS, "lambda carry: carry[0] < 1", "lambda carry: carry[0] < 2", f"{BOTH}[in_place]"),
-    Mistake(CONVOLUTIONS, "i : i + height : stride, j : j + width", "j : j + height : stride, i : i + width", f"{BOTH}[convolve]"),
+    Mistake(
+        CONVOLUTIONS,
+        "i : i + height : stride, j : j + width",
+        "j : j + height : stride, i : i + width",
+        f"{BOTH}[convolve]",
+    ),
     Mistake(
         CONVOLUTIONS,
         "around = (size // 2, size // 2)",
@@ -55,11 +95,16 @@ MISTAKES = [
     ),
     Mistake(
         MODELS,
-        "channels, self.features), self.stride)",
-        "channels, self.features))",
+        "channels, self.features), self.stride\n",
+        "channels, self.features)\n",
         "tests/dsgd/problems/test_models.py::test_convolution_is_that_of_xla",
     ),
-    Mistake(THREEFRY, "_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)", "_ROTATIONS = (13, 15, 26, 6), (17, 29, 24, 16)", DRAWS),
+    Mistake(
+        THREEFRY,
+        "_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)",
+        "_ROTATIONS = (13, 15, 26, 6), (17, 29, 24, 16)",
+        DRAWS,
+    ),
     Mistake(THREEFRY, "np.uint32(i + 1)", "np.uint32(i)", DRAWS),
     Mistake(THREEFRY, 'platform != "cpu" or in_haste', "in_haste", PLAIN),
     Mistake(THREEFRY, "except (AttributeError, TypeError):", "except AttributeError:", HIDDEN),

@@ -1,4 +1,6 @@
-"""Right-hand sides, step sizes and rates: numbers computed by hand, what each refuses by name, and hypotheses that fail."""
+"""Right-hand sides, step sizes and rates: numbers computed by hand, what each refuses by name, and
+hypotheses that fail.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ import topologies
 from algorithms import delays
 from dsgd import compressors, problems
 from dsgd.base import Constants
-from theory_checks import bounds, compressed_sgd, decentralized_sgd, dropcompute, dropcompute_convex, ef21, local_sgd, minibatch_sgd, sgd
+from theory_checks import (
+    bounds,
+    compressed_sgd,
+    decentralized_sgd,
+    dropcompute,
+    dropcompute_convex,
+    ef21,
+    local_sgd,
+    minibatch_sgd,
+    sgd,
+)
 from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
@@ -25,8 +37,14 @@ from theory_checks.statements import gradient_tracking, staleness_aware
 
 Numbers = dict[str, Any]
 SLIGHTLY = 1 + 1e-6
-HALVES = local_sgd.Memory(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.0, sqrt(3) / 2]))  # local SGD, H = 2, the mean of 4 workers
-LAYERED: Numbers = {"contractions": [0.75, 1.0], "layers": [3.0, 1.0], "smoothness": sqrt(2), "weights": [1.0, 2.0]}
+# local SGD, H = 2, the mean of 4 workers
+HALVES = local_sgd.Memory(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.0, sqrt(3) / 2]))
+LAYERED: Numbers = {
+    "contractions": [0.75, 1.0],
+    "layers": [3.0, 1.0],
+    "smoothness": sqrt(2),
+    "weights": [1.0, 2.0],
+}
 DELTAS: Numbers = {**LAYERED, "smoothness": 1.0, "deltas": [2.0, 1.0]}
 
 # Arguments and values, with letters of the papers: D, L, T, sigma, varsigma, ...
@@ -38,7 +56,14 @@ GOSSIP = NOISY | {"workers": 4, "rho": 0.5}  # q = 3/4, p = varsigma / 8, r^2 = 
 SHARED: Numbers = {"smoothness": 2.0, "workers": 4, "rho": 0.5, "learning_rate": 0.25}
 LOCAL: Numbers = {"smoothness": 2.0, "learning_rate": 0.25, "memory": HALVES}
 FASTER: Numbers = {"gap": 4.0, "smoothness": 2.0, "steps": 16}
-EC: Numbers = {"gap": 4.0, "smoothness": 2.0, "noise": 3.0, "compression": 4.0, "steps": 8, "workers": 1}
+EC: Numbers = {
+    "gap": 4.0,
+    "smoothness": 2.0,
+    "noise": 3.0,
+    "compression": 4.0,
+    "steps": 8,
+    "workers": 1,
+}
 DROP: Numbers = {"smoothness": 2.0, "total": 10.0, "learning_rate": 0.25}
 DROPS: Numbers = {"smoothness": 2.0, "noise": 3.0, "batch_size": 3}
 
@@ -49,82 +74,195 @@ VALUES: list[tuple[str, Numbers, Any]] = [
     ("bounds.sgd", NOISY, 44 / 15),  # (2.4 + 2) / 1.5
     ("sgd.step_size", TUNED | {"noise": 3.0}, 1 / 8),
     ("sgd.rate", SCALE | {"noise": 3.0}, (16, 12, 0)),
-    ("minibatch_sgd.variance", {"noise": 2.0, "batch_size": 4, "samples": 10, "workers": 3}, 2 / 9),  # 4 / 12 * 6 / 9
+    # 4 / 12 * 6 / 9
+    ("minibatch_sgd.variance", {"noise": 2.0, "batch_size": 4, "samples": 10, "workers": 3}, 2 / 9),
     ("minibatch_sgd.variance", {"noise": 2.0, "batch_size": 4, "workers": 3}, 1 / 3),
     ("minibatch_sgd.variance", {"noise": 2.0, "batch_size": 4, "samples": 4}, 0),
     ("minibatch_sgd.variance", {"noise": 2.0, "samples": 1}, 4),
     ("bounds.minibatch_sgd", NOISY | {"workers": 2, "batch_size": 2}, 29 / 15),  # (2.4 + 1/2) / 1.5
     ("minibatch_sgd.step_size", TUNED | {"noise": 6.0, "workers": 2, "batch_size": 2}, 1 / 8),
     ("minibatch_sgd.rate", SCALE | {"noise": 6.0, "workers": 2, "batch_size": 2}, (16, 12, 0)),
-    ("compressed_sgd.effect", {"noise": 1.0, "workers": 4, "compression": 2.0}, (0, 5.25)),  # 1/4 + 5/4 * 4
-    ("compressed_sgd.effect", {"noise": 1.0, "workers": 4, "compression": 2.0, "via": "ring"}, (0, 1.25)),
-    ("compressed_sgd.effect", {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0}, (2, 11)),
-    ("compressed_sgd.effect", {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0, "via": "ring"}, (2, 20)),  # K = 4
-    ("compressed_sgd.effect", {"noise": 1.0, "workers": 3, "omega": 1.0, "via": "ring"}, (11 / 3, 8 / 3)),  # K = 4 + 4 + 3
-    ("compressed_sgd.effect", {"noise": 2.0, "workers": 1, "omega": 1.5, "via": "ring"}, (1.5, 10)),  # one worker compresses once
-    ("bounds.compressed_sgd", NOISY | {"noise": 1.0, "workers": 4, "compression": 2.0}, 3.35),  # (2.4 + 2.625) / 1.5
-    ("bounds.compressed_sgd", NOISY | {"noise": 1.0, "workers": 4, "compression": 2.0, "via": "ring"}, 121 / 60),
+    # 1/4 + 5/4 * 4
+    ("compressed_sgd.effect", {"noise": 1.0, "workers": 4, "compression": 2.0}, (0, 5.25)),
+    (
+        "compressed_sgd.effect",
+        {"noise": 1.0, "workers": 4, "compression": 2.0, "via": "ring"},
+        (0, 1.25),
+    ),
+    (
+        "compressed_sgd.effect",
+        {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0},
+        (2, 11),
+    ),
+    # K = 4
+    (
+        "compressed_sgd.effect",
+        {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0, "via": "ring"},
+        (2, 20),
+    ),
+    # K = 4 + 4 + 3
+    (
+        "compressed_sgd.effect",
+        {"noise": 1.0, "workers": 3, "omega": 1.0, "via": "ring"},
+        (11 / 3, 8 / 3),
+    ),
+    # one worker compresses once
+    ("compressed_sgd.effect", {"noise": 2.0, "workers": 1, "omega": 1.5, "via": "ring"}, (1.5, 10)),
+    # (2.4 + 2.625) / 1.5
+    ("bounds.compressed_sgd", NOISY | {"noise": 1.0, "workers": 4, "compression": 2.0}, 3.35),
+    (
+        "bounds.compressed_sgd",
+        NOISY | {"noise": 1.0, "workers": 4, "compression": 2.0, "via": "ring"},
+        121 / 60,
+    ),
     (
         "bounds.compressed_sgd",  # L' = 6: (4.8 + 2.75) / 1.25
-        BASE | {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0, "learning_rate": 1 / 8},
+        BASE
+        | {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 3.0, "learning_rate": 1 / 8},
         6.04,
     ),
     ("compressed_sgd.step_size", TUNED | {"effect": compressed_sgd.Effect(1.0, 9.0)}, 1 / 10),
     ("compressed_sgd.rate", SCALE | {"effect": compressed_sgd.Effect(1.0, 9.0)}, (32, 12, 0)),
-    ("bounds.error_compensated_sgd", NOISY | {"compression": 1.0, "workers": 4}, 7.8),  # (2.4 + 1/2 + 1) / (1/2)
+    # (2.4 + 1/2 + 1) / (1/2)
+    ("bounds.error_compensated_sgd", NOISY | {"compression": 1.0, "workers": 4}, 7.8),
     ("error_compensated_sgd.step_size", EC, 1 / 18),  # 4 + 3 * 2 + 512^(1/3)
-    ("error_compensated_sgd.rate", {"gap": 2.0, "smoothness": 2.0, "noise": 3.0, "compression": 1.0, "workers": 1}, (32, 36, 24)),
+    (
+        "error_compensated_sgd.rate",
+        {"gap": 2.0, "smoothness": 2.0, "noise": 3.0, "compression": 1.0, "workers": 1},
+        (32, 36, 24),
+    ),
     ("asynchronous_sgd.largest_step", {"smoothness": 2.0, "staleness": 1}, 0.25),
     ("asynchronous_sgd.largest_step", {"smoothness": 2.0, "staleness": 0}, 0.5),
     ("bounds.asynchronous_sgd", NOISY | {"staleness": 1}, 6.4),  # 2.4 + 2 * (1 + 1)
-    ("asynchronous_sgd.step_size", {"gap": 5.0, "smoothness": 2.0, "steps": 10, "noise": 3.0, "staleness": 3}, 1 / 22),
-    ("asynchronous_sgd.rate", {"gap": 2.0, "smoothness": 2.0, "noise": 3.0, "staleness": 3}, (64, 24, 0)),
+    (
+        "asynchronous_sgd.step_size",
+        {"gap": 5.0, "smoothness": 2.0, "steps": 10, "noise": 3.0, "staleness": 3},
+        1 / 22,
+    ),
+    (
+        "asynchronous_sgd.rate",
+        {"gap": 2.0, "smoothness": 2.0, "noise": 3.0, "staleness": 3},
+        (64, 24, 0),
+    ),
     ("bounds.consensus", SHARED | {"noise": 0.0, "heterogeneity": 3.0}, 2.25),  # (p / (1 - q))^2
     ("bounds.consensus", SHARED | {"noise": 2.0, "heterogeneity": 0.0}, 3 / 28),  # r^2 / (1 - q^2)
-    ("bounds.consensus", SHARED | {"noise": 32 / sqrt(21), "heterogeneity": 3.0}, (29 / 14) ** 2),  # (9/32 + 5/8) / (7/16)
+    # (9/32 + 5/8) / (7/16)
+    ("bounds.consensus", SHARED | {"noise": 32 / sqrt(21), "heterogeneity": 3.0}, (29 / 14) ** 2),
     ("bounds.decentralized_sgd", GOSSIP | {"heterogeneity": 0.0}, 233 / 70),  # 2.4 + 1/2 + 3/7
     ("bounds.decentralized_sgd", GOSSIP | {"heterogeneity": 3.0, "noise": 0.0}, 11.4),
-    ("decentralized_sgd.step_size", FASTER | {"noise": 3.0, "heterogeneity": 1.0, "workers": 1, "rho": 0.5}, 1 / 16),  # 6 + 6 + 4
-    ("decentralized_sgd.step_size", FASTER | {"noise": 1.0, "heterogeneity": 0.0, "workers": 2, "rho": 0.5}, 1 / (8 + sqrt(2))),
+    # 6 + 6 + 4
+    (
+        "decentralized_sgd.step_size",
+        FASTER | {"noise": 3.0, "heterogeneity": 1.0, "workers": 1, "rho": 0.5},
+        1 / 16,
+    ),
+    (
+        "decentralized_sgd.step_size",
+        FASTER | {"noise": 1.0, "heterogeneity": 0.0, "workers": 2, "rho": 0.5},
+        1 / (8 + sqrt(2)),
+    ),
     (
         "decentralized_sgd.rate",
-        {"gap": 1.0, "smoothness": 2.0, "noise": 2.0, "heterogeneity": 2.0, "workers": 1, "rho": 0.5},
+        {
+            "gap": 1.0,
+            "smoothness": 2.0,
+            "noise": 2.0,
+            "heterogeneity": 2.0,
+            "workers": 1,
+            "rho": 0.5,
+        },
         (12, 8, 12),
     ),
-    ("local_sgd.consensus", LOCAL | {"noise": 0.0, "heterogeneity": 3.0, "steps": 4}, 0.28125),  # 0 and 3/4 in turns
+    # 0 and 3/4 in turns
+    ("local_sgd.consensus", LOCAL | {"noise": 0.0, "heterogeneity": 3.0, "steps": 4}, 0.28125),
     ("local_sgd.consensus", LOCAL | {"noise": 0.0, "heterogeneity": 3.0, "steps": 3}, 0.1875),
-    ("local_sgd.consensus", LOCAL | {"noise": 2.0, "heterogeneity": 3.0, "steps": 2}, (0.75 + sqrt(3) / 4) ** 2 / 2),
-    ("bounds.local_sgd", NOISY | {"noise": 0.0, "heterogeneity": 3.0, "workers": 4, "memory": HALVES}, 3.525),
-    ("bounds.local_sgd", NOISY | {"heterogeneity": 0.0, "workers": 4, "memory": HALVES}, 3.275),  # 2.4 + 1/2 + 4 * 3/32
-    ("local_sgd.step_size", FASTER | {"noise": 0.0, "heterogeneity": 1.0, "workers": 4, "memory": HALVES}, 1 / 10),  # 6 + 64^(1/3)
-    ("local_sgd.step_size", FASTER | {"noise": 6.0, "heterogeneity": 0.0, "workers": 4, "memory": HALVES}, 1 / 24),  # 6 + 6 + 12
+    (
+        "local_sgd.consensus",
+        LOCAL | {"noise": 2.0, "heterogeneity": 3.0, "steps": 2},
+        (0.75 + sqrt(3) / 4) ** 2 / 2,
+    ),
+    (
+        "bounds.local_sgd",
+        NOISY | {"noise": 0.0, "heterogeneity": 3.0, "workers": 4, "memory": HALVES},
+        3.525,
+    ),
+    # 2.4 + 1/2 + 4 * 3/32
+    ("bounds.local_sgd", NOISY | {"heterogeneity": 0.0, "workers": 4, "memory": HALVES}, 3.275),
+    # 6 + 64^(1/3)
+    (
+        "local_sgd.step_size",
+        FASTER | {"noise": 0.0, "heterogeneity": 1.0, "workers": 4, "memory": HALVES},
+        1 / 10,
+    ),
+    # 6 + 6 + 12
+    (
+        "local_sgd.step_size",
+        FASTER | {"noise": 6.0, "heterogeneity": 0.0, "workers": 4, "memory": HALVES},
+        1 / 24,
+    ),
     (
         "local_sgd.rate",
-        {"gap": 2.0, "smoothness": 2.0, "noise": 6.0, "heterogeneity": 0.0, "workers": 4, "memory": HALVES},
+        {
+            "gap": 2.0,
+            "smoothness": 2.0,
+            "noise": 6.0,
+            "heterogeneity": 0.0,
+            "workers": 4,
+            "memory": HALVES,
+        },
         (24, 12 * sqrt(2), 36),
     ),
     ("ef21.factors", {"contractions": [0.75, 1.0]}, ([0.5, 1], [0.5, 0])),
     ("ef21.step_size", LAYERED, 0.25),  # both layers: 2 / (3 + 5), 2 / (2 + 6)
     ("ef21.step_size", DELTAS, 0.25),
-    ("bounds.ef21", LAYERED | {"gap": 3.0, "first": [0.5, 1.0], "steps": 10, "learning_rate": 0.25}, 3.0),  # 2.4 + 2 * 1.5 / 5
-    ("bounds.ef21", DELTAS | {"gap": 3.0, "first": [0.5, 1.0], "steps": 10, "learning_rate": 0.25}, 3.2),
+    # 2.4 + 2 * 1.5 / 5
+    (
+        "bounds.ef21",
+        LAYERED | {"gap": 3.0, "first": [0.5, 1.0], "steps": 10, "learning_rate": 0.25},
+        3.0,
+    ),
+    (
+        "bounds.ef21",
+        DELTAS | {"gap": 3.0, "first": [0.5, 1.0], "steps": 10, "learning_rate": 0.25},
+        3.2,
+    ),
     ("ef21.rate", LAYERED | {"gap": 3.0, "first": [0.5, 1.0]}, (30, 0, 0)),
-    ("bounds.dropcompute", DROP | {"gap": 3.0, "noise": 2.0, "batch_size": 2}, 4.4),  # (1.2 + 1) / (1/2)
-    ("bounds.dropcompute", DROP | {"gap": 2.5, "noise": sqrt(2), "batch_size": 2, "stopping": True}, 9),  # (1 + 1/2)^2 / (1/4)
+    # (1.2 + 1) / (1/2)
+    ("bounds.dropcompute", DROP | {"gap": 3.0, "noise": 2.0, "batch_size": 2}, 4.4),
+    # (1 + 1/2)^2 / (1/4)
+    (
+        "bounds.dropcompute",
+        DROP | {"gap": 2.5, "noise": sqrt(2), "batch_size": 2, "stopping": True},
+        9,
+    ),
     ("dropcompute.step_size", DROPS | {"gap": 5.0, "total": 20.0}, 1 / 12),
     ("dropcompute.step_size", DROPS | {"gap": 5.0, "total": 10.0, "stopping": True}, 1 / 18),
     ("dropcompute.rate", DROPS | {"gap": 4.0}, (48, 12, 0)),
     ("dropcompute.rate", DROPS | {"gap": 2.0, "stopping": True}, (48, 12, 0)),
-    ("bounds.dropcompute_convex", DROP | {"distance": 2.0, "noise": 2.0, "batch_size": 1}, 1.3),  # 0.8 + 0.5
+    # 0.8 + 0.5
+    ("bounds.dropcompute_convex", DROP | {"distance": 2.0, "noise": 2.0, "batch_size": 1}, 1.3),
     (
         "bounds.dropcompute_convex",  # 1.6 + 1/4 / (1/2)
-        DROP | {"distance": 2.0, "noise": 2.0, "batch_size": 2, "learning_rate": 1 / 8, "stopping": True},
+        DROP
+        | {
+            "distance": 2.0,
+            "noise": 2.0,
+            "batch_size": 2,
+            "learning_rate": 1 / 8,
+            "stopping": True,
+        },
         2.1,
     ),
     ("dropcompute_convex.step_size", DROPS | {"distance": 2.0, "total": 16.0}, 1 / 12),
     ("dropcompute_convex.rate", DROPS | {"distance": 2.0}, (12, 6, 0)),
 ]
-STALE: Numbers = {"staleness": np.array([0, 1]), "steps": np.full(2, 0.25), "smoothness": 2.0, "gap": 3.0, "noise": 2.0}
+STALE: Numbers = {
+    "staleness": np.array([0, 1]),
+    "steps": np.full(2, 0.25),
+    "smoothness": 2.0,
+    "gap": 3.0,
+    "noise": 2.0,
+}
 
 
 def function(where: str) -> Callable:
@@ -163,11 +301,20 @@ def constants(rng: np.random.Generator) -> Numbers:
         "samples": [None, 3, 10][rng.integers(3)],
         "staleness": int(rng.integers(99)),
     }
-    layers = {name: [spread(rng, -2, 2) for _ in range(2)] for name in ("layers", "weights", "first")}
+    layers = {
+        name: [spread(rng, -2, 2) for _ in range(2)] for name in ("layers", "weights", "first")
+    }
     scale = {"gap": spread(rng), "distance": spread(rng), "smoothness": spread(rng)}
     time = {"steps": int(10 ** rng.uniform(0, 6)), "total": spread(rng, 0, 6)}
     rho = float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -5, -1)]))
-    return bad | sizes | layers | scale | time | {"rho": rho, "memory": HALVES, "contractions": rng.uniform(0.01, 1, 2).tolist()}
+    return (
+        bad
+        | sizes
+        | layers
+        | scale
+        | time
+        | {"rho": rho, "memory": HALVES, "contractions": rng.uniform(0.01, 1, 2).tolist()}
+    )
 
 
 def called(of: Callable, numbers: Numbers, **more: Any) -> Any:
@@ -177,11 +324,24 @@ def called(of: Callable, numbers: Numbers, **more: Any) -> Any:
 
 
 REACHED = {
-    **dict.fromkeys(("gradient_descent", "sgd", "minibatch_sgd", "compressed_sgd", "dropcompute", "dropcompute_convex", "ef21"), 0.999),
+    **dict.fromkeys(
+        (
+            "gradient_descent",
+            "sgd",
+            "minibatch_sgd",
+            "compressed_sgd",
+            "dropcompute",
+            "dropcompute_convex",
+            "ef21",
+        ),
+        0.999,
+    ),
     **dict.fromkeys(("error_compensated_sgd", "asynchronous_sgd", "decentralized_sgd"), 0.5),
     "local_sgd": 0.9,
 }
-"""Of each family, how near to its rate the bound at the recommended step size comes: constants of rates are not too large."""
+"""Of each family, how near to its rate the bound at the recommended step size comes: constants of
+rates are not too large.
+"""
 
 
 @pytest.mark.parametrize("family", REACHED)
@@ -191,7 +351,9 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
     for _ in range(500):
         of = constants(rng)
         if family == "compressed_sgd":
-            kind = [{"compression": of["compression"]}, {"omega": spread(rng, -2, 1)}][rng.integers(2)]
+            kind = [{"compression": of["compression"]}, {"omega": spread(rng, -2, 1)}][
+                rng.integers(2)
+            ]
             of = {**of, "compression": 0.0, **kind}
             of["effect"] = called(compressed_sgd.effect, of)
         gamma = called(module.step_size, of)
@@ -205,10 +367,15 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
 
 
 def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
-    """All together take at least what the worst alone does, at most what it takes to a third of the accuracy."""
+    """All together take at least what the worst alone does, at most what it takes to a third of the
+    accuracy.
+    """
     rng = np.random.default_rng(20)
     for _ in range(200):
-        rate, epsilon = Rate(*(float(rng.choice([0.0, spread(rng)])) for _ in range(3))), spread(rng, -2, 3)
+        rate, epsilon = (
+            Rate(*(float(rng.choice([0.0, spread(rng)])) for _ in range(3))),
+            spread(rng, -2, 3),
+        )
         T = rate.iterations(epsilon)
         assert rate(T) <= epsilon
         assert T == 1 or rate(T - 1) > epsilon
@@ -220,7 +387,10 @@ def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
 @pytest.mark.parametrize(
     ("rate", "epsilon", "says"),
     [(Rate(1.0), epsilon, "need a positive number") for epsilon in (0.0, -1.0, math.inf, math.nan)]
-    + [(rate, 0.1, "need finite parts") for rate in (Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0))],
+    + [
+        (rate, 0.1, "need finite parts")
+        for rate in (Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0))
+    ],
 )
 def test_what_has_no_iterations_is_refused(rate, epsilon, says):
     with pytest.raises(ValueError, match=says):
@@ -230,13 +400,25 @@ def test_what_has_no_iterations_is_refused(rate, epsilon, says):
 # --- Numbers that there cannot be, and steps that are too long.
 
 OUTSIDE: Numbers = {
-    **{name: [0, -1.0, math.nan, math.inf, None, "1"] for name in ("gap", "distance", "smoothness", "total", "learning_rate")},
-    **{name: [-1.0, math.nan, math.inf, None] for name in ("noise", "heterogeneity", "compression", "omega")},
-    **{name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")},
+    **{
+        name: [0, -1.0, math.nan, math.inf, None, "1"]
+        for name in ("gap", "distance", "smoothness", "total", "learning_rate")
+    },
+    **{
+        name: [-1.0, math.nan, math.inf, None]
+        for name in ("noise", "heterogeneity", "compression", "omega")
+    },
+    **{
+        name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")
+    },
     "staleness": [-2, 0.5, math.nan, None],
     "rho": [-0.1, 1.0, 1, math.nan, math.inf],
     "memory": [local_sgd.Memory(np.full((1, 1), drift), np.ones(1)) for drift in (-1.0, math.nan)],
-    "effect": [compressed_sgd.Effect(-1.0, 0.0), compressed_sgd.Effect(0.0, math.nan), compressed_sgd.Effect(math.inf, 0.0)],
+    "effect": [
+        compressed_sgd.Effect(-1.0, 0.0),
+        compressed_sgd.Effect(0.0, math.nan),
+        compressed_sgd.Effect(math.inf, 0.0),
+    ],
     "contractions": [[], [0.0, 0.5], [0.5, 1.1], [math.nan, 0.5], 0.5, None],
     "layers": [[], [0.0, 1.0], [1.0, math.inf], 1.0],
     "weights": [[], [-1.0, 1.0], [1.0, math.nan]],
@@ -251,13 +433,17 @@ def test_numbers_that_there_cannot_be_are_refused_by_name(where):
     """Whatever the argument, and never by a division by zero."""
     for name in set(GIVEN[where]) & set(OUTSIDE):
         for value in OUTSIDE[name]:
-            with pytest.raises(ValueError, match="^" + re.escape(f"{where}: {name} = {value!r}: need ")):
+            with pytest.raises(
+                ValueError, match="^" + re.escape(f"{where}: {name} = {value!r}: need ")
+            ):
                 function(where)(**{**GIVEN[where], name: value})
 
 
 def test_every_number_of_a_bound_has_a_range():
     for where in GIVEN:
-        assert set(inspect.signature(function(where)).parameters) - {"via", "stopping"} <= set(OUTSIDE), where
+        assert set(inspect.signature(function(where)).parameters) - {"via", "stopping"} <= set(
+            OUTSIDE
+        ), where
     assert set(ranges.RANGES) == set(OUTSIDE)
     assert {f"bounds.{name}" for name in bounds.__all__} <= set(GIVEN)
 
@@ -277,7 +463,8 @@ TOO_LONG = {
     "bounds.dropcompute": (0.5, "0 < eta < 2 / (L b)"),
     "bounds.dropcompute_convex": (0.25, "0 < eta < 1 / (L b)"),
 }
-CHANGED = {"rho": 0.8, "memory": local_sgd.Memory(4 * np.ones((1, 1)), np.ones(1))}  # that limit the step
+# that limit the step
+CHANGED = {"rho": 0.8, "memory": local_sgd.Memory(4 * np.ones((1, 1)), np.ones(1))}
 
 
 @pytest.mark.parametrize("where", TOO_LONG)
@@ -295,7 +482,9 @@ def test_outside_its_hypothesis_there_is_no_bound(where):
 @pytest.mark.parametrize("name", ["contractions", "layers", "weights", "first", "deltas"])
 def test_layers_have_one_number_of_each_kind(name):
     given = GIVEN["bounds.ef21"]
-    with pytest.raises(ValueError, match=rf"^bounds.ef21: .*1 {name}.*: need one of each for every layer$"):
+    with pytest.raises(
+        ValueError, match=rf"^bounds.ef21: .*1 {name}.*: need one of each for every layer$"
+    ):
         bounds.ef21(**{**given, name: given[name][:1]})
 
 
@@ -304,7 +493,9 @@ def test_layers_have_one_number_of_each_kind(name):
 
 def quadratic(N: int = 4, d: int = 4, *, equal: bool = True):
     """L = 2."""
-    return problems.random_quadratic(N, d, smoothness=2.0, strong_convexity=0.5, noise=0.5, equal_hessians=equal, seed=3)
+    return problems.random_quadratic(
+        N, d, smoothness=2.0, strong_convexity=0.5, noise=0.5, equal_hessians=equal, seed=3
+    )
 
 
 CHAIN, OLD = topologies.chain(4), np.full(64, 3)
@@ -312,7 +503,11 @@ LIMIT_OF_OLD = (sqrt(1 + 8 * 9) - 1) / (4 * 9 * 2.0)
 LIMIT_OF_CHAIN = (1 - CHAIN.rho) / 2 / CHAIN.rho
 DIRECTED = topologies.from_matrix((np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2)
 PUSHED = topologies.from_matrix([[0.5, 0.5, 0.5], [0.25, 0.5, 0.0], [0.25, 0.0, 0.5]])
-SECONDS, PAIRS, ALIKE = np.ones((3, 4, 3)), Pairs(1.0, 3.0, 0.5), instances.bowl(4, 4, away=1.0, smoothness=2.0)
+SECONDS, PAIRS, ALIKE = (
+    np.ones((3, 4, 3)),
+    Pairs(1.0, 3.0, 0.5),
+    instances.bowl(4, 4, away=1.0, smoothness=2.0),
+)
 STEPS: Numbers = {"steps": 3}
 CHECKS: list[tuple[str, tuple[Any, ...], Numbers, str]] = [
     ("gradient_descent", (), {"learning_rate": 1.0}, "0 < gamma < 2 / L"),
@@ -320,13 +515,38 @@ CHECKS: list[tuple[str, tuple[Any, ...], Numbers, str]] = [
     ("sgd", (), {"learning_rate": -0.1}, "0 < gamma <= 1 / L"),
     ("minibatch_sgd", (), {"learning_rate": 0.5 * SLIGHTLY}, "0 < gamma <= 1 / L"),
     ("compressed_sgd", (), {"learning_rate": 0.5 * SLIGHTLY}, "0 < gamma <= 1 / L"),
-    ("compressed_sgd", (compressors.random_sparsification(0.5),), {"learning_rate": 0.5}, "0 < gamma <= 1 / (L (1 + r))"),
+    (
+        "compressed_sgd",
+        (compressors.random_sparsification(0.5),),
+        {"learning_rate": 0.5},
+        "0 < gamma <= 1 / (L (1 + r))",
+    ),
     ("compressed_sgd", (compressors.sign,), {}, "an unbiased compressor that states an omega"),
     ("error_compensated_sgd", (), {"compression": 1.0, "learning_rate": 0.5}, "0 < gamma < 1 / L"),
-    ("asynchronous_sgd", (OLD,), {"learning_rate": LIMIT_OF_OLD * SLIGHTLY}, TOO_LONG["bounds.asynchronous_sgd"][1]),
-    ("asynchronous_sgd", (delays.constant(3),), {"learning_rate": LIMIT_OF_OLD * SLIGHTLY}, TOO_LONG["bounds.asynchronous_sgd"][1]),
-    ("decentralized_sgd", (topologies.complete(4),), {"learning_rate": 0.5 * SLIGHTLY}, "0 < gamma <= 1 / L"),
-    ("decentralized_sgd", (CHAIN,), {"learning_rate": LIMIT_OF_CHAIN * SLIGHTLY}, "gamma rho < (1 - rho) / L"),
+    (
+        "asynchronous_sgd",
+        (OLD,),
+        {"learning_rate": LIMIT_OF_OLD * SLIGHTLY},
+        TOO_LONG["bounds.asynchronous_sgd"][1],
+    ),
+    (
+        "asynchronous_sgd",
+        (delays.constant(3),),
+        {"learning_rate": LIMIT_OF_OLD * SLIGHTLY},
+        TOO_LONG["bounds.asynchronous_sgd"][1],
+    ),
+    (
+        "decentralized_sgd",
+        (topologies.complete(4),),
+        {"learning_rate": 0.5 * SLIGHTLY},
+        "0 < gamma <= 1 / L",
+    ),
+    (
+        "decentralized_sgd",
+        (CHAIN,),
+        {"learning_rate": LIMIT_OF_CHAIN * SLIGHTLY},
+        "gamma rho < (1 - rho) / L",
+    ),
     ("decentralized_sgd", (DIRECTED,), {}, "one symmetric W"),
     ("decentralized_sgd", (topologies.ring(5),), {}, "as many workers as the problem has"),
     ("local_sgd", (topologies.ring(5),), {}, "as many workers as the problem has"),
@@ -337,7 +557,11 @@ CHECKS: list[tuple[str, tuple[Any, ...], Numbers, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "arguments", "options", "text"), CHECKS, ids=[f"{family}: {text}" for family, _, _, text in CHECKS])
+@pytest.mark.parametrize(
+    ("family", "arguments", "options", "text"),
+    CHECKS,
+    ids=[f"{family}: {text}" for family, _, _, text in CHECKS],
+)
 def test_the_hypothesis_that_fails_is_named(family, arguments, options, text):
     """Before anything is run."""
     steps = {} if family.startswith("dropcompute") else STEPS
@@ -346,7 +570,10 @@ def test_the_hypothesis_that_fails_is_named(family, arguments, options, text):
     assert str(caught.value).startswith(f"{family}: ")
 
 
-@pytest.mark.parametrize(("family", "argument"), [("sgd", ()), ("compressed_sgd", (compressors.natural,)), ("asynchronous_sgd", (OLD,))])
+@pytest.mark.parametrize(
+    ("family", "argument"),
+    [("sgd", ()), ("compressed_sgd", (compressors.natural,)), ("asynchronous_sgd", (OLD,))],
+)
 def test_hessians_that_differ_have_no_one_heterogeneity(family, argument):
     with pytest.raises(ValueError, match=r"need one varsigma for all points$"):
         getattr(theory_checks, family).check(quadratic(equal=False), *argument, steps=3)
@@ -354,25 +581,66 @@ def test_hessians_that_differ_have_no_one_heterogeneity(family, argument):
 
 REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("need 0 < eta < 2 / (L b)", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0)),
-    ("need one that somebody computes in time", lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0)),
-    ("need 0 < eta <= 1 / (L b)", lambda: dropcompute_convex.check(ALIKE, SECONDS, 2.5, share=SLIGHTLY)),
-    ("need 0 < eta < 1 / (L b)", lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3)),
+    (
+        "need one that somebody computes in time",
+        lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0),
+    ),
+    (
+        "need 0 < eta <= 1 / (L b)",
+        lambda: dropcompute_convex.check(ALIKE, SECONDS, 2.5, share=SLIGHTLY),
+    ),
+    (
+        "need 0 < eta < 1 / (L b)",
+        lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3),
+    ),
     ("need a doubly stochastic W in all rounds", lambda: local_sgd.memory(PUSHED)),
     ("need an integer, at least 1", lambda: local_sgd.memory(topologies.ring(5), 0)),
-    ("need one doubly stochastic W", lambda: gradient_tracking.check(quadratic(3), PUSHED, learning_rate=0.1)),
-    ("need 0 < gamma <= 1 / L", lambda: gradient_tracking.check(quadratic(), CHAIN, learning_rate=0.51)),
-    ("absolute or relative", lambda: compressed_sgd.effect(noise=1.0, workers=2, compression=1.0, omega=1.0)),
+    (
+        "need one doubly stochastic W",
+        lambda: gradient_tracking.check(quadratic(3), PUSHED, learning_rate=0.1),
+    ),
+    (
+        "need 0 < gamma <= 1 / L",
+        lambda: gradient_tracking.check(quadratic(), CHAIN, learning_rate=0.51),
+    ),
+    (
+        "absolute or relative",
+        lambda: compressed_sgd.effect(noise=1.0, workers=2, compression=1.0, omega=1.0),
+    ),
     ("need 'server' or 'ring'", lambda: compressed_sgd.effect(noise=1.0, workers=2, via="star")),  # type: ignore[arg-type]
-    ("need B <= M without replacement", lambda: minibatch_sgd.variance(noise=1.0, batch_size=5, samples=4)),
-    ("need two, or none", lambda: theory_checks.error_compensated_sgd.check(quadratic(), compressors.sign, steps=3)),
-    ("need 0 <= t - D(t) <= t", lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, 2])})),
-    ("need 0 <= t - D(t) <= t", lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, -1])})),
+    (
+        "need B <= M without replacement",
+        lambda: minibatch_sgd.variance(noise=1.0, batch_size=5, samples=4),
+    ),
+    (
+        "need two, or none",
+        lambda: theory_checks.error_compensated_sgd.check(quadratic(), compressors.sign, steps=3),
+    ),
+    (
+        "need 0 <= t - D(t) <= t",
+        lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, 2])}),
+    ),
+    (
+        "need 0 <= t - D(t) <= t",
+        lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, -1])}),
+    ),
     ("need gamma_t > 0", lambda: staleness_aware.bound(**{**STALE, "steps": np.zeros(2)})),
-    ("at its largest it is 1.06", lambda: staleness_aware.bound(**{**STALE, "steps": np.full(2, 0.26)})),
+    (
+        "at its largest it is 1.06",
+        lambda: staleness_aware.bound(**{**STALE, "steps": np.full(2, 0.26)}),
+    ),
     ("noise = nan", lambda: staleness_aware.bound(**{**STALE, "noise": math.nan})),
-    ("need a start above the minimum", lambda: sgd.check(problems.quadratic(np.eye(2)[None], np.zeros((1, 2)), noise=1.0), steps=3)),
+    (
+        "need a start above the minimum",
+        lambda: sgd.check(
+            problems.quadratic(np.eye(2)[None], np.zeros((1, 2)), noise=1.0), steps=3
+        ),
+    ),
     *(
-        ("need integers", lambda wrong=wrong: theory_checks.asynchronous_sgd.check(quadratic(), wrong, steps=3))
+        (
+            "need integers",
+            lambda wrong=wrong: theory_checks.asynchronous_sgd.check(quadratic(), wrong, steps=3),
+        )
         for wrong in (np.array([-1, 2]), np.array([[1]]), np.array([0.5]), np.array([], int))
     ),
 ]
@@ -395,7 +663,9 @@ def test_what_cannot_be_is_refused(says, call):
 )
 def test_the_hypothesis_of_ef21_that_fails_is_named(change, text):
     conditions = ef21.hypotheses(**{**LAYERED, "learning_rate": 1e-3, **change})
-    assert [condition.text for condition in conditions if not condition.holds] == ([] if text is None else [text])
+    assert [condition.text for condition in conditions if not condition.holds] == (
+        [] if text is None else [text]
+    )
 
 
 def test_all_hypotheses_hold_at_the_largest_step_size():
@@ -406,7 +676,9 @@ def test_all_hypotheses_hold_at_the_largest_step_size():
         compressed_sgd.hypotheses(quadratic(equal=False), None, 0.5),
         theory_checks.error_compensated_sgd.hypotheses(quadratic(equal=False), 0.5 - 1e-9),
         theory_checks.asynchronous_sgd.hypotheses(quadratic(), 3, LIMIT_OF_OLD),
-        decentralized_sgd.hypotheses(quadratic(equal=False), CHAIN, min(0.5, LIMIT_OF_CHAIN * (1 - 1e-9))),
+        decentralized_sgd.hypotheses(
+            quadratic(equal=False), CHAIN, min(0.5, LIMIT_OF_CHAIN * (1 - 1e-9))
+        ),
         dropcompute.hypotheses(ALIKE, 6, (1 - 1e-9) / 6),
         dropcompute_convex.hypotheses(ALIKE, 6, 0.5 / 6, noise=1.0),
     ):
@@ -420,7 +692,9 @@ def test_all_hypotheses_hold_at_the_largest_step_size():
 def test_a_problem_that_does_not_know_its_constants_is_refused_with_their_names(missing):
     problem = quadratic()
     unknown = problem._replace(constants=problem.constants._replace(**{missing: None}))
-    with pytest.raises(ValueError, match=f"does not know its {missing}: need a problem with all constants"):
+    with pytest.raises(
+        ValueError, match=f"does not know its {missing}: need a problem with all constants"
+    ):
         sgd.check(unknown, steps=3)
     with pytest.raises(ValueError, match="does not know its smoothness, minimum, noise"):
         instances.known(problem._replace(constants=Constants()))
@@ -428,13 +702,20 @@ def test_a_problem_that_does_not_know_its_constants_is_refused_with_their_names(
 
 def test_known_constants_are_those_of_the_problem():
     """The gap is f(x_1) - f*; heterogeneity holds everywhere only where Hessians are equal."""
-    A, b, start = np.tile(np.diag([1.0, 3.0]), (2, 1, 1)), np.array([[2.0, 0.0], [0.0, 6.0]]), np.array([3.0, 1.0])  # x* = (1, 1)
+    # x* = (1, 1)
+    A, b, start = (
+        np.tile(np.diag([1.0, 3.0]), (2, 1, 1)),
+        np.array([[2.0, 0.0], [0.0, 6.0]]),
+        np.array([3.0, 1.0]),
+    )
     known = instances.known(problems.quadratic(A, b, noise=0.25, start=start))
     assert known == pytest.approx((2.0, 3.0, 0.25, sqrt(10)), rel=1e-6)
     A[0] *= 2
     assert instances.known(problems.quadratic(A, b)).heterogeneity is None
     regression = problems.robust_regression(3, 2)
-    assert sgd.total_noise(regression) == pytest.approx(math.hypot(regression.constants.noise, regression.constants.heterogeneity))
+    assert sgd.total_noise(regression) == pytest.approx(
+        math.hypot(regression.constants.noise, regression.constants.heterogeneity)
+    )
     unknown = regression._replace(constants=regression.constants._replace(heterogeneity=None))
     with pytest.raises(ValueError, match="does not know its heterogeneity"):
         sgd.check(unknown, steps=3)
@@ -442,5 +723,7 @@ def test_known_constants_are_those_of_the_problem():
 
 def test_the_gap_of_a_quadratic_loses_no_digits():
     """f* = -1e6, where f(x_1) - f* is 5e-7."""
-    problem = problems.quadratic(np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001))
+    problem = problems.quadratic(
+        np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001)
+    )
     assert instances.known(problem).gap == pytest.approx(5e-7, rel=1e-9)

@@ -11,22 +11,38 @@ from theory_checks.machinery import instances
 
 @pytest.mark.parametrize(("batch_size", "replacement"), [(1, True), (4, True), (4, False)])
 def test_constants_of_wells_are_exact_everywhere(batch_size, replacement):
-    """The gradient is L sin(x + s), samples' differ by constants, f is 0 at -s and f'' has the eigenvalue L there and -L on a hilltop."""
+    """The gradient is L sin(x + s), samples' differ by constants, f is 0 at -s and f'' has the
+    eigenvalue L there and -L on a hilltop.
+    """
     L, d, start = 1.7, 3, np.array([0.1, 2.0, np.pi])
     problem = instances.wells(
-        4, d, start=start, smoothness=L, noise=0.6, heterogeneity=1.3, batch_size=batch_size, replacement=replacement, seed=5
+        4,
+        d,
+        start=start,
+        smoothness=L,
+        noise=0.6,
+        heterogeneity=1.3,
+        batch_size=batch_size,
+        replacement=replacement,
+        seed=5,
     )
     of, M = instances.known(problem), 8
     assert of.heterogeneity is not None
     single = jax.tree.map(lambda leaf: leaf[:, :, None], problem.data)  # [N, M, batches of 1, ...]
     for x in (np.zeros(d), -start, np.array([3.0, -1.0, 0.5])):
-        each = np.asarray(jax.vmap(jax.vmap(jax.grad(problem.loss), (None, 0)), (None, 0))(x, single))
+        each = np.asarray(
+            jax.vmap(jax.vmap(jax.grad(problem.loss), (None, 0)), (None, 0))(x, single)
+        )
         local, mean = each.mean(axis=1), each.mean(axis=(0, 1))
         assert mean == pytest.approx(L * np.sin(x + start), abs=1e-12)
         fewer = 1 if replacement else (M - batch_size) / (M - 1)
-        variances = np.mean(np.sum((each - local[:, None]) ** 2, axis=2), axis=1) * fewer / batch_size
+        variances = (
+            np.mean(np.sum((each - local[:, None]) ** 2, axis=2), axis=1) * fewer / batch_size
+        )
         assert variances == pytest.approx(of.noise**2, rel=1e-12)
-        assert np.mean(np.sum((local - mean) ** 2, axis=1)) == pytest.approx(of.heterogeneity**2, rel=1e-12)
+        assert np.mean(np.sum((local - mean) ** 2, axis=1)) == pytest.approx(
+            of.heterogeneity**2, rel=1e-12
+        )
 
     def f(x):
         return jax.vmap(problem.loss, (None, 0))(x, problem.data).mean()

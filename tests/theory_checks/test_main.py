@@ -22,7 +22,9 @@ from theory_checks.statements.misprints import MISPRINTS
 
 def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     path = tmp_path / "all.json"
-    chosen = [statement for statement in registry.STATEMENTS if statement.reference == "Lemma 5.2.3"]
+    chosen = [
+        statement for statement in registry.STATEMENTS if statement.reference == "Lemma 5.2.3"
+    ]
     assert main(Args(quick=True, json=path, progress=False), chosen) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
@@ -35,15 +37,28 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
     assert len(found["misprints"]) == len(MISPRINTS)
     assert [row["reference"] for row in found["misprints"] if not row["told_apart"]] == []
-    pages = "".join((Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text() for paper in ("survey", "dropcompute"))
+    pages = "".join(
+        (Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text()
+        for paper in ("survey", "dropcompute")
+    )
     assert [row["reference"] for row in found["misprints"] if documented(row) not in pages] == []
 
 
 def documented(row):
     """A misprint's row on the page of its paper."""
-    formulas = (f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example"))
-    left, printed, corrected = row["printed_outcome"]["measured"], row["printed_outcome"]["bound"], row["corrected_outcome"]["bound"]
-    cells = (row["reference"].removeprefix("DropCompute, "), *formulas, *(f"{number:.3g}" for number in (left, printed, corrected)))
+    formulas = (
+        f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example")
+    )
+    left, printed, corrected = (
+        row["printed_outcome"]["measured"],
+        row["printed_outcome"]["bound"],
+        row["corrected_outcome"]["bound"],
+    )
+    cells = (
+        row["reference"].removeprefix("DropCompute, "),
+        *formulas,
+        *(f"{number:.3g}" for number in (left, printed, corrected)),
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -55,7 +70,10 @@ def test_only_some(capsys):
     assert "Theorem" not in shown.replace("theorems", "")
 
 
-@pytest.mark.parametrize(("arguments", "says"), [(Args(only="nonesuch"), "nonesuch"), (Args(trials=0), "--trials 0: need at least 1")])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(Args(only="nonesuch"), "nonesuch"), (Args(trials=0), "--trials 0: need at least 1")],
+)
 def test_refuses(arguments, says, capsys):
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -76,7 +94,12 @@ def test_runs_as_a_command():
 
 
 def _at_most(measured: float, bound: float) -> Statement:
-    return Statement("a statement", "nowhere", "none", lambda draws: [Outcome(measured, bound, case="the only one")])
+    return Statement(
+        "a statement",
+        "nowhere",
+        "none",
+        lambda draws: [Outcome(measured, bound, case="the only one")],
+    )
 
 
 def test_a_violated_bound_is_named_and_fails(capsys):
@@ -88,7 +111,10 @@ def test_a_violated_bound_is_named_and_fails(capsys):
 
 
 def test_a_first_line_says_what_is_checked_and_a_last_one_what_came_of_it(capsys):
-    assert main(Args(trials=2, progress=False, seed=7), [_at_most(1.0, 2.0), _at_most(1.0, 1.0)], []) == 0
+    assert (
+        main(Args(trials=2, progress=False, seed=7), [_at_most(1.0, 2.0), _at_most(1.0, 1.0)], [])
+        == 0
+    )
     shown = " ".join(capsys.readouterr().out.split())
     first = "held against J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its misprints corrected"
     assert shown.startswith(f"dsgd {version('dsgd')}, its own code in float64, {first}")
@@ -102,7 +128,9 @@ def test_what_is_not_finite_fails_and_is_null_in_json(value, capsys, tmp_path):
     path = tmp_path / "found.json"
     assert main(Args(trials=1, progress=False, json=path), [_at_most(value, 1.0)], []) == 1
     assert "no number" in capsys.readouterr().out
-    (row,) = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))["statements"]
+    (row,) = json.loads(
+        path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON")
+    )["statements"]
     assert row["worst"]["measured"] is None
     assert row["worst"]["bound"] == 1
     assert not row["holds"]
@@ -113,7 +141,11 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
         raise ValueError("rounds differ from one another")
 
     first, last = _at_most(1.0, 2.0), _at_most(1.0, 1.0)
-    raising = [first._replace(trial=refuse), first._replace(extremes=[refuse]), first._replace(trial=lambda draws: [])]
+    raising = [
+        first._replace(trial=refuse),
+        first._replace(extremes=[refuse]),
+        first._replace(trial=lambda draws: []),
+    ]
     for statement in raising:
         assert main(Args(trials=3, progress=False), [statement, last], []) == 1
         shown = " ".join(capsys.readouterr().out.split())
@@ -124,7 +156,11 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
 
 @pytest.mark.long
 def test_another_process_finds_what_this_one_does():
-    chosen = [statement for statement in registry.STATEMENTS if statement.reference in ("Lemma 5.2.3", "section 5.2.1")][:2]
+    chosen = [
+        statement
+        for statement in registry.STATEMENTS
+        if statement.reference in ("Lemma 5.2.3", "section 5.2.1")
+    ][:2]
     found = list(registry.hold_all(chosen, 3, 5, processes=1, cached="off", haste=True))
     assert [finding.statement for finding in found] == chosen
     for finding, statement in zip(found, chosen, strict=True):
@@ -134,7 +170,9 @@ def test_another_process_finds_what_this_one_does():
 
 
 def test_a_misprint_that_is_none_fails(capsys):
-    right = Misprint("(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0)))
+    right = Misprint(
+        "(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0))
+    )
     assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
     assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
 
@@ -152,7 +190,9 @@ def without_mean(optimizer):
     inner = algorithms.minibatch_sgd(optimizer)
 
     def update(state, gradients, round):
-        return inner.update(state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round)
+        return inner.update(
+            state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round
+        )
 
     return inner._replace(update=update)
 
@@ -162,7 +202,14 @@ def test_a_broken_method_fails(capsys):
         problem = instances.bowl(4, 3, away=1.0, noise=draws.real(1.0, 2.0))
         return [minibatch_sgd.check(problem, steps=100, learning_rate=0.5, method=without_mean)]
 
-    assert main(Args(trials=1, progress=False), [_named("mb-SGD, quadratics, exact")._replace(trial=trial, extremes=())], []) == 1
+    assert (
+        main(
+            Args(trials=1, progress=False),
+            [_named("mb-SGD, quadratics, exact")._replace(trial=trial, extremes=())],
+            [],
+        )
+        == 1
+    )
     shown = " ".join(capsys.readouterr().out.split())
     assert "FAILS: mb-SGD, quadratics, exact" in shown
     assert "raised" not in shown

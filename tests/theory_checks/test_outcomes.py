@@ -32,7 +32,9 @@ def test_random_integers_and_choices_are_all_that_there_are():
 
 
 def test_random_draws_are_those_of_the_seed():
-    first, second = ([Tape(np.random.default_rng(seed)).real(0, 1) for _ in range(3)] for seed in (4, 4))
+    first, second = (
+        [Tape(np.random.default_rng(seed)).real(0, 1) for _ in range(3)] for seed in (4, 4)
+    )
     assert first == second
 
 
@@ -95,4 +97,11 @@ def test_ratio_is_0_where_both_sides_are(outcome, ratio):
 def test_need_names_the_first_hypothesis_that_fails():
     need("here", [Condition("a", True, "a = 1")])
     with pytest.raises(ValueError, match=r"^here: b = 2: need b$"):
-        need("here", [Condition("a", True, "a = 1"), Condition("b", False, "b = 2"), Condition("c", False, "c = 3")])
+        need(
+            "here",
+            [
+                Condition("a", True, "a = 1"),
+                Condition("b", False, "b = 2"),
+                Condition("c", False, "c = 3"),
+            ],
+        )

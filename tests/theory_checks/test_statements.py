@@ -1,4 +1,6 @@
-"""Every statement, on instances built to be hard and on random ones; and how near to its bound the built ones come, term by term."""
+"""Every statement, on instances built to be hard and on random ones; and how near to its bound the
+built ones come, term by term.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,14 @@ TERMS: dict[str, dict[str, float]] = {
     "CSGD, server, relative": {"gap": 0.97, "noise": 0.97, "heterogeneity": 0.97, "omega": 0.97},
     # sum_{j <= k} c_j is at most a quarter of what is allowed, where f' does not point its way.
     "CSGD, ring, relative": {"gap": 0.97, "noise": 0.9, "heterogeneity": 0.2, "omega": 0.93},
-    # |f'(virtual x)|^2 is left out, which is as large as |f'(x)|^2 where errors are small. Independent errors are (1 + 1/N) / 4 of what is
-    # allowed; those that pull together are in the next row.
+    # |f'(virtual x)|^2 is left out, which is as large as |f'(x)|^2 where errors are small.
+    # Independent errors are (1 + 1/N) / 4 of what is allowed; those that pull together are in the
+    # next row.
     "EC-SGD, quadratics, exact": {"gap": 0.48, "noise": 0.45, "compression": 0.3},
     "EC-SGD, biased Q, non-convex": {"gap": 0.48, "compression": 0.97},
     "ASGD, quadratics, exact": {"gap": 0.97, "noise": 0.97},
-    # At tau = 1, 0.7 and 0.6 are reached: the gradients that are paid for are more than those that come.
+    # At tau = 1, 0.7 and 0.6 are reached: the gradients that are paid for are more than those that
+    # come.
     "ASGD, tau >= 1, exact": {"gap": 0.65, "noise": 0.55},
     "ASGD, non-convex": {"gap": 0.97, "noise": 0.95},
     "EF21, layer by layer": {"gap": 0.97},
@@ -61,7 +65,9 @@ TERMS: dict[str, dict[str, float]] = {
     "DropCompute-convex, exact": {"distance": 0.97, "noise": 0.97},
     "DropCompute-convex, stopping times, exact": {"distance": 0.97, "noise": 0.45},
 }
-"""By how much each term of a bound may be smaller, so that it is found false. Where less than 0.9 is, the reason stands above."""
+"""By how much each term of a bound may be smaller, so that it is found false. Where less than 0.9
+is, the reason stands above.
+"""
 
 REACHED = {
     "no bias of what is drawn again": 0.2,
@@ -90,9 +96,16 @@ VARIANTS = {
 Numbers = dict[str, Any]
 
 
-def built(statement: Statement, patch: pytest.MonkeyPatch) -> tuple[list[list[Outcome]], list[Numbers]]:
-    """The outcomes of each built instance, and the numbers that the family's bound was asked for."""
-    family, asked = FAMILIES.get(statement.name.partition(" ")[0].rstrip(","), gradient_descent), list[Numbers]()
+def built(
+    statement: Statement, patch: pytest.MonkeyPatch
+) -> tuple[list[list[Outcome]], list[Numbers]]:
+    """The outcomes of each built instance, and the numbers that the family's bound was asked
+    for.
+    """
+    family, asked = (
+        FAMILIES.get(statement.name.partition(" ")[0].rstrip(","), gradient_descent),
+        list[Numbers](),
+    )
     true = family.bound
 
     def bound(**numbers):
@@ -106,7 +119,10 @@ def built(statement: Statement, patch: pytest.MonkeyPatch) -> tuple[list[list[Ou
 
 def smaller(numbers: Numbers, term: str, share: float) -> Numbers:
     """With this share of the term: bounds are linear in D, and in squares of the others."""
-    return {**numbers, term: numbers[term] * (share if term in ("gap", "omega") else math.sqrt(share))}
+    return {
+        **numbers,
+        term: numbers[term] * (share if term in ("gap", "omega") else math.sqrt(share)),
+    }
 
 
 @pytest.fixture
@@ -114,7 +130,10 @@ def trials(request) -> int:
     return 10 if request.config.getoption("--long") else 1
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in VARIANTS)) for name in STATEMENTS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in VARIANTS)) for name in STATEMENTS],
+)
 def test_statement_holds(name, trials, monkeypatch):
     statement = STATEMENTS[name]
     each, asked = built(statement, monkeypatch)
@@ -129,20 +148,39 @@ def test_statement_holds(name, trials, monkeypatch):
     reached = [max(ratios) for ratios in bounds if ratios]
     if reached:
         worst = min(reached) if name.startswith(REACHED_BY_EACH) else max(reached)
-        assert worst > REACHED.get(name, 0.95), "a bound that is never met has a constant that is too large"
+        assert worst > REACHED.get(name, 0.95), (
+            "a bound that is never met has a constant that is too large"
+        )
     if name in TERMS:
-        pairs = list(zip((outcome for outcome in outcomes if not outcome.equality), asked, strict=True))
+        pairs = list(
+            zip((outcome for outcome in outcomes if not outcome.equality), asked, strict=True)
+        )
         family = FAMILIES[name.partition(" ")[0].rstrip(",")]
         for term, share in TERMS[name].items():
-            false = [outcome._replace(bound=family.bound(**smaller(numbers, term, share))) for outcome, numbers in pairs if term in numbers]
-            assert not all(outcome.holds for outcome in false), f"a {term} that counts {share} as much goes unseen"
+            false = [
+                outcome._replace(bound=family.bound(**smaller(numbers, term, share)))
+                for outcome, numbers in pairs
+                if term in numbers
+            ]
+            assert not all(outcome.holds for outcome in false), (
+                f"a {term} that counts {share} as much goes unseen"
+            )
 
 
 def test_statements_have_names_of_their_own_references_and_hypotheses():
     assert len(STATEMENTS) == len(registry.STATEMENTS)
     assert all(statement.reference and statement.hypotheses for statement in registry.STATEMENTS)
     assert set(TERMS) | set(REACHED) | VARIANTS <= set(STATEMENTS)
-    assert {name.partition(",")[0] for name in STATEMENTS} >= {"GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21"}
+    assert {name.partition(",")[0] for name in STATEMENTS} >= {
+        "GD",
+        "SGD",
+        "mb-SGD",
+        "CSGD",
+        "EC-SGD",
+        "ASGD",
+        "DSGD",
+        "EF21",
+    }
     references = " ".join(statement.reference for statement in registry.STATEMENTS)
     for lemma in ("1.2.2", "3.4.1", "4.2.1", "5.2.1", "5.2.3", "5.2.5", "5.2.7", "5.2.9"):
         assert f"Lemma {lemma}" in references

@@ -28,10 +28,18 @@ GRAPHS = {
 
 def drawn(axes) -> tuple[np.ndarray, int, int]:
     """Where workers stand, and how many lines and arrows there are."""
-    points = [collection for collection in axes.collections if isinstance(collection, PathCollection)]
-    lines = [collection for collection in axes.collections if isinstance(collection, LineCollection)]
+    points = [
+        collection for collection in axes.collections if isinstance(collection, PathCollection)
+    ]
+    lines = [
+        collection for collection in axes.collections if isinstance(collection, LineCollection)
+    ]
     arrows = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
-    return np.concatenate([one.get_offsets() for one in points]), sum(len(one.get_segments()) for one in lines), len(arrows)
+    return (
+        np.concatenate([one.get_offsets() for one in points]),
+        sum(len(one.get_segments()) for one in lines),
+        len(arrows),
+    )
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -56,13 +64,24 @@ def test_lines_join_the_workers_of_the_edges():
     graph = topologies.star(5)
     (axes,) = topologies.draw(graph).axes
     places, _, _ = drawn(axes)
-    (lines,) = (collection for collection in axes.collections if isinstance(collection, LineCollection))
-    joined = {tuple(int(np.abs(places - end).sum(axis=1).argmin()) for end in segment) for segment in lines.get_segments()}
+    (lines,) = (
+        collection for collection in axes.collections if isinstance(collection, LineCollection)
+    )
+    joined = {
+        tuple(int(np.abs(places - end).sum(axis=1).argmin()) for end in segment)
+        for segment in lines.get_segments()
+    }
     assert joined == set(map(tuple, graph.edges.tolist()))
 
 
 def test_workers_of_a_symmetric_graph_stand_on_a_circle_and_others_do_not():
-    for name, circle in {"ring(7)": True, "torus(3, 4)": True, "exponential(8)": True, "star(6)": False, "chain(5)": False}.items():
+    for name, circle in {
+        "ring(7)": True,
+        "torus(3, 4)": True,
+        "exponential(8)": True,
+        "star(6)": False,
+        "chain(5)": False,
+    }.items():
         (axes,) = topologies.draw(GRAPHS[name]).axes
         radius = np.linalg.norm(drawn(axes)[0], axis=1)
         assert (np.ptp(radius) < 1e-6) == circle

@@ -13,7 +13,8 @@ import topologies
 @pytest.mark.parametrize("n", [2, 8, 64])
 def test_one_peer_exponential_is_the_mean_after_a_period(n):
     graph = topologies.one_peer_exponential(n)
-    np.testing.assert_array_equal(graph.W, np.full((n, n), 1 / n))  # sums of powers of 2 do not round
+    # sums of powers of 2 do not round
+    np.testing.assert_array_equal(graph.W, np.full((n, n), 1 / n))
     assert graph.rho == pytest.approx(0, abs=1e-15)
     assert graph.period == math.log2(n)
     assert graph.mixing_time(1e-9) == math.log2(n)
@@ -60,7 +61,9 @@ def test_random_matchings_are_of_pairs_that_take_their_mean(n):
 
 
 def test_everybody_meets_everybody_as_often():
-    """Of 600 rounds: within five standard deviations of the mean, for each of the pairs of six, and the idle ones of five."""
+    """Of 600 rounds: within five standard deviations of the mean, for each of the pairs of six, and
+    the idle ones of five.
+    """
     rounds = 600
     met = sum(W.toarray() > 0 for W in topologies.random_matchings(6, rounds, seed=1).matrices)
     pairs = met[np.triu_indices(6, 1)]
@@ -74,7 +77,9 @@ def test_random_matchings_are_the_same_for_the_same_seed():
     np.testing.assert_array_equal(one.W, other.W)
     assert np.abs(one.W - third.W).max() > 0.01
     assert len({W.toarray().tobytes() for W in one.matrices}) > 1
-    np.testing.assert_array_equal(topologies.random_matchings(8).W, topologies.random_matchings(8, 32, 0).W)
+    np.testing.assert_array_equal(
+        topologies.random_matchings(8).W, topologies.random_matchings(8, 32, 0).W
+    )
 
 
 def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
@@ -86,11 +91,26 @@ def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: topologies.one_peer_exponential(0), "one_peer_exponential: n = 0: need an integer, at least 1"),
-        (lambda: topologies.random_matchings(-1), r"random_matchings\(-1, 32, 0\): n = -1: need an integer, at least 1"),
-        (lambda: topologies.random_matchings(1), r"random_matchings\(1, 32, 0\): need at least 2 workers"),
-        (lambda: topologies.random_matchings(4, period=0), r"random_matchings\(4, 0, 0\): period = 0: need an integer, at least 1"),
-        (lambda: topologies.random_matchings(4, period=1), r"random_matchings\(4, 1, 0\): the graph falls into 2 components"),
+        (
+            lambda: topologies.one_peer_exponential(0),
+            "one_peer_exponential: n = 0: need an integer, at least 1",
+        ),
+        (
+            lambda: topologies.random_matchings(-1),
+            r"random_matchings\(-1, 32, 0\): n = -1: need an integer, at least 1",
+        ),
+        (
+            lambda: topologies.random_matchings(1),
+            r"random_matchings\(1, 32, 0\): need at least 2 workers",
+        ),
+        (
+            lambda: topologies.random_matchings(4, period=0),
+            r"random_matchings\(4, 0, 0\): period = 0: need an integer, at least 1",
+        ),
+        (
+            lambda: topologies.random_matchings(4, period=1),
+            r"random_matchings\(4, 1, 0\): the graph falls into 2 components",
+        ),
     ],
 )
 def test_what_is_no_schedule_is_refused(make, message):

@@ -62,7 +62,9 @@ def test_weights_are_their_formulas(graph):
 def test_uniform_weights_of_a_directed_graph_are_the_senders():
     """Worker 0 sends to 1 and 2, a third each; 1 sends to 0, and 2 to 1."""
     W = topologies.uniform(adjacency(3, [(1, 0), (2, 0), (0, 1), (1, 2)])).toarray()
-    np.testing.assert_allclose(W, [[1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2], [1 / 3, 0, 1 / 2]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        W, [[1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2], [1 / 3, 0, 1 / 2]], rtol=0, atol=1e-15
+    )
 
 
 def test_uniform_weights_of_a_star_are_for_push_sum():
@@ -75,7 +77,8 @@ def test_uniform_weights_of_a_star_are_for_push_sum():
 @pytest.mark.parametrize("name", ["metropolis", "max_degree", "lazy"])
 def test_weights_of_undirected_graphs_refuse_directed_ones_and_name_the_pair(name):
     with pytest.raises(
-        ValueError, match=rf"{name} weights of a directed graph: 2 sends to 1, which does not send back; .*weights=topologies.uniform"
+        ValueError,
+        match=rf"{name} weights of a directed graph: 2 sends to 1, which does not send back; .*weights=topologies.uniform",
     ):
         topologies.WEIGHTS[name](adjacency(3, [(0, 1), (1, 0), (1, 2), (0, 2), (2, 0)]))
 

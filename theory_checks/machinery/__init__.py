@@ -1,1 +1,3 @@
-"""What statements are held to the code with: draws and instances, exact moments, runs, rates, the registry."""
+"""What statements are held to the code with: draws and instances, exact moments, runs, rates, the
+registry.
+"""

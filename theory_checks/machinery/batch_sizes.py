@@ -1,9 +1,12 @@
-r"""What DropCompute leaves of batches, and the left sides of its theorems: sums over rounds that are weighed by what was computed.
+r"""What DropCompute leaves of batches, and the left sides of its theorems: sums over rounds that
+are weighed by what was computed.
 
-On quadratics, given the seconds of all micro-batches, a round is an affine map, which is taken from the method's own `query` and `update`
-at the unit vectors. Where the seconds of all rounds are given, mean and covariance follow without sampling: that is the theorem for batches
-that are independent of the gradients, conditional on them. Where seconds have two values and noise hangs on them, all tables of a round
-are gone through with their chances: exact again. On other problems the project's loop runs over seeds.
+On quadratics, given the seconds of all micro-batches, a round is an affine map, which is taken from
+the method's own `query` and `update` at the unit vectors. Where the seconds of all rounds are
+given, mean and covariance follow without sampling: that is the theorem for batches that are
+independent of the gradients, conditional on them. Where seconds have two values and noise hangs on
+them, all tables of a round are gone through with their chances: exact again. On other problems the
+project's loop runs over seeds.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Sums(NamedTuple):
 
 
 def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
-    """How many micro-batches each worker computes, `[..., N, M]` to `[..., N]`: by the recursion, apart from the method's code."""
+    """How many micro-batches each worker computes, `[..., N, M]` to `[..., N]`: by the recursion,
+    apart from the method's code.
+    """
     rule = Rule(float(np.float32(threshold)), seconds.shape[-1], stop)
     rows = seconds.reshape(-1, seconds.shape[-1]).astype(np.float32).astype(float)
     return np.array([until(rule, row, 0.0)[0] for row in rows]).reshape(seconds.shape[:-1])
@@ -71,7 +76,12 @@ def of_table(method: Method, stop: str, micro_batches: int, correction: str = "n
 
     def build(of, compressor):
         options = {"stop": stop, "correction": correction}
-        inner = method(algorithms.minibatch_sgd(optax.sgd(of.learning_rate)), of.more.threshold, micro_batches, **options)
+        inner = method(
+            algorithms.minibatch_sgd(optax.sgd(of.learning_rate)),
+            of.more.threshold,
+            micro_batches,
+            **options,
+        )
         now = Now(Timetable(of.more.seconds))
 
         def query(state, round):
@@ -86,7 +96,9 @@ def of_table(method: Method, stop: str, micro_batches: int, correction: str = "n
 
 
 class Maps(NamedTuple):
-    """Rounds of these times: x -> M x + c + B z, less the minimiser on both sides, `[k, d, d]`, `[k, d]` and `[k, d, NMd]`."""
+    """Rounds of these times: x -> M x + c + B z, less the minimiser on both sides, `[k, d, d]`,
+    `[k, d]` and `[k, d, NMd]`.
+    """
 
     slopes: np.ndarray
     moved: np.ndarray
@@ -96,7 +108,13 @@ class Maps(NamedTuple):
 
 
 def maps(
-    method: Method, problem: Problem, seconds: np.ndarray, threshold: float, stop: str, learning_rate: float, correction: str = "none"
+    method: Method,
+    problem: Problem,
+    seconds: np.ndarray,
+    threshold: float,
+    stop: str,
+    learning_rate: float,
+    correction: str = "none",
 ) -> Maps:
     """The method's rounds on a quadratic.
 
@@ -115,7 +133,14 @@ def maps(
     with jax.enable_x64(True):
         of = moments.instance(problem, learning_rate, more=Times(table[:1], np.float32(threshold)))
         build = of_table(method, stop, M, correction)
-        found = np.asarray(_rounds(of._replace(root=jnp.eye(of.b.shape[1])), table, build=build, gradient=problem.gradient))[:k]
+        found = np.asarray(
+            _rounds(
+                of._replace(root=jnp.eye(of.b.shape[1])),
+                table,
+                build=build,
+                gradient=problem.gradient,
+            )
+        )[:k]
     A, best, away = around(problem)
     start, d = found[:, 0], len(A)
     columns = np.moveaxis(found[:, 1:] - start[:, None], 1, 2)
@@ -134,15 +159,25 @@ def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnames=("build", "gradient"))
 def _rounds(of, seconds, *, build, gradient):
-    """The model after a round from 0, from each unit vector, and from 0 with each unit of noise, `[k, 1 + d + NMd, d]`: it is affine."""
+    """The model after a round from 0, from each unit vector, and from 0 with each unit of noise,
+    `[k, 1 + d + NMd, d]`: it is affine.
+    """
 
     def everything(of, seconds):
         (N, d), M = of.b.shape, seconds.shape[2]
         points = jnp.eye(1 + d + N * M * d)[:, 1:]
 
         def after(seconds, point):
-            rounds = Rounds(build, gradient, of._replace(more=of.more._replace(seconds=seconds[None])), jax.random.key(0), None)
-            return rounds.after(jnp.int32(0), point[:d], point[d:].reshape(N, M, d), rounds.silence(1))
+            rounds = Rounds(
+                build,
+                gradient,
+                of._replace(more=of.more._replace(seconds=seconds[None])),
+                jax.random.key(0),
+                None,
+            )
+            return rounds.after(
+                jnp.int32(0), point[:d], point[d:].reshape(N, M, d), rounds.silence(1)
+            )
 
         return jax.vmap(jax.vmap(after, (None, 0)), (0, None))(seconds, points)
 
@@ -163,7 +198,13 @@ class Path(NamedTuple):
 
 
 def conditional(
-    method: Method, problem: Problem, seconds: np.ndarray, threshold: float, stop: str, learning_rate: float, correction: str = "none"
+    method: Method,
+    problem: Problem,
+    seconds: np.ndarray,
+    threshold: float,
+    stop: str,
+    learning_rate: float,
+    correction: str = "none",
 ) -> Path:
     """Exact, given the times, of noise that is independent of them.
 
@@ -187,7 +228,8 @@ def conditional(
 
 
 class Pairs(NamedTuple):
-    r"""Latencies of two values, on which the noise hangs: $\xi = \mp 1$ in standard units, of mean 0 and variance 1.
+    r"""Latencies of two values, on which the noise hangs: $\xi = \mp 1$ in standard units, of mean
+    0 and variance 1.
 
     Args:
         fast, slow: seconds.
@@ -227,9 +269,19 @@ class Ends(NamedTuple):
 
 
 def dependent(
-    method: Method, problem: Problem, pairs: Pairs, threshold: float, stop: str, learning_rate: float, *, steps: int, noise: float, M: int
+    method: Method,
+    problem: Problem,
+    pairs: Pairs,
+    threshold: float,
+    stop: str,
+    learning_rate: float,
+    *,
+    steps: int,
+    noise: float,
+    M: int,
 ) -> Ends:
-    r"""Exact, of noise $\sigma \xi v$ of each micro-batch that is a function of its own seconds, v a unit vector.
+    r"""Exact, of noise $\sigma \xi v$ of each micro-batch that is a function of its own seconds, v
+    a unit vector.
 
     Args:
         method: as `algorithms.drop_compute`.
@@ -247,12 +299,21 @@ def dependent(
     z = noise * xi[..., None] * np.full(d, d**-0.5)
     # Of (x - x*, 1): one matrix for each table.
     whole = np.zeros((len(seconds), d + 1, d + 1))
-    whole[:, :d, :d], whole[:, :d, d], whole[:, d, d] = of.slopes, of.moved + np.einsum("kdz,kz->kd", of.noise, z.reshape(len(z), -1)), 1
-    mean, squares = np.tensordot(chances, whole, 1), np.einsum("k,kab,kcd->acbd", chances, whole, whole).reshape((d + 1) ** 2, -1)
+    whole[:, :d, :d], whole[:, :d, d], whole[:, d, d] = (
+        of.slopes,
+        of.moved + np.einsum("kdz,kz->kd", of.noise, z.reshape(len(z), -1)),
+        1,
+    )
+    mean, squares = (
+        np.tensordot(chances, whole, 1),
+        np.einsum("k,kab,kcd->acbd", chances, whole, whole).reshape((d + 1) ** 2, -1),
+    )
     first, size = np.append(of.start, 1), (d + 1) ** 2
     # What all rounds add up to is carried beside the covariance, so that powers give both.
     adding = np.block([[squares, np.zeros((size, size))], [np.eye(size), np.eye(size)]])
-    added = np.linalg.matrix_power(adding, steps) @ np.append(np.outer(first, first), np.zeros(size))
+    added = np.linalg.matrix_power(adding, steps) @ np.append(
+        np.outer(first, first), np.zeros(size)
+    )
     every = added[size:].reshape(d + 1, d + 1)[:d, :d]
     batch = float(chances @ counts(seconds, threshold, stop).sum(axis=1))
     slope, gap = batch * np.trace(of.A @ every @ of.A), batch * np.trace(of.A @ every) / 2
@@ -265,7 +326,9 @@ def _on_cluster(method: Method, stop: str, micro_batches: int) -> Callable[..., 
     """(learning rate, threshold) -> the method."""
 
     def factory(learning_rate, threshold):
-        return method(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, micro_batches, stop=stop)
+        return method(
+            algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, micro_batches, stop=stop
+        )
 
     return factory
 
@@ -304,7 +367,16 @@ def simulated(
     with jax.enable_x64(True):
         axes: Any = {"learning_rate": np.array([learning_rate]), "threshold": np.array([threshold])}
         factory = _on_cluster(method, stop, micro_batches)
-        found = dsgd.sweep(factory, problem, steps=steps, key=jax.random.key(seed), seeds=seeds, cluster=cluster, mesh=1, **axes)
+        found = dsgd.sweep(
+            factory,
+            problem,
+            steps=steps,
+            key=jax.random.key(seed),
+            seeds=seeds,
+            cluster=cluster,
+            mesh=1,
+            **axes,
+        )
     # A record has the samples of the round before it.
     b = found.history["samples"][0, 0, :, 1:].sum(axis=-1)
     return Seeds(b.sum(axis=-1), (b * found.history["grad_sqnorm"][0, 0, :, :-1]).sum(axis=-1))

@@ -1,4 +1,6 @@
-r"""A method beside a recursion: what both are made of, and that their symbols are equal in every round."""
+r"""A method beside a recursion: what both are made of, and that their symbols are equal in every
+round.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ class Case(NamedTuple):
         name, reference, hypotheses: of the statement.
         make: (optimiser, instance) -> the project's method.
         rounds: the recursion.
-        seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to rounds; all methods have "bits up" and
-            "bits down".
+        seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to
+            rounds; all methods have "bits up" and "bits down".
         optimizer: a key of `OPTIMIZERS`.
         more: draws -> what else the instance has, arrays.
         place: the cluster; None: none.
@@ -76,7 +78,9 @@ class Case(NamedTuple):
     length: int = ROUNDS
 
 
-OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], Callable[[float], Step]]] = {
+OPTIMIZERS: dict[
+    str, tuple[Callable[..., optax.GradientTransformation], Callable[[float], Step]]
+] = {
     "plain": (optax.sgd, plain),
     "momentum": (lambda gamma: optax.sgd(gamma, momentum=0.9), momentum),
     "adam": (optax.adam, adam),
@@ -100,7 +104,16 @@ def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
     """What the case's recursion is made of."""
     A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
     steps = partial(OPTIMIZERS[case.optimizer][1], float(gamma))
-    return Inputs(of.more, float(gamma), x, np.tile(x, (N, 1)), quadratic(A, b, found.noise), quadratic(A, b), steps, found)
+    return Inputs(
+        of.more,
+        float(gamma),
+        x,
+        np.tile(x, (N, 1)),
+        quadratic(A, b, found.noise),
+        quadratic(A, b),
+        steps,
+        found,
+    )
 
 
 def trial(case: Case, draws: Draws) -> list[Outcome]:
@@ -126,10 +139,19 @@ def compare(case: str, got: np.ndarray, expected: np.ndarray) -> Outcome:
     """That they are equal, `[T, ...]` both, to rounding of the largest until then."""
     if got.shape != expected.shape:
         return Outcome(np.nan, 0.0, case=f"{case} has the shape {got.shape}, need {expected.shape}")
-    off, size = (np.abs(values).reshape(len(expected), -1).max(axis=1) for values in (np.asarray(got, float) - expected, expected))
+    off, size = (
+        np.abs(values).reshape(len(expected), -1).max(axis=1)
+        for values in (np.asarray(got, float) - expected, expected)
+    )
     scale = np.maximum(1.0, np.maximum.accumulate(size))
     worst = int(np.argmax(off / scale))
-    return Outcome(float(off[worst]), 0.0, case=f"{case} of round {worst + 1}", equality=True, scale=float(scale[worst]))
+    return Outcome(
+        float(off[worst]),
+        0.0,
+        case=f"{case} of round {worst + 1}",
+        equality=True,
+        scale=float(scale[worst]),
+    )
 
 
 def on_server(found: Trajectory, papers: Symbols) -> Symbols:
@@ -139,5 +161,12 @@ def on_server(found: Trajectory, papers: Symbols) -> Symbols:
 
 def on_workers(found: Trajectory, papers: Symbols) -> Symbols:
     """By their names, those of the workers' state."""
-    values = {symbol: getattr(found.states.workers, symbol) for symbol in papers if not symbol.startswith("bits")}
-    return {symbol: trajectories.rows(value) if papers[symbol].ndim == 3 else np.asarray(value) for symbol, value in values.items()}
+    values = {
+        symbol: getattr(found.states.workers, symbol)
+        for symbol in papers
+        if not symbol.startswith("bits")
+    }
+    return {
+        symbol: trajectories.rows(value) if papers[symbol].ndim == 3 else np.asarray(value)
+        for symbol, value in values.items()
+    }

@@ -37,8 +37,9 @@ def quadratic(
     Args:
         draws: where its numbers come from.
         workers, dimension: N, d.
-        hessians: kinds to choose from. "isotropic": all A_n = L I, where most bounds are tight; "equal": one matrix for all, with
-            eigenvalues over several orders; "different": one for each worker; "indefinite": those with negative eigenvalues, too.
+        hessians: kinds to choose from. "isotropic": all A_n = L I, where most bounds are tight;
+            "equal": one matrix for all, with eigenvalues over several orders; "different": one for
+            each worker; "indefinite": those with negative eigenvalues, too.
         noisy: whether gradients may have noise.
         at_zero: start at 0 instead of a random point.
         alike: all workers have the same data; with Hessians that are equal.
@@ -52,7 +53,11 @@ def quadratic(
     b = spread * rng.normal(size=(workers, dimension)) + rng.normal(size=dimension)
     near = draws.choice((True, False))  # to the minimiser, where noise decides, or far from it
     minimizer = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
-    start = None if at_zero else (minimizer if near else 0) + (0.1 if near else 3) * rng.normal(size=dimension)
+    start = (
+        None
+        if at_zero
+        else (minimizer if near else 0) + (0.1 if near else 3) * rng.normal(size=dimension)
+    )
     return problems.quadratic(A, b, noise=noise, start=start)
 
 
@@ -82,21 +87,28 @@ def wells(
     replacement: bool = True,
     seed: int = 0,
 ) -> Problem:
-    r"""Wells and hills in all directions, which are not convex, with every constant exact and the same everywhere.
+    r"""Wells and hills in all directions, which are not convex, with every constant exact and the
+    same everywhere.
 
-    $$ f_n(x) = \frac1M \sum_m \Big( L \sum_i (1 - \cos(x_i + s_i)) + c_{nm}^T x \Big), \qquad \sum_{n,m} c_{nm} = 0 $$
+    $$ f_n(x) = \frac1M \sum_m \Big( L \sum_i (1 - \cos(x_i + s_i)) + c_{nm}^T x \Big), \qquad
+    \sum_{n,m} c_{nm} = 0 $$
 
-    $f'' = L\, \mathrm{diag}(\cos(x + s))$ is $\pm L$ at minima and hilltops, $f \ge 0$ is 0 at $x = -s$; what samples' gradients differ
-    by are constants: $\sigma^2 = \frac1B \frac1M \sum_m |c_{nm} - c_n|^2$ (without replacement times $\frac{M-B}{M-1}$) for every n, and
-    $\varsigma^2 = \frac1N \sum_n |c_n|^2$. Near a minimum, with little noise, f is $\frac L2 |x + s|^2$, where most bounds are met.
+    $f'' = L\, \mathrm{diag}(\cos(x + s))$ is $\pm L$ at minima and hilltops, $f \ge 0$ is 0 at
+    $x = -s$; what samples' gradients differ by are constants:
+    $\sigma^2 = \frac1B \frac1M \sum_m |c_{nm} - c_n|^2$ (without replacement times
+    $\frac{M-B}{M-1}$) for every n, and $\varsigma^2 = \frac1N \sum_n |c_n|^2$. Near a minimum, with
+    little noise, f is $\frac L2 |x + s|^2$, where most bounds are met.
 
     Args:
         workers, dimension: N, d.
-        start: s, `[d]` or one number for all: how far from a minimum x = 0 is, where methods begin; pi is a hilltop.
+        start: s, `[d]` or one number for all: how far from a minimum x = 0 is, where methods begin;
+            pi is a hilltop.
         smoothness: L.
-        noise: what one sample's gradient differs by from its worker's, in the mean square's root: sigma where B = 1.
+        noise: what one sample's gradient differs by from its worker's, in the mean square's root:
+            sigma where B = 1.
         heterogeneity: varsigma; 0 where N = 1.
-        samples, batch_size, replacement: M, B, and whether one sample may be drawn twice in a batch.
+        samples, batch_size, replacement: M, B, and whether one sample may be drawn twice in a
+            batch.
         seed: of c.
 
     Returns:
@@ -105,15 +117,22 @@ def wells(
     rng = np.random.default_rng(seed)
     shape = (workers, samples, dimension)
     own = _sized(rng.normal(size=shape), noise, axis=1)
-    common = _sized(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0) if workers > 1 else 0.0
+    common = (
+        _sized(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0)
+        if workers > 1
+        else 0.0
+    )
     s = np.broadcast_to(np.asarray(start, float), shape)
     inputs, L = np.stack([own + common, s], axis=2), np.full(shape[:2], smoothness)
     fewer = 1.0 if replacement else (samples - batch_size) / (samples - 1)
     return Problem(
         init=FromZero(dimension),
         loss=_loss_of_wells,
-        sample=replace(problems.minibatch(batch_size, replacement), samples=samples, take=None),  # the loss is a mean without weights
-        data=problems.Examples(jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])),
+        # the loss is a mean without weights
+        sample=replace(problems.minibatch(batch_size, replacement), samples=samples, take=None),
+        data=problems.Examples(
+            jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])
+        ),
         constants=Constants(
             smoothness=smoothness,
             minimum=0.0,
@@ -128,17 +147,29 @@ def wells(
 def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
     """c of `[..., d]` less its mean over an axis, along which its mean square is then size^2."""
     c = c - c.mean(axis=axis, keepdims=True)
-    return size * c / np.sqrt(np.mean(np.sum(c**2, axis=-1, keepdims=True), axis=axis, keepdims=True))
+    return (
+        size * c / np.sqrt(np.mean(np.sum(c**2, axis=-1, keepdims=True), axis=axis, keepdims=True))
+    )
 
 
 def _loss_of_wells(x: jax.Array, batch: problems.Examples) -> jax.Array:
     c, s = batch.inputs[:, 0], batch.inputs[:, 1]
     # Of half the angle: 1 - cos would lose the digits of what is left near a minimum.
-    return jnp.mean(2 * batch.targets * jnp.sum(jnp.sin((x[None] + s) / 2) ** 2, axis=1) + jnp.sum(c * x[None], axis=1))
+    return jnp.mean(
+        2 * batch.targets * jnp.sum(jnp.sin((x[None] + s) / 2) ** 2, axis=1)
+        + jnp.sum(c * x[None], axis=1)
+    )
 
 
 def bowl(
-    workers: int, dimension: int, *, away: float, smoothness: float = 1.0, noise: float = 0.0, heterogeneity: float = 0.0, seed: int = 0
+    workers: int,
+    dimension: int,
+    *,
+    away: float,
+    smoothness: float = 1.0,
+    noise: float = 0.0,
+    heterogeneity: float = 0.0,
+    seed: int = 0,
 ) -> Problem:
     r"""$f_n(x) = \frac L2 |x|^2 - b_n^T x$ from 0: where nothing is lost by smoothness.
 
@@ -150,26 +181,36 @@ def bowl(
     """
     b = np.full((workers, dimension), smoothness * away)
     if workers > 1:
-        b = b + _sized(np.random.default_rng(seed).normal(size=(workers, dimension)), heterogeneity, axis=0)
+        b = b + _sized(
+            np.random.default_rng(seed).normal(size=(workers, dimension)), heterogeneity, axis=0
+        )
     return problems.quadratic(np.full((workers, dimension), smoothness), b, noise=noise)
 
 
 def uneven(problem: Problem) -> Problem:
-    """A quadratic of N workers and d elements, N a divisor of d, where worker n's noise is all in the n-th part: that it begins around a
-    ring."""
+    """A quadratic of N workers and d elements, N a divisor of d, where worker n's noise is all in
+    the n-th part: that it begins around a ring."""
     N, d = problem.data.b.shape
-    part = np.kron(np.eye(N), np.ones(d // N)) * np.sqrt(N) * np.asarray(problem.data.scale)[:, None]
-    return problem._replace(data=problem.data._replace(scale=jnp.asarray(part, float)), sample=_sample_unevenly)
+    part = (
+        np.kron(np.eye(N), np.ones(d // N)) * np.sqrt(N) * np.asarray(problem.data.scale)[:, None]
+    )
+    return problem._replace(
+        data=problem.data._replace(scale=jnp.asarray(part, float)), sample=_sample_unevenly
+    )
 
 
 def _sample_unevenly(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine._replace(noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype), scale=jnp.zeros(()))
+    return mine._replace(
+        noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype), scale=jnp.zeros(())
+    )
 
 
 def sample_noise(problem: Problem) -> float:
     """sigma of one sample of a problem of `wells`, whatever its batches."""
     c = np.asarray(problem.data.inputs[:, :, 0], np.float64)
-    return float(np.sqrt(np.mean(np.sum((c - c.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=1).max()))
+    return float(
+        np.sqrt(np.mean(np.sum((c - c.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=1).max())
+    )
 
 
 STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
@@ -177,7 +218,12 @@ STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
 
 
 def random_wells(
-    draws: Draws, workers: int, dimension: int, *, batches: Sequence[tuple[int, bool]] = ((1, True),), alike: bool = False
+    draws: Draws,
+    workers: int,
+    dimension: int,
+    *,
+    batches: Sequence[tuple[int, bool]] = ((1, True),),
+    alike: bool = False,
 ) -> Problem:
     """Wells whose numbers are drawn.
 
@@ -246,13 +292,15 @@ def known(problem: Problem) -> Known:
     """The constants of a problem.
 
     Raises:
-        ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the minimum.
+        ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the
+            minimum.
     """
     of = problem.constants
     missing = [name for name in ("smoothness", "minimum", "noise") if getattr(of, name) is None]
     if missing:
         raise ValueError(
-            f"{problem.name} does not know its {', '.join(missing)}: need a problem with all constants, problems.quadratic, say"
+            f"{problem.name} does not know its {', '.join(missing)}: need a problem with all "
+            "constants, problems.quadratic, say"
         )
     gap = _gap(problem)
     if not gap > 0:
@@ -262,17 +310,26 @@ def known(problem: Problem) -> Known:
 
 
 def _gap(problem: Problem) -> float:
-    """f(x_1) - f*. Of a quadratic by the distance from its minimiser: the difference would lose digits."""
+    """f(x_1) - f*. Of a quadratic by the distance from its minimiser: the difference would lose
+    digits.
+    """
     with jax.enable_x64(True):
         first = problem.init(jax.random.key(0))
         if isinstance(problem.data, Quadratic):
-            A, away = np.asarray(problem.data.A, np.float64).mean(axis=0), np.asarray(first - problem.constants.minimizer, np.float64)
+            A, away = (
+                np.asarray(problem.data.A, np.float64).mean(axis=0),
+                np.asarray(first - problem.constants.minimizer, np.float64),
+            )
             return float(away @ (A * away if A.ndim == 1 else A @ away)) / 2
-        return float(_loss_of_all(problem.loss, first, problem.data)) - float(problem.constants.minimum or 0.0)
+        return float(_loss_of_all(problem.loss, first, problem.data)) - float(
+            problem.constants.minimum or 0.0
+        )
 
 
 def equal_hessians(problem: Problem) -> bool:
-    """Whether the problem's heterogeneity holds everywhere: of quadratics, whether all have one Hessian."""
+    """Whether the problem's heterogeneity holds everywhere: of quadratics, whether all have one
+    Hessian.
+    """
     if not isinstance(problem.data, Quadratic):
         return True
     A = np.asarray(problem.data.A)
@@ -291,7 +348,8 @@ def same_heterogeneity(problem: Problem) -> Condition:
 
 
 def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> list[Condition]:
-    """That the graph has as many workers as the problem, and one matrix for all rounds, of this kind.
+    """That the graph has as many workers as the problem, and one matrix for all rounds, of this
+    kind.
 
     Args:
         problem, topology: of N workers each.
@@ -299,17 +357,35 @@ def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> 
         holds: whether the graph's is.
     """
     return [
-        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
-        Condition(f"one {matrix} W", holds and topology.period == 1, f"{topology.name} is not {matrix}, or a schedule"),
+        Condition(
+            "as many workers as the problem has",
+            topology.n == problem.workers,
+            f"{topology.name} for {problem.workers} workers",
+        ),
+        Condition(
+            f"one {matrix} W",
+            holds and topology.period == 1,
+            f"{topology.name} is not {matrix}, or a schedule",
+        ),
     ]
 
 
-def need_step(where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False) -> None:
-    """Raises a ValueError where a bound is asked for at a step size that its theorem does not allow."""
+def need_step(
+    where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False
+) -> None:
+    """Raises a ValueError where a bound is asked for at a step size that its theorem does not
+    allow.
+    """
     need(where, [step_below(name, limit, learning_rate, strictly=strictly)])
 
 
-def step_below(name: str, limit: float, learning_rate: float, *, strictly: bool = False, symbol: str = "gamma") -> Condition:
+def step_below(
+    name: str, limit: float, learning_rate: float, *, strictly: bool = False, symbol: str = "gamma"
+) -> Condition:
     """That the step size is positive and at most the limit, or strictly below it."""
     holds = 0 < learning_rate < limit if strictly else 0 < learning_rate <= limit * (1 + 1e-12)
-    return Condition(f"0 < {symbol} {'<' if strictly else '<='} {name}", holds, f"{symbol} = {learning_rate:.6g}, {name} = {limit:.6g}")
+    return Condition(
+        f"0 < {symbol} {'<' if strictly else '<='} {name}",
+        holds,
+        f"{symbol} = {learning_rate:.6g}, {name} = {limit:.6g}",
+    )

@@ -1,7 +1,8 @@
 r"""Exact moments, without sampling noise, of the project's own methods on quadratics.
 
-On a quadratic, a round of SGD, of gossip, of a stale or of a compressed step with additive noise is affine in all that is carried and
-in the noise. Its matrices are taken from the method's own `query` and `update`, by differentiation (exact, since they are affine):
+On a quadratic, a round of SGD, of gossip, of a stale or of a compressed step with additive noise is
+affine in all that is carried and in the noise. Its matrices are taken from the method's own `query`
+and `update`, by differentiation (exact, since they are affine):
 
 $$ s_{t+1} = M_t s_t + c_t + B_t \xi_t, \qquad E \xi_t = 0,\ E \xi_t \xi_t^T = I $$
 
@@ -9,10 +10,12 @@ so that mean and covariance of the state follow
 
 $$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
 
-and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$.
+and any affine quantity $P s + q$ (a gradient, a distance between models) has
+$E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$.
 
-A round must be the same affine map at every t (or `varying`) and for every key, but for who is asked, which must be uniform; nothing but
-the round's number and what is floating point may change. That is probed, and an error where it is not so.
+A round must be the same affine map at every t (or `varying`) and for every key, but for who is
+asked, which must be uniform; nothing but the round's number and what is floating point may change.
+That is probed, and an error where it is not so.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ _SHORTEST = 9  # log2 of the fewest rounds that a program is compiled for
 
 @cache
 def with_step(method: Callable[..., Algorithm], *arguments: Any) -> Build:
-    """method(optax.sgd(gamma), *arguments): one object for equal arguments, so that it is compiled once."""
+    """method(optax.sgd(gamma), *arguments): one object for equal arguments, so that it is compiled
+    once.
+    """
     return lambda of, compressor: method(optax.sgd(of.learning_rate), *arguments)
 
 
@@ -67,35 +72,44 @@ def second_moments(
     more: Any = (),
     quantities: Callable[[State], dict[str, jax.Array]] | None = None,
 ) -> dict[str, np.ndarray]:
-    r"""Mean squares of what theorems speak of, before each of the rounds and after the last, `[steps + 1]`, in float64.
+    r"""Mean squares of what theorems speak of, before each of the rounds and after the last,
+    `[steps + 1]`, in float64.
 
     Args:
         build: of `with_step`, `with_compressor` or the like.
         problem: of `problems.quadratic`.
         learning_rate: gamma.
         steps: T. Programs are compiled for powers of two, from 512 on.
-        one_worker: the method asks one worker, drawn uniformly: what workers differ in is then noise. Their Hessians must be equal.
+        one_worker: the method asks one worker, drawn uniformly: what workers differ in is then
+            noise. Their Hessians must be equal.
         varying: the round's matrices depend on t.
-        compression: s', where each message of a whole vector has an error of mean square s'^2, see `rounds.additive`.
+        compression: s', where each message of a whole vector has an error of mean square s'^2, see
+            `rounds.additive`.
         messages: how many messages a round compresses.
         more: what else the method is made of, arrays.
         quantities: the method's own, affine in its state.
 
     Returns:
-        `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus` $\frac1N \sum E|x_n - \bar x|^2$, `spread`
-        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at; of the gradients there `asked`
-        $E|\frac1N \sum_n f_n'|^2$, `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$, `around`
+        `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus`
+        $\frac1N \sum E|x_n - \bar x|^2$, `spread` $\frac1N \sum E|f_n' - f'|^2$ at the mean of the
+        models that are asked at; of the gradients there `asked` $E|\frac1N \sum_n f_n'|^2$, `stale`
+        $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$, `around`
         $\frac1N \sum E|f_n' - f'(\bar x_t)|^2$; and the method's own.
 
     Raises:
-        ValueError: another problem, or another noise; Hessians that differ where one worker is asked, or one that is asked more often
-            than others; a round of other than `messages` messages, or one that is not the same affine map each time.
+        ValueError: another problem, or another noise; Hessians that differ where one worker is
+            asked, or one that is asked more often than others; a round of other than `messages`
+            messages, or one that is not the same affine map each time.
     """
     checks.positive_int("steps", steps)
     messages = messages if compression else 0
     of = instance(problem, learning_rate, compression, more, one_worker)
     with jax.enable_x64(True):
-        key = probes.key_without_collisions(build, of, problem.gradient, messages) if messages else jax.random.key(0)
+        key = (
+            probes.key_without_collisions(build, of, problem.gradient, messages)
+            if messages
+            else jax.random.key(0)
+        )
         found, wrong = _second_moments(
             of,
             key,
@@ -112,13 +126,26 @@ def second_moments(
         return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
 
 
-def instance(problem: Problem, learning_rate: float, compression: float = 0.0, more: Any = (), one_worker: bool = False) -> Instance:
-    """The numbers of a quadratic and of a method on it. Arguments and errors as of `second_moments`."""
+def instance(
+    problem: Problem,
+    learning_rate: float,
+    compression: float = 0.0,
+    more: Any = (),
+    one_worker: bool = False,
+) -> Instance:
+    """The numbers of a quadratic and of a method on it. Arguments and errors as of
+    `second_moments`.
+    """
     data = problem.data
     if not isinstance(data, Quadratic):
-        raise ValueError(f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic")
+        raise ValueError(
+            f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic"
+        )
     if problem.sample.__module__ != Quadratic.__module__:
-        raise ValueError(f"{problem.name} has a sampler of its own: exact moments are of equal Gaussian noise in all directions")
+        raise ValueError(
+            f"{problem.name} has a sampler of its own: exact moments are of equal Gaussian noise "
+            "in all directions"
+        )
     A, b = np.asarray(data.A, np.float64), np.asarray(data.b, np.float64)
     if A.ndim == 2:
         A = A[:, :, None] * np.eye(A.shape[1])
@@ -126,7 +153,10 @@ def instance(problem: Problem, learning_rate: float, compression: float = 0.0, m
     covariance = (problem.constants.noise or 0.0) ** 2 / d * np.eye(d)
     if one_worker:
         if np.abs(A - A[0]).max() > 1e-12 * np.abs(A).max():
-            raise ValueError(f"{problem.name}: exact moments of methods that ask one worker need equal Hessians; these differ")
+            raise ValueError(
+                f"{problem.name}: exact moments of methods that ask one worker need equal "
+                "Hessians; these differ"
+            )
         away = b - b.mean(axis=0)
         covariance = covariance + away.T @ away / N
         b = np.broadcast_to(b.mean(axis=0), b.shape)
@@ -146,15 +176,22 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
 
         def matrices(t):
             zero, z = jnp.zeros_like(first), jnp.zeros(rounds.shape)
-            M, c = jax.jacfwd(lambda s: rounds.after(t, s, z, silence))(zero), rounds.after(t, zero, z, silence)
+            M, c = (
+                jax.jacfwd(lambda s: rounds.after(t, s, z, silence))(zero),
+                rounds.after(t, zero, z, silence),
+            )
             B = jax.jacfwd(lambda z: rounds.after(t, zero, z, silence))(z).reshape(first.size, -1)
             noise = B @ B.T
             if rows > 1:
-                C = jax.jacrev(lambda table: rounds.after(t, zero, z, table))(silence).reshape(first.size, -1)
+                C = jax.jacrev(lambda table: rounds.after(t, zero, z, table))(silence).reshape(
+                    first.size, -1
+                )
                 noise = noise + C @ C.T
             seen = rounds.seen(t, zero)
             jacobians = jax.jacfwd(lambda s: rounds.seen(t, s))(zero)
-            squares = {name: (jacobians[name].reshape(-1, first.size), seen[name].ravel()) for name in seen}
+            squares = {
+                name: (jacobians[name].reshape(-1, first.size), seen[name].ravel()) for name in seen
+            }
             return M, c, noise, squares
 
         fixed = None if varying else matrices(jnp.int32(0))
@@ -162,7 +199,10 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
         def step(carry, t):
             m, S = carry
             M, c, noise, squares = matrices(t) if fixed is None else fixed
-            news = {name: jnp.sum((J @ m + q) ** 2) + jnp.sum((J @ S) * J) for name, (J, q) in squares.items()}
+            news = {
+                name: jnp.sum((J @ m + q) ** 2) + jnp.sum((J @ S) * J)
+                for name, (J, q) in squares.items()
+            }
             return (M @ m + c, M @ S @ M.T + noise), news
 
         start = (first, jnp.zeros((first.size, first.size)))

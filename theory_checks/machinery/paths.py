@@ -1,4 +1,6 @@
-"""The project's own methods on quadratics with exact gradients, round by round: all that they carry."""
+"""The project's own methods on quadratics with exact gradients, round by round: all that they
+carry.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,25 @@ from theory_checks.machinery.statement import Outcome
 _SHORTEST = 6  # log2 of the fewest rounds that a program is compiled for
 
 
-def follow(build: Build, problem: Problem, learning_rate: float, *, steps: int, models: np.ndarray | None = None, more: Any = ()) -> State:
-    """The states before each of the rounds and after the last, leaves `[steps + 1, ...]`, in float64.
+def follow(
+    build: Build,
+    problem: Problem,
+    learning_rate: float,
+    *,
+    steps: int,
+    models: np.ndarray | None = None,
+    more: Any = (),
+) -> State:
+    """The states before each of the rounds and after the last, leaves `[steps + 1, ...]`, in
+    float64.
 
     Args:
         build: of `moments.with_step` or the like.
         problem: of `problems.quadratic`; its noise is left out.
         learning_rate: gamma; 0 for gossip alone.
         steps: T. Programs are compiled for powers of two, from 64 on.
-        models: where workers begin, `[N, d]`, of a method whose state has them as `workers.params`; None: at the problem's start.
+        models: where workers begin, `[N, d]`, of a method whose state has them as `workers.params`;
+            None: at the problem's start.
         more: what else the method is made of, arrays.
 
     Raises:
@@ -36,9 +48,15 @@ def follow(build: Build, problem: Problem, learning_rate: float, *, steps: int, 
     checks.positive_int("steps", steps)
     with jax.enable_x64(True):
         of = moments.instance(problem, learning_rate, more=more)
-        first = np.broadcast_to(np.asarray(of.start), of.b.shape) if models is None else np.asarray(models, np.float64)
+        first = (
+            np.broadcast_to(np.asarray(of.start), of.b.shape)
+            if models is None
+            else np.asarray(models, np.float64)
+        )
         length = 1 << max(_SHORTEST, steps.bit_length())
-        states = _follow(of, jnp.asarray(first), build=build, gradient=problem.gradient, length=length)
+        states = _follow(
+            of, jnp.asarray(first), build=build, gradient=problem.gradient, length=length
+        )
         return jax.tree.map(lambda leaf: np.asarray(leaf)[: steps + 1], states)
 
 
@@ -58,7 +76,9 @@ def _follow(of, models, *, build, gradient, length):
 
 
 def gradients(problem: Problem, models: np.ndarray) -> np.ndarray:
-    """The workers' exact gradients of a quadratic at their own models, `[..., N, d]`, computed apart from the project's code."""
+    """The workers' exact gradients of a quadratic at their own models, `[..., N, d]`, computed
+    apart from the project's code.
+    """
     A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
     return (A * models if A.ndim == 2 else np.einsum("nij,...nj->...ni", A, models)) - b
 
@@ -73,10 +93,25 @@ def size(values: np.ndarray) -> np.ndarray:
     return np.linalg.norm(values, axis=(-2, -1))
 
 
-def worst(measured: np.ndarray, bound: np.ndarray, *, case: str, equality: bool = False, scale: np.ndarray | float = 0.0) -> list[Outcome]:
-    """The worst outcome of two arrays of one shape, with its place in the case. `scale` is theirs, or a number for all."""
+def worst(
+    measured: np.ndarray,
+    bound: np.ndarray,
+    *,
+    case: str,
+    equality: bool = False,
+    scale: np.ndarray | float = 0.0,
+) -> list[Outcome]:
+    """The worst outcome of two arrays of one shape, with its place in the case. `scale` is theirs,
+    or a number for all.
+    """
     outcomes = [
-        Outcome(float(measured[at]), float(bound[at]), case=f"{case}, at {at}", equality=equality, scale=float(size))
+        Outcome(
+            float(measured[at]),
+            float(bound[at]),
+            case=f"{case}, at {at}",
+            equality=equality,
+            scale=float(size),
+        )
         for at, size in np.ndenumerate(np.broadcast_to(scale, measured.shape))
     ]
     return [max(outcomes, key=lambda outcome: outcome.badness)]

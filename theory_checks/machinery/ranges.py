@@ -1,4 +1,6 @@
-"""Which numbers there can be, by the name of what they are: bounds, step sizes and rates refuse all others before they are evaluated."""
+"""Which numbers there can be, by the name of what they are: bounds, step sizes and rates refuse all
+others before they are evaluated.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def _each(one: Range) -> Range:
 _POSITIVE = _numbers(lambda x: 0 < x < math.inf, "a positive, finite number")
 _NOT_NEGATIVE = _numbers(lambda x: 0 <= x < math.inf, "a finite number, at least 0")
 _MOST = 2**63 - 1
-_COUNT = Range(lambda x: checks.is_integer(x) and 1 <= x <= _MOST, "an integer, at least 1 and at most 2^63 - 1")
+_COUNT = Range(
+    lambda x: checks.is_integer(x) and 1 <= x <= _MOST,
+    "an integer, at least 1 and at most 2^63 - 1",
+)
 _LISTS = {
     "contractions": _each(_numbers(lambda x: 0 < x <= 1, "in (0, 1]")),
     "layers": _each(_POSITIVE),
@@ -48,17 +53,25 @@ RANGES = {
     **dict.fromkeys(("gap", "distance", "smoothness", "total", "learning_rate"), _POSITIVE),
     **dict.fromkeys(("noise", "heterogeneity", "compression", "omega"), _NOT_NEGATIVE),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
-    "staleness": Range(lambda x: checks.is_integer(x) and 0 <= x <= _MOST, "an integer, at least 0 and at most 2^63 - 1"),
+    "staleness": Range(
+        lambda x: checks.is_integer(x) and 0 <= x <= _MOST,
+        "an integer, at least 0 and at most 2^63 - 1",
+    ),
     "rho": _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1"),
-    "effect": Range(lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"),
-    "memory": Range(lambda memory: all(np.all((part >= 0) & (part < math.inf)) for part in memory), "finite numbers, at least 0"),
+    "effect": Range(
+        lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"
+    ),
+    "memory": Range(
+        lambda memory: all(np.all((part >= 0) & (part < math.inf)) for part in memory),
+        "finite numbers, at least 0",
+    ),
     **_LISTS,
 }
 
 
 def need(where: str, given: Mapping[str, Any]) -> None:
-    """Raises a ValueError that says where, where a number is out of the range of its name, or lists, one number a layer, are not equally
-    long."""
+    """Raises a ValueError that says where, where a number is out of the range of its name, or
+    lists, one number a layer, are not equally long."""
     for name, value in given.items():
         if name in RANGES and not RANGES[name].holds(value):
             raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
@@ -70,16 +83,22 @@ def need(where: str, given: Mapping[str, Any]) -> None:
 
 def _of_python(value: Any) -> Any:
     """A number, or each of a list."""
-    return type(value)(map(checks.python_number, value)) if type(value) in (list, tuple) else checks.python_number(value)
+    return (
+        type(value)(map(checks.python_number, value))
+        if type(value) in (list, tuple)
+        else checks.python_number(value)
+    )
 
 
 def _shown(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {checks.shown(value)}" for name, value in given.items() if name in RANGES)
+    return ", ".join(
+        f"{name} = {checks.shown(value)}" for name, value in given.items() if name in RANGES
+    )
 
 
 def held(where: str) -> Callable[[F], F]:
-    """A decorator: the same function, which refuses what `need` does. None is right where it is the default. Numbers of numpy become
-    Python's, which do not overflow.
+    """A decorator: the same function, which refuses what `need` does. None is right where it is the
+    default. Numbers of numpy become Python's, which do not overflow.
 
     Args:
         where: what the message begins with.
@@ -87,18 +106,32 @@ def held(where: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        absent = {name for name, parameter in signature.parameters.items() if parameter.default is None}
+        absent = {
+            name for name, parameter in signature.parameters.items() if parameter.default is None
+        }
 
         @functools.wraps(function)
         def refusing(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             given: dict[str, Any] = bound.arguments
-            given.update({name: _of_python(value) for name, value in given.items() if name in RANGES})
-            need(where, {name: value for name, value in given.items() if value is not None or name not in absent})
+            given.update(
+                {name: _of_python(value) for name, value in given.items() if name in RANGES}
+            )
+            need(
+                where,
+                {
+                    name: value
+                    for name, value in given.items()
+                    if value is not None or name not in absent
+                },
+            )
             try:
                 return function(*bound.args, **bound.kwargs)
             except (OverflowError, ZeroDivisionError) as error:
-                raise ValueError(f"{where}: {_shown(given)}: expected numbers whose products float64 holds ({error})") from error
+                raise ValueError(
+                    f"{where}: {_shown(given)}: expected numbers whose products float64 holds "
+                    f"({error})"
+                ) from error
 
         return refusing  # type: ignore[return-value]
 

@@ -27,10 +27,13 @@ class Rate(NamedTuple):
 
     def __call__(self, steps: float) -> float:
         """The right side after so many steps."""
-        return self.inverse / steps + self.root / math.sqrt(steps) + self.two_thirds / steps ** (2 / 3)
+        return (
+            self.inverse / steps + self.root / math.sqrt(steps) + self.two_thirds / steps ** (2 / 3)
+        )
 
     def iterations(self, epsilon: float) -> int:
-        r"""The least T at which the right side is at most epsilon: $O(a/\epsilon + b^2/\epsilon^2 + (c/\epsilon)^{3/2})$.
+        r"""The least T at which the right side is at most epsilon:
+        $O(a/\epsilon + b^2/\epsilon^2 + (c/\epsilon)^{3/2})$.
 
         Raises:
             ValueError: epsilon that is not positive, or parts of the rate that are not finite.
@@ -43,7 +46,10 @@ class Rate(NamedTuple):
         while self(high) > epsilon:
             high *= 2
             if high > _MOST:
-                raise ValueError(f"epsilon = {epsilon}: need one that {self} reaches within {_MOST:.0e} iterations")
+                raise ValueError(
+                    f"epsilon = {epsilon}: need one that {self} reaches within {_MOST:.0e} "
+                    "iterations"
+                )
         low = high // 2  # not enough, or 0
         while high - low > 1:
             middle = (low + high) // 2
@@ -51,5 +57,11 @@ class Rate(NamedTuple):
         return high
 
     def terms(self, epsilon: float) -> tuple[float, float, float]:
-        r"""$a/\epsilon$, $b^2/\epsilon^2$, $(c/\epsilon)^{3/2}$: what each part alone would take."""
-        return self.inverse / epsilon, (self.root / epsilon) ** 2, (self.two_thirds / epsilon) ** 1.5
+        r"""$a/\epsilon$, $b^2/\epsilon^2$, $(c/\epsilon)^{3/2}$: what each part alone would
+        take.
+        """
+        return (
+            self.inverse / epsilon,
+            (self.root / epsilon) ** 2,
+            (self.two_thirds / epsilon) ** 1.5,
+        )

@@ -73,7 +73,9 @@ _MODULES = (
     mixing,
     recursions,
 )
-STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
+STATEMENTS: tuple[Statement, ...] = tuple(
+    statement for module in _MODULES for statement in module.STATEMENTS
+)
 FAMILY = {statement.name: module.__name__ for module in _MODULES for statement in module.STATEMENTS}
 """The module of each statement, by name: those of one share programs."""
 
@@ -87,7 +89,8 @@ class Finding(NamedTuple):
     Args:
         statement: which.
         instances: how many were tried.
-        worst: of them, by ratio; of an equation, by deviation; one that does not hold before all others.
+        worst: of them, by ratio; of an equation, by deviation; one that does not hold before all
+            others.
         how: where the worst one is from: "built", "drawn" or "climbed to".
         median: of the ratios of those drawn at random.
         violations: those that do not hold.
@@ -107,17 +110,22 @@ class Finding(NamedTuple):
 
     @property
     def loose(self) -> bool:
-        """Whether the statement is a bound that no instance came near to: its constants may be too large, and smaller ones go unseen."""
+        """Whether the statement is a bound that no instance came near to: its constants may be too
+        large, and smaller ones go unseen.
+        """
         return self.holds and not self.worst.equality and self.worst.ratio < LOOSE
 
 
 def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
-    """Tries one statement in float64: on the instances that are built to be hard, on random ones, and from the worst of these uphill.
+    """Tries one statement in float64: on the instances that are built to be hard, on random ones,
+    and from the worst of these uphill.
 
-    Only exact inequalities are climbed: of measurements with sampling noise the search would find the noise, of equations the rounding.
+    Only exact inequalities are climbed: of measurements with sampling noise the search would find
+    the noise, of equations the rounding.
 
     Args:
-        statement: of `STATEMENTS`, or one's own. What raises has failed; the others are tried all the same.
+        statement: of `STATEMENTS`, or one's own. What raises has failed; the others are tried all
+            the same.
         trials: how many besides those that are built; some have several instances.
         seed: of them.
 
@@ -133,7 +141,9 @@ def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
         tried = [(tape, attempt(statement.trial, tape)) for tape in tapes]
         drawn = [outcome for _, outcomes in tried for outcome in outcomes]
         if any(outcome.error or outcome.equality for outcome in drawn):
-            drawn += [outcome for _ in range(more) for outcome in attempt(statement.trial, Tape(rng))]
+            drawn += [
+                outcome for _ in range(more) for outcome in attempt(statement.trial, Tape(rng))
+            ]
             climbed = []
         else:
             climbed = search.climb(lambda tape: attempt(statement.trial, tape), tried, more)
@@ -144,18 +154,32 @@ def attempt(trial: Callable[..., list[Outcome]], *arguments: Any) -> list[Outcom
     """Its outcomes; one that does not hold where it raises, or has none."""
     try:
         found = list(trial(*arguments))
-    except Exception as error:  # whatever a method under test does, the other statements are still to be tried
+    except Exception as error:
+        # whatever a method under test does, the other statements are still to be tried
         return [Outcome(math.nan, math.nan, case=f"raised {type(error).__name__}: {error}")]
     return found or [Outcome(math.nan, math.nan, case="no instance came of the trial")]
 
 
-def summarize(statement: Statement, drawn: Sequence[Outcome], *, built: Sequence[Outcome] = (), climbed: Sequence[Outcome] = ()) -> Finding:
+def summarize(
+    statement: Statement,
+    drawn: Sequence[Outcome],
+    *,
+    built: Sequence[Outcome] = (),
+    climbed: Sequence[Outcome] = (),
+) -> Finding:
     """The finding of these outcomes."""
     found = [*((outcome, "drawn") for outcome in drawn), *((outcome, "built") for outcome in built)]
     found += [(outcome, "climbed to") for outcome in climbed]
     worst, how = max(found, key=lambda one: one[0].badness)
     median = float(np.median([outcome.ratio for outcome in drawn]))
-    return Finding(statement, len(found), worst, how, median, tuple(outcome for outcome, _ in found if not outcome.holds))
+    return Finding(
+        statement,
+        len(found),
+        worst,
+        how,
+        median,
+        tuple(outcome for outcome, _ in found if not outcome.holds),
+    )
 
 
 # --- Side by side, in several processes.
@@ -170,15 +194,25 @@ def prepare(cached: str | None, haste: bool) -> None:
     """
     gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live
     if haste and OLDER_LOOPS:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"  # for the backend to come
+        # for the backend to come
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        )
     cache.enable(cached)
     jax.config.update("jax_disable_most_optimizations", haste)
 
 
 def hold_all(
-    statements: Sequence[Statement], trials: int, seed: int, *, processes: int, cached: str | None, haste: bool
+    statements: Sequence[Statement],
+    trials: int,
+    seed: int,
+    *,
+    processes: int,
+    cached: str | None,
+    haste: bool,
 ) -> Iterator[Finding]:
-    """The findings of `hold`, in order. Statements of one family, which share programs, are tried by one process.
+    """The findings of `hold`, in order. Statements of one family, which share programs, are tried
+    by one process.
 
     Args:
         statements: of `STATEMENTS`: another process knows them by name.
@@ -190,7 +224,9 @@ def hold_all(
         names = [statement.name for statement in statements]
         families = [list(family) for _, family in groupby(names, FAMILY.get)]
         found = chain.from_iterable(pool.map(partial(_hold, trials=trials, seed=seed), families))
-        yield from (Finding(statement, *rest) for statement, rest in zip(statements, found, strict=True))
+        yield from (
+            Finding(statement, *rest) for statement, rest in zip(statements, found, strict=True)
+        )
 
 
 def _hold(names: Sequence[str], *, trials: int, seed: int) -> list[tuple[Any, ...]]:

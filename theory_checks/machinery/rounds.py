@@ -1,4 +1,6 @@
-"""A round of one of the project's methods on a quadratic, as a function of vectors: what `moments` differentiates, and `probes` tries."""
+"""A round of one of the project's methods on a quadratic, as a function of vectors: what `moments`
+differentiates, and `probes` tries.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class Timetable(NamedTuple):
 
 
 def additive(rows: jax.Array) -> Compressor:
-    """A compressor whose error is noise, added: unbiased, of one mean square for every vector. Which row a message takes, its key decides.
+    """A compressor whose error is noise, added: unbiased, of one mean square for every vector.
+    Which row a message takes, its key decides.
 
     Args:
         rows: the noise, `[rows, part]`.
@@ -112,8 +115,9 @@ class Rounds(NamedTuple):
         return vector(self.method(self.silence(1)).init(self.of.start))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
-        """The state after round t: of s, the gradients' noise z `[N, d]`, or that of micro-batches `[N, M, d]` where the method says
-        which are computed, and the messages' `[rows, part]`, both of unit variance."""
+        """The state after round t: of s, the gradients' noise z `[N, d]`, or that of micro-batches
+        `[N, M, d]` where the method says which are computed, and the messages' `[rows, part]`, both
+        of unit variance."""
         return vector(self._round(t, s, z, rows))
 
     def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
@@ -126,28 +130,51 @@ class Rounds(NamedTuple):
     def asks(self, s: jax.Array) -> jax.Array:
         """The one worker whose gradient the first round asks for."""
         state = self.state(jnp.int32(0), s)
-        query = self.method(self.silence(1)).query(state, Round(jnp.int32(0), self.shape[0], self.key))
+        query = self.method(self.silence(1)).query(
+            state, Round(jnp.int32(0), self.shape[0], self.key)
+        )
         if query.workers is None or query.workers.shape != (1,):
-            raise ValueError("one_worker=True for a method that does not ask one worker at a time: need one_worker=False")
+            raise ValueError(
+                "one_worker=True for a method that does not ask one worker at a time: need "
+                "one_worker=False"
+            )
         return query.workers[0]
 
     def keeps_counters(self, silence: jax.Array) -> jax.Array:
-        """Whether what is not floating point, besides the number of the round, stays as it is: nothing else may tell rounds apart."""
+        """Whether what is not floating point, besides the number of the round, stays as it is:
+        nothing else may tell rounds apart.
+        """
         before = self.method(silence).init(self.of.start)
         after = self._round(jnp.int32(0), self.first(), jnp.zeros(self.shape), silence)
-        pairs = zip(*(jax.tree.leaves((state.server, state.workers)) for state in (before, after)), strict=True)
-        return jnp.all(jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))]))
+        pairs = zip(
+            *(jax.tree.leaves((state.server, state.workers)) for state in (before, after)),
+            strict=True,
+        )
+        return jnp.all(
+            jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))])
+        )
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
         """The quantities whose mean squares are wanted."""
         return _seen(self.of, self.key, t, s, build=self.build, quantities=self.quantities)
 
 
-# Both are asked for in many places, as they are, differentiated, and mapped over: traced once for all of them, and inlined.
+# Both are asked for in many places, as they are, differentiated, and mapped over: traced once for
+# all of them, and inlined.
 
 
 @partial(jax.jit, static_argnames=("build", "gradient"), inline=True)
-def _round(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array, *, build, gradient) -> State:
+def _round(
+    of: Instance,
+    key: jax.Array,
+    t: jax.Array,
+    s: jax.Array,
+    z: jax.Array,
+    rows: jax.Array,
+    *,
+    build,
+    gradient,
+) -> State:
     """The state after it."""
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
     state, this = _state(method, s, t, of.start), Round(t, N, key)
@@ -162,21 +189,30 @@ def _problem(d: int, gradient: Callable | None) -> Problem:
     return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
 
 
-def _gradients(of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem: Problem) -> PyTree:
+def _gradients(
+    of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem: Problem
+) -> PyTree:
     """The oracle's, with this noise."""
     N, noise, gradient = of.b.shape[0], None if asked.exact else z @ of.root.T, problem.gradient
     if asked.work is None:
         return oracle.gradients(problem, asked, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
     assert gradient is not None
     M = asked.work.samples.shape[1]
-    # Each micro-batch has a noise of its own: they come as batches from outside, one after the other.
-    batches = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N)))._replace(noise=noise)
-    one = problem._replace(loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch))))
+    # Each micro-batch has a noise of its own: they come as batches from outside, one after the
+    # other.
+    batches = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N))
+    )._replace(noise=noise)
+    one = problem._replace(
+        loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
+    )
     return oracle.gradients(one, asked, key, of.b, N, batches)
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)
-def _seen(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, quantities) -> dict[str, jax.Array]:
+def _seen(
+    of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, quantities
+) -> dict[str, jax.Array]:
     """The quantities whose mean squares are wanted."""
     N, rounds = of.b.shape[0], Rounds(build, None, of, key, quantities)
     state = rounds.state(t, s)
@@ -205,9 +241,13 @@ def _seen(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, qu
 
 
 def on_one_device(f: Callable) -> Callable:
-    """f, with one device that holds all workers: where collectives of `dsgd.workers` mean something."""
+    """f, with one device that holds all workers: where collectives of `dsgd.workers` mean
+    something.
+    """
     everywhere: Any = P()
-    return jax.shard_map(f, mesh=workers.mesh(1), in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    return jax.shard_map(
+        f, mesh=workers.mesh(1), in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
 
 
 def _floating(leaf: jax.Array) -> bool:
@@ -216,7 +256,9 @@ def _floating(leaf: jax.Array) -> bool:
 
 def vector(state: State) -> jax.Array:
     """The floating-point part of a state."""
-    return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)])
+    return jnp.concatenate(
+        [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)]
+    )
 
 
 def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) -> State:

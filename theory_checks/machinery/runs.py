@@ -1,4 +1,6 @@
-"""Left sides of theorems: over many seeds of the project's own loop, one compiled program; on quadratics exact."""
+"""Left sides of theorems: over many seeds of the project's own loop, one compiled program; on
+quadratics exact.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,20 @@ SEEDS = 32
 
 @cache
 def with_step(method: Callable[..., Algorithm], *arguments) -> Callable[..., Algorithm]:
-    """learning_rate -> method(optax.sgd(learning_rate), *arguments): one object for equal arguments, so that it is compiled once."""
+    """learning_rate -> method(optax.sgd(learning_rate), *arguments): one object for equal
+    arguments, so that it is compiled once.
+    """
     return lambda learning_rate: method(optax.sgd(learning_rate), *arguments)
 
 
 def histories(
-    factory: Callable[..., Algorithm], problem: Problem, *, steps: int, learning_rates: Sequence[float], seeds: int = SEEDS, seed: int = 0
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    *,
+    steps: int,
+    learning_rates: Sequence[float],
+    seeds: int = SEEDS,
+    seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """Histories of every round, `[step sizes, seeds, steps + 1]`, in float64.
 
@@ -39,22 +49,46 @@ def histories(
     """
     with jax.enable_x64(True):
         rates = np.asarray(learning_rates, np.float64)
-        return dsgd.sweep(factory, problem, steps=steps, key=jax.random.key(seed), seeds=seeds, mesh=1, learning_rate=rates).history
+        return dsgd.sweep(
+            factory,
+            problem,
+            steps=steps,
+            key=jax.random.key(seed),
+            seeds=seeds,
+            mesh=1,
+            learning_rate=rates,
+        ).history
 
 
 def average_gradient(
-    factory: Callable[..., Algorithm], problem: Problem, *, steps: int, learning_rate: float, seeds: int, seed: int
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    *,
+    steps: int,
+    learning_rate: float,
+    seeds: int,
+    seed: int,
 ) -> tuple[float, float]:
-    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard error. Arguments as in `histories`."""
-    history = histories(factory, problem, steps=steps, learning_rates=[learning_rate], seeds=seeds, seed=seed)
+    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard
+    error. Arguments as in `histories`.
+    """
+    history = histories(
+        factory, problem, steps=steps, learning_rates=[learning_rate], seeds=seeds, seed=seed
+    )
     mean, error = mean_and_error(history["grad_sqnorm"][0, :, :steps])
     return float(mean), float(error)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Over seeds, the first axis but one of `[..., seeds, records]` after the mean over records: `[...]` and `[...]`."""
+    """Over seeds, the first axis but one of `[..., seeds, records]` after the mean over records:
+    `[...]` and `[...]`.
+    """
     each = values.mean(axis=-1)
-    error = each.std(axis=-1, ddof=1) / np.sqrt(each.shape[-1]) if each.shape[-1] > 1 else np.zeros(each.shape[:-1])
+    error = (
+        each.std(axis=-1, ddof=1) / np.sqrt(each.shape[-1])
+        if each.shape[-1] > 1
+        else np.zeros(each.shape[:-1])
+    )
     return each.mean(axis=-1), error
 
 
@@ -69,7 +103,8 @@ def gradient(
     seeds: int = SEEDS,
     seed: int = 0,
 ) -> tuple[float, float]:
-    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard error.
+    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard
+    error.
 
     Args:
         method: (optimiser, *arguments) -> method.
@@ -82,7 +117,11 @@ def gradient(
     """
     if isinstance(problem.data, Quadratic):
         build = moments.with_step(method, *arguments)
-        found = moments.second_moments(build, problem, learning_rate, steps=steps, one_worker=one_worker)
+        found = moments.second_moments(
+            build, problem, learning_rate, steps=steps, one_worker=one_worker
+        )
         return float(found["slope"][:steps].mean()), 0.0
     factory = with_step(method, *arguments)
-    return average_gradient(factory, problem, steps=steps, learning_rate=learning_rate, seeds=seeds, seed=seed)
+    return average_gradient(
+        factory, problem, steps=steps, learning_rate=learning_rate, seeds=seeds, seed=seed
+    )

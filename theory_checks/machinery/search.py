@@ -1,4 +1,6 @@
-"""From random instances to hard ones: what a trial has drawn is changed a little, so long as it comes nearer to the bound."""
+"""From random instances to hard ones: what a trial has drawn is changed a little, so long as it
+comes nearer to the bound.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ import numpy as np
 
 from theory_checks.machinery.statement import Draws, Outcome
 
-_EDGES = 0.1  # the share of the unit interval that stands for each end of a range: bounds are met there
+# the share of the unit interval that stands for each end of a range: bounds are met there
+_EDGES = 0.1
 _NEAR = 0.1  # standard deviation of a change, on the unit interval
 
 
 class Tape:
-    """`Draws` that are made of numbers in [0, 1], which can be played again. Every fifth real number is an end of its range.
+    """`Draws` that are made of numbers in [0, 1], which can be played again. Every fifth real
+    number is an end of its range.
 
     Args:
         rng: draws what comes after `numbers`, and the changes.
@@ -43,13 +47,21 @@ class Tape:
     def changed(self) -> Tape:
         """One like it: one or two of its numbers are others, near the old ones or anywhere."""
         numbers = list(self.numbers)
-        for place in self._rng.integers(len(numbers), size=self._rng.integers(1, 3)) if numbers else ():
+        for place in (
+            self._rng.integers(len(numbers), size=self._rng.integers(1, 3)) if numbers else ()
+        ):
             near = self._rng.uniform() < 0.5
-            numbers[place] = float(np.clip(numbers[place] + _NEAR * self._rng.normal(), 0, 1) if near else self._rng.uniform())
+            numbers[place] = float(
+                np.clip(numbers[place] + _NEAR * self._rng.normal(), 0, 1)
+                if near
+                else self._rng.uniform()
+            )
         return Tape(self._rng, numbers)
 
 
-def climb(trial: Callable[[Draws], list[Outcome]], tried: Sequence[tuple[Tape, list[Outcome]]], steps: int) -> list[Outcome]:
+def climb(
+    trial: Callable[[Draws], list[Outcome]], tried: Sequence[tuple[Tape, list[Outcome]]], steps: int
+) -> list[Outcome]:
     """Goes on from the worst of some instances.
 
     Args:
@@ -61,7 +73,9 @@ def climb(trial: Callable[[Draws], list[Outcome]], tried: Sequence[tuple[Tape, l
         The outcomes of all steps.
     """
     found: list[Outcome] = []
-    best, height = max(((tape, _badness(outcomes)) for tape, outcomes in tried), key=lambda one: one[1])
+    best, height = max(
+        ((tape, _badness(outcomes)) for tape, outcomes in tried), key=lambda one: one[1]
+    )
     for _ in range(steps):
         tape = best.changed()
         outcomes = trial(tape)

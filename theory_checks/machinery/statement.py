@@ -1,4 +1,6 @@
-"""What a statement is: hypotheses that can fail by name, instances drawn within them, and what comes of one instance."""
+"""What a statement is: hypotheses that can fail by name, instances drawn within them, and what
+comes of one instance.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,22 @@ class Outcome(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Of an equation: how far the sides are apart, in standard errors where there are any, else relative to their size."""
+        """Of an equation: how far the sides are apart, in standard errors where there are any, else
+        relative to their size.
+        """
         size = abs(self.bound) + self.scale
-        return abs(self.measured - self.bound) / (self.error + ROUNDING * size / STANDARD_ERRORS if self.error else size or 1.0)
+        return abs(self.measured - self.bound) / (
+            self.error + ROUNDING * size / STANDARD_ERRORS if self.error else size or 1.0
+        )
 
     @property
     def badness(self) -> tuple[bool, float]:
         """By which the worst of several is found; what is not finite before all others."""
-        size = self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING) if self.equality else self.ratio
+        size = (
+            self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING)
+            if self.equality
+            else self.ratio
+        )
         return not self.holds, math.inf if math.isnan(size) else size
 
     @property
@@ -81,7 +91,11 @@ class Outcome(NamedTuple):
         room = ROUNDING * (abs(self.bound) + self.scale) + STANDARD_ERRORS * self.error
         if not np.isfinite([self.measured, self.bound, self.error]).all():
             return False
-        return abs(self.measured - self.bound) <= room if self.equality else self.measured <= self.bound + room
+        return (
+            abs(self.measured - self.bound) <= room
+            if self.equality
+            else self.measured <= self.bound + room
+        )
 
 
 class Draws(Protocol):
@@ -108,8 +122,9 @@ class Statement(NamedTuple):
         reference: where it is from.
         hypotheses: in words, for the table.
         trial: draws -> outcomes of one or several random instances within the hypotheses.
-        extremes: instances built to come as near to the bound as any does, or on which a known mistake shows; each a function without
-            arguments, so that one that raises does not hide the others.
+        extremes: instances built to come as near to the bound as any does, or on which a known
+            mistake shows; each a function without arguments, so that one that raises does not hide
+            the others.
     """
 
     name: str
@@ -126,7 +141,8 @@ class Misprint(NamedTuple):
         reference: where it is.
         printed, corrected: the two in words.
         example: the instance.
-        compare: () -> what the printed formula gives on it, and what the corrected one does, beside the left side.
+        compare: () -> what the printed formula gives on it, and what the corrected one does, beside
+            the left side.
     """
 
     reference: str
@@ -136,6 +152,10 @@ class Misprint(NamedTuple):
     compare: Callable[[], tuple[Outcome, Outcome]]
 
 
-def both(measured: float, printed: float, corrected: float, *, equality: bool = False) -> tuple[Outcome, Outcome]:
+def both(
+    measured: float, printed: float, corrected: float, *, equality: bool = False
+) -> tuple[Outcome, Outcome]:
     """What `Misprint.compare` gives, of one left side."""
-    return Outcome(measured, printed, equality=equality), Outcome(measured, corrected, equality=equality)
+    return Outcome(measured, printed, equality=equality), Outcome(
+        measured, corrected, equality=equality
+    )

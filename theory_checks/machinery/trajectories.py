@@ -1,7 +1,9 @@
-"""A method's rounds one by one on a small quadratic, with all that a run does not show: what `recursions` are held to.
+"""A method's rounds one by one on a small quadratic, with all that a run does not show: what
+`recursions` are held to.
 
-Parameters are two layers, neither of which comes apart in N equal parts; workers differ; gradients are noisy, and what noise each is given
-follows from the round's key and the worker's number alone. All numbers are arguments of the compiled program: a method is compiled once.
+Parameters are two layers, neither of which comes apart in N equal parts; workers differ; gradients
+are noisy, and what noise each is given follows from the round's key and the worker's number alone.
+All numbers are arguments of the compiled program: a method is compiled once.
 """
 
 from __future__ import annotations
@@ -25,17 +27,24 @@ from dsgd.wire import counts
 from theory_checks.machinery.rounds import Instance, Timetable, on_one_device
 from theory_checks.machinery.statement import Draws
 
-N, LAYERS = 6, (7, 15)  # parts of 2, and one worker more than has any; parts of 3, the last of padding
+# parts of 2, and one worker more than has any; parts of 3, the last of padding
+N, LAYERS = 6, (7, 15)
 D, ROUNDS = sum(LAYERS), 9
 WEIGHTS = (3, 5)
-_LATER, _STREAM = 1 << 31, np.uint32(2**32 - 1)  # what keys are folded with for later micro-batches, and for draws that are numbered
+# what keys are folded with for later micro-batches, and for draws that are numbered
+_LATER, _STREAM = 1 << 31, np.uint32(2**32 - 1)
 
 Build = Callable[[Instance], Algorithm]
-Place = Callable[[Instance], clusters.Cluster | Timetable]  # the cluster, of what the instance has `more`
+# the cluster, of what the instance has `more`
+Place = Callable[[Instance], clusters.Cluster | Timetable]
 
-# Each program runs for a millisecond: it is compiled in haste. Versions of JAX from 0.11 on have no older way to write loops.
+# Each program runs for a millisecond: it is compiled in haste. Versions of JAX from 0.11 on have no
+# older way to write loops.
 OLDER_LOOPS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-_HASTE = {"xla_backend_optimization_level": 0, **({"xla_cpu_use_fusion_emitters": False} if OLDER_LOOPS else {})}
+_HASTE = {
+    "xla_backend_optimization_level": 0,
+    **({"xla_cpu_use_fusion_emitters": False} if OLDER_LOOPS else {}),
+}
 
 
 class Trajectory(NamedTuple):
@@ -46,11 +55,13 @@ class Trajectory(NamedTuple):
         home: the model that one would take home after each, `[T, d]`.
         asked: whose gradients each asked for, `[T, k]`; None: everybody's.
         gradients: what came, `[T, k, d]`.
-        noise: what the oracle should have added to each worker's gradient, `[T, N, d]`, or micro-batch, `[T, N, M, d]`; of draws that are
-            numbered, t M + m is that of number m in round t.
+        noise: what the oracle should have added to each worker's gradient, `[T, N, d]`, or
+            micro-batch, `[T, N, M, d]`; of draws that are numbered, t M + m is that of number m in
+            round t.
         sent, received: bits, `[T, N]`.
         metrics: the method's own numbers by name, `[T, ...]`.
-        compute: seconds that each worker computed, `[T, N]`, of methods that stop workers; else None.
+        compute: seconds that each worker computed, `[T, N]`, of methods that stop workers; else
+            None.
         clock: seconds after each, of a second each where the method has no time, `[T]`.
     """
 
@@ -102,7 +113,9 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
-def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None, length: int = ROUNDS) -> Trajectory:
+def run(
+    build: Build, of: Instance, *, seed: int = 0, place: Place | None = None, length: int = ROUNDS
+) -> Trajectory:
     """Some rounds in float64.
 
     Args:
@@ -115,11 +128,24 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
     with jax.enable_x64(True):
         first, rest = _rounds(of, jax.random.key(seed), build=build, place=place, length=length)
         states, home, asked, gradients, noise, statistics, clock = rest
-        states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+        states = jax.tree.map(
+            lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states
+        )
         bits, metrics, compute, *_ = jax.tree.map(np.asarray, statistics)
     asked = None if asked is None else np.asarray(asked)
     sent, received = counts.to_int(bits.up), counts.to_int(bits.down)
-    return Trajectory(states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, metrics, compute, np.asarray(clock))
+    return Trajectory(
+        states,
+        rows(home, 1),
+        asked,
+        rows(gradients),
+        np.asarray(noise),
+        sent,
+        received,
+        metrics,
+        compute,
+        np.asarray(clock),
+    )
 
 
 @partial(jax.jit, static_argnames=("build", "place", "length"), compiler_options=_HASTE)
@@ -147,7 +173,9 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
             return (after, clock), (after, home, asked.workers, gradients, noise, statistics, clock)
 
         first = method.init(tree(of.start))
-        return first, jax.lax.scan(one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32))[1]
+        return first, jax.lax.scan(
+            one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32)
+        )[1]
 
     return on_one_device(everything)(of, key)
 
@@ -156,7 +184,9 @@ def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Arra
     """Of the round's gradients, or micro-batches, as `Trajectory` has it."""
 
     def of_workers(key):
-        return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(jnp.arange(N))
+        return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(
+            jnp.arange(N)
+        )
 
     if asked.work is None:
         return of_workers(key)

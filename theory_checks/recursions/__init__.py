@@ -1,1 +1,3 @@
-"""Methods as their papers print them, round by round, in numpy alone: what the project's own are held to."""
+"""Methods as their papers print them, round by round, in numpy alone: what the project's own are
+held to.
+"""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 
-def knapsack(errors: np.ndarray, sizes: np.ndarray, budget: int, R: int) -> tuple[np.ndarray, float]:
-    r"""$F_i(b) = \min_j F_{i-1}(b - w_{ij}) + \varepsilon_{ij}$, $F_0 = 0$, with $w_{ij} = \lceil b_{ij} R / c \rceil$.
+def knapsack(
+    errors: np.ndarray, sizes: np.ndarray, budget: int, R: int
+) -> tuple[np.ndarray, float]:
+    r"""$F_i(b) = \min_j F_{i-1}(b - w_{ij}) + \varepsilon_{ij}$, $F_0 = 0$, with
+    $w_{ij} = \lceil b_{ij} R / c \rceil$.
 
     Args:
         errors: $\varepsilon$, `[layers, choices]`.
@@ -15,10 +18,11 @@ def knapsack(errors: np.ndarray, sizes: np.ndarray, budget: int, R: int) -> tupl
         R: units of the budget.
 
     Returns:
-        The choice of each layer, and $F_l(R)$: infinite, and the choices anything, where no choices fit.
+        The choice of each layer, and $F_l(R)$: infinite, and the choices anything, where no choices
+        fit.
 
-    Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", algorithm 4, with the errors as they are, and
-    the first layer like all others.
+    Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", algorithm
+    4, with the errors as they are, and the first layer like all others.
     """
     units = -(-sizes.astype(np.int64) * R // budget)
     F = [np.zeros(R + 1)]
@@ -29,7 +33,10 @@ def knapsack(errors: np.ndarray, sizes: np.ndarray, budget: int, R: int) -> tupl
         F.append(best)
     b, choices = R, []
     for before, layer, of_layer in zip(F[-2::-1], errors[::-1], units[::-1], strict=True):
-        j = min(range(len(layer)), key=lambda j: before[b - of_layer[j]] + layer[j] if of_layer[j] <= b else np.inf)
+        j = min(
+            range(len(layer)),
+            key=lambda j: before[b - of_layer[j]] + layer[j] if of_layer[j] <= b else np.inf,
+        )
         choices.append(j)
         b -= of_layer[j]
     return np.array(choices[::-1]), float(F[-1][R])

@@ -1,6 +1,7 @@
 """Methods on events: whose turn it is, how old its model is, and what it makes of it.
 
-Seconds are floats of Python. Where they are dyadic, and bandwidths powers of two, float32 has every time exactly as well.
+Seconds are floats of Python. Where they are dyadic, and bandwidths powers of two, float32 has every
+time exactly as well.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from theory_checks.recursions.shared import Gradients, Step, at_one
 
 
 class Numbers(NamedTuple):
-    """A cluster of N workers: seconds of each lap of its computing `[N, laps]`, bits per second `[N]`. Who begins to compute at a time
-    takes the seconds of the lap that this eighth of a second has."""
+    """A cluster of N workers: seconds of each lap of its computing `[N, laps]`, bits per second
+    `[N]`. Who begins to compute at a time takes the seconds of the lap that this eighth of a second
+    has."""
 
     compute: np.ndarray
     up: np.ndarray
@@ -29,7 +31,9 @@ class Numbers(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Of each update: whose gradient, when it was applied (to the last part), and which model each part was read from, `[T, P]`."""
+    """Of each update: whose gradient, when it was applied (to the last part), and which model each
+    part was read from, `[T, P]`.
+    """
 
     worker: list[int]
     clock: list[float]
@@ -42,7 +46,9 @@ class Schedule(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A gradient on a worker: since when it can be sent, and when each of its parts had been read; -1 for the first model."""
+    """A gradient on a worker: since when it can be sent, and when each of its parts had been read;
+    -1 for the first model.
+    """
 
     ready: float
     reads: list[float]
@@ -51,9 +57,17 @@ class _Waiting(NamedTuple):
 
 
 def server_schedule(
-    numbers: Numbers, *, latency: float, convention: str, servers: int, updates: int, bits: float, bound: float = np.inf
+    numbers: Numbers,
+    *,
+    latency: float,
+    convention: str,
+    servers: int,
+    updates: int,
+    bits: float,
+    bound: float = np.inf,
 ) -> Schedule:
-    """A loop over updates: the server takes the first ready gradient whose taking leaves an order in which none grows too old.
+    """A loop over updates: the server takes the first ready gradient whose taking leaves an order
+    in which none grows too old.
 
     Args:
         numbers: the cluster.
@@ -76,7 +90,10 @@ def server_schedule(
     for t in range(updates):
         versions = [_versions(gradient, applied) for gradient in waiting]
         allowed = _allowed([min(each) + bound for each in versions], t)
-        ready = [gradient.ready if may else np.inf for gradient, may in zip(waiting, allowed, strict=True)]
+        ready = [
+            gradient.ready if may else np.inf
+            for gradient, may in zip(waiting, allowed, strict=True)
+        ]
         worker = ready.index(min(ready))
         found.worker.append(worker)
         found.version.append(versions[worker])
@@ -93,7 +110,10 @@ def server_schedule(
             received = start + latency + down
             reads.append(start)
         found.clock.append(applied[-1][-1])
-        waiting = [one if may else one._replace(held=applied[0][-1]) for one, may in zip(waiting, allowed, strict=True)]
+        waiting = [
+            one if may else one._replace(held=applied[0][-1])
+            for one, may in zip(waiting, allowed, strict=True)
+        ]
         waiting[worker] = _Waiting(received + numbers.seconds(worker, received), reads, t + 1)
     return found
 
@@ -102,7 +122,10 @@ def _versions(gradient: _Waiting, applied: Sequence[Sequence[float]]) -> list[in
     """How many updates had been made to each part when it was read."""
     if gradient.own == 0:
         return [0] * len(applied)
-    return [max(gradient.own, sum(when < read for when in arrivals)) for arrivals, read in zip(applied, gradient.reads, strict=True)]
+    return [
+        max(gradient.own, sum(when < read for when in arrivals))
+        for arrivals, read in zip(applied, gradient.reads, strict=True)
+    ]
 
 
 def _allowed(deadlines: Sequence[float], t: int) -> list[bool]:
@@ -116,9 +139,17 @@ def _allowed(deadlines: Sequence[float], t: int) -> list[bool]:
 
 
 def stale_steps(
-    x: np.ndarray, G: Gradients, N: int, step: Step, worker: Sequence[int] | np.ndarray, staleness: np.ndarray, *, aware: bool = False
+    x: np.ndarray,
+    G: Gradients,
+    N: int,
+    step: Step,
+    worker: Sequence[int] | np.ndarray,
+    staleness: np.ndarray,
+    *,
+    aware: bool = False,
 ) -> np.ndarray:
-    r"""$x_{t+1} = x_t - \gamma g_{n_t}(x_{D(t)})$, where each of P parts has its own D(t): `[T + 1, d]`.
+    r"""$x_{t+1} = x_t - \gamma g_{n_t}(x_{D(t)})$, where each of P parts has its own D(t):
+    `[T + 1, d]`.
 
     Args:
         x: the start, `[d]`.
@@ -130,14 +161,18 @@ def stale_steps(
     """
     servers, d, found = staleness.shape[1], len(x), [x]
     for t, (n, old) in enumerate(zip(worker, staleness, strict=True)):
-        read = join(np.stack([cut(found[t - age], servers)[part] for part, age in enumerate(old)]), d)
+        read = join(
+            np.stack([cut(found[t - age], servers)[part] for part, age in enumerate(old)]), d
+        )
         change = cut(step(at_one(G, t, read, N)[n]), servers)
         found.append(found[t] + join(change / np.maximum(1, old)[:, None] if aware else change, d))
     return np.stack(found)
 
 
 class Exchanges(NamedTuple):
-    """Of each update: whose, with whom, and the clock after it; and when each of its worker's exchanges began and ended."""
+    """Of each update: whose, with whom, and the clock after it; and when each of its worker's
+    exchanges began and ended.
+    """
 
     worker: list[int]
     partner: list[int]
@@ -145,8 +180,11 @@ class Exchanges(NamedTuple):
     held: list[list[tuple[float, float]]]
 
 
-def gossip_schedule(numbers: Numbers, latency: float, partners: Sequence[Sequence[int]], updates: int, bits: float) -> Exchanges:
-    """A loop over updates: the exchange that can begin first, of several the gradient that was ready first, of those the first worker.
+def gossip_schedule(
+    numbers: Numbers, latency: float, partners: Sequence[Sequence[int]], updates: int, bits: float
+) -> Exchanges:
+    """A loop over updates: the exchange that can begin first, of several the gradient that was
+    ready first, of those the first worker.
 
     Args:
         partners: of each worker, with whom it averages in its first, second, ... update.
@@ -158,7 +196,9 @@ def gossip_schedule(numbers: Numbers, latency: float, partners: Sequence[Sequenc
     ready, free, now = [numbers.seconds(n, 0.0) for n in range(N)], [0.0] * N, 0.0
     found = Exchanges([], [], [], [[] for _ in range(N)])
     for _ in range(updates):
-        starts = [(max(ready[n], free[n], free[queues[n][0]]), ready[n], n) for n in range(N) if queues[n]]
+        starts = [
+            (max(ready[n], free[n], free[queues[n][0]]), ready[n], n) for n in range(N) if queues[n]
+        ]
         start, _, i = min(starts)
         j = queues[i].pop(0)
         slowest = min(numbers.up[i], numbers.down[i], numbers.up[j], numbers.down[j])
@@ -174,8 +214,15 @@ def gossip_schedule(numbers: Numbers, latency: float, partners: Sequence[Sequenc
     return found
 
 
-def pairwise_steps(X: np.ndarray, G: Gradients, steps: Sequence[Step], workers: Sequence[int], partners: Sequence[int]) -> np.ndarray:
-    """Who has a gradient averages with its partner, and steps on a gradient of the model that it had after its last step: `[T + 1, N, d]`.
+def pairwise_steps(
+    X: np.ndarray,
+    G: Gradients,
+    steps: Sequence[Step],
+    workers: Sequence[int],
+    partners: Sequence[int],
+) -> np.ndarray:
+    """Who has a gradient averages with its partner, and steps on a gradient of the model that it
+    had after its last step: `[T + 1, N, d]`.
 
     Args:
         steps: of each worker its own, which may remember.

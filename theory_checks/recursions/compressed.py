@@ -1,7 +1,9 @@
-"""Methods that send compressed gradients through N servers or around a ring, and the compressors that draw nothing.
+"""Methods that send compressed gradients through N servers or around a ring, and the compressors
+that draw nothing.
 
-Workers and servers hold parts: a vector, layer by layer, is cut into N equal parts, padded with zeros, and server n has the n-th of every
-layer, each compressed on its own. What parts are padded with is compressed, too.
+Workers and servers hold parts: a vector, layer by layer, is cut into N equal parts, padded with
+zeros, and server n has the n-th of every layer, each compressed on its own. What parts are padded
+with is compressed, too.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Parts:
     def join(self, parts: np.ndarray) -> np.ndarray:
         """`[..., N, part]` to `[..., d]`."""
         each = np.split(parts, self._part_ends, axis=-1)
-        return np.concatenate([join(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1)
+        return np.concatenate(
+            [join(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1
+        )
 
     def each(self, q: Q) -> Q:
         """The compressor of a part that has a message for each of its layers."""
@@ -72,7 +76,8 @@ def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
 
 
 def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
-    """Over N: partition n starts at worker n, and every worker that it comes by adds its own: `[N, d]` to `[d]`.
+    """Over N: partition n starts at worker n, and every worker that it comes by adds its own:
+    `[N, d]` to `[d]`.
 
     Source: Liu and Zhang, (3.5), there without 1/N.
     """
@@ -87,7 +92,9 @@ def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     return cutting.join(np.array(sums) / N)
 
 
-def csgd(x: np.ndarray, G: Gradients, step: Step, exchange: Exchange, q: Q, cutting: Parts) -> Rounds:
+def csgd(
+    x: np.ndarray, G: Gradients, step: Step, exchange: Exchange, q: Q, cutting: Parts
+) -> Rounds:
     """A step along what comes of the exchange.
 
     Source: Liu and Zhang, (3.6).
@@ -99,7 +106,9 @@ def csgd(x: np.ndarray, G: Gradients, step: Step, exchange: Exchange, q: Q, cutt
         yield {"x": x}
 
 
-def double_squeeze(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
+def double_squeeze(
+    x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
+) -> Rounds:
     """With N servers of one part each, where the equations have one.
 
     Source: Liu and Zhang, (3.10) to (3.14).
@@ -117,14 +126,19 @@ def double_squeeze(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutt
         delta_server = v_server - answer  # (3.13)
         x = x + step(cutting.join(answer))  # (3.14)
         t += 1
-        yield {"x": x, "delta_worker": cutting.join(delta_worker), "delta_server": cutting.join(delta_server)}
+        yield {
+            "x": x,
+            "delta_worker": cutting.join(delta_worker),
+            "delta_server": cutting.join(delta_server),
+        }
 
 
 def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
-    """With one compressor each way and weights 1/N, from the start on which x and its estimator agree. The model's estimator moves at the
-    end of a round instead of at the start of the next.
+    """With one compressor each way and weights 1/N, from the start on which x and its estimator
+    agree. The model's estimator moves at the end of a round instead of at the start of the next.
 
-    Source: Algorithm 3 of Kimad: EF21 in both directions; see `recursions.kimad` for one server and compressors that change.
+    Source: Algorithm 3 of Kimad: EF21 in both directions; see `recursions.kimad` for one server and
+    compressors that change.
     """
     N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
     x = x_hat = cutting.cut(x)
@@ -133,9 +147,13 @@ def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
         g = at_one(G, t, cutting.join(x_hat), N)  # line 9
         for m in range(N):
             u = cutting.cut(g[m])
-            u_hat[m] = u_hat[m] + np.array([up(u[server] - u_hat[m][server]) for server in range(N)])  # lines 11 to 14
+            # lines 11 to 14
+            u_hat[m] = u_hat[m] + np.array(
+                [up(u[server] - u_hat[m][server]) for server in range(N)]
+            )
         x = x + step(u_hat.mean(axis=0))  # line 15
-        x_hat = x_hat + np.array([down(x[server] - x_hat[server]) for server in range(N)])  # lines 5 to 8
+        # lines 5 to 8
+        x_hat = x_hat + np.array([down(x[server] - x_hat[server]) for server in range(N)])
         t += 1
         yield {"x": cutting.join(x), "x_hat": cutting.join(x_hat), "u_hat": cutting.join(u_hat)}
 
@@ -177,6 +195,8 @@ def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def packed(width: int, count: int) -> int:
-    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole bytes."""
+    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole
+    bytes.
+    """
     planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width & plane]
     return sum(8 * math.ceil(count * plane / 8) for plane in planes)

@@ -1,4 +1,6 @@
-"""Methods on graphs. `W(t)` is the matrix of round t, whose entry ij is the share of j's model that i takes."""
+"""Methods on graphs. `W(t)` is the matrix of round t, whose entry ij is the share of j's model that
+i takes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def nids(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
 
 
 def tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
-    """Nedic, Olshevsky and Shi, 2017, DIGing. Departure on schedules: trackers are mixed by the round's matrix, with its models."""
+    """Nedic, Olshevsky and Shi, 2017, DIGing. Departure on schedules: trackers are mixed by the
+    round's matrix, with its models.
+    """
     g = y = G(0, X)
     X, t = W(0) @ X + step(y), 1
     yield {"params": X, "tracker": y, "gradient": g}
@@ -73,8 +77,8 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
 
 
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
-    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`;
-    all begin at the common x_0 instead of 0."""
+    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every
+    neighbour's x-hat, here `hat[i, j]`; all begin at the common x_0 instead of 0."""
     N, t = len(X), 0
     hat = np.tile(X[0], (N, N, 1))
     while True:
@@ -84,10 +88,19 @@ def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float
             for j in range(N):
                 if W(0)[i, j] != 0 or i == j:
                     hat[i, j] = hat[i, j] + messages[j]
-        X = np.stack([half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N)) for i in range(N)])
+        X = np.stack(
+            [
+                half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N))
+                for i in range(N)
+            ]
+        )
         x_hat = np.stack([hat[i, i] for i in range(N)])
         t += 1
-        yield {"params": X, "x_hat": x_hat, "laplacian": np.einsum("ij,ijk->ik", W(0), hat - x_hat[:, None])}
+        yield {
+            "params": X,
+            "x_hat": x_hat,
+            "laplacian": np.einsum("ij,ijk->ik", W(0), hat - x_hat[:, None]),
+        }
 
 
 def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
@@ -98,7 +111,12 @@ def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: flo
         v = half + delta
         C = np.stack([q(v[i]) for i in range(N)])
         delta = v - C
-        X = np.stack([half[i] + eta * sum((W(t) - np.eye(N))[i, j] * C[j] for j in range(N)) for i in range(N)])
+        X = np.stack(
+            [
+                half[i] + eta * sum((W(t) - np.eye(N))[i, j] * C[j] for j in range(N))
+                for i in range(N)
+            ]
+        )
         t += 1
         yield {"params": X, "error": delta}
 

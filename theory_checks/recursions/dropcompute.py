@@ -1,4 +1,6 @@
-"""DropCompute: workers that stop computing when their time is over, one worker and one micro-batch at a time."""
+"""DropCompute: workers that stop computing when their time is over, one worker and one micro-batch
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import numpy as np
 
 from theory_checks.recursions.shared import Rounds, Step
 
-Gradient = Callable[[int, int, int, np.ndarray], np.ndarray]  # (worker, round, micro-batch, model [d]) -> its gradient [d]
+# (worker, round, micro-batch, model [d]) -> its gradient [d]
+Gradient = Callable[[int, int, int, np.ndarray], np.ndarray]
 
 
 class Rule(NamedTuple):
@@ -19,8 +22,8 @@ class Rule(NamedTuple):
         threshold: tau, seconds of a period.
         micro_batches: M.
         stop: "preempt", where tau passes; "between", before the next micro-batch.
-        correction: what sums are divided by: "none", M; "stochastic", the mean count of all workers; "local", the worker's own count; or a
-            number c, M / c.
+        correction: what sums are divided by: "none", M; "stochastic", the mean count of all
+            workers; "local", the worker's own count; or a number c, M / c.
         period: H, rounds.
         redraw: whether a worker goes on where it has stopped.
     """
@@ -41,7 +44,8 @@ class Worked(NamedTuple):
 
 
 def until(rule: Rule, takes: Iterable[float], spent: float) -> tuple[int, float]:
-    """How many micro-batches one worker computes, and for how long, after it has spent some of its time.
+    """How many micro-batches one worker computes, and for how long, after it has spent some of its
+    time.
 
     Source: Giladi et al., "DropCompute", Algorithm 1, lines 4 to 9.
     """
@@ -56,8 +60,12 @@ def until(rule: Rule, takes: Iterable[float], spent: float) -> tuple[int, float]
     return count, clock - spent
 
 
-def sums(rule: Rule, G: Gradient, t: int, X: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Everybody's gradient, `[N, d]`: of the micro-batches that it has computed, divided as the correction has it."""
+def sums(
+    rule: Rule, G: Gradient, t: int, X: np.ndarray, counts: np.ndarray, drawn: np.ndarray
+) -> np.ndarray:
+    """Everybody's gradient, `[N, d]`: of the micro-batches that it has computed, divided as the
+    correction has it.
+    """
     M, found = rule.micro_batches, np.zeros_like(X)
     for n, count in enumerate(counts):
         numbers = [divmod(int(drawn[n]) + m, M) if rule.redraw else (t, m) for m in range(count)]
@@ -65,11 +73,15 @@ def sums(rule: Rule, G: Gradient, t: int, X: np.ndarray, counts: np.ndarray, dra
         if not isinstance(rule.correction, str):
             found[n] = rule.correction * total / M
         elif count:
-            found[n] = total / {"none": M, "stochastic": counts.mean(), "local": count}[rule.correction]
+            found[n] = (
+                total / {"none": M, "stochastic": counts.mean(), "local": count}[rule.correction]
+            )
     return found
 
 
-def minibatch(x: np.ndarray, G: Gradient, N: int, step: Step, rule: Rule, seconds: np.ndarray) -> Rounds:
+def minibatch(
+    x: np.ndarray, G: Gradient, N: int, step: Step, rule: Rule, seconds: np.ndarray
+) -> Rounds:
     """Algorithm 1: the mean of all gradients, and one step.
 
     Args:
@@ -82,14 +94,19 @@ def minibatch(x: np.ndarray, G: Gradient, N: int, step: Step, rule: Rule, second
     """
     drawn = np.zeros(N, int)
     for t, takes in enumerate(seconds):
-        worked = Worked(*map(np.array, zip(*(until(rule, each, 0.0) for each in takes), strict=True)))
+        worked = Worked(
+            *map(np.array, zip(*(until(rule, each, 0.0) for each in takes), strict=True))
+        )
         x = x + step(sums(rule, G, t, np.tile(x, (N, 1)), worked.counts, drawn).mean(axis=0))
         drawn = drawn + worked.counts
         yield {"x": x, **_recorded(rule, worked, np.zeros(N), drawn)}
 
 
-def local(X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds: np.ndarray) -> Rounds:
-    """Local SGD (appendix B.3): who has computed anything makes its own step; models are averaged at the end of a period.
+def local(
+    X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds: np.ndarray
+) -> Rounds:
+    """Local SGD (appendix B.3): who has computed anything makes its own step; models are averaged
+    at the end of a period.
 
     Args:
         X: the models, `[N, d]`.
@@ -100,16 +117,32 @@ def local(X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds
     """
     drawn, spent = np.zeros(len(X), int), np.zeros(len(X))
     for t, takes in enumerate(seconds):
-        worked = Worked(*map(np.array, zip(*(until(rule, each, spent[n]) for n, each in enumerate(takes)), strict=True)))
+        worked = Worked(
+            *map(
+                np.array,
+                zip(*(until(rule, each, spent[n]) for n, each in enumerate(takes)), strict=True),
+            )
+        )
         gradients = sums(rule, G, t, X, worked.counts, drawn)
-        X = np.array([X[n] + (steps[n](gradients[n]) if worked.counts[n] else 0) for n in range(len(X))])
+        X = np.array(
+            [X[n] + (steps[n](gradients[n]) if worked.counts[n] else 0) for n in range(len(X))]
+        )
         drawn, spent = drawn + worked.counts, spent + worked.seconds
         if (t + 1) % rule.period == 0:
             X, spent = np.tile(X.mean(axis=0), (len(X), 1)), np.zeros(len(X))
         yield {"params": X, **_recorded(rule, worked, spent, drawn)}
 
 
-def _recorded(rule: Rule, worked: Worked, spent: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
+def _recorded(
+    rule: Rule, worked: Worked, spent: np.ndarray, drawn: np.ndarray
+) -> dict[str, np.ndarray]:
     """What the method tells of a round, and carries to the next one."""
-    recorded = {"seconds": worked.seconds, "dropped": np.array(1 - worked.counts.sum() / (len(worked.counts) * rule.micro_batches))}
-    return recorded | ({"spent": spent} if rule.period > 1 else {}) | ({"drawn": drawn} if rule.redraw else {})
+    recorded = {
+        "seconds": worked.seconds,
+        "dropped": np.array(1 - worked.counts.sum() / (len(worked.counts) * rule.micro_batches)),
+    }
+    return (
+        recorded
+        | ({"spent": spent} if rule.period > 1 else {})
+        | ({"drawn": drawn} if rule.redraw else {})
+    )

@@ -1,4 +1,6 @@
-"""Mixing matrices, written down once more: W[i, j] is what i takes of j's model, from A[i, j] = 1 where j sends to i."""
+"""Mixing matrices, written down once more: W[i, j] is what i takes of j's model, from A[i, j] = 1
+where j sends to i.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Kimad: one server, and compressors that each sender chooses for each layer in each round, from the bits that it has for its message."""
+"""Kimad: one server, and compressors that each sender chooses for each layer in each round, from
+the bits that it has for its message.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from theory_checks.recursions.shared import Rounds, Step
 
 
 class Sent(NamedTuple):
-    """A message: what its receiver makes of it, its bits, the choice of each layer, and the squared norm of what is left out."""
+    """A message: what its receiver makes of it, its bits, the choice of each layer, and the squared
+    norm of what is left out.
+    """
 
     seen: np.ndarray
     bits: int
@@ -41,15 +45,27 @@ class Choices(NamedTuple):
     sizes: Callable[[int], list[int]]
 
 
-Updates = Callable[[int, np.ndarray], np.ndarray]  # (k, estimate of the model [d]) -> everybody's update [N, d]
-Select = Callable[[int, np.ndarray, float], Sent]  # A^compress: (k, a vector, bits for it) -> the message
-Budgets = Callable[[Sequence[Round]], tuple[np.ndarray, float]]  # all rounds so far -> bits for each worker's message [N], for the server's
-Rule = Callable[[np.ndarray, np.ndarray, int], Sequence[int]]  # (errors [layers, choices], sizes likewise, bits) -> choices
+# (k, estimate of the model [d]) -> everybody's update [N, d]
+Updates = Callable[[int, np.ndarray], np.ndarray]
+# A^compress: (k, a vector, bits for it) -> the message
+Select = Callable[[int, np.ndarray, float], Sent]
+# all rounds so far -> bits for each worker's message [N], for the server's
+Budgets = Callable[[Sequence[Round]], tuple[np.ndarray, float]]
+# (errors [layers, choices], sizes likewise, bits) -> choices
+Rule = Callable[[np.ndarray, np.ndarray, int], Sequence[int]]
 
 
-def kimad(x: np.ndarray, updates: Updates, step: Step, up: Select, down: Select, budgets: Budgets, weights: np.ndarray) -> Rounds:
-    """From the start on which x and its estimator agree, and the others are 0. The model's estimator moves at the end of a round instead
-    of at the start of the next.
+def kimad(
+    x: np.ndarray,
+    updates: Updates,
+    step: Step,
+    up: Select,
+    down: Select,
+    budgets: Budgets,
+    weights: np.ndarray,
+) -> Rounds:
+    """From the start on which x and its estimator agree, and the others are 0. The model's
+    estimator moves at the end of a round instead of at the start of the next.
 
     Source: Xin et al., "Kimad", Algorithm 1 (and 3, of any compressors).
     """
@@ -57,7 +73,8 @@ def kimad(x: np.ndarray, updates: Updates, step: Step, up: Select, down: Select,
     while True:
         k, (to_server, from_server) = len(past), budgets(past)  # lines 3 and 10
         u = updates(k, x_hat)  # line 9
-        sent = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]  # lines 10 and 11
+        # lines 10 and 11
+        sent = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]
         u_hat = u_hat + np.array([message.seen for message in sent])  # line 14
         x = x + step(weights @ u_hat)  # line 15
         answer = down(k, x - x_hat, from_server)  # line 4
@@ -77,7 +94,9 @@ def kimad(x: np.ndarray, updates: Updates, step: Step, up: Select, down: Select,
         }
 
 
-def selecting(layers: Sequence[int], choices: Choices, rule: Rule, word: int, warm_up: int = 0) -> Select:
+def selecting(
+    layers: Sequence[int], choices: Choices, rule: Rule, word: int, warm_up: int = 0
+) -> Select:
     """A^compress for a vector of layers.
 
     Args:
@@ -95,24 +114,48 @@ def selecting(layers: Sequence[int], choices: Choices, rule: Rule, word: int, wa
             return Sent(x, word * len(x), (-1,) * len(layers), 0.0)
         parts = np.split(x, np.cumsum(layers)[:-1])
         seen = [[compress(part) for compress in choices.compressors] for part in parts]
-        errors = np.array([[np.sum((one - part) ** 2) for one in of_part] for of_part, part in zip(seen, parts, strict=True)])
+        errors = np.array(
+            [
+                [np.sum((one - part) ** 2) for one in of_part]
+                for of_part, part in zip(seen, parts, strict=True)
+            ]
+        )
         sizes = np.array([choices.sizes(len(part)) for part in parts])
-        chosen = tuple(int(j) for j in rule(errors, sizes, math.floor(min(budget, 2.0**32)) - header))
-        left_out, size = (sum(table[i][j] for i, j in enumerate(chosen)) for table in (errors, sizes))
-        return Sent(np.concatenate([seen[i][j] for i, j in enumerate(chosen)]), int(size) + header, chosen, float(left_out))
+        chosen = tuple(
+            int(j) for j in rule(errors, sizes, math.floor(min(budget, 2.0**32)) - header)
+        )
+        left_out, size = (
+            sum(table[i][j] for i, j in enumerate(chosen)) for table in (errors, sizes)
+        )
+        return Sent(
+            np.concatenate([seen[i][j] for i, j in enumerate(chosen)]),
+            int(size) + header,
+            chosen,
+            float(left_out),
+        )
 
     return select
 
 
 def one_for_all(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[int]:
-    """Kimad: of the choices that fit, the one that leaves out least, and of such the smaller; where none does, the smallest."""
+    """Kimad: of the choices that fit, the one that leaves out least, and of such the smaller; where
+    none does, the smallest.
+    """
     fit = [j for j in range(sizes.shape[1]) if sizes[:, j].sum() <= budget]
-    best = min(fit, key=lambda j: (errors[:, j].sum(), sizes[:, j].sum())) if fit else int(sizes.sum(axis=0).argmin())
+    best = (
+        min(fit, key=lambda j: (errors[:, j].sum(), sizes[:, j].sum()))
+        if fit
+        else int(sizes.sum(axis=0).argmin())
+    )
     return [best] * len(errors)
 
 
-def allocate(errors: np.ndarray, sizes: np.ndarray, budget: int, resolution: int = 1000) -> Sequence[int]:
-    """Kimad+: the best of what its dynamic program finds and of Kimad's choice; where nothing fits, the smallest of each layer."""
+def allocate(
+    errors: np.ndarray, sizes: np.ndarray, budget: int, resolution: int = 1000
+) -> Sequence[int]:
+    """Kimad+: the best of what its dynamic program finds and of Kimad's choice; where nothing fits,
+    the smallest of each layer.
+    """
     smallest, least = sizes.argmin(axis=1), errors.argmin(axis=1)
     candidates = [smallest, one_for_all(errors, sizes, budget), least]
     if budget > 0:
@@ -123,15 +166,24 @@ def allocate(errors: np.ndarray, sizes: np.ndarray, budget: int, resolution: int
 
 
 def top_k(ratios: Sequence[float], word: int) -> Choices:
-    """The largest elements with their places; a vector that is no longer is sent as it is. (`kimad.top_k(ratios)`.)"""
+    """The largest elements with their places; a vector that is no longer is sent as it is.
+    (`kimad.top_k(ratios)`.)
+    """
 
     def sizes(d: int) -> list[int]:
-        return [min(word * d, kept(ratio, d) * word + packed((d - 1).bit_length(), kept(ratio, d))) for ratio in ratios]
+        return [
+            min(word * d, kept(ratio, d) * word + packed((d - 1).bit_length(), kept(ratio, d)))
+            for ratio in ratios
+        ]
 
     def compress(x: np.ndarray, which: int) -> np.ndarray:
-        return x if sizes(len(x))[which] == word * len(x) else largest(x, kept(ratios[which], len(x)))
+        return (
+            x if sizes(len(x))[which] == word * len(x) else largest(x, kept(ratios[which], len(x)))
+        )
 
-    return Choices([lambda x, which=which: compress(x, which) for which in range(len(ratios))], sizes)
+    return Choices(
+        [lambda x, which=which: compress(x, which) for which in range(len(ratios))], sizes
+    )
 
 
 def kept(ratio: float, d: int) -> int:

@@ -1,7 +1,8 @@
 r"""What all recursions share: where gradients come from, and the steps that are made of them.
 
-Models are the rows of X `[N, d]`, so that gossip, $x_i \leftarrow \sum_j W_{ij} x_j$, is W @ X. (The papers have a column for each worker.)
-A recursion is an iterator: its t-th item has, after round t, each of its symbols by name.
+Models are the rows of X `[N, d]`, so that gossip, $x_i \leftarrow \sum_j W_{ij} x_j$, is W @ X.
+(The papers have a column for each worker.) A recursion is an iterator: its t-th item has, after
+round t, each of its symbols by name.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-Gradients = Callable[[int, np.ndarray], np.ndarray]  # (t, models [N, d]) -> every worker's gradient in round t at its own [N, d]
-Step = Callable[[np.ndarray], np.ndarray]  # gradients [...] -> what models change by, -gamma times them; some remember the last ones
+# (t, models [N, d]) -> every worker's gradient in round t at its own [N, d]
+Gradients = Callable[[int, np.ndarray], np.ndarray]
+# gradients [...] -> what models change by, -gamma times them; some remember the last ones
+Step = Callable[[np.ndarray], np.ndarray]
 Steps = Callable[[], Step]  # one that remembers nothing yet
 Matrices = Callable[[int], np.ndarray]  # t -> W of round t [N, N]
 Rounds = Iterator[dict[str, np.ndarray]]
@@ -55,7 +58,9 @@ def momentum(gamma: float, share: float = 0.9) -> Step:
 
 
 def adam(gamma: float) -> Step:
-    r"""$-\gamma \hat m_t / (\sqrt{\hat v_t} + 10^{-8})$ with means of 0.9 and 0.999 (Kingma and Ba, 2015, algorithm 1)."""
+    r"""$-\gamma \hat m_t / (\sqrt{\hat v_t} + 10^{-8})$ with means of 0.9 and 0.999 (Kingma and Ba,
+    2015, algorithm 1).
+    """
     first, second, t = np.zeros(()), np.zeros(()), 0
 
     def step(g):

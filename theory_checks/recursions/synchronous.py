@@ -10,7 +10,8 @@ from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step, a
 
 
 def minibatch(x: np.ndarray, G: Gradients, N: int, step: Step) -> Rounds:
-    r"""$x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t)$: gradient descent (1.2) where gradients are exact.
+    r"""$x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t)$: gradient descent (1.2) where gradients are
+    exact.
 
     Source: Liu and Zhang, (1.2) and section 2.1.2.
     """
@@ -63,7 +64,8 @@ def local(X: np.ndarray, G: Gradients, W: Matrices, step: Step, H: int) -> Round
 
 
 def scaffold(x: np.ndarray, G: Gradients, N: int, gamma: float, H: int) -> Rounds:
-    """Algorithm 1, option II, all workers, a global step of 1. What is called y there are the models between two communications.
+    """Algorithm 1, option II, all workers, a global step of 1. What is called y there are the
+    models between two communications.
 
     Source: Karimireddy et al., "SCAFFOLD", 2020.
     """
@@ -82,8 +84,11 @@ def scaffold(x: np.ndarray, G: Gradients, N: int, gamma: float, H: int) -> Round
         yield {"params": np.tile(x, (N, 1)), "control": controls, "c": c}
 
 
-def backup(x: np.ndarray, G: Gradients, N: int, step: Step, seconds: Callable[[int], np.ndarray], k: int) -> Rounds:
-    r"""$x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t)$, $S_t$ the N - k who are done first; of equals, the first.
+def backup(
+    x: np.ndarray, G: Gradients, N: int, step: Step, seconds: Callable[[int], np.ndarray], k: int
+) -> Rounds:
+    r"""$x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t)$, $S_t$ the N - k who are
+    done first; of equals, the first.
 
     Args:
         seconds: t -> how long each computes, `[N]`.

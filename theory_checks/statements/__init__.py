@@ -1,1 +1,3 @@
-"""The statements: a file for each family of methods, the lemmas that they rest on, and misprints."""
+"""The statements: a file for each family of methods, the lemmas that they rest on, and
+misprints.
+"""

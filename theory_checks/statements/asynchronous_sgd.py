@@ -2,15 +2,17 @@ r"""Asynchronous SGD, Theorem 4.2.3 with its constants.
 
 By smoothness and $-\langle a, b \rangle = \frac12 (|a - b|^2 - |a|^2 - |b|^2)$, as in (4.5),
 
-$$ E f(x_{t+1}) - E f(x_t) \le -\frac\gamma2 E|f'(x_t)|^2 - \frac\gamma2 (1 - \gamma L) E|f'(x_{D(t)})|^2
+$$ E f(x_{t+1}) - E f(x_t) \le -\frac\gamma2 E|f'(x_t)|^2 - \frac\gamma2 (1 - \gamma L)
+E|f'(x_{D(t)})|^2
    + \frac\gamma2 E|f'(x_t) - f'(x_{D(t)})|^2 + \frac{\gamma^2 L \sigma^2}{2}. $$
 
 Lemma 4.2.1, with $f'(x_{D(s)})$ where it is printed with $f'(x_{D(t)})$, bounds the third term by
-$2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t - 1} E|f'(x_{D(s)})|^2$. In the sum over t every s is met at most
-$\tau$ times, so that these gradients are paid for by the second term if $2 (\gamma L \tau)^2 \le 1 - \gamma L$:
+$2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t - 1} E|f'(x_{D(s)})|^2$. In the
+sum over t every s is met at most $\tau$ times, so that these gradients are paid for by the second
+term if $2 (\gamma L \tau)^2 \le 1 - \gamma L$:
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau), \qquad \gamma L + 2 (\gamma L \tau)^2
-\le 1. $$
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau),
+\qquad \gamma L + 2 (\gamma L \tau)^2 \le 1. $$
 
 Delays are independent of the samples, or the noise of $g_t(x_{D(t)})$ has a mean.
 """
@@ -34,14 +36,17 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.sgd import total_noise
 
-OLDEST = 12  # the largest tau that is tried; one size of the buffer for all, so that they share a program
+# the largest tau that is tried; one size of the buffer for all, so that they share a program
+OLDEST = 12
 _LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
 _TABLE = 64  # staleness of so many updates, over and over
 
 
 @ranges.held("asynchronous_sgd.largest_step")
 def largest_step(*, smoothness: float, staleness: int) -> float:
-    r"""$\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma L\tau)^2 = 1$; $\frac1L$ at $\tau = 0$."""
+    r"""$\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma L\tau)^2 = 1$;
+    $\frac1L$ at $\tau = 0$.
+    """
     # (sqrt(1 + y) - 1) / (y / 2) = 2 / (sqrt(1 + y) + 1), which has no 0 / 0.
     return 2 / (math.sqrt(1 + 8 * staleness**2) + 1) / smoothness
 
@@ -62,8 +67,11 @@ def step_size(*, gap: float, smoothness: float, noise: float, steps: int, stalen
 
 
 @ranges.held("bounds.asynchronous_sgd")
-def bound(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float) -> float:
-    r"""$\frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+def bound(
+    *, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float
+) -> float:
+    r"""$\frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau)$, on
+    $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -77,7 +85,9 @@ def bound(*, gap: float, smoothness: float, noise: float, steps: int, staleness:
     """
     limit = largest_step(smoothness=smoothness, staleness=staleness)
     instances.need_step("bounds.asynchronous_sgd", learning_rate, _LARGEST, limit)
-    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (1 + 2 * learning_rate * smoothness * staleness)
+    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (
+        1 + 2 * learning_rate * smoothness * staleness
+    )
 
 
 @ranges.held("asynchronous_sgd.rate")
@@ -86,11 +96,20 @@ def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate
     return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
 
 
-def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array, method: Method = algorithms.asynchronous_sgd) -> Algorithm:
-    """The method whose staleness is a table, over and over: an array of the trace, so that all tables share one program."""
+def stale(
+    optimizer: optax.GradientTransformation,
+    bound: int,
+    table: jax.Array,
+    method: Method = algorithms.asynchronous_sgd,
+) -> Algorithm:
+    """The method whose staleness is a table, over and over: an array of the trace, so that all
+    tables share one program.
+    """
 
     def staleness(key, t, parts, moved):
-        return jnp.broadcast_to(jnp.minimum(table[t % table.shape[0]], t), (parts,)).astype(jnp.int32)
+        return jnp.broadcast_to(jnp.minimum(table[t % table.shape[0]], t), (parts,)).astype(
+            jnp.int32
+        )
 
     return method(optimizer, delays.Delays(bound, staleness, f"table({bound})"))
 
@@ -111,11 +130,13 @@ def check(
     seed: int = 0,
     method: Method = algorithms.asynchronous_sgd,
 ) -> Outcome:
-    """Holds the bound to the exact moments on a quadratic with a given staleness, to runs on another problem or with random delays.
+    """Holds the bound to the exact moments on a quadratic with a given staleness, to runs on
+    another problem or with random delays.
 
     Args:
         problem: that knows its constants.
-        rule: of `algorithms.delays`; or the staleness t - D(t) of some updates, over and over (none reaches back before the first model).
+        rule: of `algorithms.delays`; or the staleness t - D(t) of some updates, over and over (none
+            reaches back before the first model).
         steps: T.
         learning_rate: gamma; None: the recommended one.
         seeds, seed: of runs.
@@ -126,24 +147,45 @@ def check(
     """
     known, noise = instances.known(problem), total_noise(problem)
     tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps, "staleness": tau}
+    numbers = {
+        "gap": known.gap,
+        "smoothness": known.smoothness,
+        "noise": noise,
+        "steps": steps,
+        "staleness": tau,
+    }
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("asynchronous_sgd", hypotheses(problem, tau, gamma))
     case = f"{problem.name}, tau = {tau}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, learning_rate=gamma)
     if isinstance(rule, delays.Delays):
         factory = runs.with_step(method, rule)
-        measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+        measured, error = runs.average_gradient(
+            factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
+        )
         return Outcome(measured, right, error, case)
     found = moments.second_moments(
-        with_table(max(tau, OLDEST), method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
+        with_table(max(tau, OLDEST), method),
+        problem,
+        gamma,
+        steps=steps,
+        one_worker=True,
+        varying=True,
+        more=np.asarray(rule, np.int32),
     )
     return Outcome(float(found["slope"][:steps].mean()), right, case=case)
 
 
 def _largest(staleness: np.ndarray) -> int:
-    if staleness.ndim != 1 or staleness.size == 0 or staleness.dtype.kind not in "iu" or staleness.min() < 0:
-        raise ValueError(f"asynchronous_sgd: a staleness of {staleness!r}: need integers [T], at least 0")
+    if (
+        staleness.ndim != 1
+        or staleness.size == 0
+        or staleness.dtype.kind not in "iu"
+        or staleness.min() < 0
+    ):
+        raise ValueError(
+            f"asynchronous_sgd: a staleness of {staleness!r}: need integers [T], at least 0"
+        )
     return int(staleness.max())
 
 
@@ -151,7 +193,9 @@ TAUS = (0, 1, 4, OLDEST)
 
 
 def table(draws: Draws, taus: Sequence[int] = TAUS) -> np.ndarray:
-    """A random staleness: constant, uniform, or mostly fresh, up to one of these tau, at most `OLDEST`."""
+    """A random staleness: constant, uniform, or mostly fresh, up to one of these tau, at most
+    `OLDEST`.
+    """
     tau = draws.choice(taus)
     kind = draws.choice(("constant", "uniform", "rare"))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
@@ -168,7 +212,9 @@ def trial_exact(draws: Draws, taus: Sequence[int] = TAUS) -> list[Outcome]:
     """One quadratic, one sequence of staleness."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     staleness, steps = table(draws, taus), draws.choice((1, 10, 250))
-    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=int(staleness.max()))
+    limit = largest_step(
+        smoothness=instances.known(problem).smoothness, staleness=int(staleness.max())
+    )
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     return [check(problem, staleness, steps=steps, learning_rate=gamma)]
 
@@ -188,19 +234,23 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
-    """Without staleness the bound is met at the largest step, by the start, noise or heterogeneity alone; with it, half or more of it."""
+    """Without staleness the bound is met at the largest step, by the start, noise or heterogeneity
+    alone; with it, half or more of it.
+    """
     found = []
     for tau in taus:
         gamma = largest_step(smoothness=2.0, staleness=tau)
         for away, noise, z in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
-            problem = instances.bowl(3, 2, away=away + 1e-3, smoothness=2.0, noise=noise, heterogeneity=z)
+            problem = instances.bowl(
+                3, 2, away=away + 1e-3, smoothness=2.0, noise=noise, heterogeneity=z
+            )
             found.append(check(problem, np.full(_TABLE, tau), steps=500, learning_rate=gamma))
     return found
 
 
 def wells() -> list[Outcome]:
-    """In a well, with little noise of both kinds or none, and from near a hilltop, each without staleness, where the bound is met at the
-    largest step, and with it."""
+    """In a well, with little noise of both kinds or none, and from near a hilltop, each without
+    staleness, where the bound is met at the largest step, and with it."""
     found = []
     for start, noise, steps in ((0.01, 0.1, 1000), (0.05, 0.0, 300), (3.0, 0.0, 300)):
         problem = instances.wells(3, 3, start=start, noise=noise, heterogeneity=noise / 2)
@@ -213,6 +263,12 @@ def wells() -> list[Outcome]:
 _STEP = "gamma L + 2(gamma L tau)^2 <= 1; delays independent of samples"
 STATEMENTS = [
     Statement("ASGD, quadratics, exact", "Theorem 4.2.3", _STEP, trial_exact, (bowls,)),
-    Statement("ASGD, tau >= 1, exact", "Theorem 4.2.3", _STEP, partial(trial_exact, taus=TAUS[1:]), (partial(bowls, (1, 2, 4)),)),
+    Statement(
+        "ASGD, tau >= 1, exact",
+        "Theorem 4.2.3",
+        _STEP,
+        partial(trial_exact, taus=TAUS[1:]),
+        (partial(bowls, (1, 2, 4)),),
+    ),
     Statement("ASGD, non-convex", "Theorem 4.2.3", _STEP, trial_runs, (wells,)),
 ]

@@ -1,24 +1,32 @@
 r"""SGD with compressed gradients, (3.7) with its constants, for errors of two kinds.
 
-The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$, so that as for SGD, with $L' = L(1 + r)$,
+The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$, so that
+as for SGD, with $L' = L(1 + r)$,
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2 \Big), \qquad \gamma \le \frac{1}{L'}.
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2
+\Big), \qquad \gamma \le \frac{1}{L'}.
 $$
 
-Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The worker's and the servers' errors are independent, and all but
-the last is divided by N:
+Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The worker's and the servers'
+errors are independent, and all but the last is divided by N:
 
-$$ c^2 = \frac{\sigma^2}{N} + \Big(1 + \frac1N\Big) \sigma'^2 \quad (3.4), \qquad c^2 = \frac{\sigma^2 + \sigma'^2}{N} \quad (3.5). $$
+$$ c^2 = \frac{\sigma^2}{N} + \Big(1 + \frac1N\Big) \sigma'^2 \quad (3.4), \qquad c^2 =
+\frac{\sigma^2 + \sigma'^2}{N} \quad (3.5). $$
 
-Relative errors, $E|Q(y) - y|^2 \le \omega |y|^2$. Through servers, $E|g|^2 \le (1 + \omega) E|\frac1N \sum Q(g_n)|^2$, and the sum's
-variance is at most $\frac{1}{N^2} \sum (\sigma^2 + \omega E|g_n|^2)$, where $\frac1N \sum |f_n'|^2 \le |f'|^2 + \varsigma^2$:
+Relative errors, $E|Q(y) - y|^2 \le \omega |y|^2$. Through servers,
+$E|g|^2 \le (1 + \omega) E|\frac1N \sum Q(g_n)|^2$, and the sum's variance is at most
+$\frac{1}{N^2} \sum (\sigma^2 + \omega E|g_n|^2)$, where
+$\frac1N \sum |f_n'|^2 \le |f'|^2 + \varsigma^2$:
 
-$$ r = \omega + \frac{\omega(1 + \omega)}{N}, \qquad c^2 = \frac{(1 + \omega)((1 + \omega)\sigma^2 + \omega\varsigma^2)}{N}. $$
+$$ r = \omega + \frac{\omega(1 + \omega)}{N}, \qquad c^2 = \frac{(1 + \omega)((1 + \omega)\sigma^2 +
+\omega\varsigma^2)}{N}. $$
 
 Around the ring, $S_k = Q(S_{k-1} + g_k)$ has the variance
-$V_k \le (1 + \omega)(V_{k-1} + \sigma_k^2) + \omega |\sum_{j \le k} f_j'|^2$, part by part: each part begins at another worker. Over all
-parts, $|\sum_{j \le k} f_j'|^2$ is at most $k N (|f'|^2 + \varsigma^2)$. A worker's noise may be all in the part that it begins, where its
-weight is the largest, $(1 + \omega)^N$. With $K = \sum_{k=1}^N k (1 + \omega)^{N - k}$, $V_N / N^2$ gives
+$V_k \le (1 + \omega)(V_{k-1} + \sigma_k^2) + \omega |\sum_{j \le k} f_j'|^2$, part by part: each
+part begins at another worker. Over all parts, $|\sum_{j \le k} f_j'|^2$ is at most
+$k N (|f'|^2 + \varsigma^2)$. A worker's noise may be all in the part that it begins, where its
+weight is the largest, $(1 + \omega)^N$. With $K = \sum_{k=1}^N k (1 + \omega)^{N - k}$, $V_N / N^2$
+gives
 
 $$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega)^N \sigma^2}{N}. $$
 """
@@ -51,7 +59,13 @@ class Effect(NamedTuple):
 
 @ranges.held("compressed_sgd.effect")
 def effect(
-    *, noise: float, workers: int, compression: float = 0.0, omega: float = 0.0, heterogeneity: float = 0.0, via: Via = "server"
+    *,
+    noise: float,
+    workers: int,
+    compression: float = 0.0,
+    omega: float = 0.0,
+    heterogeneity: float = 0.0,
+    via: Via = "server",
 ) -> Effect:
     """r and c^2, of absolute errors (`compression` = sigma') or of relative ones (`omega`).
 
@@ -59,7 +73,10 @@ def effect(
         ValueError: both kinds of errors, or neither server nor ring.
     """
     if compression and omega:
-        raise ValueError(f"compression = {compression} and omega = {omega}: need one of the two, absolute or relative errors")
+        raise ValueError(
+            f"compression = {compression} and omega = {omega}: need one of the two, absolute or "
+            "relative errors"
+        )
     if via not in ("server", "ring"):
         raise ValueError(f"via = {via!r}: need 'server' or 'ring'")
     N, w = workers, omega
@@ -68,35 +85,54 @@ def effect(
         relative = (1 + w) * ((1 + w) * noise**2 + w * heterogeneity**2) / N
         return Effect(inflation, relative + (1 + 1 / N) * compression**2)
     K = sum(k * (1 + w) ** (N - k) for k in range(1, N + 1))
-    return Effect(w * K / N, w * K * heterogeneity**2 / N + (1 + w) ** N * noise**2 / N + compression**2 / N)
+    return Effect(
+        w * K / N, w * K * heterogeneity**2 / N + (1 + w) ** N * noise**2 / N + compression**2 / N
+    )
 
 
-def hypotheses(problem: Problem, compressor: Compressor | None, learning_rate: float, via: Via = "server") -> list[Condition]:
-    """An unbiased compressor with an omega (None: errors are absolute), one varsigma everywhere, gamma <= 1 / L'."""
+def hypotheses(
+    problem: Problem, compressor: Compressor | None, learning_rate: float, via: Via = "server"
+) -> list[Condition]:
+    """An unbiased compressor with an omega (None: errors are absolute), one varsigma everywhere,
+    gamma <= 1 / L'.
+    """
     known = instances.known(problem)
     if compressor is None:
         return [instances.step_below("1 / L", 1 / known.smoothness, learning_rate)]
     omega = omega_of(compressor, problem)
-    stated = Condition("an unbiased compressor that states an omega", omega is not None, compressor.name)
+    stated = Condition(
+        "an unbiased compressor that states an omega", omega is not None, compressor.name
+    )
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega or 0.0, via=via).inflation
     limit = 1 / (known.smoothness * (1 + inflation))
-    return [stated, instances.same_heterogeneity(problem), instances.step_below("1 / (L (1 + r))", limit, learning_rate)]
+    return [
+        stated,
+        instances.same_heterogeneity(problem),
+        instances.step_below("1 / (L (1 + r))", limit, learning_rate),
+    ]
 
 
 def messages(problem: Problem, via: Via = "server") -> int:
-    """How many messages with elements a round compresses: each of N workers one of each part, each server one of its own."""
+    """How many messages with elements a round compresses: each of N workers one of each part, each
+    server one of its own.
+    """
     N, d = problem.workers, np.size(problem.init(jax.random.key(0)))
     parts = -(-d // -(-d // N))  # where d < N, some servers have padding only
     return N * parts + (parts if via == "server" else 0)
 
 
 def omega_of(compressor: Compressor, problem: Problem) -> float | None:
-    """The largest omega of the parts that a model of this problem is cut into; None where there is none."""
+    """The largest omega of the parts that a model of this problem is cut into; None where there is
+    none.
+    """
     N, omega = problem.workers, compressor.omega
     if omega is None:
         return None
     shape = jax.eval_shape(problem.init, jax.random.key(0))
-    parts = jax.eval_shape(lambda x: communication.shards(jax.tree.map(lambda leaf: leaf[None], x), N, compressor), shape)
+    parts = jax.eval_shape(
+        lambda x: communication.shards(jax.tree.map(lambda leaf: leaf[None], x), N, compressor),
+        shape,
+    )
     values = [omega(leaf.shape[-1]) for leaf in jax.tree.leaves(parts)]
     return None if None in values else max(values)
 
@@ -104,7 +140,10 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
 @ranges.held("compressed_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
     r"""$\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
-    return 1 / (smoothness * (1 + effect.inflation) + math.sqrt(effect.variance * smoothness * steps / (2 * gap)))
+    return 1 / (
+        smoothness * (1 + effect.inflation)
+        + math.sqrt(effect.variance * smoothness * steps / (2 * gap))
+    )
 
 
 @ranges.held("bounds.compressed_sgd")
@@ -121,7 +160,8 @@ def bound(
     heterogeneity: float = 0.0,
     via: Via = "server",
 ) -> float:
-    r"""$\frac{1}{2 - \gamma L'} \big(\frac{2D}{\gamma T} + \gamma L c^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+    r"""$\frac{1}{2 - \gamma L'} \big(\frac{2D}{\gamma T} + \gamma L c^2\big)$, on
+    $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -135,9 +175,17 @@ def bound(
         heterogeneity: varsigma, which matters with relative errors.
         via: "server" (3.4) or "ring" (3.5).
 
-    Source: Liu and Zhang, (3.7) and (3.8). Departures: (3.5) is printed without 1/N; relative errors are derived above.
+    Source: Liu and Zhang, (3.7) and (3.8). Departures: (3.5) is printed without 1/N; relative
+    errors are derived above.
     """
-    of = effect(noise=noise, workers=workers, compression=compression, omega=omega, heterogeneity=heterogeneity, via=via)
+    of = effect(
+        noise=noise,
+        workers=workers,
+        compression=compression,
+        omega=omega,
+        heterogeneity=heterogeneity,
+        via=via,
+    )
     limit = 1 / (smoothness * (1 + of.inflation))
     instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
@@ -147,7 +195,10 @@ def bound(
 @ranges.held("compressed_sgd.rate")
 def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
     r"""$\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
-    return Rate(2 * smoothness * (1 + effect.inflation) * gap, math.sqrt(2 * smoothness * gap * effect.variance))
+    return Rate(
+        2 * smoothness * (1 + effect.inflation) * gap,
+        math.sqrt(2 * smoothness * gap * effect.variance),
+    )
 
 
 def check(
@@ -162,11 +213,13 @@ def check(
     seed: int = 0,
     method: Method = algorithms.compressed_sgd,
 ) -> Outcome:
-    """Holds the bound to runs with a compressor; or, without one, to the exact moments on a quadratic with errors of one size.
+    """Holds the bound to runs with a compressor; or, without one, to the exact moments on a
+    quadratic with errors of one size.
 
     Args:
         problem: that knows its constants.
-        compressor: unbiased; None: one that adds noise of mean square `compression`^2, whatever the vector.
+        compressor: unbiased; None: one that adds noise of mean square `compression`^2, whatever the
+            vector.
         steps: T.
         compression: sigma'.
         via: "server" or "ring".
@@ -180,9 +233,14 @@ def check(
     known, N = instances.known(problem), problem.workers
     errors = {"noise": known.noise, "workers": N, "compression": compression, "via": via}
     if compressor is not None:
-        errors |= {"omega": omega_of(compressor, problem) or 0.0, "heterogeneity": known.heterogeneity or 0.0}
+        errors |= {
+            "omega": omega_of(compressor, problem) or 0.0,
+            "heterogeneity": known.heterogeneity or 0.0,
+        }
     numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps}
-    gamma = step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
+    gamma = (
+        step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
+    )
     need("compressed_sgd", hypotheses(problem, compressor, gamma, via))
     how = f"sigma' = {compression:.3g}" if compressor is None else compressor.name
     case = f"{problem.name}, {how}, {via}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
@@ -198,7 +256,9 @@ def check(
         )
         return Outcome(float(found["slope"][:steps].mean()), right, case=case)
     factory = runs.with_step(method, compressor, via)
-    measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+    measured, error = runs.average_gradient(
+        factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
+    )
     return Outcome(measured, right, error, case)
 
 
@@ -211,29 +271,50 @@ def trial_exact(draws: Draws, via: Via) -> list[Outcome]:
 
 
 _TIGHT = compressors.random_k(0.5)
-UNBIASED = {"server": (compressors.random_quantization(2), _TIGHT), "ring": (compressors.qsgd(2), _TIGHT)}
+UNBIASED = {
+    "server": (compressors.random_quantization(2), _TIGHT),
+    "ring": (compressors.qsgd(2), _TIGHT),
+}
 
 
 def trial_runs(draws: Draws, via: Via) -> list[Outcome]:
     """One compressor, on wells and hills; random-k, whose bound is tight, on a bowl."""
     compressor = draws.choice(UNBIASED[via])
     problem = (
-        _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)) if compressor is _TIGHT else instances.random_wells(draws, 2, 8)
+        _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3))
+        if compressor is _TIGHT
+        else instances.random_wells(draws, 2, 8)
     )
-    steps, share, seed = draws.choice((10, 100)), draws.choice((None, draws.real(0.01, 1.0))), draws.integer(0, 10**6)
+    steps, share, seed = (
+        draws.choice((10, 100)),
+        draws.choice((None, draws.real(0.01, 1.0))),
+        draws.integer(0, 10**6),
+    )
     return [_relative(problem, compressor, via, steps, share, seed)]
 
 
-def _bowl(away: float, noise: float, heterogeneity: float, *, workers: int = 2, dimension: int = 64) -> Problem:
-    """One of so many elements that random errors average out; with noise in any case, so that all share a program."""
-    return instances.uneven(instances.bowl(workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
+def _bowl(
+    away: float, noise: float, heterogeneity: float, *, workers: int = 2, dimension: int = 64
+) -> Problem:
+    """One of so many elements that random errors average out; with noise in any case, so that all
+    share a program.
+    """
+    return instances.uneven(
+        instances.bowl(
+            workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity
+        )
+    )
 
 
-def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int) -> Outcome:
+def _relative(
+    problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int
+) -> Outcome:
     """At a share of the largest step size, or at the recommended one."""
     omega = omega_of(compressor, problem) or 0.0
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega, via=via).inflation
-    gamma = None if share is None else share / (instances.known(problem).smoothness * (1 + inflation))
+    gamma = (
+        None if share is None else share / (instances.known(problem).smoothness * (1 + inflation))
+    )
     return check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed)
 
 
@@ -241,43 +322,73 @@ _NEARLY_0 = 1e-9  # of compression errors: 0 would be another program
 
 
 def bowls(via: Via) -> list[Outcome]:
-    """Absolute errors: the bound is met once the start is forgotten; by the start, by noise and by errors alone."""
-    cases = ((1.0, 0.0, _NEARLY_0, 0.05), (0.0, 2.0, _NEARLY_0, 1.0), (0.0, 0.0, 1.0, 1.0), (10.0, 2.0, 1.0, 0.3))
+    """Absolute errors: the bound is met once the start is forgotten; by the start, by noise and by
+    errors alone.
+    """
+    cases = (
+        (1.0, 0.0, _NEARLY_0, 0.05),
+        (0.0, 2.0, _NEARLY_0, 1.0),
+        (0.0, 0.0, 1.0, 1.0),
+        (10.0, 2.0, 1.0, 0.3),
+    )
     return [
-        check(instances.bowl(4, 4, away=away + 1e-3, noise=noise), steps=500, compression=compression, via=via, learning_rate=gamma)
+        check(
+            instances.bowl(4, 4, away=away + 1e-3, noise=noise),
+            steps=500,
+            compression=compression,
+            via=via,
+            learning_rate=gamma,
+        )
         for away, noise, compression, gamma in cases
     ]
 
 
 def wide_bowls(via: Via) -> list[Outcome]:
-    """Relative errors of random-k, which are as large as its omega: by the start, by noise and by what workers differ in alone."""
+    """Relative errors of random-k, which are as large as its omega: by the start, by noise and by
+    what workers differ in alone.
+    """
     # Around a ring the inflation is not reached: in small steps it matters less.
     by_noise = (0.1, 1.0, 0.0, 1.0, 400) if via == "server" else (0.1, 1.0, 0.0, 0.2, 600)
     cases = ((1.0, 0.0, 0.0, 0.1, 100), by_noise, (0.1, 0.0, 1.0, 1.0, 400))
-    return [_relative(_bowl(a, s, z), _TIGHT, via, steps, share, 0) for a, s, z, share, steps in cases]
+    return [
+        _relative(_bowl(a, s, z), _TIGHT, via, steps, share, 0) for a, s, z, share, steps in cases
+    ]
 
 
 _FOUR = {"workers": 4, "dimension": 16}  # fewer elements do where the bound is not reached
 
 
 def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int) -> Outcome:
-    """At the largest step size: at smaller ones the start alone reaches the bound, and hides how loose r and c^2 are."""
+    """At the largest step size: at smaller ones the start alone reaches the bound, and hides how
+    loose r and c^2 are.
+    """
     return _relative(_bowl(away, noise, heterogeneity, **_FOUR), _TIGHT, "ring", steps, 1.0, seed)
 
 
 def trial_of_four(draws: Draws) -> list[Outcome]:
     """Random-k around a ring of four workers."""
     away, noise, heterogeneity = 10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)
-    return [_around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6))]
+    return [
+        _around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6))
+    ]
 
 
 def four() -> list[Outcome]:
     """By the start, by noise and by what workers differ in alone."""
-    return [_around_four(*kinds, 100, 0) for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))]
+    return [
+        _around_four(*kinds, 100, 0)
+        for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))
+    ]
 
 
 def _statement(kind: str, via: Via, reference: str, hypotheses: str, trial, extreme) -> Statement:
-    return Statement(f"CSGD, {via}, {kind}", reference, hypotheses, partial(trial, via=via), (partial(extreme, via),))
+    return Statement(
+        f"CSGD, {via}, {kind}",
+        reference,
+        hypotheses,
+        partial(trial, via=via),
+        (partial(extreme, via),),
+    )
 
 
 _ABSOLUTE, _RELATIVE = "Q unbiased; gamma <= 1/L", "Q unbiased, omega; gamma <= 1/L'"
@@ -286,5 +397,11 @@ STATEMENTS = [
     _statement("absolute, exact", "ring", "(3.5), (3.7)", _ABSOLUTE, trial_exact, bowls),
     _statement("relative", "server", "derived", _RELATIVE, trial_runs, wide_bowls),
     _statement("relative", "ring", "derived", _RELATIVE, trial_runs, wide_bowls),
-    Statement("CSGD, ring of four, relative", "derived", "Q unbiased, omega; gamma = 1/L'", trial_of_four, (four,)),
+    Statement(
+        "CSGD, ring of four, relative",
+        "derived",
+        "Q unbiased, omega; gamma = 1/L'",
+        trial_of_four,
+        (four,),
+    ),
 ]

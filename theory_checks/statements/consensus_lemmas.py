@@ -1,20 +1,24 @@
 r"""Lemmas 5.2.1 to 5.2.9, along the exact moments of decentralized SGD on quadratics.
 
-With $X$ the models, $F$ their exact gradients, $G$ the stochastic ones, all divided by $\sqrt N$ in the norms below:
+With $X$ the models, $F$ their exact gradients, $G$ the stochastic ones, all divided by $\sqrt N$ in
+the norms below:
 
-- (5.4): $|\frac1N F 1 - f'(\bar x)|^2 \le L^2 |X - \bar X|_F^2$, by convexity of the square and smoothness.
-- (5.5), corrected: $|F - f'(\bar x) 1^T|_F^2 \le 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2$; its proof begins with a half that the statement
-  loses.
-- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2 + \sigma^2$, where the survey has 4 twice: gradients at
-  $\bar x$ have the mean square $|f'(\bar x)|^2 + \varsigma^2$, as their differences from $f'$ have the mean 0.
-- 5.2.3: $a_t = \sum_{s \le t} \rho^{t - s} b_s$ has $\sum a_t^2 \le (1 - \rho)^{-2} \sum b_t^2$ (Young's inequality for convolutions).
-- 5.2.5: with $a_t = |X_t - \bar X_t|_F$, $b_t = \gamma \rho |G_t|_F$: $\sum E|X - \bar X|_F^2 \le \frac{\gamma^2 \rho^2}{(1 - \rho)^2}
-  \sum E|G|_F^2$.
-- 5.2.7: (5.6) in 5.2.5 with $2L^2 \le \frac18 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$ leaves $\frac78$ of the left side:
-  $\sum E|X - \bar X|_F^2 \le \frac87 \frac{\gamma^2\rho^2}{(1 - \rho)^2} \sum (2 E|f'(\bar x)|^2 + 2\varsigma^2 + \sigma^2)$. (The survey
-  has 2 before the gradients and 8 before the others. `decentralized_sgd.consensus` does without the gradients, and is reached.)
-- 5.2.9: $E|f'(\bar x_t)|^2 \le \frac2\gamma (E f(\bar x_t) - E f(\bar x_{t+1})) + L^2 E|X - \bar X|_F^2 + \frac{\gamma L\sigma^2}{N}$; in
-  print the bracket is missing.
+- (5.4): $|\frac1N F 1 - f'(\bar x)|^2 \le L^2 |X - \bar X|_F^2$, by convexity of the square and
+  smoothness.
+- (5.5), corrected: $|F - f'(\bar x) 1^T|_F^2 \le 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2$; its proof
+  begins with a half that the statement loses.
+- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2 + \sigma^2$, where
+  the survey has 4 twice: gradients at $\bar x$ have the mean square $|f'(\bar x)|^2 + \varsigma^2$,
+  as their differences from $f'$ have the mean 0.
+- 5.2.3: $a_t = \sum_{s \le t} \rho^{t - s} b_s$ has $\sum a_t^2 \le (1 - \rho)^{-2} \sum b_t^2$
+  (Young's inequality for convolutions).
+- 5.2.5: with $a_t = |X_t - \bar X_t|_F$, $b_t = \gamma \rho |G_t|_F$:
+  $\sum E|X - \bar X|_F^2 \le \frac{\gamma^2 \rho^2}{(1 - \rho)^2} \sum E|G|_F^2$.
+- 5.2.7: (5.6) in 5.2.5 with $2L^2 \le \frac18 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$ leaves
+  $\frac78$ of the left side:
+  $\sum E|X - \bar X|_F^2 \le \frac87 \frac{\gamma^2\rho^2}{(1 - \rho)^2} \sum (2 E|f'(\bar x)|^2 + 2\varsigma^2 + \sigma^2)$. (The survey has 2 before the gradients and 8 before the others. `decentralized_sgd.consensus` does without the gradients, and is reached.)
+- 5.2.9:
+  $E|f'(\bar x_t)|^2 \le \frac2\gamma (E f(\bar x_t) - E f(\bar x_{t+1})) + L^2 E|X - \bar X|_F^2 + \frac{\gamma L\sigma^2}{N}$; in print the bracket is missing.
 """
 
 from __future__ import annotations
@@ -60,8 +64,18 @@ def _drawn(draws: Draws, *, small: bool = False) -> Path:
 
 def _measured(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
     known = instances.known(problem)
-    found = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps)
-    return Path(found, gamma, known.smoothness, known.noise**2, topology.n, topology.rho, f"{problem.name}, {topology.name}")
+    found = moments.second_moments(
+        moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps
+    )
+    return Path(
+        found,
+        gamma,
+        known.smoothness,
+        known.noise**2,
+        topology.n,
+        topology.rho,
+        f"{problem.name}, {topology.name}",
+    )
 
 
 Sides = Callable[[Path], list[Outcome]]
@@ -74,7 +88,8 @@ def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Si
     def worst(path: Path) -> list[Outcome]:
         left, bound = right(path)
         size = path.found["local"] + path.found["gap"] / path.gamma
-        scale = (size + 1e-6 * size.max())[: len(left)]  # what is 0 now carries the rounding of what was before
+        # what is 0 now carries the rounding of what was before
+        scale = (size + 1e-6 * size.max())[: len(left)]
         return paths.worst(left, bound, case=path.case, scale=scale)
 
     return worst
@@ -123,7 +138,9 @@ def descent(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Lemma 5.2.9."""
     found = {name: values[:-1] for name, values in path.found.items()}
     falls = 2 / path.gamma * -np.diff(path.found["gap"])
-    return found["slope"], falls + path.L**2 * found["consensus"] + path.gamma * path.L * path.variance / path.N
+    return found["slope"], falls + path.L**2 * found[
+        "consensus"
+    ] + path.gamma * path.L * path.variance / path.N
 
 
 def sequences(draws: Draws) -> list[Outcome]:
@@ -134,7 +151,13 @@ def sequences(draws: Draws) -> list[Outcome]:
     a, last = np.empty(length), 0.0
     for t in range(length):
         last = a[t] = rho * last + b[t]
-    return [Outcome(float((a**2).sum()), float((b**2).sum()) / (1 - rho) ** 2, case=f"rho = {rho:.3g}, {length} terms")]
+    return [
+        Outcome(
+            float((a**2).sum()),
+            float((b**2).sum()) / (1 - rho) ** 2,
+            case=f"rho = {rho:.3g}, {length} terms",
+        )
+    ]
 
 
 # --- Instances near the bounds.
@@ -146,14 +169,20 @@ def pulls_in_balance() -> tuple[Problem, Topology, float]:
 
 
 def as_far_as_pulled() -> tuple[Problem, Topology, float]:
-    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: disagreement changes gradients by as much as they differ anyway."""
+    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: disagreement changes gradients by as much as
+    they differ anyway.
+    """
     return diverging(), one_rho(10, 0.5), 0.5
 
 
 def steady_pull() -> tuple[Problem, Topology, float]:
     """Workers that differ by what does not change, and small steps."""
     pull = np.array([1.0, -1.0, *[0.0] * 8])
-    return problems.quadratic(np.ones((10, 2)), np.outer(pull, [1.0, 0.0]), start=[1e-3, 0.0]), one_rho(10, 0.5), 1e-3
+    return (
+        problems.quadratic(np.ones((10, 2)), np.outer(pull, [1.0, 0.0]), start=[1e-3, 0.0]),
+        one_rho(10, 0.5),
+        1e-3,
+    )
 
 
 def half_as_far() -> tuple[Problem, Topology, float]:
@@ -161,7 +190,15 @@ def half_as_far() -> tuple[Problem, Topology, float]:
     return diverging(), one_rho(10, 0.5), 0.25
 
 
-def _statement(name: str, reference: str, hypotheses: str, sides: Sides, hardest: Instance, *, small: bool = False) -> Statement:
+def _statement(
+    name: str,
+    reference: str,
+    hypotheses: str,
+    sides: Sides,
+    hardest: Instance,
+    *,
+    small: bool = False,
+) -> Statement:
     """Of instances that are drawn, and of one that is built."""
 
     def trial(draws: Draws) -> list[Outcome]:
@@ -175,11 +212,48 @@ def _statement(name: str, reference: str, hypotheses: str, sides: Sides, hardest
 
 _SMOOTH, _SMALL = "f_n smooth", "W symmetric; gamma rho <= (1-rho)/(4L)"
 STATEMENTS = [
-    _statement("mean of local gradients", "Lemma 5.2.1, (5.4)", _SMOOTH, _at_every_step(mean_gradient), pulls_in_balance),
-    _statement("local gradients apart", "Lemma 5.2.1, (5.5)", _SMOOTH, _at_every_step(gradients_apart), as_far_as_pulled),
-    _statement("size of all gradients", "Lemma 5.2.1, (5.6)", f"{_SMOOTH}, noise", _at_every_step(all_gradients), as_far_as_pulled),
+    _statement(
+        "mean of local gradients",
+        "Lemma 5.2.1, (5.4)",
+        _SMOOTH,
+        _at_every_step(mean_gradient),
+        pulls_in_balance,
+    ),
+    _statement(
+        "local gradients apart",
+        "Lemma 5.2.1, (5.5)",
+        _SMOOTH,
+        _at_every_step(gradients_apart),
+        as_far_as_pulled,
+    ),
+    _statement(
+        "size of all gradients",
+        "Lemma 5.2.1, (5.6)",
+        f"{_SMOOTH}, noise",
+        _at_every_step(all_gradients),
+        as_far_as_pulled,
+    ),
     Statement("sums with a memory", "Lemma 5.2.3", "0 <= rho < 1", sequences),
-    _statement("consensus by gradients", "Lemma 5.2.5", "W symmetric, equal starts", _summed(consensus_by_gradients), steady_pull),
-    _statement("consensus by slopes", "Lemma 5.2.7", _SMALL, _summed(consensus_by_slopes), half_as_far, small=True),
-    _statement("descent of the mean", "Lemma 5.2.9", "gamma <= 1/L", _at_every_step(descent), pulls_in_balance),
+    _statement(
+        "consensus by gradients",
+        "Lemma 5.2.5",
+        "W symmetric, equal starts",
+        _summed(consensus_by_gradients),
+        steady_pull,
+    ),
+    _statement(
+        "consensus by slopes",
+        "Lemma 5.2.7",
+        _SMALL,
+        _summed(consensus_by_slopes),
+        half_as_far,
+        small=True,
+    ),
+    _statement(
+        "descent of the mean",
+        "Lemma 5.2.9",
+        "gamma <= 1/L",
+        _at_every_step(descent),
+        pulls_in_balance,
+    ),
 ]

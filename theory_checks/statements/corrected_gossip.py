@@ -1,39 +1,50 @@
-r"""Exact diffusion (NIDS), D2 and EXTRA on convex f_n: what falls in every round, and closed forms where Hessians are equal.
+r"""Exact diffusion (NIDS), D2 and EXTRA on convex f_n: what falls in every round, and closed forms
+where Hessians are equal.
 
-Rows are workers, W symmetric, $X^\star = 1 x^{\star T}$, $e = X_t - X^\star$, $g = G(X_t) - G(X^\star)$.
+Rows are workers, W symmetric, $X^\star = 1 x^{\star T}$, $e = X_t - X^\star$,
+$g = G(X_t) - G(X^\star)$.
 
-Exact diffusion and D2. $X_{t+1} = (I - P)(2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1}))$ with $P = \frac{I - W}{2}$ for exact
-diffusion, $I - W$ for D2. With $D_{t+1} = X_t - \gamma G(X_t) - X_{t+1}$, $D_0 = 0$, it is $\phi = X_t - \gamma G(X_t) - D_t$,
-$X_{t+1} = (I - P) \phi$, $D_{t+1} = D_t + P \phi$, whose fixed point is $X^\star$, $D^\star = -\gamma G(X^\star)$. Let $d = D_t - D^\star$,
-in the range of P, and $E_t = |e|_F^2 + |d|_{P^+}^2$. From $\phi - X^\star = e - \gamma g - d$ and
+Exact diffusion and D2. $X_{t+1} = (I - P)(2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1}))$
+with $P = \frac{I - W}{2}$ for exact diffusion, $I - W$ for D2. With
+$D_{t+1} = X_t - \gamma G(X_t) - X_{t+1}$, $D_0 = 0$, it is $\phi = X_t - \gamma G(X_t) - D_t$,
+$X_{t+1} = (I - P) \phi$, $D_{t+1} = D_t + P \phi$, whose fixed point is $X^\star$,
+$D^\star = -\gamma G(X^\star)$. Let $d = D_t - D^\star$, in the range of P, and
+$E_t = |e|_F^2 + |d|_{P^+}^2$. From $\phi - X^\star = e - \gamma g - d$ and
 $|d + P v|_{P^+}^2 = |d|_{P^+}^2 + 2 \langle d, v \rangle + |v|_P^2$,
 
 $$ E_{t+1} = |e - \gamma g|_F^2 + |d|_{P^+}^2 - |d|_F^2 - |\phi - X^\star|_{P (I - P)}^2, $$
 
-an equation. Where all $f_n$ are $\mu$-strongly convex, $|e - \gamma g| \le \max(1 - \gamma\mu, \gamma L - 1) |e|$, and with p the least
-positive eigenvalue of P, at most 1, $|d|_{P^+}^2 - |d|^2 \le (1 - p) |d|_{P^+}^2$: for $P \le I$
+an equation. Where all $f_n$ are $\mu$-strongly convex,
+$|e - \gamma g| \le \max(1 - \gamma\mu, \gamma L - 1) |e|$, and with p the least positive eigenvalue
+of P, at most 1, $|d|_{P^+}^2 - |d|^2 \le (1 - p) |d|_{P^+}^2$: for $P \le I$
 
 $$ E_{t+1} \le \max\{(1 - \gamma\mu)^2, (\gamma L - 1)^2, 1 - p\} E_t, \qquad \gamma < \tfrac2L. $$
 
-The workers' differences are not in it. (Li, Shi and Yan have this rate for NIDS; D2 needs a $W \ge 0$ for it.)
+The workers' differences are not in it. (Li, Shi and Yan have this rate for NIDS; D2 needs a
+$W \ge 0$ for it.)
 
-EXTRA. With $\tilde W = \frac{I + W}{2}$, $U = (\tilde W - W)^{1/2}$, $q^k = \sum_{t \le k} U x^t$, it is
-$\tilde W (x^{k+1} - x^k) = -U q^{k+1} - \gamma G(x^k)$, and $U q^\star = -\gamma G(X^\star)$. For $z = (q, x)$ and $|z|_G^2 = |q|^2 +
+EXTRA. With $\tilde W = \frac{I + W}{2}$, $U = (\tilde W - W)^{1/2}$, $q^k = \sum_{t \le k} U x^t$,
+it is $\tilde W (x^{k+1} - x^k) = -U q^{k+1} - \gamma G(x^k)$, and $U q^\star = -\gamma G(X^\star)$.
+For $z = (q, x)$ and $|z|_G^2 = |q|^2 +
 |x|_{\tilde W}^2$, the product with $x^{k+1} - X^\star$ gives
 
-$$ |z^k - z^\star|_G^2 - |z^{k+1} - z^\star|_G^2 = |z^{k+1} - z^k|_G^2 + 2\gamma \langle g, x^{k+1} - X^\star \rangle
+$$ |z^k - z^\star|_G^2 - |z^{k+1} - z^\star|_G^2 = |z^{k+1} - z^k|_G^2 + 2\gamma \langle g, x^{k+1}
+- X^\star \rangle
    \ge \zeta |z^{k+1} - z^k|_G^2, \qquad \zeta = 1 - \frac{\gamma L}{2 \lambda_{\min}(\tilde W)}, $$
 
-as $\langle g, x^k - X^\star \rangle \ge |g|^2 / L$ and $|g|^2/L - |g||x^{k+1} - x^k| \ge -\frac L4 |x^{k+1} - x^k|^2$.
+as $\langle g, x^k - X^\star \rangle \ge |g|^2 / L$ and
+$|g|^2/L - |g||x^{k+1} - x^k| \ge -\frac L4 |x^{k+1} - x^k|^2$.
 
-Equal Hessians h I. Disagreement along an eigenvector of W to $\lambda$ is $b\, c_t$ with $c_{t+1} = s c_t - m c_{t-1}$, $c_0 = 0$, so
-that $c_t = c_1 (z_1^t - z_2^t) / (z_1 - z_2)$ with the roots of $z^2 = s z - m$: for exact diffusion and D2 $s = \nu (2 - \gamma h)$,
-$m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, $\nu = \frac{1 + \lambda}{2}$ or $\lambda$; for EXTRA $s = 1 + \lambda - \gamma h$,
-$m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
+Equal Hessians h I. Disagreement along an eigenvector of W to $\lambda$ is $b\, c_t$ with
+$c_{t+1} = s c_t - m c_{t-1}$, $c_0 = 0$, so that $c_t = c_1 (z_1^t - z_2^t) / (z_1 - z_2)$ with the
+roots of $z^2 = s z - m$: for exact diffusion and D2 $s = \nu (2 - \gamma h)$,
+$m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, $\nu = \frac{1 + \lambda}{2}$ or $\lambda$; for EXTRA
+$s = 1 + \lambda - \gamma h$, $m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
 
-Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network independent step-sizes and separated convergence rates",
-2019; Yuan, Ying, Zhao and Sayed, "Exact diffusion", 2019; Tang, Lian, Yan, Zhang and Liu, "D2", 2018; Shi, Ling, Wu and Yin, "EXTRA",
-2015, Theorem 3.3. Derived again here.
+Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network independent
+step-sizes and separated convergence rates", 2019; Yuan, Ying, Zhao and Sayed, "Exact diffusion",
+2019; Tang, Lian, Yan, Zhang and Liu, "D2", 2018; Shi, Ling, Wu and Yin, "EXTRA", 2015, Theorem 3.3.
+Derived again here.
 """
 
 from __future__ import annotations
@@ -53,14 +64,17 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS, _LONG = 60, 400
-_ROUNDED = 1e-4  # times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
+# times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
+_ROUNDED = 1e-4
 _CONVEX = ("isotropic", "equal", "different")
 METHODS: dict[float, Method] = {0.5: algorithms.exact_diffusion, 1.0: algorithms.d2}
 """By the share of I - W in P."""
 
 
 class Path(NamedTuple):
-    """What a method has done. X `[T + 1, N, d]`; of the fixed point `[N, d]`; e, g `[T + 1, N, d]`."""
+    """What a method has done. X `[T + 1, N, d]`; of the fixed point `[N, d]`; e, g `[T + 1, N,
+    d]`.
+    """
 
     X: np.ndarray
     fixed: np.ndarray
@@ -69,8 +83,12 @@ class Path(NamedTuple):
     g: np.ndarray
 
 
-def _follow(problem: Problem, topology: Topology, gamma: float, method: Method, steps: int = _STEPS) -> Path:
-    X = paths.follow(moments.with_step(method, topology), problem, gamma, steps=steps).workers.params
+def _follow(
+    problem: Problem, topology: Topology, gamma: float, method: Method, steps: int = _STEPS
+) -> Path:
+    X = paths.follow(
+        moments.with_step(method, topology), problem, gamma, steps=steps
+    ).workers.params
     fixed = np.broadcast_to(np.asarray(problem.constants.minimizer), X.shape[1:])
     slopes = paths.gradients(problem, fixed)
     return Path(X, fixed, slopes, X - fixed, paths.gradients(problem, X) - slopes)
@@ -81,13 +99,21 @@ def _squares(values: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.einsum("...nd,nm,...md->...", values, matrix, values)
 
 
-def need_convex(where: str, problem: Problem, topology: Topology, learning_rate: float, name: str, limit: float) -> None:
-    """Raises a ValueError where W is not one symmetric matrix, an f_n is not convex, or gamma is not below its limit."""
+def need_convex(
+    where: str, problem: Problem, topology: Topology, learning_rate: float, name: str, limit: float
+) -> None:
+    """Raises a ValueError where W is not one symmetric matrix, an f_n is not convex, or gamma is
+    not below its limit.
+    """
     least = _curvature(problem)
     conditions = [
         *instances.on_graph(problem, topology, "symmetric", topology.symmetric),
         Condition("convex f_n", least >= 0, f"{problem.name} has the curvature {least:.6g}"),
-        Condition(f"0 < gamma < {name}", 0 < learning_rate < limit, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}"),
+        Condition(
+            f"0 < gamma < {name}",
+            0 < learning_rate < limit,
+            f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}",
+        ),
     ]
     need(where, conditions)
 
@@ -113,17 +139,31 @@ def linear_rate(problem: Problem, topology: Topology, learning_rate: float, shar
     return max((1 - learning_rate * mu) ** 2, (learning_rate * L - 1) ** 2, 1 - float(p))
 
 
-def _energies(problem: Problem, path: Path, gamma: float, P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _energies(
+    problem: Problem, path: Path, gamma: float, P: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """E_t for t < T, and the equation's right side for E_{t+1}."""
-    D = np.concatenate([np.zeros_like(path.X[:1]), path.X[:-1] - gamma * paths.gradients(problem, path.X[:-1]) - path.X[1:]])
+    D = np.concatenate(
+        [
+            np.zeros_like(path.X[:1]),
+            path.X[:-1] - gamma * paths.gradients(problem, path.X[:-1]) - path.X[1:],
+        ]
+    )
     d, inverse = D + gamma * path.slopes, np.linalg.pinv(P, hermitian=True)
     moved = path.e - gamma * path.g
     dual = _squares(d, inverse)
-    right = paths.size(moved) ** 2 + dual - paths.size(d) ** 2 - _squares(moved - d, P @ (np.eye(len(P)) - P))
+    right = (
+        paths.size(moved) ** 2
+        + dual
+        - paths.size(d) ** 2
+        - _squares(moved - d, P @ (np.eye(len(P)) - P))
+    )
     return paths.size(path.e) ** 2 + dual, right
 
 
-def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, share: float) -> list[Outcome]:
+def check_linear(
+    problem: Problem, topology: Topology, *, learning_rate: float, share: float
+) -> list[Outcome]:
     """Holds every round of exact diffusion (share 1/2) or D2 (share 1) to its linear rate.
 
     Args:
@@ -135,10 +175,26 @@ def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, 
     Raises:
         ValueError: a hypothesis fails.
     """
-    need_convex("corrected_gossip", problem, topology, learning_rate, "2 / L", 2 / instances.known(problem).smoothness)
+    need_convex(
+        "corrected_gossip",
+        problem,
+        topology,
+        learning_rate,
+        "2 / L",
+        2 / instances.known(problem).smoothness,
+    )
     P, most = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
-    need("corrected_gossip", [Condition("P <= I", most <= 1 + 1e-9, f"P of {topology.name} has the eigenvalue {most:.6g}")])
-    E, _ = _energies(problem, _follow(problem, topology, learning_rate, METHODS[share]), learning_rate, P)
+    need(
+        "corrected_gossip",
+        [
+            Condition(
+                "P <= I", most <= 1 + 1e-9, f"P of {topology.name} has the eigenvalue {most:.6g}"
+            )
+        ],
+    )
+    E, _ = _energies(
+        problem, _follow(problem, topology, learning_rate, METHODS[share]), learning_rate, P
+    )
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
     rate = linear_rate(problem, topology, learning_rate, share)
     return paths.worst(E[1:], rate * E[:-1], case=case, scale=_ROUNDED * E[0])
@@ -166,8 +222,12 @@ def mean_alone(share: float) -> list[Outcome]:
 
 
 def slow_duals(share: float) -> list[Outcome]:
-    """1 - p: a start at the minimum, where workers do not know yet what they differ by, on a graph that hardly mixes."""
-    problem = problems.quadratic(np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-6])
+    """1 - p: a start at the minimum, where workers do not know yet what they differ by, on a graph
+    that hardly mixes.
+    """
+    problem = problems.quadratic(
+        np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-6]
+    )
     return check_linear(problem, one_rho(4, 0.98), learning_rate=1.0, share=share)
 
 
@@ -175,8 +235,15 @@ def energy(share: float) -> list[Outcome]:
     """The equation of E, with Hessians that differ; of D2 on a W with negative eigenvalues, too."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        E, right = _energies(problem, _follow(problem, topology, gamma, METHODS[share], _LONG), gamma, share_of(topology, share))
-        found += paths.worst(E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0])
+        E, right = _energies(
+            problem,
+            _follow(problem, topology, gamma, METHODS[share], _LONG),
+            gamma,
+            share_of(topology, share),
+        )
+        found += paths.worst(
+            E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0]
+        )
     return found
 
 
@@ -185,17 +252,22 @@ _mean_of_four = cache(lambda: topologies.complete(4))
 
 @cache
 def _differing() -> Problem:
-    return problems.random_quadratic(4, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=3)
+    return problems.random_quadratic(
+        4, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=3
+    )
 
 
 # --- EXTRA.
 
 
-def _lyapunov(problem: Problem, topology: Topology, path: Path, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lyapunov(
+    problem: Problem, topology: Topology, path: Path, gamma: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """|z^k - z*|^2, the squares |z^{k+1} - z^k|^2, and 2 gamma <g^k, x^{k+1} - X*>."""
     half = (np.eye(topology.n) - topology.W) / 2
     values, vectors = np.linalg.eigh(half)
-    values, vectors = values[1:], vectors[:, 1:]  # without the mean, whose eigenvalue is 0 up to a rounding that the root would enlarge
+    # without the mean, whose eigenvalue is 0 up to a rounding that the root would enlarge
+    values, vectors = values[1:], vectors[:, 1:]
     root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
     q = np.einsum("nm,tmd->tnd", root, np.cumsum(path.X, axis=0))
     away = q + gamma * inverse @ path.slopes
@@ -206,13 +278,24 @@ def _lyapunov(problem: Problem, topology: Topology, path: Path, gamma: float) ->
 
 
 def check_extra(problem: Problem, topology: Topology, *, learning_rate: float) -> list[Outcome]:
-    """Holds every round of EXTRA to Theorem 3.3. Arguments and errors as of `check_linear`, with gamma < 2 lambda_min(W~) / L."""
+    """Holds every round of EXTRA to Theorem 3.3. Arguments and errors as of `check_linear`, with
+    gamma < 2 lambda_min(W~) / L.
+    """
     L, least = instances.known(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
-    need_convex("corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L)
-    distances, moves, _ = _lyapunov(problem, topology, _follow(problem, topology, learning_rate, algorithms.extra), learning_rate)
+    need_convex(
+        "corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L
+    )
+    distances, moves, _ = _lyapunov(
+        problem,
+        topology,
+        _follow(problem, topology, learning_rate, algorithms.extra),
+        learning_rate,
+    )
     zeta = 1 - learning_rate * L / (2 * least)
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
-    return paths.worst(distances[1:], distances[:-1] - zeta * moves, case=case, scale=_ROUNDED * distances[0])
+    return paths.worst(
+        distances[1:], distances[:-1] - zeta * moves, case=case, scale=_ROUNDED * distances[0]
+    )
 
 
 def trial_extra(draws: Draws) -> list[Outcome]:
@@ -224,7 +307,9 @@ def trial_extra(draws: Draws) -> list[Outcome]:
 
 
 def to_and_fro() -> list[Outcome]:
-    """zeta: workers that agree jump from one side of the minimum to the other, at nearly the largest step size."""
+    """zeta: workers that agree jump from one side of the minimum to the other, at nearly the
+    largest step size.
+    """
     problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
     return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99)
 
@@ -233,16 +318,22 @@ def identity_of_extra() -> list[Outcome]:
     """The equation before zeta, with Hessians that differ."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, algorithms.extra, _LONG), gamma)
+        distances, moves, products = _lyapunov(
+            problem, topology, _follow(problem, topology, gamma, algorithms.extra, _LONG), gamma
+        )
         right, scale = distances[:-1] - moves - products, _ROUNDED * distances[0]
-        found += paths.worst(distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale)
+        found += paths.worst(
+            distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale
+        )
     return found
 
 
 # --- All three.
 
 
-def _roots(method: Method, eigenvalues: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _roots(
+    method: Method, eigenvalues: np.ndarray, turn: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s, m and c_1 / gamma of each eigenvalue, for gamma h = turn."""
     if method is algorithms.extra:
         return 1 + eigenvalues - turn, (1 + eigenvalues) / 2 - turn, np.ones_like(eigenvalues)
@@ -253,7 +344,11 @@ def _roots(method: Method, eigenvalues: np.ndarray, turn: float) -> tuple[np.nda
 def along_eigenvectors(method: Method) -> list[Outcome]:
     """Every model in every round, where all Hessians are h I."""
     topology, gamma, h = graphs(1.0)[0], 0.3, 1.7
-    b, start, t = np.random.default_rng(5).normal(size=(3, 2)), np.array([1.0, -2.0]), np.arange(_STEPS + 1)[:, None]
+    b, start, t = (
+        np.random.default_rng(5).normal(size=(3, 2)),
+        np.array([1.0, -2.0]),
+        np.arange(_STEPS + 1)[:, None],
+    )
     problem = problems.quadratic(np.full((3, 2), h), b, start=start)
     values, vectors = np.linalg.eigh(topology.W)
     s, m, first = _roots(method, values[:-1] + 0j, gamma * h)
@@ -261,9 +356,13 @@ def along_eigenvectors(method: Method) -> list[Outcome]:
     c = gamma * first * (((s + spread) / 2) ** t - ((s - spread) / 2) ** t) / spread
     best = b.mean(axis=0) / h
     means = best + (1 - gamma * h) ** t * (start - best)
-    expected = means[:, None] + np.einsum("nk,tk,mk,md->tnd", vectors[:, :-1], c.real, vectors[:, :-1], b)
+    expected = means[:, None] + np.einsum(
+        "nk,tk,mk,md->tnd", vectors[:, :-1], c.real, vectors[:, :-1], b
+    )
     X = _follow(problem, topology, gamma, method).X
-    return paths.worst(X, expected, case=f"{method.__name__} along eigenvectors", equality=True, scale=1.0)
+    return paths.worst(
+        X, expected, case=f"{method.__name__} along eigenvectors", equality=True, scale=1.0
+    )
 
 
 def optimum(method: Method) -> list[Outcome]:
@@ -276,7 +375,13 @@ def _linear(name: str, reference: str, hypothesis: str, share: float) -> Stateme
     """Of exact diffusion, or of D2."""
     built = [partial(extreme, METHODS[share]) for extreme in (along_eigenvectors, optimum)]
     built += [partial(extreme, share) for extreme in (mean_alone, slow_duals, energy)]
-    return Statement(name, reference, f"W symmetric, {hypothesis}f_n convex; gamma < 2/L", partial(trial, share), built)
+    return Statement(
+        name,
+        reference,
+        f"W symmetric, {hypothesis}f_n convex; gamma < 2/L",
+        partial(trial, share),
+        built,
+    )
 
 
 STATEMENTS = [
@@ -287,6 +392,11 @@ STATEMENTS = [
         "Shi et al. 2015, Theorem 3.3",
         "W symmetric, f_n convex; gamma < 2 lambda_min(W~)/L",
         trial_extra,
-        [partial(along_eigenvectors, algorithms.extra), partial(optimum, algorithms.extra), to_and_fro, identity_of_extra],
+        [
+            partial(along_eigenvectors, algorithms.extra),
+            partial(optimum, algorithms.extra),
+            to_and_fro,
+            identity_of_extra,
+        ],
     ),
 ]

@@ -1,36 +1,44 @@
 r"""Decentralized SGD, Theorem 5.2.11, with constants that are reached.
 
-Consensus. With $Y_t = X_t (I - J)$, $J = 11^T/N$, a round is $Y_{t+1} = (Y_t - \gamma G_t (I - J))(W - J)$, and $|W - J|_2 = \rho$ for a
-symmetric W. Let $a_t^2 = \frac1N E|Y_t|_F^2$, and $\varsigma_t$ the heterogeneity at $\bar x_t$. The exact gradients are
-$F(I - J) = [F - F(\bar X_t)](I - J) + F(\bar X_t)(I - J)$, of norms at most $L|Y_t|_F$ and $\sqrt N \varsigma_t$. The noise is independent
-of all that, and of worker to worker: $E|\Xi (I - J)|_F^2 \le N(1 - \frac1N)\sigma^2$. So, with $q = \rho(1 + \gamma L)$,
+Consensus. With $Y_t = X_t (I - J)$, $J = 11^T/N$, a round is
+$Y_{t+1} = (Y_t - \gamma G_t (I - J))(W - J)$, and $|W - J|_2 = \rho$ for a symmetric W. Let
+$a_t^2 = \frac1N E|Y_t|_F^2$, and $\varsigma_t$ the heterogeneity at $\bar x_t$. The exact gradients
+are $F(I - J) = [F - F(\bar X_t)](I - J) + F(\bar X_t)(I - J)$, of norms at most $L|Y_t|_F$ and
+$\sqrt N \varsigma_t$. The noise is independent of all that, and of worker to worker:
+$E|\Xi (I - J)|_F^2 \le N(1 - \frac1N)\sigma^2$. So, with $q = \rho(1 + \gamma L)$,
 
-$$ a_{t+1}^2 \le (q a_t + \rho\gamma\varsigma_t)^2 + r^2, \qquad r = \rho\gamma\sigma\sqrt{1 - \tfrac1N}. $$
+$$ a_{t+1}^2 \le (q a_t + \rho\gamma\varsigma_t)^2 + r^2, \qquad r = \rho\gamma\sigma\sqrt{1 -
+\tfrac1N}. $$
 
-Averaged over t from $Y_1 = 0$, by Minkowski's inequality, $A^2 = \frac1T \sum_t a_t^2$ has $A^2 \le (qA + p)^2 + r^2$ with
-$p = \rho\gamma\varsigma$, $\varsigma$ the root mean square of $\varsigma_t$. Where $q < 1$, that is $\gamma L \frac{\rho}{1 - \rho} < 1$,
-A is at most the larger root,
+Averaged over t from $Y_1 = 0$, by Minkowski's inequality, $A^2 = \frac1T \sum_t a_t^2$ has
+$A^2 \le (qA + p)^2 + r^2$ with $p = \rho\gamma\varsigma$, $\varsigma$ the root mean square of
+$\varsigma_t$. Where $q < 1$, that is $\gamma L \frac{\rho}{1 - \rho} < 1$, A is at most the larger
+root,
 
-$$ A \le \frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2} = \frac{p}{1 - q} \text{ without noise}, \quad
+$$ A \le \frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2} = \frac{p}{1 - q} \text{ without noise},
+\quad
    \frac{r}{\sqrt{1 - q^2}} \text{ without heterogeneity}. $$
 
-The first is reached along an eigenvector of $\rho$ where workers have the curvature $-L$; the second as $\gamma L \to 0$, if all
-eigenvalues but one are $\rho$. Young's inequality in $A^2 \le (qA + p)^2 + r^2$ gives
+The first is reached along an eigenvector of $\rho$ where workers have the curvature $-L$; the
+second as $\gamma L \to 0$, if all eigenvalues but one are $\rho$. Young's inequality in
+$A^2 \le (qA + p)^2 + r^2$ gives
 
 $$ A^2 \le \frac{p^2}{(1 - q)^2} + \frac{r^2}{1 - q}
-   \le \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}\Big(1 - \frac1N\Big), \qquad
-   \gamma \rho \le \frac{1 - \rho}{2L}, $$
+   \le \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 -
+   \rho}\Big(1 - \frac1N\Big), \qquad \gamma \rho \le \frac{1 - \rho}{2L}, $$
 
-which the rate is made of. The survey's Lemma 5.2.7 has $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$ and a term of
-gradients.
+which the rate is made of. The survey's Lemma 5.2.7 has
+$\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$ and a term of gradients.
 
-The gradient. The mean of the models makes a step along the mean of the gradients, so that with Lemma 5.2.9
+The gradient. The mean of the models makes a step along the mean of the gradients, so that with
+Lemma 5.2.9
 
-$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 A^2, \qquad \gamma \le \frac1L. $$
+$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 A^2,
+\qquad \gamma \le \frac1L. $$
 
-The last term is reached by workers of nearly opposite curvature, L and $-L$, whose pulls balance where $f'(\bar x)$ is not 0. The
-heterogeneity enters by its sum over t alone: $\varsigma^2$ may be the average along the path of $\bar x_t$, which is what there is where
-Hessians differ.
+The last term is reached by workers of nearly opposite curvature, L and $-L$, whose pulls balance
+where $f'(\bar x)$ is not 0. The heterogeneity enters by its sum over t alone: $\varsigma^2$ may be
+the average along the path of $\bar x_t$, which is what there is where Hessians differ.
 """
 
 from __future__ import annotations
@@ -52,7 +60,9 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 
 def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> list[Condition]:
-    """One symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. Models start equal; W is doubly stochastic when symmetric."""
+    """One symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. Models start equal; W is doubly
+    stochastic when symmetric.
+    """
     L, rho = instances.known(problem).smoothness, topology.rho
     average = isinstance(problem.data, Quadratic)  # along the path: exact moments have it
     return [
@@ -70,7 +80,16 @@ def _contracts(smoothness: float, learning_rate: float, rho: float) -> Condition
 
 
 @ranges.held("decentralized_sgd.step_size")
-def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, rho: float) -> float:
+def step_size(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    steps: int,
+    workers: int,
+    rho: float,
+) -> float:
     r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`: with it
     $\gamma \rho \le \frac{1 - \rho}{2L}$."""
     K = _third(smoothness, noise, heterogeneity, workers, rho)
@@ -79,9 +98,18 @@ def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: flo
 
 
 @ranges.held("bounds.consensus")
-def consensus(*, smoothness: float, noise: float, heterogeneity: float, workers: int, learning_rate: float, rho: float) -> float:
-    r"""$C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, on $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with
-    $q = \rho (1 + \gamma L)$, $p = \rho \gamma \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
+def consensus(
+    *,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    workers: int,
+    learning_rate: float,
+    rho: float,
+) -> float:
+    r"""$C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, on
+    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with $q = \rho (1 + \gamma L)$,
+    $p = \rho \gamma \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
 
     Args:
         smoothness: L, of all f_n.
@@ -100,7 +128,14 @@ def consensus(*, smoothness: float, noise: float, heterogeneity: float, workers:
     return _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
 
 
-def _apart(smoothness: float, noise: float, heterogeneity: float, workers: int, learning_rate: float, rho: float) -> float:
+def _apart(
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    workers: int,
+    learning_rate: float,
+    rho: float,
+) -> float:
     """C."""
     q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
     r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
@@ -119,7 +154,8 @@ def bound(
     rho: float,
     learning_rate: float,
 ) -> float:
-    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
+    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on
+    $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -139,21 +175,35 @@ def bound(
     instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
     apart = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
-    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
+    return (
+        2 * gap / (learning_rate * steps)
+        + learning_rate * smoothness * noise**2 / workers
+        + smoothness**2 * apart
+    )
 
 
 @ranges.held("decentralized_sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> Rate:
+def rate(
+    *, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
+) -> Rate:
     r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
-    size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$."""
+    size,
+    $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$."""
     K = _third(smoothness, noise, heterogeneity, workers, rho)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
-    return Rate(2 * smoothness * gap * (1 + rho) / (1 - rho), root, 3 * K ** (1 / 3) * gap ** (2 / 3))
+    return Rate(
+        2 * smoothness * gap * (1 + rho) / (1 - rho), root, 3 * K ** (1 / 3) * gap ** (2 / 3)
+    )
 
 
-def _third(smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> float:
+def _third(
+    smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
+) -> float:
     """K, which is at least L^2 C / gamma^2 where gamma rho <= (1 - rho) / (2 L)."""
-    lasting, random = 2 * heterogeneity / (1 - rho), noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho))
+    lasting, random = (
+        2 * heterogeneity / (1 - rho),
+        noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho)),
+    )
     return (smoothness * rho) ** 2 * (lasting**2 + random**2)
 
 
@@ -167,7 +217,8 @@ def check(
     seed: int = 0,
     method: Method = algorithms.decentralized_sgd,
 ) -> tuple[Outcome, Outcome]:
-    """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic, to runs on another problem.
+    """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic, to
+    runs on another problem.
 
     Args:
         problem: that knows its constants.
@@ -181,7 +232,11 @@ def check(
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
     known, rho = instances.known(problem), topology.rho
-    varsigma = known.heterogeneity if known.heterogeneity is not None else float(problem.constants.heterogeneity or 0.0)
+    varsigma = (
+        known.heterogeneity
+        if known.heterogeneity is not None
+        else float(problem.constants.heterogeneity or 0.0)
+    )
     numbers = {
         "gap": known.gap,
         "smoothness": known.smoothness,
@@ -193,23 +248,51 @@ def check(
     gamma = step_size(**numbers, heterogeneity=varsigma) if learning_rate is None else learning_rate
     need("decentralized_sgd", hypotheses(problem, topology, gamma))
     if isinstance(problem.data, Quadratic):
-        found = moments.second_moments(moments.with_step(method, topology), problem, gamma, steps=steps)
-        slope, apart, spread, local = (float(found[name][:steps].mean()) for name in ("slope", "consensus", "spread", "local"))
+        found = moments.second_moments(
+            moments.with_step(method, topology), problem, gamma, steps=steps
+        )
+        slope, apart, spread, local = (
+            float(found[name][:steps].mean()) for name in ("slope", "consensus", "spread", "local")
+        )
         varsigma, errors, moved = math.sqrt(spread), (0.0, 0.0), gamma**2 * local
     else:
-        history = runs.histories(runs.with_step(method, topology), problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
+        history = runs.histories(
+            runs.with_step(method, topology),
+            problem,
+            steps=steps,
+            learning_rates=[gamma],
+            seeds=seeds,
+            seed=seed,
+        )
         moved = 0.0
-        (slope, apart), errors = np.transpose([runs.mean_and_error(history[name][0, :, :steps]) for name in ("grad_sqnorm", "consensus")])
+        (slope, apart), errors = np.transpose(
+            [
+                runs.mean_and_error(history[name][0, :, :steps])
+                for name in ("grad_sqnorm", "consensus")
+            ]
+        )
     case = f"{problem.name}, {topology.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
-    shared = {"smoothness": known.smoothness, "noise": known.noise, "workers": problem.workers, "rho": rho}
+    shared = {
+        "smoothness": known.smoothness,
+        "noise": known.noise,
+        "workers": problem.workers,
+        "rho": rho,
+    }
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma)
-    return Outcome(float(slope), right, float(errors[0]), case), Outcome(float(apart), C, float(errors[1]), case, scale=moved)
+    return Outcome(float(slope), right, float(errors[0]), case), Outcome(
+        float(apart), C, float(errors[1]), case, scale=moved
+    )
 
 
 def _drawn(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
-    topology = draws.choice(instances.graphs()) if convex else one_rho(4, 0.5)  # runs take long to compile
-    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.random_wells(draws, topology.n, 2)
+    # runs take long to compile
+    topology = draws.choice(instances.graphs()) if convex else one_rho(4, 0.5)
+    problem = (
+        instances.quadratic(draws, topology.n, 2)
+        if convex
+        else instances.random_wells(draws, topology.n, 2)
+    )
     L, rho = instances.known(problem).smoothness, topology.rho
     limit = min(1.0, 0.99 * (1 - rho) / max(rho, 1e-12)) / L
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
@@ -220,7 +303,9 @@ def _drawn(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
 @cache
 def one_rho(workers: int, rho: float) -> Topology:
     """W = rho I + (1 - rho) J: all eigenvalues but one are rho."""
-    return topologies.from_matrix(rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})")
+    return topologies.from_matrix(
+        rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})"
+    )
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
@@ -240,15 +325,20 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 # --- Instances near the bounds.
 
-LONG = 511  # rounds; what happens before the state is stationary counts for little then, and more would be another program
+# rounds; what happens before the state is stationary counts for little then, and more would be
+# another program
+LONG = 511
 _LONGER = 2**13 - 1  # where the start counts for more
 
 
 def balanced(workers: int, epsilon: float, rho: float = 0.002) -> Problem:
-    """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance although f' is not 0."""
+    """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance
+    although f' is not 0.
+    """
     sign = np.tile([1.0, -1.0], workers // 2)
     h = np.where(sign < 0, epsilon - 1, sign)
-    start = -rho / (1 - rho) / h.mean()  # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
+    # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
+    start = -rho / (1 - rho) / h.mean()
     return problems.quadratic(_first(h, 1.0), _first(sign), start=[start, 0.0])
 
 
@@ -263,26 +353,35 @@ def balanced_pulls() -> list[Outcome]:
 
 
 def noise_of_the_mean() -> list[Outcome]:
-    """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its noise."""
+    """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its
+    noise.
+    """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), noise=1.0, start=[0.1, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
+    do.
+    """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), start=[1.0, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def diverging() -> Problem:
-    """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to it that f has a minimum."""
+    """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to
+    it that f has a minimum.
+    """
     h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
     return problems.quadratic(_first(h, 1.0), _first(pull), start=[1e-6, 0.0])
 
 
 def lasting_disagreement() -> list[Outcome]:
     """p / (1 - q): disagreement that feeds itself."""
-    return [check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1] for gamma in (0.5, 0.1)]
+    return [
+        check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1]
+        for gamma in (0.5, 0.1)
+    ]
 
 
 def random_disagreement() -> list[Outcome]:
@@ -300,12 +399,26 @@ def in_a_well() -> list[Outcome]:
 def on_a_hill() -> list[Outcome]:
     """What is not convex: on a hilltop disagreement feeds itself."""
     problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
-    return [check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma)[1] for gamma in (0.01, 0.05)]
+    return [
+        check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma)[1] for gamma in (0.01, 0.05)
+    ]
 
 
 _STEP = "W symmetric; gamma <= 1/L; gamma rho < (1-rho)/L"
 STATEMENTS = [
-    Statement("DSGD, quadratics, exact", "Theorem 5.2.11", _STEP, trial_exact, (balanced_pulls, noise_of_the_mean, away_from_the_minimum)),
-    Statement("DSGD, consensus, exact", "after Lemma 5.2.7", _STEP, trial_consensus, (lasting_disagreement, random_disagreement)),
+    Statement(
+        "DSGD, quadratics, exact",
+        "Theorem 5.2.11",
+        _STEP,
+        trial_exact,
+        (balanced_pulls, noise_of_the_mean, away_from_the_minimum),
+    ),
+    Statement(
+        "DSGD, consensus, exact",
+        "after Lemma 5.2.7",
+        _STEP,
+        trial_consensus,
+        (lasting_disagreement, random_disagreement),
+    ),
     Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (in_a_well, on_a_hill)),
 ]

@@ -1,23 +1,30 @@
 r"""DropCompute on convex f, Theorem D.1 with its constants.
 
-As in `dropcompute`, $\theta_{i+1} = \theta_i - \eta \sum_{s \le b_i} g_i^s$, with $u_i = \theta_i - \theta^\star$, $R = |u_1|$:
+As in `dropcompute`, $\theta_{i+1} = \theta_i - \eta \sum_{s \le b_i} g_i^s$, with
+$u_i = \theta_i - \theta^\star$, $R = |u_1|$:
 
 $$ E|u_{i+1}|^2 = E|u_i|^2 - 2\eta E\, b_i \langle f'(\theta_i), u_i \rangle
    + \eta^2 E \Big| b_i f'(\theta_i) + \sum_{s \le b_i} \xi_i^s \Big|^2, $$
 
-where a convex f with Lipschitz f' has $\langle f', u \rangle \ge f - f^\star + \frac{1}{2L} |f'|^2$. Summed over rounds, with
+where a convex f with Lipschitz f' has
+$\langle f', u \rangle \ge f - f^\star + \frac{1}{2L} |f'|^2$. Summed over rounds, with
 $F = E \sum b_i (f(\theta_i) - f^\star)$, $P = E \sum b_i |f'(\theta_i)|^2$:
 
-- Independent batches: $2 \eta F \le R^2 + \eta^2 \sigma^2 E K - \frac\eta L (1 - \eta L b) P$. With $\eta L b \le 1$
+- Independent batches: $2 \eta F \le R^2 + \eta^2 \sigma^2 E K - \frac\eta L (1 - \eta L b) P$. With
+  $\eta L b \le 1$
   $$ \frac{F}{E K} \le \frac{R^2}{2 \eta E K} + \frac{\eta \sigma^2}{2}. $$
-- Stopping times: $2 \eta^2 E \sum b_i \langle f', \sum \xi \rangle \le 2 \eta^2 \sigma \sqrt{b P E K}$ comes on top, and P pays for it:
-  $-\alpha P + \beta \sqrt P \le \frac{\beta^2}{4 \alpha}$. With $\eta L b < 1$
+- Stopping times:
+  $2 \eta^2 E \sum b_i \langle f', \sum \xi \rangle \le 2 \eta^2 \sigma \sqrt{b P E K}$ comes on
+  top, and P pays for it: $-\alpha P + \beta \sqrt P \le \frac{\beta^2}{4 \alpha}$. With
+  $\eta L b < 1$
   $$ \frac{F}{E K} \le \frac{R^2}{2 \eta E K} + \frac{\eta \sigma^2}{2 (1 - \eta L b)}. $$
 
-At $\frac1\eta = Lb + q$, $q = \sigma \sqrt K / R$, both are at most $\frac{R^2}{2K} (Lb + 2q)$: that batches are stopping times costs
-nothing. For a fixed K the left side is at least $E f(\bar\theta) - f^\star$, $\bar\theta$ the mean of the models, weighed by $b_i$; see
-`dropcompute` for what K is. The paper has $8LbR^2/K + 6 \sigma R / \sqrt K$, since it does not use that f' is Lipschitz where f is convex.
-(From its (19) follow 16 and 11.4, by the steps that it names; the statement is true all the same.)
+At $\frac1\eta = Lb + q$, $q = \sigma \sqrt K / R$, both are at most $\frac{R^2}{2K} (Lb + 2q)$:
+that batches are stopping times costs nothing. For a fixed K the left side is at least
+$E f(\bar\theta) - f^\star$, $\bar\theta$ the mean of the models, weighed by $b_i$; see
+`dropcompute` for what K is. The paper has $8LbR^2/K + 6 \sigma R / \sqrt K$, since it does not use
+that f' is Lipschitz where f is convex. (From its (19) follow 16 and 11.4, by the steps that it
+names; the statement is true all the same.)
 """
 
 from __future__ import annotations
@@ -34,30 +41,62 @@ from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import dropcompute
-from theory_checks.statements.dropcompute import SAME, M, N, described, largest, pairs_of, problem_of, times
+from theory_checks.statements.dropcompute import (
+    SAME,
+    M,
+    N,
+    described,
+    largest,
+    pairs_of,
+    problem_of,
+    times,
+)
 
 
-def hypotheses(problem: Problem, batch_size: int, learning_rate: float, *, noise: float, stopping: bool = False) -> list[Condition]:
-    """eta <= 1 / (L b), strictly where noisy batches are stopping times, and workers that have the same data."""
-    return [dropcompute.alike(problem), _short(instances.known(problem).smoothness, noise, batch_size, learning_rate, stopping)]
+def hypotheses(
+    problem: Problem, batch_size: int, learning_rate: float, *, noise: float, stopping: bool = False
+) -> list[Condition]:
+    """eta <= 1 / (L b), strictly where noisy batches are stopping times, and workers that have the
+    same data.
+    """
+    return [
+        dropcompute.alike(problem),
+        _short(instances.known(problem).smoothness, noise, batch_size, learning_rate, stopping),
+    ]
 
 
-def _short(smoothness: float, noise: float, batch_size: int, learning_rate: float, stopping: bool) -> Condition:
+def _short(
+    smoothness: float, noise: float, batch_size: int, learning_rate: float, stopping: bool
+) -> Condition:
     limit = 1 / (smoothness * batch_size)
-    return instances.step_below("1 / (L b)", limit, learning_rate, strictly=stopping and noise > 0, symbol="eta")
+    return instances.step_below(
+        "1 / (L b)", limit, learning_rate, strictly=stopping and noise > 0, symbol="eta"
+    )
 
 
 @ranges.held("dropcompute_convex.step_size")
-def step_size(*, distance: float, smoothness: float, noise: float, total: float, batch_size: int) -> float:
-    r"""$\frac1\eta = Lb + \frac{\sigma \sqrt K}{R}$, whether batches are independent or stopping times."""
+def step_size(
+    *, distance: float, smoothness: float, noise: float, total: float, batch_size: int
+) -> float:
+    r"""$\frac1\eta = Lb + \frac{\sigma \sqrt K}{R}$, whether batches are independent or stopping
+    times.
+    """
     return 1 / (smoothness * batch_size + noise * math.sqrt(total) / distance)
 
 
 @ranges.held("bounds.dropcompute_convex")
 def bound(
-    *, distance: float, smoothness: float, noise: float, total: float, batch_size: int, learning_rate: float, stopping: bool = False
+    *,
+    distance: float,
+    smoothness: float,
+    noise: float,
+    total: float,
+    batch_size: int,
+    learning_rate: float,
+    stopping: bool = False,
 ) -> float:
-    r"""$\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2}$, on $\frac{1}{E K} E \sum_i b_i (f(\theta_i) - f^\star)$; of stopping times
+    r"""$\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2}$, on
+    $\frac{1}{E K} E \sum_i b_i (f(\theta_i) - f^\star)$; of stopping times
     $\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2 (1 - \eta L b)}$.
 
     Args:
@@ -67,11 +106,16 @@ def bound(
         total: K, all that is computed; its expectation.
         batch_size: b, the largest that a round computes.
         learning_rate: eta <= 1 / (L b), of the sum of gradients; see `bounds.dropcompute`.
-        stopping: whether batches may depend on the gradients before, as stopping times do; else they are independent of them.
+        stopping: whether batches may depend on the gradients before, as stopping times do; else
+            they are independent of them.
 
-    Source: Giladi et al., "DropCompute", Theorem D.1. Departures: the constants; see `theory_checks.dropcompute_convex`.
+    Source: Giladi et al., "DropCompute", Theorem D.1. Departures: the constants; see
+    `theory_checks.dropcompute_convex`.
     """
-    need("bounds.dropcompute_convex", [_short(smoothness, noise, batch_size, learning_rate, stopping)])
+    need(
+        "bounds.dropcompute_convex",
+        [_short(smoothness, noise, batch_size, learning_rate, stopping)],
+    )
     noisy = learning_rate * noise**2 / 2
     if stopping and noise:
         noisy /= 1 - learning_rate * smoothness * batch_size
@@ -80,7 +124,9 @@ def bound(
 
 @ranges.held("dropcompute_convex.rate")
 def rate(*, distance: float, smoothness: float, noise: float, batch_size: int) -> Rate:
-    r"""$\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, as a function of K, at the recommended step size."""
+    r"""$\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, as a function of K, at the recommended step
+    size.
+    """
     return Rate(smoothness * batch_size * distance**2 / 2, noise * distance)
 
 
@@ -98,14 +144,24 @@ def check(
     share: float,
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound to the exact moments, given the times. Arguments and errors as of `dropcompute.check`; share is at most 1."""
+    """Holds the bound to the exact moments, given the times. Arguments and errors as of
+    `dropcompute.check`; share is at most 1.
+    """
     of, batch = instances.known(problem), largest(seconds, threshold, stop)
     eta = share / (of.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=of.noise))
-    sums = batch_sizes.conditional(method, problem, seconds, threshold, stop, eta * seconds[0].size).sums
-    numbers: dict[str, Any] = {"distance": distance_of(problem), "smoothness": of.smoothness, "noise": of.noise}
+    sums = batch_sizes.conditional(
+        method, problem, seconds, threshold, stop, eta * seconds[0].size
+    ).sums
+    numbers: dict[str, Any] = {
+        "distance": distance_of(problem),
+        "smoothness": of.smoothness,
+        "noise": of.noise,
+    }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
-    return Outcome(sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta))
+    return Outcome(
+        sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta)
+    )
 
 
 def check_stopping(
@@ -119,14 +175,24 @@ def check_stopping(
     stop: str = "between",
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound for stopping times to exact moments. Arguments as of `dropcompute.check_stopping`; share is below 1."""
+    """Holds the bound for stopping times to exact moments. Arguments as of
+    `dropcompute.check_stopping`; share is below 1.
+    """
     of, batch = instances.known(problem), problem.workers * M
     eta = share / (of.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=noise, stopping=True))
-    sums = batch_sizes.dependent(method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M).sums
-    numbers: dict[str, Any] = {"distance": distance_of(problem), "smoothness": of.smoothness, "noise": noise}
+    sums = batch_sizes.dependent(
+        method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M
+    ).sums
+    numbers: dict[str, Any] = {
+        "distance": distance_of(problem),
+        "smoothness": of.smoothness,
+        "noise": noise,
+    }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
-    return Outcome(sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta))
+    return Outcome(
+        sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta)
+    )
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
@@ -145,9 +211,16 @@ def trial_stopping(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """With the largest step the bound is met: by one step where there is no noise, and once the start is forgotten where there is."""
+    """With the largest step the bound is met: by one step where there is no noise, and once the
+    start is forgotten where there is.
+    """
     found = []
-    for away, noise, share, T in ((1.0, 0.0, 1.0, 1), (0.0, 1.0, 1.0, 500), (20.0, 1.0, 1.0, 500), (1.0, 0.0, 0.1, 500)):
+    for away, noise, share, T in (
+        (1.0, 0.0, 1.0, 1),
+        (0.0, 1.0, 1.0, 500),
+        (20.0, 1.0, 1.0, 500),
+        (1.0, 0.0, 0.1, 500),
+    ):
         for stop, threshold in (("preempt", 2.5), ("between", 1.5)):
             problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=3 * noise)
             found.append(check(problem, SAME[:T], threshold, stop=stop, share=share))
@@ -157,16 +230,31 @@ def bowls() -> list[Outcome]:
 def stopping_bowls() -> list[Outcome]:
     """The start's term is met by one step; noise alone, in small steps, reaches a half."""
     found = list[Outcome]()
-    for away, noise, share, steps in ((1.0, 0.0, 0.999, 1), (0.0, 1.0, 2e-3, 100_000), (0.0, 1.0, 0.5, 500)):
+    for away, noise, share, steps in (
+        (1.0, 0.0, 0.999, 1),
+        (0.0, 1.0, 2e-3, 100_000),
+        (0.0, 1.0, 0.5, 500),
+    ):
         problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0)
         options = {"steps": steps, "noise": noise, "share": share}
-        found += [check_stopping(problem, Pairs(1.0, 10.0, chance), 5.0, **options) for chance in (0.5, 1e-4)]
+        found += [
+            check_stopping(problem, Pairs(1.0, 10.0, chance), 5.0, **options)
+            for chance in (0.5, 1e-4)
+        ]
     return found
 
 
 _INDEPENDENT = "eta L b <= 1; batches independent of the gradients"
 _STOPPING = "eta L b < 1; noise is a function of the seconds, workers stop between micro-batches"
 STATEMENTS = [
-    Statement("DropCompute-convex, exact", "DropCompute, Theorem D.1", _INDEPENDENT, trial_exact, (bowls,)),
-    Statement("DropCompute-convex, stopping times, exact", "DropCompute, Theorem D.1", _STOPPING, trial_stopping, (stopping_bowls,)),
+    Statement(
+        "DropCompute-convex, exact", "DropCompute, Theorem D.1", _INDEPENDENT, trial_exact, (bowls,)
+    ),
+    Statement(
+        "DropCompute-convex, stopping times, exact",
+        "DropCompute, Theorem D.1",
+        _STOPPING,
+        trial_stopping,
+        (stopping_bowls,),
+    ),
 ]

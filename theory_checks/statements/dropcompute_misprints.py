@@ -1,4 +1,6 @@
-r"""Where the paper of DropCompute misprints, or says more than it shows; as `misprints`, with s for its $\sigma$, e for its step $\eta$."""
+r"""Where the paper of DropCompute misprints, or says more than it shows; as `misprints`, with s for
+its $\sigma$, e for its step $\eta$.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from theory_checks.statements import dropcompute
 
 
 def not_stopping_times() -> tuple[Outcome, Outcome]:
-    """One micro-batch of 1 or 3 seconds, equally often, xi = t - 2, tau = 2: Algorithm 1 computes those with xi = -1, and no other."""
+    """One micro-batch of 1 or 3 seconds, equally often, xi = t - 2, tau = 2: Algorithm 1 computes
+    those with xi = -1, and no other.
+    """
     method, found = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), 2.0, 1), []
     for t in (1.0, 3.0):
         this = Round(jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t))))
@@ -25,7 +29,9 @@ def not_stopping_times() -> tuple[Outcome, Outcome]:
 
 
 def factor_of_two() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 from 1, batches of 1, no noise: L = b = 1, D = 1/2, and the proof's step is 1/2; (26) is half of what is wanted."""
+    """x^2 / 2 from 1, batches of 1, no noise: L = b = 1, D = 1/2, and the proof's step is 1/2; (26)
+    is half of what is wanted.
+    """
     L, b, D, x = 1.0, 1, 0.5, 1.0
     step, left = 1 / (2 * L * b), 0.0
     for _ in range(100):
@@ -47,9 +53,11 @@ def first_of_the_martingale() -> tuple[Outcome, Outcome]:
 
 
 def rounds_for_samples() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 from 1 without noise, 1000 rounds, all of b = 1 or all of b = 15, equally often; e = 1/30.
+    """x^2 / 2 from 1 without noise, 1000 rounds, all of b = 1 or all of b = 15, equally often; e =
+    1/30.
 
-    Drawn within each run, theta-bar is often early in the runs that compute little; the quotient of expectations is not.
+    Drawn within each run, theta-bar is often early in the runs that compute little; the quotient of
+    expectations is not.
     """
     largest, steps = 15, 1000
     step, sums, drawn = 1 / (2 * largest), [], []
@@ -58,7 +66,9 @@ def rounds_for_samples() -> tuple[Outcome, Outcome]:
         sums.append(b * squares.sum())
         drawn.append(squares.mean())
     total = float(np.mean([1, largest])) * steps
-    right = dropcompute.bound(gap=0.5, smoothness=1.0, noise=0.0, total=total, batch_size=largest, learning_rate=step)
+    right = dropcompute.bound(
+        gap=0.5, smoothness=1.0, noise=0.0, total=total, batch_size=largest, learning_rate=step
+    )
     return Outcome(float(np.mean(drawn)), right), Outcome(float(np.mean(sums)) / total, right)
 
 
@@ -71,12 +81,26 @@ MISPRINTS = [
         not_stopping_times,
     ),
     Misprint(
-        "DropCompute, (27), (2)", "2 L b D + 2 s sqrt(LDK)", "4 L b D + 4 s sqrt(LDK), by (26)", "x^2/2, e = 1/(2Lb), s = 0", factor_of_two
+        "DropCompute, (27), (2)",
+        "2 L b D + 2 s sqrt(LDK)",
+        "4 L b D + 4 s sqrt(LDK), by (26)",
+        "x^2/2, e = 1/(2Lb), s = 0",
+        factor_of_two,
     ),
     Misprint(
-        "DropCompute, section D.2", "f_i - f_i' (x_(i+1) - x_i) + ...", "f_i + f_i' (x_(i+1) - x_i) + ...", "x^2/2, 1 to 2", smoothness
+        "DropCompute, section D.2",
+        "f_i - f_i' (x_(i+1) - x_i) + ...",
+        "f_i + f_i' (x_(i+1) - x_i) + ...",
+        "x^2/2, 1 to 2",
+        smoothness,
     ),
-    Misprint("DropCompute, proof of Lemma D.2", "Q_1 = |xi|^2 - s", "Q_1 = |xi|^2 - s^2", "xi = +-2", first_of_the_martingale),
+    Misprint(
+        "DropCompute, proof of Lemma D.2",
+        "Q_1 = |xi|^2 - s",
+        "Q_1 = |xi|^2 - s^2",
+        "xi = +-2",
+        first_of_the_martingale,
+    ),
     Misprint(
         "DropCompute, (28) after S rounds",
         "E|f'(theta-bar)|^2 with E K for K",

@@ -1,34 +1,44 @@
-r"""What is left of the noise where workers stop: Lemmas D.1 and D.2 of DropCompute, when they hold, and the bias where they do not.
+r"""What is left of the noise where workers stop: Lemmas D.1 and D.2 of DropCompute, when they hold,
+and the bias where they do not.
 
-Let micro-batch m of a worker take $t_m$ seconds, $T^{(m)} = t_1 + \dots + t_m$, and let its gradient's noise $\xi_m$ hang on $t_m$.
+Let micro-batch m of a worker take $t_m$ seconds, $T^{(m)} = t_1 + \dots + t_m$, and let its
+gradient's noise $\xi_m$ hang on $t_m$.
 
-- stop="between": m is computed where $T^{(m-1)} \le \tau$, which is known before it. The count is a stopping time:
-  $E \sum_{m \le b} \xi_m = 0$ and $E |\sum_{m \le b} \xi_m|^2 = \sigma^2 E b$, whatever $\xi$ has to do with t.
-- stop="preempt": m counts where $T^{(m)} < \tau$, which hangs on $t_m$: both lemmas fail. Of exponential seconds and $\xi = t - 1$,
-  $E[t_m 1\{T^{(m)} < \tau\}] = \frac1m E[T^{(m)} 1\{T^{(m)} < \tau\}] = P(\Gamma_{m+1} < \tau)$, so that
+- stop="between": m is computed where $T^{(m-1)} \le \tau$, which is known before it. The count is a
+  stopping time: $E \sum_{m \le b} \xi_m = 0$ and $E |\sum_{m \le b} \xi_m|^2 = \sigma^2 E b$,
+  whatever $\xi$ has to do with t.
+- stop="preempt": m counts where $T^{(m)} < \tau$, which hangs on $t_m$: both lemmas fail. Of
+  exponential seconds and $\xi = t - 1$,
+  $E[t_m 1\{T^{(m)} < \tau\}] = \frac1m E[T^{(m)} 1\{T^{(m)} < \tau\}] = P(\Gamma_{m+1} < \tau)$, so
+  that
   $$ E \sum_{m \le b} \xi_m = \sum_{m=1}^M \big( P(\Gamma_{m+1} < \tau) - P(\Gamma_m < \tau) \big)
      = -\sum_{m=1}^M \frac{\tau^m e^{-\tau}}{m!}. $$
-  Where $\xi$ and t are independent, both hold. The paper takes every count for a stopping time, those of its Algorithm 1, too.
-- Divided by the worker's own count (correction="local"), there is a bias between micro-batches, too: where few are computed, they were
-  slow. Of the same seconds $N_\tau + 1$ are computed, where $N_\tau$, Poisson of mean $\tau$, are done by $\tau$, and
-  $E T^{(j)} = \tau + 1$ where the last is j < M:
+  Where $\xi$ and t are independent, both hold. The paper takes every count for a stopping time,
+  those of its Algorithm 1, too.
+- Divided by the worker's own count (correction="local"), there is a bias between micro-batches,
+  too: where few are computed, they were slow. Of the same seconds $N_\tau + 1$ are computed, where
+  $N_\tau$, Poisson of mean $\tau$, are done by $\tau$, and $E T^{(j)} = \tau + 1$ where the last is
+  j < M:
   $$ E \frac1b \sum_{m \le b} \xi_m = \sum_{j < M} \frac{\tau + 1}{j} P(N_\tau = j - 1)
      + \frac{(M - 1) P(\Gamma_M < \tau) + P(\Gamma_{M-1} < \tau)}{M} - 1. $$
 
-Where SGD ends: with $\xi v$ for the noise on a quadratic with the Hessian A, and $\beta = E \sum_{m \le b} \xi_m$ of a round,
+Where SGD ends: with $\xi v$ for the noise on a quadratic with the Hessian A, and
+$\beta = E \sum_{m \le b} \xi_m$ of a round,
 
 $$ E \theta_{i+1} - \theta^\star = (I - \eta E b\, A) (E \theta_i - \theta^\star) - \eta \beta v
    \quad \to \quad -\frac{\beta}{E b} A^{-1} v, $$
 
 whatever the step size: smaller steps do not help.
 
-redraw=True: let times belong to the samples, $t_k$ and $\xi_k$ of draw number k, however often it is begun. All are computed in their
-order, and how many, $K_T$, a worker has computed after T rounds, the first $K_T + 1$ of them tell. $K_T + 1$ is a stopping time,
+redraw=True: let times belong to the samples, $t_k$ and $\xi_k$ of draw number k, however often it
+is begun. All are computed in their order, and how many, $K_T$, a worker has computed after T
+rounds, the first $K_T + 1$ of them tell. $K_T + 1$ is a stopping time,
 
 $$ E \sum_{k \le K_T} \xi_k = -E \xi_{K_T + 1}, $$
 
-in T rounds no more than one sample's: the bias of a round is gone after many. (A sample that takes $\tau$ or more is begun for ever: there
-must be none.) On the project's clusters, times belong to rounds and not to draws; here a stand-in for one knows the draws' numbers.
+in T rounds no more than one sample's: the bias of a round is gone after many. (A sample that takes
+$\tau$ or more is begun for ever: there must be none.) On the project's clusters, times belong to
+rounds and not to draws; here a stand-in for one knows the draws' numbers.
 """
 
 from __future__ import annotations
@@ -75,7 +85,11 @@ def mean_count(threshold: float, stop: str) -> float:
 def bias(threshold: float, stop: str) -> float:
     r"""$E \sum_{m \le b} (t_m - 1)$ of a worker: $-\sum_{m=1}^M \tau^m e^{-\tau} / m!$, or 0."""
     m = np.arange(1, M + 1)
-    return -float((threshold**m * np.exp(-threshold) / special.factorial(m)).sum()) if stop == "preempt" else 0.0
+    return (
+        -float((threshold**m * np.exp(-threshold) / special.factorial(m)).sum())
+        if stop == "preempt"
+        else 0.0
+    )
 
 
 def bias_of_means(threshold: float) -> float:
@@ -90,8 +104,8 @@ def bias_of_means(threshold: float) -> float:
 
 
 class Noise(NamedTuple):
-    """Of many rounds: sums of what counts, with the method's weights, of noise that is a function of the seconds, and of noise that is
-    not, `[keys]`; and how many micro-batches count."""
+    """Of many rounds: sums of what counts, with the method's weights, of noise that is a function
+    of the seconds, and of noise that is not, `[keys]`; and how many micro-batches count."""
 
     dependent: Any
     independent: Any
@@ -109,7 +123,9 @@ def noise(threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
         seed: of all rounds.
     """
     keys = jax.random.split(jax.random.key(seed), _KEYS)
-    return jax.tree.map(np.asarray, dict(zip(RULES, _noise(keys, jnp.float32(threshold)), strict=True)))
+    return jax.tree.map(
+        np.asarray, dict(zip(RULES, _noise(keys, jnp.float32(threshold)), strict=True))
+    )
 
 
 @jax.jit
@@ -120,7 +136,13 @@ def _noise(keys, threshold):
         xi, zeta = CLUSTER.latencies(this, jnp.arange(N)) - 1, jax.random.normal(other, (N, M))
 
         def of(stop, correction):
-            drop = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop=stop, correction=correction)
+            drop = algorithms.drop_compute(
+                algorithms.minibatch_sgd(optax.sgd(1.0)),
+                threshold,
+                M,
+                stop=stop,
+                correction=correction,
+            )
             asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), this).work, None)
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
@@ -132,14 +154,21 @@ def _noise(keys, threshold):
 
 def _mean(values: np.ndarray, right: float, case: str) -> Outcome:
     values = np.asarray(values, np.float64)
-    return Outcome(float(values.mean()), right, float(values.std(ddof=1)) / np.sqrt(len(values)), case, equality=True)
+    return Outcome(
+        float(values.mean()),
+        right,
+        float(values.std(ddof=1)) / np.sqrt(len(values)),
+        case,
+        equality=True,
+    )
 
 
 def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
     """Lemmas D.1 and D.2 where they hold, and the number that the count is on average."""
     found, of = [], noise(threshold, seed)
     for stop, kind in (("between", "dependent"), ("preempt", "independent")):
-        sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts  # Algorithm 1's weights are 1 / M
+        # Algorithm 1's weights are 1 / M
+        sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts
         words = f"tau = {threshold:.4g}, {stop}, {kind} noise"
         found += [
             _mean(counts, N * mean_count(threshold, stop), f"{words}: E b"),
@@ -155,7 +184,11 @@ def biases(threshold: float, seed: int = 0) -> list[Outcome]:
     preempt, means = of["preempt", "none"].dependent, of["between", "local"].dependent
     return [
         _mean(M * preempt, N * bias(threshold, "preempt"), f"{words}, preempt: E sum xi"),
-        _mean(means, N * bias_of_means(threshold), f"{words}, between: E of the workers' means, all together"),
+        _mean(
+            means,
+            N * bias_of_means(threshold),
+            f"{words}, between: E of the workers' means, all together",
+        ),
     ]
 
 
@@ -173,7 +206,9 @@ def trial_biases(draws: Draws) -> list[Outcome]:
 
 
 def trial_end(draws: Draws) -> list[Outcome]:
-    """Latencies of two values on a quadratic, exact: how far from the minimiser the mean stays, and is after some rounds."""
+    """Latencies of two values on a quadratic, exact: how far from the minimiser the mean stays, and
+    is after some rounds.
+    """
     problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
     stop, noise, share, steps = (
@@ -183,7 +218,17 @@ def trial_end(draws: Draws) -> list[Outcome]:
         draws.choice((1, 20, 1000)),
     )
     eta = share / (instances.known(problem).smoothness * N * M)
-    ends = batch_sizes.dependent(algorithms.drop_compute, problem, pairs, threshold, stop, eta * N * M, steps=steps, noise=noise, M=M)
+    ends = batch_sizes.dependent(
+        algorithms.drop_compute,
+        problem,
+        pairs,
+        threshold,
+        stop,
+        eta * N * M,
+        steps=steps,
+        noise=noise,
+        M=M,
+    )
     A, _, away = batch_sizes.around(problem)
     seconds, xi, chances = pairs.tables(N, M)
     done = batch_sizes.counted(seconds, threshold, stop)
@@ -210,15 +255,21 @@ def _compared(measured: np.ndarray, right: np.ndarray, case: str, scale: float) 
 
 @cache
 def _slow_ones_differ() -> Callable[..., Algorithm]:
-    """(learning rate, threshold) -> the method, to whose gradients come (t - 1) v of each micro-batch that counts."""
+    """(learning rate, threshold) -> the method, to whose gradients come (t - 1) v of each
+    micro-batch that counts.
+    """
 
     def factory(learning_rate, threshold):
-        inner = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, M, stop="preempt")
+        inner = algorithms.drop_compute(
+            algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, M, stop="preempt"
+        )
 
         def update(state, gradients, round):
             xi = CLUSTER.latencies(round._replace(work=None), jnp.arange(round.workers)) - 1
             own = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
-            return inner.update(state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round)
+            return inner.update(
+                state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round
+            )
 
         return inner._replace(update=update)
 
@@ -229,10 +280,16 @@ def runs() -> list[Outcome]:
     """The project's loop, on exponential seconds: the mean of the models after 60 rounds of SGD."""
     L, eta, seeds, steps, threshold = 2.0, 0.05, 64, 60, 1.5
     problem = problems.quadratic(np.full((N, 2), L), np.zeros((N, 2)), start=np.full(2, 0.5))
-    axes: Any = {"learning_rate": np.array([eta * N * M]), "threshold": np.array([threshold]), "record_every": steps}
+    axes: Any = {
+        "learning_rate": np.array([eta * N * M]),
+        "threshold": np.array([threshold]),
+        "record_every": steps,
+    }
     factory, key = _slow_ones_differ(), jax.random.key(0)
     with jax.enable_x64(True):
-        found = dsgd.sweep(factory, problem, steps=steps, key=key, seeds=seeds, cluster=CLUSTER, mesh=1, **axes)
+        found = dsgd.sweep(
+            factory, problem, steps=steps, key=key, seeds=seeds, cluster=CLUSTER, mesh=1, **axes
+        )
     along = np.asarray(found.params)[0, 0] @ np.full(2, 2**-0.5)
     size, beta = N * mean_count(threshold, "preempt"), N * bias(threshold, "preempt")
     rest = -beta / (size * L)
@@ -244,7 +301,9 @@ def runs() -> list[Outcome]:
 
 
 class OfDraws(NamedTuple):
-    """A cluster whose seconds belong to draws: uniform from 0 to 2, of the key, the number and the worker."""
+    """A cluster whose seconds belong to draws: uniform from 0 to 2, of the key, the number and the
+    worker.
+    """
 
     key: jax.Array
     drawn: jax.Array
@@ -252,7 +311,9 @@ class OfDraws(NamedTuple):
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
         def one(n, m):
-            return 2 * jax.random.uniform(jax.random.fold_in(jax.random.fold_in(self.key, self.drawn[n] + m), n))
+            return 2 * jax.random.uniform(
+                jax.random.fold_in(jax.random.fold_in(self.key, self.drawn[n] + m), n)
+            )
 
         each: Any = jax.vmap(jax.vmap(one, (None, 0)), (0, None))(workers, jnp.arange(M))
         return each.astype(jnp.float32)
@@ -263,10 +324,14 @@ ROUNDS = 12
 
 @jax.jit
 def _redrawn(keys, threshold):
-    """The noise of all that is computed in some rounds, and that of the next draw, sums over workers, `[keys]`."""
+    """The noise of all that is computed in some rounds, and that of the next draw, sums over
+    workers, `[keys]`.
+    """
 
     def everything(keys, threshold):
-        drop = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop="preempt", redraw=True)
+        drop = algorithms.drop_compute(
+            algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop="preempt", redraw=True
+        )
 
         def rounds(key):
             def one(carry, t):
@@ -276,12 +341,19 @@ def _redrawn(keys, threshold):
                 assert asked.draws is not None
                 xi = OfDraws(key, asked.draws).latencies(this, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
-                after, _ = communicate(drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key)
+                after, _ = communicate(
+                    drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key
+                )
                 return (after, total), None
 
             first = drop.init(jnp.zeros(1), N), jnp.zeros(())
             (state, total), _ = jax.lax.scan(one, first, jnp.arange(ROUNDS, dtype=jnp.int32))
-            following = OfDraws(key, state.server.drawn).latencies(Round(jnp.int32(0), N, key), jnp.arange(N))[:, 0] - 1
+            following = (
+                OfDraws(key, state.server.drawn).latencies(
+                    Round(jnp.int32(0), N, key), jnp.arange(N)
+                )[:, 0]
+                - 1
+            )
             return total, jnp.sum(following)
 
         return jax.vmap(rounds)(keys)
@@ -315,8 +387,20 @@ STATEMENTS = [
         trial_lemmas,
         [partial(lemmas, 1.5)],
     ),
-    Statement("bias of preemption, and of means", "DropCompute, Lemma D.1", _HANGS, trial_biases, [partial(biases, 1.5)]),
-    Statement("where biased SGD ends", "DropCompute, Lemma D.1", f"{_HANGS}; quadratics", trial_end, [runs]),
+    Statement(
+        "bias of preemption, and of means",
+        "DropCompute, Lemma D.1",
+        _HANGS,
+        trial_biases,
+        [partial(biases, 1.5)],
+    ),
+    Statement(
+        "where biased SGD ends",
+        "DropCompute, Lemma D.1",
+        f"{_HANGS}; quadratics",
+        trial_end,
+        [runs],
+    ),
     Statement(
         "no bias of what is drawn again",
         "DropCompute, section 4.5",

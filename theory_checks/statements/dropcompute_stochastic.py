@@ -2,9 +2,11 @@ r"""DropCompute that divides by what was computed: correction="stochastic" (sect
 
 $$ \theta_{i+1} = \theta_i - \gamma \frac{1}{b_i} \sum_{s \le b_i} g_i^s $$
 
-Where batches are independent of the gradients it is SGD, whose noise in round i has the variance $\sigma^2 / b_i$: Theorem 1.2.1 holds of
-the rounds in which anything is computed, with $\sigma^2$ times the mean of $1 / b_i$. Steps are as long as without drops, noise is larger.
-Of stopping times there is no such theorem: the mean of what is computed has a bias even there (see `dropcompute_noise`).
+Where batches are independent of the gradients it is SGD, whose noise in round i has the variance
+$\sigma^2 / b_i$: Theorem 1.2.1 holds of the rounds in which anything is computed, with $\sigma^2$
+times the mean of $1 / b_i$. Steps are as long as without drops, noise is larger. Of stopping times
+there is no such theorem: the mean of what is computed has a bias even there (see
+`dropcompute_noise`).
 """
 
 from __future__ import annotations
@@ -29,15 +31,27 @@ def check(
     share: float,
     stop: str = "preempt",
 ) -> Outcome:
-    """Holds `sgd.bound` to the exact moments, given the times. Arguments as of `dropcompute.check`; share is gamma L, at most 1."""
+    """Holds `sgd.bound` to the exact moments, given the times. Arguments as of `dropcompute.check`;
+    share is gamma L, at most 1.
+    """
     of = instances.known(problem)
     need("dropcompute", [dropcompute.alike(problem)])
     gamma = share / of.smoothness
-    path = batch_sizes.conditional(algorithms.drop_compute, problem, seconds, threshold, stop, gamma, "stochastic")
+    path = batch_sizes.conditional(
+        algorithms.drop_compute, problem, seconds, threshold, stop, gamma, "stochastic"
+    )
     some = path.batches > 0
     noise = of.noise * math.sqrt((1 / path.batches[some]).mean())
-    right = sgd.bound(gap=of.gap, smoothness=of.smoothness, noise=noise, steps=int(some.sum()), learning_rate=gamma)
-    case = f"{problem.name}, {stop}, tau = {threshold:.4g}, gamma L = {share:.3g}, {some.sum()} rounds"
+    right = sgd.bound(
+        gap=of.gap,
+        smoothness=of.smoothness,
+        noise=noise,
+        steps=int(some.sum()),
+        learning_rate=gamma,
+    )
+    case = (
+        f"{problem.name}, {stop}, tau = {threshold:.4g}, gamma L = {share:.3g}, {some.sum()} rounds"
+    )
     return Outcome(float(path.slope[some].mean()), right, case=case)
 
 
@@ -52,7 +66,12 @@ def bowls() -> list[Outcome]:
     """Batches that differ: their steps do not."""
     seconds = np.random.default_rng(0).exponential(size=(500, N, M))
     return [
-        check(instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=noise), seconds, 1.5, share=share)
+        check(
+            instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=noise),
+            seconds,
+            1.5,
+            share=share,
+        )
         for away, noise, share in sgd.HARD
     ]
 

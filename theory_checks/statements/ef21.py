@@ -1,24 +1,26 @@
 r"""EF21 layer by layer, Theorem 1 of Kimad.
 
-Layers i, with $f(x + s) \le f(x) + \langle f'(x), s \rangle + \frac12 \sum L_i |s_i|^2$, step sizes $\gamma w_i$, estimates $u_i$ and
-contractions $\alpha_i$. The descent lemma with $\langle a, b \rangle = \frac12(|a|^2 + |b|^2 - |a - b|^2)$ gives
+Layers i, with $f(x + s) \le f(x) + \langle f'(x), s \rangle + \frac12 \sum L_i |s_i|^2$, step sizes
+$\gamma w_i$, estimates $u_i$ and contractions $\alpha_i$. The descent lemma with
+$\langle a, b \rangle = \frac12(|a|^2 + |b|^2 - |a - b|^2)$ gives
 
-$$ f(x^{k+1}) \le f(x^k) - \frac\gamma2 \sum_i w_i |f_i'(x^k)|^2 - \sum_i \Big( \frac{1}{2\gamma w_i} - \frac{L_i}{2} \Big) |x_i^{k+1} -
-x_i^k|^2
+$$ f(x^{k+1}) \le f(x^k) - \frac\gamma2 \sum_i w_i |f_i'(x^k)|^2 - \sum_i \Big( \frac{1}{2\gamma
+w_i} - \frac{L_i}{2} \Big) |x_i^{k+1} - x_i^k|^2
    + \frac\gamma2 \sum_i w_i |u_i^k - f_i'(x^k)|^2. $$
 
-By the contraction and Young's inequality, $G_i = |u_i - f_i'(x)|^2$ obeys $G_i^{k+1} \le (1 - \theta_i) G_i^k + \beta_i |f_i'(x^{k+1}) -
-f_i'(x^k)|^2$,
-$\theta_i = 1 - (1 - \alpha_i)(1 + \zeta_i)$, $\beta_i = (1 - \alpha_i)(1 + 1/\zeta_i)$ (8). Adding $\frac{\gamma}{2\theta} \max(w /
-\delta) \sum_i \delta_i G_i$ to
-f, what is left of $|x^{k+1} - x^k|^2$ has no positive sign if $\gamma^2 w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta + \gamma L_i
-w_i \le 1$ (9), and
+By the contraction and Young's inequality, $G_i = |u_i - f_i'(x)|^2$ obeys
+$G_i^{k+1} \le (1 - \theta_i) G_i^k + \beta_i |f_i'(x^{k+1}) - f_i'(x^k)|^2$,
+$\theta_i = 1 - (1 - \alpha_i)(1 + \zeta_i)$, $\beta_i = (1 - \alpha_i)(1 + 1/\zeta_i)$ (8). Adding
+$\frac{\gamma}{2\theta} \max(w / \delta) \sum_i \delta_i G_i$ to
+f, what is left of $|x^{k+1} - x^k|^2$ has no positive sign if
+$\gamma^2 w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta + \gamma L_i w_i \le 1$ (9), and
 
-$$ \frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2 \le \frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum_i \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta
-K}. $$
+$$ \frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2 \le \frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum_i
+\delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}. $$
 
-Here $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$, which makes $\beta_i / \theta_i$ least, and the estimates begin with $u^0 = C(f'(x^0))$, so
-that $E|u_i^0 - f_i'(x^0)|^2 \le (1 - \alpha_i) |f_i'(x^0)|^2$.
+Here $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$, which makes $\beta_i / \theta_i$ least, and the
+estimates begin with $u^0 = C(f'(x^0))$, so that
+$E|u_i^0 - f_i'(x^0)|^2 \le (1 - \alpha_i) |f_i'(x^0)|^2$.
 """
 
 from __future__ import annotations
@@ -54,27 +56,40 @@ class Factors(NamedTuple):
 
 @ranges.held("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
-    r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$."""
+    r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$,
+    $\beta_i = (1 - \alpha_i) / \theta_i$.
+    """
     left = 1 - np.asarray(contractions, float)
     theta = 1 - np.sqrt(left)
     return Factors(theta, left / theta)
 
 
 def hypotheses(
-    *, contractions: Sequence[float], layers: Sequence[float], smoothness: float, weights: Sequence[float], learning_rate: float
+    *,
+    contractions: Sequence[float],
+    layers: Sequence[float],
+    smoothness: float,
+    weights: Sequence[float],
+    learning_rate: float,
 ) -> list[Condition]:
     """Contractions in (0, 1], positive weights, and (9)."""
     first = _contractions(contractions, weights)
     if not all(condition.holds for condition in first):
         return first  # there is no largest step
-    limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
+    limit = step_size(
+        contractions=contractions, layers=layers, smoothness=smoothness, weights=weights
+    )
     return [*first, instances.step_below(_LARGEST, limit, learning_rate)]
 
 
 def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> list[Condition]:
     alphas, ws = (", ".join(f"{x:.4g}" for x in numbers) for numbers in (contractions, weights))
     return [
-        Condition("contractions in (0, 1]", all(0 < a <= 1 for a in contractions), f"contractions {alphas}"),
+        Condition(
+            "contractions in (0, 1]",
+            all(0 < a <= 1 for a in contractions),
+            f"contractions {alphas}",
+        ),
         Condition("positive weights", all(w > 0 for w in weights), f"weights {ws}"),
     ]
 
@@ -88,8 +103,8 @@ def step_size(
     weights: Sequence[float],
     deltas: Sequence[float] | None = None,
 ) -> float:
-    r"""$\gamma = \min_i \frac{2}{c_i + \sqrt{c_i^2 + 4a_i}}$, $c_i = L_i w_i$, $a_i = w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta$:
-    the largest of (9)."""
+    r"""$\gamma = \min_i \frac{2}{c_i + \sqrt{c_i^2 + 4a_i}}$, $c_i = L_i w_i$,
+    $a_i = w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta$: the largest of (9)."""
     w, (theta, beta) = np.asarray(weights, float), factors(contractions)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     c = np.asarray(layers, float) * w
@@ -110,8 +125,8 @@ def bound(
     learning_rate: float,
     deltas: Sequence[float] | None = None,
 ) -> float:
-    r"""$\frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}$, on
-    $\frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2$.
+    r"""$\frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}$,
+    on $\frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2$.
 
     Args:
         gap: D = f(x^0) - f*.
@@ -126,11 +141,21 @@ def bound(
 
     Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
     """
-    limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights, deltas=deltas)
+    limit = step_size(
+        contractions=contractions,
+        layers=layers,
+        smoothness=smoothness,
+        weights=weights,
+        deltas=deltas,
+    )
     instances.need_step("bounds.ef21", learning_rate, _LARGEST, limit)
     w = np.asarray(weights, float)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
-    begun = (w / delta).max() * float(delta @ np.asarray(first, float)) / factors(contractions).theta.min()
+    begun = (
+        (w / delta).max()
+        * float(delta @ np.asarray(first, float))
+        / factors(contractions).theta.min()
+    )
     return 2 * gap / (learning_rate * steps) + begun / steps
 
 
@@ -145,7 +170,12 @@ def rate(
     weights: Sequence[float],
 ) -> Rate:
     r"""$\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$ at the largest step size."""
-    of = {"contractions": contractions, "layers": layers, "smoothness": smoothness, "weights": weights}
+    of = {
+        "contractions": contractions,
+        "layers": layers,
+        "smoothness": smoothness,
+        "weights": weights,
+    }
     return Rate(bound(**of, gap=gap, first=first, steps=1, learning_rate=step_size(**of)))
 
 
@@ -167,7 +197,9 @@ class Layered(NamedTuple):
 
 @cache
 def _functions(sizes: tuple[int, ...], loss, sample):
-    """The functions of a layered problem: the same objects for equal layers, so that it is compiled once."""
+    """The functions of a layered problem: the same objects for equal layers, so that it is compiled
+    once.
+    """
     cuts = [*np.cumsum(sizes)[:-1].tolist()]
     names = [f"layer{i}" for i in range(len(sizes))]
 
@@ -178,8 +210,13 @@ def _functions(sizes: tuple[int, ...], loss, sample):
         return loss(jnp.concatenate([params[name] for name in names]), batch)
 
     def evaluate(params, data, shared):
-        value, slope = jax.value_and_grad(lambda params: jnp.mean(jax.vmap(of_layers, (None, 0))(params, data)))(params)
-        return {"loss": value, **{f"{name}_sqnorm": jnp.sum(slope[name] ** 2) for name in names}}, slope
+        value, slope = jax.value_and_grad(
+            lambda params: jnp.mean(jax.vmap(of_layers, (None, 0))(params, data))
+        )(params)
+        return {
+            "loss": value,
+            **{f"{name}_sqnorm": jnp.sum(slope[name] ** 2) for name in names},
+        }, slope
 
     return init, of_layers, evaluate, sample
 
@@ -197,7 +234,10 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     """
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
     if sum(sizes) != d or len(sizes) != len(layers):
-        raise ValueError(f"layers of sizes {sizes} with {len(layers)} constants for {d} elements: need sizes that add up, a constant each")
+        raise ValueError(
+            f"layers of sizes {sizes} with {len(layers)} constants for {d} elements: need sizes "
+            "that add up, a constant each"
+        )
     if problem.workers != 1:
         raise ValueError(f"{problem.name} has {problem.workers} workers: need one node")
     problem = instances.full_batch(problem)
@@ -211,7 +251,9 @@ def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTran
     """Layers step by gamma w_i."""
 
     def scale(gradient, params=None):
-        return {name: leaf * weights[int(name.removeprefix("layer"))] for name, leaf in gradient.items()}
+        return {
+            name: leaf * weights[int(name.removeprefix("layer"))] for name, leaf in gradient.items()
+        }
 
     return optax.chain(optax.stateless(scale), optax.sgd(learning_rate))
 
@@ -251,7 +293,9 @@ def check(
 
     def run(gamma):
         problem, factory = layered.problem, _weighted(method, up, w)
-        history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
+        history = runs.histories(
+            factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed
+        )
         return {name: values if name == "step" else values[0] for name, values in history.items()}
 
     alphas = [stated(up.delta, size) or 0.0 for size in layered.sizes]
@@ -281,16 +325,30 @@ def held(
     """
     problem, w = layered.problem, np.asarray(weights)
     L = float(problem.constants.smoothness or math.nan)
-    known: Any = {"contractions": list(contractions), "layers": layered.layers, "smoothness": L, "weights": tuple(weights)}
+    known: Any = {
+        "contractions": list(contractions),
+        "layers": layered.layers,
+        "smoothness": L,
+        "weights": tuple(weights),
+    }
     need("ef21", _contractions(contractions, weights))
     gamma = step_size(**known) if learning_rate is None else learning_rate
     need("ef21", hypotheses(**known, learning_rate=gamma))
     history = run(gamma)
-    squares = np.stack([history[f"layer{i}_sqnorm"] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
+    # [seeds, records, layers]
+    squares = np.stack([history[f"layer{i}_sqnorm"] for i in range(len(w))], axis=-1)
     measured, error = runs.mean_and_error(squares[:, :steps] @ w)
-    first = [(1 - alpha) * float(square) for alpha, square in zip(contractions, squares[0, 0], strict=True)]
+    first = [
+        (1 - alpha) * float(square)
+        for alpha, square in zip(contractions, squares[0, 0], strict=True)
+    ]
     right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
-    return Outcome(float(measured), right, float(error), f"{problem.name}, {name}, gamma L = {gamma * L:.3g}, K = {steps}")
+    return Outcome(
+        float(measured),
+        right,
+        float(error),
+        f"{problem.name}, {name}, gamma L = {gamma * L:.3g}, K = {steps}",
+    )
 
 
 SIZES = (2, 6, 4)
@@ -300,15 +358,31 @@ def trial(draws: Draws) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or wells and hills."""
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
-    known = {"contractions": [stated(up.delta, size) for size in SIZES], "layers": made.layers, "weights": weights}
+    known = {
+        "contractions": [stated(up.delta, size) for size in SIZES],
+        "layers": made.layers,
+        "weights": weights,
+    }
     limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     seeds = runs.SEEDS if up.name.startswith("contraction") else 1
-    return [check(made, up, steps=steps, weights=weights, learning_rate=gamma, seeds=seeds, seed=draws.integer(0, 10**6))]
+    return [
+        check(
+            made,
+            up,
+            steps=steps,
+            weights=weights,
+            learning_rate=gamma,
+            seeds=seeds,
+            seed=draws.integer(0, 10**6),
+        )
+    ]
 
 
 def quadratic(draws: Draws) -> Layered:
-    """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <= diag(sum_j |A_ij|) in the order of matrices."""
+    """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <=
+    diag(sum_j |A_ij|) in the order of matrices.
+    """
     coupled, flat = draws.real(0.0, 0.3), draws.choice((True, False))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     d, ends = sum(SIZES), np.cumsum((0, *SIZES))
@@ -338,7 +412,12 @@ TRIED = (
 """Contractions, weights w_i, and problems; each is a program of its own."""
 
 _LEFT = 0.02  # of each difference, that shrinking leaves out
-SHRINKING = fixed_size(lambda key, x: (1 - _LEFT) * x, lambda message, d: message, f"shrinking({_LEFT})", delta=lambda d: 1 - _LEFT**2)
+SHRINKING = fixed_size(
+    lambda key, x: (1 - _LEFT) * x,
+    lambda message, d: message,
+    f"shrinking({_LEFT})",
+    delta=lambda d: 1 - _LEFT**2,
+)
 
 
 UNEQUAL = (0.5, 1.0, 2.0)
@@ -353,7 +432,18 @@ def bowl() -> Layered:
 
 def bowls() -> list[Outcome]:
     """The bound is met where compression leaves out little; and one that leaves out much."""
-    return [check(bowl(), up, steps=steps, weights=UNEQUAL) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
+    return [
+        check(bowl(), up, steps=steps, weights=UNEQUAL)
+        for up, steps in ((SHRINKING, 20), (_TOP, 1000))
+    ]
 
 
-STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial, (bowls,))]
+STATEMENTS = [
+    Statement(
+        "EF21, layer by layer",
+        "Kimad, Theorem 1",
+        "C contracts layers; gamma within (9)",
+        trial,
+        (bowls,),
+    )
+]

@@ -1,23 +1,27 @@
 r"""Error-compensated SGD, Theorem 3.4.3 with its constants.
 
-By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$, $\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the
-gradients at
-$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and $|f'(\tilde x_t) - f'(x_t)| \le \gamma L
+By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$,
+$\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the gradients at
+$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and
+$|f'(\tilde x_t) - f'(x_t)| \le \gamma L
 |\Omega_{t-1}|$,
 
-$$ E f(\tilde x_{t+1}) - E f(\tilde x_t) \le -\frac\gamma2 (1 - \gamma L) E|f'(x_t)|^2 + \frac{\gamma^2 L \sigma^2}{2N}
+$$ E f(\tilde x_{t+1}) - E f(\tilde x_t) \le -\frac\gamma2 (1 - \gamma L) E|f'(x_t)|^2 +
+\frac{\gamma^2 L \sigma^2}{2N}
    + \frac{\gamma^3 L^2}{2} E|\Omega_{t-1}|^2. $$
 
-If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. Errors start at 0, $\tilde x_1 = x_1$:
+If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. Errors start at 0,
+$\tilde x_1 = x_1$:
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + 4 \gamma^2 L^2
-\sigma'^2 \Big),
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L
+\sigma^2}{N} + 4 \gamma^2 L^2 \sigma'^2 \Big),
    \qquad \gamma < \frac1L. $$
 
-The theorem's hypothesis is about the errors that arise, so that it is tried on compressors with errors of a size known beforehand: additive
-noise; rounding to whole numbers, at most 1/2 an element; and $v + \mathrm{sign}(v)$, exactly 1, always the same way. By the last one
-the third term is met: with N = 1 on $x^2/2$, all errors pull together, $x = \pm 2 \gamma$. The other two terms are reached by half only,
-where errors are small: $|f'(\tilde x_t)|^2$ is left out.
+The theorem's hypothesis is about the errors that arise, so that it is tried on compressors with
+errors of a size known beforehand: additive noise; rounding to whole numbers, at most 1/2 an
+element; and $v + \mathrm{sign}(v)$, exactly 1, always the same way. By the last one the third term
+is met: with N = 1 on $x^2/2$, all errors pull together, $x = \pm 2 \gamma$. The other two terms are
+reached by half only, where errors are small: $|f'(\tilde x_t)|^2$ is left out.
 """
 
 from __future__ import annotations
@@ -37,8 +41,12 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
-def any_compressor(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
-    """The method with whatever compressors: the theorem is about errors of a given size, and asks for no contraction."""
+def any_compressor(
+    optimizer: optax.GradientTransformation, up: Compressor, down: Compressor
+) -> Algorithm:
+    """The method with whatever compressors: the theorem is about errors of a given size, and asks
+    for no contraction.
+    """
     return algorithms.error_compensated_sgd(optimizer, up, down, allow_expanding=True)
 
 
@@ -49,14 +57,29 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
 
 
 @ranges.held("error_compensated_sgd.step_size")
-def step_size(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int) -> float:
-    r"""$\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$."""
+def step_size(
+    *, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int
+) -> float:
+    r"""$\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2
+    T}{D}\big)^{1/3}$.
+    """
     noisy = noise * math.sqrt(smoothness * steps / (workers * gap))
-    return 1 / (2 * smoothness + noisy + (4 * (smoothness * compression) ** 2 * steps / gap) ** (1 / 3))
+    return 1 / (
+        2 * smoothness + noisy + (4 * (smoothness * compression) ** 2 * steps / gap) ** (1 / 3)
+    )
 
 
 @ranges.held("bounds.error_compensated_sgd")
-def bound(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int, learning_rate: float) -> float:
+def bound(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    compression: float,
+    steps: int,
+    workers: int,
+    learning_rate: float,
+) -> float:
     r"""$\frac{1}{1 - \gamma L} \big(\frac{2D}{\gamma T} + \frac{\gamma L\sigma^2}{N} + 4\gamma^2 L^2 \sigma'^2\big)$, on
     $\frac1T \sum_t E|f'(x_t)|^2$.
 
@@ -64,22 +87,31 @@ def bound(*, gap: float, smoothness: float, noise: float, compression: float, st
         gap: D = f(x_1) - f*.
         smoothness: L.
         noise: sigma, of each worker.
-        compression: sigma', E|delta|^2 <= sigma'^2 for the errors of every worker and of the server (of all servers together).
+        compression: sigma', E|delta|^2 <= sigma'^2 for the errors of every worker and of the server
+            (of all servers together).
         steps: T.
         workers: N.
         learning_rate: gamma < 1 / L.
 
     Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) has 2 for 4.
     """
-    instances.need_step("bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True)
+    instances.need_step(
+        "bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True
+    )
     left_out = 4 * (learning_rate * smoothness * compression) ** 2
-    total = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + left_out
+    total = (
+        2 * gap / (learning_rate * steps)
+        + learning_rate * smoothness * noise**2 / workers
+        + left_out
+    )
     return total / (1 - learning_rate * smoothness)
 
 
 @ranges.held("error_compensated_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
-    r"""$\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3} \big(\frac{LD\sigma'}{T}\big)^{2/3}$ at the recommended step size."""
+    r"""$\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
+    \big(\frac{LD\sigma'}{T}\big)^{2/3}$ at the recommended step size.
+    """
     third = 6 * 4 ** (1 / 3) * (smoothness * gap * compression) ** (2 / 3)
     return Rate(8 * smoothness * gap, 6 * noise * math.sqrt(smoothness * gap / workers), third)
 
@@ -96,11 +128,13 @@ def check(
     seed: int = 0,
     method: Method = any_compressor,
 ) -> Outcome:
-    """Holds the bound to runs with compressors; or, without them, to the exact moments on a quadratic with errors of one size.
+    """Holds the bound to runs with compressors; or, without them, to the exact moments on a
+    quadratic with errors of one size.
 
     Args:
         problem: that knows its constants.
-        up, down: compressors; None: both add noise of mean square `compression`^2, whatever the vector.
+        up, down: compressors; None: both add noise of mean square `compression`^2, whatever the
+            vector.
         steps: T.
         compression: sigma', which no error of a whole vector exceeds.
         learning_rate: gamma; None: the recommended one.
@@ -108,23 +142,38 @@ def check(
         method: (optimiser, up, down) -> method, the project's or one's own.
 
     Raises:
-        ValueError: the problem does not know its constants, a hypothesis fails, or one compressor is missing.
+        ValueError: the problem does not know its constants, a hypothesis fails, or one compressor
+            is missing.
     """
     if (up is None) != (down is None):
         raise ValueError("error_compensated_sgd: one compressor: need two, or none")
     known, N = instances.known(problem), problem.workers
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise, "steps": steps, "workers": N}
-    gamma = step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
+    numbers = {
+        "gap": known.gap,
+        "smoothness": known.smoothness,
+        "noise": known.noise,
+        "steps": steps,
+        "workers": N,
+    }
+    gamma = (
+        step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
+    )
     need("error_compensated_sgd", hypotheses(problem, gamma))
     case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, compression=compression, learning_rate=gamma)
     if up is None or down is None:
         build = moments.with_compressors(method)
         # Messages of padding count, too: what they leave out stays in the memory.
-        found = moments.second_moments(build, problem, gamma, steps=steps, compression=compression, messages=N * N + N)
-        return Outcome(float(found["slope"][:steps].mean()), right, case=f"{case}, sigma' = {compression:.3g}")
+        found = moments.second_moments(
+            build, problem, gamma, steps=steps, compression=compression, messages=N * N + N
+        )
+        return Outcome(
+            float(found["slope"][:steps].mean()), right, case=f"{case}, sigma' = {compression:.3g}"
+        )
     factory = runs.with_step(method, up, down)
-    measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+    measured, error = runs.average_gradient(
+        factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
+    )
     return Outcome(measured, right, error, f"{case}, {up.name}, {down.name}")
 
 
@@ -132,8 +181,11 @@ def trial_exact(draws: Draws) -> list[Outcome]:
     """One quadratic, with errors of one size."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 500)), draws.real(0.0, 3.0)
-    # Where errors are not compensated, what they do is of the order of gamma, not of its square: small steps tell.
-    gamma = draws.choice((None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness))
+    # Where errors are not compensated, what they do is of the order of gamma, not of its square:
+    # small steps tell.
+    gamma = draws.choice(
+        (None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness)
+    )
     return [check(problem, steps=steps, compression=compression, learning_rate=gamma)]
 
 
@@ -148,14 +200,19 @@ def _plain(name: str, function: Callable, most: float) -> Biased:
     return Biased(fixed_size(lambda key, x: function(x), lambda message, d: message, name), most)
 
 
-BIASED = (_plain("overshoot", lambda x: x + jnp.sign(x), 1.0), _plain("whole numbers", jnp.round, 0.5))
+BIASED = (
+    _plain("overshoot", lambda x: x + jnp.sign(x), 1.0),
+    _plain("whole numbers", jnp.round, 0.5),
+)
 """What is out of proportion, and what vanishes."""
 
 
 def biased(problem: Problem, of: Biased, **options: Any) -> Outcome:
     """`check` with one compressor both ways, whose sigma' is known beforehand."""
     d = problem.data.inputs.shape[-1]
-    return check(problem, of.compressor, of.compressor, compression=of.most * math.sqrt(d), **options)
+    return check(
+        problem, of.compressor, of.compressor, compression=of.most * math.sqrt(d), **options
+    )
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
@@ -167,9 +224,16 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """Each term alone: the way from the start, noise, and errors, which matter by the square of a small step if nothing is lost."""
+    """Each term alone: the way from the start, noise, and errors, which matter by the square of a
+    small step if nothing is lost.
+    """
     nearly_0 = 1e-9  # of compression errors: 0 would be another program
-    cases = ((1.0, 0.0, nearly_0, 0.05), (0.0, 1.0, nearly_0, 0.05), (0.0, 0.0, 1.0, 0.01), (0.0, 0.0, 1.0, 0.5))
+    cases = (
+        (1.0, 0.0, nearly_0, 0.05),
+        (0.0, 1.0, nearly_0, 0.05),
+        (0.0, 0.0, 1.0, 0.01),
+        (0.0, 0.0, 1.0, 0.5),
+    )
     return [
         check(
             instances.bowl(4, 4, away=away + 1e-3, noise=noise, heterogeneity=1.0),
@@ -196,11 +260,19 @@ def vanishing() -> list[Outcome]:
 def falling() -> list[Outcome]:
     """From near a hilltop in small steps; and in steps of nearly the largest size."""
     problem = instances.wells(2, 4, start=3.0, smoothness=20.0)
-    return [biased(problem, BIASED[1], steps=1000, learning_rate=share / 20) for share in (0.02, 0.9)]
+    return [
+        biased(problem, BIASED[1], steps=1000, learning_rate=share / 20) for share in (0.02, 0.9)
+    ]
 
 
 _HYPOTHESES = "gamma < 1/L; E|delta|^2 <= sigma'^2; errors start at 0"
 STATEMENTS = [
     Statement("EC-SGD, quadratics, exact", "Theorem 3.4.3", _HYPOTHESES, trial_exact, (bowls,)),
-    Statement("EC-SGD, biased Q, non-convex", "Theorem 3.4.3", _HYPOTHESES, trial_runs, (pulling, vanishing, falling)),
+    Statement(
+        "EC-SGD, biased Q, non-convex",
+        "Theorem 3.4.3",
+        _HYPOTHESES,
+        trial_runs,
+        (pulling, vanishing, falling),
+    ),
 ]

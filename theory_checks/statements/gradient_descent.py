@@ -44,7 +44,9 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
     Source: Liu and Zhang, Theorem 1.1.1.
     """
-    instances.need_step("bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True)
+    instances.need_step(
+        "bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True
+    )
     return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
 
 
@@ -54,7 +56,13 @@ def rate(*, gap: float, smoothness: float) -> Rate:
     return Rate(2 * smoothness * gap)
 
 
-def check(problem: Problem, *, steps: int, learning_rate: float | None = None, method: Method = algorithms.gradient_descent) -> Outcome:
+def check(
+    problem: Problem,
+    *,
+    steps: int,
+    learning_rate: float | None = None,
+    method: Method = algorithms.gradient_descent,
+) -> Outcome:
     """Holds the bound to a run.
 
     Args:
@@ -66,19 +74,30 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
-    known = instances.known(instances.full_batch(problem))  # gradients are exact, whatever the noise
+    # gradients are exact, whatever the noise
+    known = instances.known(instances.full_batch(problem))
     gamma = step_size(smoothness=known.smoothness) if learning_rate is None else learning_rate
     need("gradient_descent", hypotheses(problem, gamma))
-    history = runs.histories(runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1)
+    history = runs.histories(
+        runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1
+    )
     measured = float(history["grad_sqnorm"][0, 0, :steps].mean())
     right = bound(gap=known.gap, smoothness=known.smoothness, steps=steps, learning_rate=gamma)
-    return Outcome(measured, right, case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}")
+    return Outcome(
+        measured,
+        right,
+        case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}",
+    )
 
 
 def trial(draws: Draws) -> list[Outcome]:
     """One quadratic, or wells and hills, at the recommended step size or another."""
     convex = draws.choice((True, False))
-    problem = instances.quadratic(draws, 3, 4, at_zero=True) if convex else instances.random_wells(draws, 3, 4)
+    problem = (
+        instances.quadratic(draws, 3, 4, at_zero=True)
+        if convex
+        else instances.random_wells(draws, 3, 4)
+    )
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
     L = instances.known(problem).smoothness
     steps = draws.choice((1, 10, 200))

@@ -1,27 +1,30 @@
 r"""Gradient tracking (DIGing) with one W on strongly convex f: a linear rate, with its matrix.
 
-Rows are workers: $X_{t+1} = W X_t - \gamma Y_t$, $Y_{t+1} = W Y_t + G(X_{t+1}) - G(X_t)$, $Y_0 = G(X_0)$, with a doubly stochastic W,
-$\sigma = |W - J|_2$, $w = |W - I|_2$. The mean of Y is that of G, so that $\bar x_{t+1} = \bar x_t - \gamma \bar g_t$. All $f_n$ are
-L-smooth, $f$ is $\mu$-strongly convex, $\gamma \le 1/L$. With $\tilde X = (I - J) X$,
+Rows are workers: $X_{t+1} = W X_t - \gamma Y_t$, $Y_{t+1} = W Y_t + G(X_{t+1}) - G(X_t)$,
+$Y_0 = G(X_0)$, with a doubly stochastic W, $\sigma = |W - J|_2$, $w = |W - I|_2$. The mean of Y is
+that of G, so that $\bar x_{t+1} = \bar x_t - \gamma \bar g_t$. All $f_n$ are L-smooth, $f$ is
+$\mu$-strongly convex, $\gamma \le 1/L$. With $\tilde X = (I - J) X$,
 
 $$ |\tilde X_{t+1}| \le \sigma |\tilde X_t| + \gamma |\tilde Y_t|, \qquad
    |\bar x_{t+1} - x^\star| \le (1 - \gamma\mu) |\bar x_t - x^\star| + \frac{\gamma L}{\sqrt N} |\tilde X_t|, $$
 
-the latter from $|\bar g_t - f'(\bar x_t)| \le \frac{L}{\sqrt N} |\tilde X_t|$. What the trackers gain is at most $L |X_{t+1} - X_t|$,
-where $X_{t+1} - X_t = (W - I) \tilde X_t - \gamma \tilde Y_t - \gamma 1 \bar g_t^T$ and
+the latter from $|\bar g_t - f'(\bar x_t)| \le \frac{L}{\sqrt N} |\tilde X_t|$. What the trackers
+gain is at most $L |X_{t+1} - X_t|$, where
+$X_{t+1} - X_t = (W - I) \tilde X_t - \gamma \tilde Y_t - \gamma 1 \bar g_t^T$ and
 $|\bar g_t| \le L |\bar x_t - x^\star| + \frac{L}{\sqrt N} |\tilde X_t|$. So
 $z_t = (|\tilde Y_t|, |\tilde X_t|, \sqrt N |\bar x_t - x^\star|)$ has, element by element,
 
 $$ z_{t+1} \le M z_t, \qquad M = \begin{pmatrix} \sigma + \gamma L & L (w + \gamma L) & \gamma L^2 \\ \gamma & \sigma & 0 \\
    0 & \gamma L & 1 - \gamma\mu \end{pmatrix}, \qquad z_t \le M^t z_0. $$
 
-M is nonnegative, and its spectral radius is below 1 if and only if $\det(I - M) > 0$ and $\gamma L < 1 - \sigma$, which is
+M is nonnegative, and its spectral radius is below 1 if and only if $\det(I - M) > 0$ and
+$\gamma L < 1 - \sigma$, which is
 
 $$ (1 + \tfrac L\mu) (\gamma L)^2 + (1 - \sigma + w) \gamma L < (1 - \sigma)^2. $$
 
-Source: the argument is that of Qu and Li, "Harnessing smoothness to accelerate distributed optimization", 2018, and Nedic, Olshevsky and
-Shi, "Achieving geometric convergence for distributed optimization over time-varying graphs", 2017; the matrix is derived here for the
-project's form.
+Source: the argument is that of Qu and Li, "Harnessing smoothness to accelerate distributed
+optimization", 2018, and Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed
+optimization over time-varying graphs", 2017; the matrix is derived here for the project's form.
 """
 
 from __future__ import annotations
@@ -41,10 +44,13 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
-_ROUNDED = 1e-4  # times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
+# times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
+_ROUNDED = 1e-4
 
 
-def contraction(*, smoothness: float, strong_convexity: float, learning_rate: float, topology: Topology) -> np.ndarray:
+def contraction(
+    *, smoothness: float, strong_convexity: float, learning_rate: float, topology: Topology
+) -> np.ndarray:
     """M, `[3, 3]`.
 
     Args:
@@ -56,7 +62,11 @@ def contraction(*, smoothness: float, strong_convexity: float, learning_rate: fl
     sigma, w = _norms(topology)
     L, gamma = smoothness, learning_rate
     return np.array(
-        [[sigma + gamma * L, L * (w + gamma * L), gamma * L**2], [gamma, sigma, 0.0], [0.0, gamma * L, 1 - gamma * strong_convexity]]
+        [
+            [sigma + gamma * L, L * (w + gamma * L), gamma * L**2],
+            [gamma, sigma, 0.0],
+            [0.0, gamma * L, 1 - gamma * strong_convexity],
+        ]
     )
 
 
@@ -67,7 +77,9 @@ def _norms(topology: Topology) -> tuple[float, float]:
 
 
 def largest_step(*, smoothness: float, strong_convexity: float, topology: Topology) -> float:
-    """The gamma at which the spectral radius of M is 1; below, errors fall linearly. Arguments as of `contraction`."""
+    """The gamma at which the spectral radius of M is 1; below, errors fall linearly. Arguments as
+    of `contraction`.
+    """
     sigma, w = _norms(topology)
     square, linear, free = 1 + smoothness / strong_convexity, 1 - sigma + w, (1 - sigma) ** 2
     return 2 * free / (linear + math.sqrt(linear**2 + 4 * square * free)) / smoothness
@@ -81,7 +93,9 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     ]
 
 
-def check(problem: Problem, topology: Topology, *, learning_rate: float, steps: int = _STEPS) -> list[Outcome]:
+def check(
+    problem: Problem, topology: Topology, *, learning_rate: float, steps: int = _STEPS
+) -> list[Outcome]:
     """Holds every round to z_{t+1} <= M z_t, and the path to z_t <= M^t z_0.
 
     Args:
@@ -100,21 +114,33 @@ def check(problem: Problem, topology: Topology, *, learning_rate: float, steps: 
         learning_rate=learning_rate,
         topology=topology,
     )
-    path = paths.follow(moments.with_step(algorithms.gradient_tracking, topology), problem, learning_rate, steps=steps)
+    path = paths.follow(
+        moments.with_step(algorithms.gradient_tracking, topology),
+        problem,
+        learning_rate,
+        steps=steps,
+    )
     X, Y = path.workers.params[:-1], path.workers.tracker[1:]
-    away = np.sqrt(topology.n) * np.linalg.norm(X.mean(axis=1) - problem.constants.minimizer, axis=1)
+    away = np.sqrt(topology.n) * np.linalg.norm(
+        X.mean(axis=1) - problem.constants.minimizer, axis=1
+    )
     z = np.stack([paths.size(paths.apart(Y)), paths.size(paths.apart(X)), away], axis=1)
     first = [float(paths.size(paths.apart(paths.gradients(problem, X[0])))), 0.0, away[0]]
     powers = [np.array(first)]
     for _ in range(steps - 1):
         powers.append(M @ powers[-1])
-    case, scale = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}", _ROUNDED * max(first)
+    case, scale = (
+        f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}",
+        _ROUNDED * max(first),
+    )
     sides = {"round by round": z[:-1] @ M.T, "from the start": np.stack(powers)[1:]}
     return [
         outcome
         for how, right in sides.items()
         for k, part in enumerate(("trackers", "models", "mean"))
-        for outcome in paths.worst(z[1:, k], right[:, k], case=f"{case}, {part}, {how}", scale=scale)
+        for outcome in paths.worst(
+            z[1:, k], right[:, k], case=f"{case}, {part}, {how}", scale=scale
+        )
     ]
 
 
@@ -122,7 +148,9 @@ def check(problem: Problem, topology: Topology, *, learning_rate: float, steps: 
 def graphs() -> tuple[Topology, ...]:
     """Two without a direction, and one with, of a W that does not commute with its transpose."""
     around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
-    return topologies.chain(3), topologies.from_matrix((np.eye(5) + around + across) / 3, "crossing(5)")
+    return topologies.chain(3), topologies.from_matrix(
+        (np.eye(5) + around + across) / 3, "crossing(5)"
+    )
 
 
 def trial(draws: Draws) -> list[Outcome]:
@@ -131,12 +159,18 @@ def trial(draws: Draws) -> list[Outcome]:
     problem = instances.quadratic(draws, topology.n, 2, noisy=False)
     L, mu = instances.known(problem).smoothness, float(problem.constants.strong_convexity or 0.0)
     converging = largest_step(smoothness=L, strong_convexity=mu, topology=topology)
-    return check(problem, topology, learning_rate=draws.choice((converging, draws.real(0.01, 1.0) / L)))
+    return check(
+        problem, topology, learning_rate=draws.choice((converging, draws.real(0.01, 1.0) / L))
+    )
 
 
 def alternating() -> list[Outcome]:
-    """Eigenvalues of W that are negative, and equal Hessians: disagreement changes its sign in each round, and everything adds up."""
-    problem = problems.quadratic(np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-9])
+    """Eigenvalues of W that are negative, and equal Hessians: disagreement changes its sign in each
+    round, and everything adds up.
+    """
+    problem = problems.quadratic(
+        np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-9]
+    )
     return check(problem, one_rho(4, -0.3), learning_rate=0.01)
 
 

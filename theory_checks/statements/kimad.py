@@ -1,8 +1,10 @@
-r"""Kimad with one worker, of whose messages to the server alone anything is left out: Theorem 1, where compressors change.
+r"""Kimad with one worker, of whose messages to the server alone anything is left out: Theorem 1,
+where compressors change.
 
-The derivation is that of `statements.ef21`: nothing in it asks that $C_i^k$ is the same in every round, only that each contracts its layer
-by $\alpha_i$ or more. Whatever bandwidth and rule choose of a set, that is the least contraction of the set, `Choices.delta`. The bound
-is `bounds.ef21`, and estimates begin with the first message, $u^0 = C(f'(x^0))$.
+The derivation is that of `statements.ef21`: nothing in it asks that $C_i^k$ is the same in every
+round, only that each contracts its layer by $\alpha_i$ or more. Whatever bandwidth and rule choose
+of a set, that is the least contraction of the set, `Choices.delta`. The bound is `bounds.ef21`, and
+estimates begin with the first message, $u^0 = C(f'(x^0))$.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from theory_checks.statements.ef21 import Layered
 _BITS = 64.0 * sum(ef21.SIZES)  # of a model
 _LINK = clusters.sinusoid(eta=_BITS, theta=0.7, delta=0.1 * _BITS)
 CLUSTER = clusters.Cluster(clusters.constant(0.0), _LINK, clusters.constant(1e9 * _BITS))
-"""A link that carries a tenth of a model in a second, or all of it; the server's messages take no time."""
+"""A link that carries a tenth of a model in a second, or all of it; the server's messages take no
+time.
+"""
 
 RATIOS = top_k((0.25, 0.5, 0.75, 1.0))
 MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
@@ -33,11 +37,21 @@ MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 @cache
 def _made(choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
-    """(learning rate, round time) -> Kimad whose layers step by gamma w_i, and whose server sends its model as it is."""
+    """(learning rate, round time) -> Kimad whose layers step by gamma w_i, and whose server sends
+    its model as it is.
+    """
 
     def factory(learning_rate, round_time):
-        options = {"computation": 0.0, "congestion": 0.0, "rule": rule, "monitor": oracle, "down": [compressors.identity]}
-        return algorithms.kimad_sgd(ef21.stepping(learning_rate, weights), choices, round_time, **options)
+        options = {
+            "computation": 0.0,
+            "congestion": 0.0,
+            "rule": rule,
+            "monitor": oracle,
+            "down": [compressors.identity],
+        }
+        return algorithms.kimad_sgd(
+            ef21.stepping(learning_rate, weights), choices, round_time, **options
+        )
 
     return factory
 
@@ -56,7 +70,8 @@ def check(
 
     Args:
         layered: of `ef21.layered`.
-        choices: Omega, contractions, of which at least all layers are contracted by `choices.delta`.
+        choices: Omega, contractions, of which at least all layers are contracted by
+            `choices.delta`.
         rule: which of them each layer has.
         steps: K.
         weights: w_i.
@@ -72,14 +87,24 @@ def check(
         factory = _made(choices, rule, tuple(weights))
         with jax.enable_x64(True):
             axes = {"learning_rate": np.array([gamma]), "round_time": np.array([round_time])}
-            found = dsgd.sweep(factory, layered.problem, steps=steps, key=jax.random.key(0), cluster=CLUSTER, mesh=1, **axes)
+            found = dsgd.sweep(
+                factory,
+                layered.problem,
+                steps=steps,
+                key=jax.random.key(0),
+                cluster=CLUSTER,
+                mesh=1,
+                **axes,
+            )
         history = found.at((0, 0))
         sent.append(history["message_up"][0, 1:, 0])
         return history
 
     alphas = [choices.delta(size) or 0.0 for size in layered.sizes]
     name = f"{choices.name}, {rule.__name__}, t = {round_time:.3g}"
-    outcome = ef21.held(layered, run, alphas, weights, steps=steps, learning_rate=learning_rate, name=name)
+    outcome = ef21.held(
+        layered, run, alphas, weights, steps=steps, learning_rate=learning_rate, name=name
+    )
     return outcome, sent[0]
 
 
@@ -92,10 +117,16 @@ TRIED = (
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """EF21's instances, in rounds of any time: how much of a message that leaves, the clock says."""
+    """EF21's instances, in rounds of any time: how much of a message that leaves, the clock
+    says.
+    """
     choices, rule, weights, problem = draws.choice(TRIED)
     made, steps, round_time = problem(draws), draws.choice((1, 10, 1000)), draws.real(0.1, 2.0)
-    known = {"contractions": [choices.delta(size) for size in ef21.SIZES], "layers": made.layers, "weights": weights}
+    known = {
+        "contractions": [choices.delta(size) for size in ef21.SIZES],
+        "layers": made.layers,
+        "weights": weights,
+    }
     limit = ef21.step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma}
@@ -103,11 +134,18 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def mantissas() -> list[Outcome]:
-    """The bound is met where compressors leave out little; and they did change: messages were of as many lengths as there are choices."""
+    """The bound is met where compressors leave out little; and they did change: messages were of as
+    many lengths as there are choices.
+    """
     choices, rule, weights, _ = TRIED[1]
     outcome, sent = check(ef21.bowl(), choices, rule, steps=50, weights=weights, round_time=0.35)
     lengths = min(len(np.unique(sent)), choices.number)
-    return [outcome, Outcome(lengths, choices.number, case=f"lengths of messages, {outcome.case}", equality=True)]
+    return [
+        outcome,
+        Outcome(
+            lengths, choices.number, case=f"lengths of messages, {outcome.case}", equality=True
+        ),
+    ]
 
 
 STATEMENTS = [

@@ -1,11 +1,15 @@
 r"""Lemmas of chapters 1, 3 and 4, and a fact that the survey quotes.
 
-- Smoothness and a lower bound give $|f'(x)|^2 \le 2L (f(x) - f^\star)$: put $y = x - f'(x)/L$ into (1.4).
-- Lemma 1.2.2: B draws without replacement from M have pairwise covariances $-\mathrm{Var}/(M - 1)$, since all M together do not vary, so
-  that their mean varies by $\frac{M - B}{M - 1} \frac{\mathrm{Var}}{B}$.
-- Lemma 3.4.1: whatever EC-SGD's compressors do, $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ makes the
-  step $-\gamma \frac1N \sum_n g_n(x_t)$: what is not sent now is sent later.
-- Lemma 4.2.1, corrected: $x_t - x_{D(t)}$ is a sum of at most $\tau$ steps, whose noise is uncorrelated:
+- Smoothness and a lower bound give $|f'(x)|^2 \le 2L (f(x) - f^\star)$: put $y = x - f'(x)/L$ into
+  (1.4).
+- Lemma 1.2.2: B draws without replacement from M have pairwise covariances $-\mathrm{Var}/(M - 1)$,
+  since all M together do not vary, so that their mean varies by
+  $\frac{M - B}{M - 1} \frac{\mathrm{Var}}{B}$.
+- Lemma 3.4.1: whatever EC-SGD's compressors do,
+  $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ makes the step
+  $-\gamma \frac1N \sum_n g_n(x_t)$: what is not sent now is sent later.
+- Lemma 4.2.1, corrected: $x_t - x_{D(t)}$ is a sum of at most $\tau$ steps, whose noise is
+  uncorrelated:
   $E|f'(x_t) - f'(x_{D(t)})|^2 \le 2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t-1} E|f'(x_{D(s)})|^2$.
 """
 
@@ -36,7 +40,9 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
     if convex:
         problem = instances.quadratic(draws, 1, 3, noisy=False)
     else:
-        problem = problems.robust_regression(2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1))
+        problem = problems.robust_regression(
+            2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1)
+        )
     known = instances.known(problem)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
@@ -46,7 +52,9 @@ def gradient_and_gap_of_a_bowl() -> list[Outcome]:
     """Equal."""
     problem = instances.bowl(1, 3, away=2.0, smoothness=3.0)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
-    return [Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)]
+    return [
+        Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)
+    ]
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -62,7 +70,11 @@ def variance_of_batches(draws: Draws) -> list[Outcome]:
 
 def variance_of_a_third() -> list[Outcome]:
     """Where with and without replacement, and the printed (1.19), are far apart."""
-    return [outcome for replacement in (True, False) for outcome in _variance_of_a_batch(12, 4, replacement, 0)]
+    return [
+        outcome
+        for replacement in (True, False)
+        for outcome in _variance_of_a_batch(12, 4, replacement, 0)
+    ]
 
 
 def _variance_of_a_batch(M: int, B: int, replacement: bool, seed: int) -> list[Outcome]:
@@ -70,17 +82,32 @@ def _variance_of_a_batch(M: int, B: int, replacement: bool, seed: int) -> list[O
     a -= a.mean(axis=0)
     key = jax.random.key(seed)
     squares = np.asarray(_batch_means(problems.minibatch(B, replacement), key, jnp.asarray(a)))
-    right = minibatch_sgd.variance(noise=float(np.sqrt(np.mean(np.sum(a**2, axis=1)))), batch_size=B, samples=None if replacement else M)
+    right = minibatch_sgd.variance(
+        noise=float(np.sqrt(np.mean(np.sum(a**2, axis=1)))),
+        batch_size=B,
+        samples=None if replacement else M,
+    )
     error = float(squares.std(ddof=1) / np.sqrt(len(squares)))
     how = "with" if replacement else "without"
-    return [Outcome(float(squares.mean()), right, error, f"{B} of {M} {how} replacement", equality=True, scale=float((a**2).sum()))]
+    return [
+        Outcome(
+            float(squares.mean()),
+            right,
+            error,
+            f"{B} of {M} {how} replacement",
+            equality=True,
+            scale=float((a**2).sum()),
+        )
+    ]
 
 
 @partial(jax.jit, static_argnames="sample")
 def _batch_means(sample, key, a):
     """|mean of a batch|^2 of many batches."""
     mine = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
-    means = jax.vmap(lambda key: sample(key, mine).inputs.mean(axis=0))(jax.random.split(key, _BATCHES))
+    means = jax.vmap(lambda key: sample(key, mine).inputs.mean(axis=0))(
+        jax.random.split(key, _BATCHES)
+    )
     return jnp.sum(means**2, axis=1)
 
 
@@ -89,7 +116,9 @@ def errors_are_kept(draws: Draws) -> list[Outcome]:
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
     kept = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
-    virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (kept[0].mean(axis=1) + kept[1])
+    virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
+        kept[0].mean(axis=1) + kept[1]
+    )
     expected = virtual[:-1] - of.learning_rate * found.gradients.mean(axis=1)
     return [cases.compare("virtual model", virtual[1:], expected)]
 
@@ -104,7 +133,10 @@ def staleness_of_bowls() -> list[Outcome]:
     """Gradients that stay nearly the same, or noise: each alone reaches half."""
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
-        _worst_staleness(instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share) for away, noise, tau, share in cases
+        _worst_staleness(
+            instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share
+        )
+        for away, noise, tau, share in cases
     ]
 
 
@@ -112,21 +144,53 @@ def _worst_staleness(problem: Problem, table: np.ndarray, share: float) -> Outco
     steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
     gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST)
-    found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
+    found = moments.second_moments(
+        build,
+        problem,
+        gamma,
+        steps=steps,
+        one_worker=True,
+        varying=True,
+        more=np.asarray(table, np.int32),
+    )
     factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
     worst = Outcome(0.0, 1.0)
     for t in range(1, steps):
         D = t - min(int(table[t % len(table)]), t)
         right = factor * (noise**2 + float(found["asked"][D:t].sum()))
-        scale = float(found["slope"][t] + found["asked"][t] + 1e-12 * found["slope"].max())  # what is 0 now has the rounding of before
-        at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
+        # what is 0 now has the rounding of before
+        scale = float(found["slope"][t] + found["asked"][t] + 1e-12 * found["slope"].max())
+        at_t = Outcome(
+            float(found["stale"][t]),
+            right,
+            case=f"{problem.name}, tau = {tau}, t = {t}",
+            scale=scale,
+        )
         worst = max(worst, at_t, key=lambda outcome: outcome.badness)
     return worst
 
 
 STATEMENTS = [
-    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap, (gradient_and_gap_of_a_bowl,)),
-    Statement("variance of a batch", "Lemma 1.2.2, (1.17)", "none", variance_of_batches, (variance_of_a_third,)),
+    Statement(
+        "|f'|^2 <= 2L (f - f*)",
+        "after Theorem 1.1.1",
+        "f smooth, bounded below",
+        gradient_and_gap,
+        (gradient_and_gap_of_a_bowl,),
+    ),
+    Statement(
+        "variance of a batch",
+        "Lemma 1.2.2, (1.17)",
+        "none",
+        variance_of_batches,
+        (variance_of_a_third,),
+    ),
     Statement("EC-SGD loses nothing", "Lemma 3.4.1", "none: any Q", errors_are_kept),
-    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness, (staleness_of_bowls,)),
+    Statement(
+        "staleness of gradients",
+        "Lemma 4.2.1",
+        "delays independent of samples",
+        staleness,
+        (staleness_of_bowls,),
+    ),
 ]

@@ -1,31 +1,42 @@
-r"""Decentralized SGD with changing matrices and local steps: Theorem 5.2.11 for what `local_sgd` and schedules do, constants derived here.
+r"""Decentralized SGD with changing matrices and local steps: Theorem 5.2.11 for what `local_sgd`
+and schedules do, constants derived here.
 
-A round is $X_{t+1} = W_t (X_t - \gamma G_t)$, rows workers, with a doubly stochastic $W_t$ of period P; of local SGD with period H all but
-every H-th are I, which contracts nothing. So norms of products stand in the place of $\rho$:
+A round is $X_{t+1} = W_t (X_t - \gamma G_t)$, rows workers, with a doubly stochastic $W_t$ of
+period P; of local SGD with period H all but every H-th are I, which contracts nothing. So norms of
+products stand in the place of $\rho$:
 
-$$ \Phi_{s \to t} = W_{t-1} \cdots W_s - J, \qquad (I - J) X_t = -\gamma \sum_{s < t} \Phi_{s \to t} G_s. $$
+$$ \Phi_{s \to t} = W_{t-1} \cdots W_s - J, \qquad (I - J) X_t = -\gamma \sum_{s < t} \Phi_{s \to t}
+G_s. $$
 
-Let $a_p$ be the largest $\big(\frac1N E|(I - J) X_t|_F^2\big)^{1/2}$ over the rounds t of phase p. The exact gradients are
-$F - F(\bar X) + F(\bar X)$: of the first part at most $L \sqrt N a_q$ counts, of the second $\sqrt N \varsigma$, with $\varsigma$ the
-heterogeneity at all t. The noise is independent over rounds and workers. With
+Let $a_p$ be the largest $\big(\frac1N E|(I - J) X_t|_F^2\big)^{1/2}$ over the rounds t of phase p.
+The exact gradients are $F - F(\bar X) + F(\bar X)$: of the first part at most $L \sqrt N a_q$
+counts, of the second $\sqrt N \varsigma$, with $\varsigma$ the heterogeneity at all t. The noise is
+independent over rounds and workers. With
 
-$$ M_{pq} = \sum_{s \in q,\ s < t} |\Phi_{s \to t}|_2, \quad n_p^2 = \sum_{s < t} \tfrac1N |\Phi_{s \to t}|_F^2 \quad (t \in p), \qquad
+$$ M_{pq} = \sum_{s \in q,\ s < t} |\Phi_{s \to t}|_2, \quad n_p^2 = \sum_{s < t} \tfrac1N |\Phi_{s
+\to t}|_F^2 \quad (t \in p), \qquad
    a \le \gamma (L M a + \varsigma M 1 + \sigma n) $$
 
-by Minkowski's inequality, element by element; and as $M \ge 0$, where $\gamma L M$ has a spectral radius below 1,
+by Minkowski's inequality, element by element; and as $M \ge 0$, where $\gamma L M$ has a spectral
+radius below 1,
 
 $$ a \le \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n). $$
 
-Of one symmetric W, $M = \frac{\rho}{1 - \rho}$. Of local SGD with the exact mean, M is strictly lower triangular, of ones: $\gamma \le 1/L$
-is enough, and $a_k = \frac\varsigma L ((1 + \gamma L)^k - 1)$ without noise, reached by workers of curvature $-L$. With Lemma 5.2.9
+Of one symmetric W, $M = \frac{\rho}{1 - \rho}$. Of local SGD with the exact mean, M is strictly
+lower triangular, of ones: $\gamma \le 1/L$ is enough, and
+$a_k = \frac\varsigma L ((1 + \gamma L)^k - 1)$ without noise, reached by workers of curvature $-L$.
+With Lemma 5.2.9
 
-$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + \frac{L^2}{T} \sum_t a_{t \bmod P}^2. $$
+$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} +
+\frac{L^2}{T} \sum_t a_{t \bmod P}^2. $$
 
-With $\kappa$ the largest row sum of M and $\nu$ the largest $n_p$, $\gamma L \kappa \le \frac12$ makes all $a_p \le 2 \gamma (\kappa
-\varsigma + \nu \sigma)$: what the recommended step size and the rate are made of.
+With $\kappa$ the largest row sum of M and $\nu$ the largest $n_p$, $\gamma L \kappa \le \frac12$
+makes all $a_p \le 2 \gamma (\kappa \varsigma + \nu \sigma)$: what the recommended step size and the
+rate are made of.
 
-Source: the setting is that of Koloskova, Loizou, Boreiri, Jaggi and Stich, "A unified theory of decentralized SGD with changing topology
-and local updates", 2020, Theorem 2, whose rate has the same three terms without constants.
+Source: the setting is that of Koloskova, Loizou, Boreiri, Jaggi and Stich, "A unified theory of
+decentralized SGD with changing topology and local updates", 2020, Theorem 2, whose rate has the
+same three terms without constants.
 """
 
 from __future__ import annotations
@@ -49,7 +60,8 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging
 
-_REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
+# of a product of whole periods, after which a geometric series stands for the rest
+_REMAINDER = 1e-4
 
 
 class Memory(NamedTuple):
@@ -80,10 +92,12 @@ class Memory(NamedTuple):
 
 
 def memory(topology: Topology, period: int = 1) -> Memory:
-    r"""M and n of a topology, one matrix or a schedule, that is averaged over in the last of every H rounds.
+    r"""M and n of a topology, one matrix or a schedule, that is averaged over in the last of every
+    H rounds.
 
-    The sums are over finitely many rounds: with $Q_q$ the product of R periods from phase q, minus J, lags beyond have
-    $|\Phi_{s \to t + RP}| \le |\Phi_{s \to t}| |Q_q|_2$, so that a sum over R periods, divided by $1 - |Q_q|_2$, is at least the whole.
+    The sums are over finitely many rounds: with $Q_q$ the product of R periods from phase q, minus
+    J, lags beyond have $|\Phi_{s \to t + RP}| \le |\Phi_{s \to t}| |Q_q|_2$, so that a sum over R
+    periods, divided by $1 - |Q_q|_2$, is at least the whole.
 
     Args:
         topology: W, doubly stochastic.
@@ -94,15 +108,24 @@ def memory(topology: Topology, period: int = 1) -> Memory:
     """
     checks.positive_int("local_sgd.memory: period", period)
     given = f"{topology.name} has rows that do not sum to 1"
-    need("local_sgd.memory", [Condition("a doubly stochastic W in all rounds", topology.doubly_stochastic, given)])
-    matrices = [matrix for W in topology.matrices for matrix in (*[np.eye(topology.n)] * (period - 1), W.toarray())]
+    need(
+        "local_sgd.memory",
+        [Condition("a doubly stochastic W in all rounds", topology.doubly_stochastic, given)],
+    )
+    matrices = [
+        matrix
+        for W in topology.matrices
+        for matrix in (*[np.eye(topology.n)] * (period - 1), W.toarray())
+    ]
     columns = [_from_phase(matrices, phase) for phase in range(len(matrices))]
     drift, squares = (np.stack(kind, axis=1) for kind in zip(*columns, strict=True))
     return Memory(drift, np.sqrt(squares.sum(axis=1)))
 
 
 def _from_phase(matrices: Sequence[np.ndarray], phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the rounds of one phase leave in those of each: sums of |Phi|_2 and of |Phi|_F^2 / N, `[P]` and `[P]`."""
+    """What the rounds of one phase leave in those of each: sums of |Phi|_2 and of |Phi|_F^2 / N,
+    `[P]` and `[P]`.
+    """
     P, N = len(matrices), len(matrices[0])
     drift, squares, t, left = np.zeros(P), np.zeros(P), phase, np.eye(N) - 1 / N
     while True:
@@ -121,29 +144,58 @@ def _contracts(smoothness: float, learning_rate: float, memory: Memory) -> Condi
     return Condition("gamma L M with a spectral radius below 1", within < 1, given)
 
 
-def hypotheses(problem: Problem, topology: Topology, period: int, learning_rate: float) -> list[Condition]:
-    """gamma <= 1 / L, and gamma L M that contracts; `memory` refuses what is not doubly stochastic. Models start equal."""
+def hypotheses(
+    problem: Problem, topology: Topology, period: int, learning_rate: float
+) -> list[Condition]:
+    """gamma <= 1 / L, and gamma L M that contracts; `memory` refuses what is not doubly stochastic.
+    Models start equal.
+    """
     L = instances.known(problem).smoothness
-    along_path = isinstance(problem.data, Quadratic)  # exact moments have the heterogeneity at all t
+    # exact moments have the heterogeneity at all t
+    along_path = isinstance(problem.data, Quadratic)
     return [
         *([] if along_path else [instances.same_heterogeneity(problem)]),
-        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
+        Condition(
+            "as many workers as the problem has",
+            topology.n == problem.workers,
+            f"{topology.name} for {problem.workers} workers",
+        ),
         instances.step_below("1 / L", 1 / L, learning_rate),
         _contracts(L, learning_rate, memory(topology, period)),
     ]
 
 
 @ranges.held("local_sgd.step_size")
-def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, memory: Memory) -> float:
-    r"""$\frac1\gamma = L (1 + 2\kappa) + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`."""
+def step_size(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    steps: int,
+    workers: int,
+    memory: Memory,
+) -> float:
+    r"""$\frac1\gamma = L (1 + 2\kappa) + \sigma \sqrt{\frac{LT}{2ND}} +
+    \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`.
+    """
     noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
     K = _third(smoothness, noise, heterogeneity, memory)
     return 1 / (smoothness * (1 + 2 * memory.steady) + noisy + (K * steps / gap) ** (1 / 3))
 
 
 @ranges.held("local_sgd.consensus")
-def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning_rate: float, steps: int, memory: Memory) -> float:
-    r"""$C = \frac1T \sum_{t < T} a_{t \bmod P}^2$, $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$, on
+def consensus(
+    *,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    learning_rate: float,
+    steps: int,
+    memory: Memory,
+) -> float:
+    r"""$C = \frac1T \sum_{t < T} a_{t \bmod P}^2$,
+    $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$, on
     $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
 
     Args:
@@ -177,7 +229,8 @@ def bound(
     memory: Memory,
     learning_rate: float,
 ) -> float:
-    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
+    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on
+    $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -196,18 +249,37 @@ def bound(
     """
     instances.need_step("bounds.local_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
-    shared = {"smoothness": smoothness, "noise": noise, "heterogeneity": heterogeneity, "learning_rate": learning_rate}
+    shared = {
+        "smoothness": smoothness,
+        "noise": noise,
+        "heterogeneity": heterogeneity,
+        "learning_rate": learning_rate,
+    }
     apart = consensus(**shared, steps=steps, memory=memory)
-    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
+    return (
+        2 * gap / (learning_rate * steps)
+        + learning_rate * smoothness * noise**2 / workers
+        + smoothness**2 * apart
+    )
 
 
 @ranges.held("local_sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, memory: Memory) -> Rate:
+def rate(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    workers: int,
+    memory: Memory,
+) -> Rate:
     r"""$\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step size,
     $K = 4 L^2 (\kappa\varsigma + \nu\sigma)^2$."""
     K = _third(smoothness, noise, heterogeneity, memory)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
-    return Rate(2 * smoothness * gap * (1 + 2 * memory.steady), root, 3 * K ** (1 / 3) * gap ** (2 / 3))
+    return Rate(
+        2 * smoothness * gap * (1 + 2 * memory.steady), root, 3 * K ** (1 / 3) * gap ** (2 / 3)
+    )
 
 
 def _third(smoothness: float, noise: float, heterogeneity: float, memory: Memory) -> float:
@@ -235,16 +307,24 @@ def check(
         method: (optimiser, period, topology) -> method, the project's or one's own.
 
     Raises:
-        ValueError: the problem is not a quadratic, or does not know its constants, or a hypothesis fails.
+        ValueError: the problem is not a quadratic, or does not know its constants, or a hypothesis
+            fails.
     """
     known, kept = instances.known(problem), memory(topology, period)
     at_minimum = float(problem.constants.heterogeneity or 0.0)
     shared = {"smoothness": known.smoothness, "noise": known.noise, "memory": kept}
     numbers = {**shared, "gap": known.gap, "workers": problem.workers, "steps": steps}
-    gamma = step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
+    gamma = (
+        step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
+    )
     need("local_sgd", hypotheses(problem, topology, period, gamma))
-    found = moments.second_moments(moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True)
-    varsigma, moved = math.sqrt(found["spread"][:steps].max()), gamma**2 * float(found["local"][:steps].mean())
+    found = moments.second_moments(
+        moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True
+    )
+    varsigma, moved = (
+        math.sqrt(found["spread"][:steps].max()),
+        gamma**2 * float(found["local"][:steps].mean()),
+    )
     case = f"{problem.name}, {topology.name}, H = {period}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma, steps=steps)
@@ -252,7 +332,9 @@ def check(
     return Outcome(slope, right, case=case), Outcome(apart, C, case=case, scale=moved)
 
 
-def every_round(optimizer: optax.GradientTransformation, period: int, topology: Topology) -> Algorithm:
+def every_round(
+    optimizer: optax.GradientTransformation, period: int, topology: Topology
+) -> Algorithm:
     """Decentralized SGD, with the arguments of local SGD."""
     return algorithms.decentralized_sgd(optimizer, topology)
 
@@ -262,14 +344,20 @@ def every_round(optimizer: optax.GradientTransformation, period: int, topology: 
 
 @cache
 def turning() -> Topology:
-    """J with 0.002 of what others differ from it by: one's own in even rounds, that of the second next, around a ring, in odd ones."""
+    """J with 0.002 of what others differ from it by: one's own in even rounds, that of the second
+    next, around a ring, in odd ones.
+    """
     kept = np.eye(8) - 1 / 8
-    return topologies.from_matrix([1 / 8 + 0.002 * kept, 1 / 8 + 0.002 * np.roll(kept, 2, axis=0)], "turning(8)")
+    return topologies.from_matrix(
+        [1 / 8 + 0.002 * kept, 1 / 8 + 0.002 * np.roll(kept, 2, axis=0)], "turning(8)"
+    )
 
 
 @cache
 def schedules() -> tuple[tuple[int, Topology], ...]:
-    """Directed ones, with the period 1; the second of rounds that do not commute, so that a transposed W is another."""
+    """Directed ones, with the period 1; the second of rounds that do not commute, so that a
+    transposed W is another.
+    """
     around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
     relay = topologies.from_matrix([(np.eye(5) + P) / 2 for P in (around, across)], "relay(5)")
     return (1, turning()), (1, relay)
@@ -281,18 +369,32 @@ def local() -> tuple[tuple[int, Topology], ...]:
     return (4, topologies.complete(10)), (2, topologies.one_peer_exponential(4))
 
 
-def trial(part: int, cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method, draws: Draws) -> list[Outcome]:
-    """One quadratic, on one of the cases, (period, topology): of the gradient (part 0), or the consensus distance (1)."""
+def trial(
+    part: int, cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method, draws: Draws
+) -> list[Outcome]:
+    """One quadratic, on one of the cases, (period, topology): of the gradient (part 0), or the
+    consensus distance (1).
+    """
     period, topology = draws.choice(cases())
     problem = instances.quadratic(draws, topology.n, 2)
     L, radius = instances.known(problem).smoothness, memory(topology, period).radius
     gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
-    return [check(problem, topology, period, steps=draws.choice((1, 10, 300)), learning_rate=gamma, method=method)[part]]
+    return [
+        check(
+            problem,
+            topology,
+            period,
+            steps=draws.choice((1, 10, 300)),
+            learning_rate=gamma,
+            method=method,
+        )[part]
+    ]
 
 
 def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Outcome]:
-    r"""Where all Hessians are h I, the mean m and the covariance of (I - J) X are closed: with P = W_t - J,
-    $m \leftarrow P((1 - \gamma h) m + \gamma b)$, $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is
+    r"""Where all Hessians are h I, the mean m and the covariance of (I - J) X are closed: with P =
+    W_t - J, $m \leftarrow P((1 - \gamma h) m + \gamma b)$,
+    $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is
     $\frac1N (|m|^2 + \sigma^2 tr S)$, neither more nor less."""
     N, gamma, steps = topology.n, 0.3, 50
     b = np.random.default_rng(N).normal(size=(N, 2))
@@ -300,52 +402,87 @@ def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Ou
     m, S, expected = np.zeros((N, 2)), np.zeros((N, N)), []
     for t in range(steps):
         expected.append((np.sum(m**2) + 4 * np.trace(S)) / N)
-        W = topology.matrices[t // period % topology.period].toarray() if (t + 1) % period == 0 else np.eye(N)
+        W = (
+            topology.matrices[t // period % topology.period].toarray()
+            if (t + 1) % period == 0
+            else np.eye(N)
+        )
         P = W - 1 / N
-        m, S = P @ ((1 - gamma) * m + gamma * b), P @ ((1 - gamma) ** 2 * S + gamma**2 * np.eye(N)) @ P.T
-    found = moments.second_moments(moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True)["consensus"]
+        m, S = (
+            P @ ((1 - gamma) * m + gamma * b),
+            P @ ((1 - gamma) ** 2 * S + gamma**2 * np.eye(N)) @ P.T,
+        )
+    found = moments.second_moments(
+        moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True
+    )["consensus"]
     case = f"equal Hessians, {topology.name}, H = {period}"
-    return paths.worst(found[:steps], np.array(expected), case=case, equality=True, scale=max(expected))
+    return paths.worst(
+        found[:steps], np.array(expected), case=case, equality=True, scale=max(expected)
+    )
 
 
 def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method) -> list[Outcome]:
     """Equal Hessians on all of the cases."""
-    return [outcome for period, topology in cases() for outcome in equal_curvatures(period, topology, method)]
+    return [
+        outcome
+        for period, topology in cases()
+        for outcome in equal_curvatures(period, topology, method)
+    ]
 
 
 def balanced_pulls() -> list[Outcome]:
-    """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls balance although f' is not 0."""
+    """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls
+    balance although f' is not 0.
+    """
     problem = balanced(8, epsilon=0.06)
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
+    do.
+    """
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def noise_over_rounds() -> list[Outcome]:
     """The term of the noise in a, at a small step size."""
-    problem, topology = problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]), schedules()[1][1]
+    problem, topology = (
+        problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]),
+        schedules()[1][1],
+    )
     return [check(problem, topology, steps=LONG, learning_rate=1e-3, method=every_round)[1]]
 
 
 def diverging_workers() -> list[Outcome]:
-    """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
+    """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two
+    averagings.
+    """
     period, mean = local()[0]
-    return [check(diverging(), mean, period, steps=LONG, learning_rate=gamma)[1] for gamma in (0.3, 0.03)]
+    return [
+        check(diverging(), mean, period, steps=LONG, learning_rate=gamma)[1]
+        for gamma in (0.3, 0.03)
+    ]
 
 
 def noise_between_averagings() -> list[Outcome]:
     """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
-    problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]), local()[0]
+    problem, (period, mean) = (
+        problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]),
+        local()[0],
+    )
     return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
 
 
 def without_detours() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
-    problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]), local()[0]
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
+    do.
+    """
+    problem, (period, mean) = (
+        problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]),
+        local()[0],
+    )
     return [check(problem, mean, period, steps=LONG, learning_rate=1.0)[0]]
 
 
@@ -355,7 +492,14 @@ _SOURCE = "Koloskova et al. 2020; constants derived"
 STATEMENTS = [
     Statement(name, _SOURCE, hypotheses, partial(trial, part, cases, method), extremes)
     for name, hypotheses, part, cases, method, extremes in (
-        ("DSGD on schedules", _SCHEDULE, 0, schedules, every_round, (balanced_pulls, away_from_the_minimum)),
+        (
+            "DSGD on schedules",
+            _SCHEDULE,
+            0,
+            schedules,
+            every_round,
+            (balanced_pulls, away_from_the_minimum),
+        ),
         (
             "DSGD on schedules, consensus",
             _SCHEDULE,
@@ -371,7 +515,11 @@ STATEMENTS = [
             1,
             local,
             algorithms.local_sgd,
-            (diverging_workers, noise_between_averagings, partial(exactly, local, algorithms.local_sgd)),
+            (
+                diverging_workers,
+                noise_between_averagings,
+                partial(exactly, local, algorithms.local_sgd),
+            ),
         ),
     )
 ]

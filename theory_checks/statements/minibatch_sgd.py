@@ -1,7 +1,8 @@
 r"""Mini-batch SGD, (1.20) and (2.2) with their constants: SGD with a smaller variance.
 
-The mean of B draws from M samples varies by $\sigma^2 / B$ with replacement, by $\frac{M - B}{M - 1} \frac{\sigma^2}{B}$ without (Lemma
-1.2.2), where $\sigma^2$ is the variance of one draw. The mean of N workers' independent gradients varies by $\frac1N$ of their variance,
+The mean of B draws from M samples varies by $\sigma^2 / B$ with replacement, by
+$\frac{M - B}{M - 1} \frac{\sigma^2}{B}$ without (Lemma 1.2.2), where $\sigma^2$ is the variance of
+one draw. The mean of N workers' independent gradients varies by $\frac1N$ of their variance,
 whatever their data: what workers differ in is no noise here. All else is as in `theory_checks.sgd`.
 """
 
@@ -26,8 +27,11 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
 
 
 @ranges.held("minibatch_sgd.variance")
-def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1) -> float:
-    r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is given.
+def variance(
+    *, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1
+) -> float:
+    r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is
+    given.
 
     Args:
         noise: sigma, of one sample's gradient.
@@ -38,20 +42,33 @@ def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, w
     Raises:
         ValueError: a batch larger than the data.
 
-    Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) / (M - 1).
+    Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) /
+    (M - 1).
     """
     if samples is not None and batch_size > samples:
-        raise ValueError(f"minibatch_sgd.variance: batch_size = {batch_size}, samples = {samples}: need B <= M without replacement")
+        raise ValueError(
+            f"minibatch_sgd.variance: batch_size = {batch_size}, samples = {samples}: need B <= M "
+            "without replacement"
+        )
     fewer = 1.0 if samples is None or samples == 1 else (samples - batch_size) / (samples - 1)
     return noise**2 * fewer / (batch_size * workers)
 
 
 @ranges.held("minibatch_sgd.step_size")
 def step_size(
-    *, gap: float, smoothness: float, noise: float, steps: int, workers: int = 1, batch_size: int = 1, samples: int | None = None
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    steps: int,
+    workers: int = 1,
+    batch_size: int = 1,
+    samples: int | None = None,
 ) -> float:
     r"""$\frac1\gamma = L + \sigma_B \sqrt{\frac{LT}{2D}}$, $\sigma_B^2$ of `variance`."""
-    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
+    total = math.sqrt(
+        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
+    )
     return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
 
 
@@ -67,7 +84,8 @@ def bound(
     batch_size: int = 1,
     samples: int | None = None,
 ) -> float:
-    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma_B^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma_B^2\big)$, on
+    $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -80,14 +98,28 @@ def bound(
     Source: Liu and Zhang, (1.20) and (2.2).
     """
     instances.need_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
-    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
-    return sgd.bound(gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate)
+    total = math.sqrt(
+        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
+    )
+    return sgd.bound(
+        gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate
+    )
 
 
 @ranges.held("minibatch_sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float, workers: int = 1, batch_size: int = 1, samples: int | None = None) -> Rate:
+def rate(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    workers: int = 1,
+    batch_size: int = 1,
+    samples: int | None = None,
+) -> Rate:
     r"""$\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
-    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
+    total = math.sqrt(
+        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
+    )
     return sgd.rate(gap=gap, smoothness=smoothness, noise=total)
 
 
@@ -108,14 +140,21 @@ def check(
         steps: T.
         learning_rate: gamma; None: the recommended one.
         seeds, seed: of runs.
-        batches: `noise`, `batch_size` and `samples` as in `variance`, to be held against the problem's; None: its batch is one draw.
-        method: optimiser -> method that averages all workers' gradients, the project's or one's own.
+        batches: `noise`, `batch_size` and `samples` as in `variance`, to be held against the
+            problem's; None: its batch is one draw.
+        method: optimiser -> method that averages all workers' gradients, the project's or one's
+            own.
 
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
     known = instances.known(problem)
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps, "workers": problem.workers}
+    numbers = {
+        "gap": known.gap,
+        "smoothness": known.smoothness,
+        "steps": steps,
+        "workers": problem.workers,
+    }
     numbers |= {"noise": known.noise} if batches is None else batches
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("minibatch_sgd", hypotheses(problem, gamma))
@@ -143,10 +182,16 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def of_batches(problem: Problem, **options: Any) -> Outcome:
-    """`check` on wells, whose noise is that of the samples: (1.20) says what is left of it in a batch."""
+    """`check` on wells, whose noise is that of the samples: (1.20) says what is left of it in a
+    batch.
+    """
     draw: Any = problem.sampler.draw
     samples = None if draw.replacement else problem.samples
-    batches = {"noise": instances.sample_noise(problem), "batch_size": problem.batch_size, "samples": samples}
+    batches = {
+        "noise": instances.sample_noise(problem),
+        "batch_size": problem.batch_size,
+        "samples": samples,
+    }
     return check(problem, batches=batches, **options)
 
 
@@ -154,7 +199,9 @@ def bowls() -> list[Outcome]:
     """The bound is met once the start is forgotten; what workers differ in does not matter."""
     return [
         check(
-            instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0),
+            instances.bowl(
+                4, 3, away=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0
+            ),
             steps=500,
             learning_rate=share / 2.0,
         )
@@ -163,12 +210,20 @@ def bowls() -> list[Outcome]:
 
 
 def wells(replacement: bool) -> list[Outcome]:
-    """In a well, with little noise; from near a hilltop in small steps, without, where it does not matter how batches are drawn."""
+    """In a well, with little noise; from near a hilltop in small steps, without, where it does not
+    matter how batches are drawn.
+    """
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
     found = [of_batches(well, steps=1000, learning_rate=1.0)]
     if replacement:
-        found.append(of_batches(instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches), steps=1000, learning_rate=0.02))
+        found.append(
+            of_batches(
+                instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches),
+                steps=1000,
+                learning_rate=0.02,
+            )
+        )
     return found
 
 

@@ -1,8 +1,9 @@
-r"""Where the survey, and the paper of DropCompute, misprint: each printed formula evaluated on an instance where it fails, beside the
-corrected one, where it holds.
+r"""Where the survey, and the paper of DropCompute, misprint: each printed formula evaluated on an
+instance where it fails, beside the corrected one, where it holds.
 
-Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as in the survey's text, with s for its
-$\sigma$, z for $\varsigma$, g for $\gamma$, l and r for latency and transfer.
+Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as
+in the survey's text, with s for its $\sigma$, z for $\varsigma$, g for $\gamma$, l and r for
+latency and transfer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from theory_checks.statements import (
 
 def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
     """f_n(x) = x^2 / 2, from 1."""
-    return problems.quadratic(np.ones((workers, 1)), np.zeros((workers, 1)), noise=noise, start=np.ones(1))
+    return problems.quadratic(
+        np.ones((workers, 1)), np.zeros((workers, 1)), noise=noise, start=np.ones(1)
+    )
 
 
 def gradient_and_gap() -> tuple[Outcome, Outcome]:
@@ -42,24 +45,36 @@ def gradient_and_gap() -> tuple[Outcome, Outcome]:
 
 
 def model_function() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the model's minimiser is what gradient descent steps to; without a slope it is x_t."""
+    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the model's minimiser is what gradient descent steps
+    to; without a slope it is x_t.
+    """
     at, gamma = 1.0, 0.5
     x = np.linspace(-2, 2, 4001)
-    printed, corrected = (float(x[np.argmin(at**2 / 2 + at * along + (x - at) ** 2 / (2 * gamma))]) for along in (x - x, x - at))
+    printed, corrected = (
+        float(x[np.argmin(at**2 / 2 + at * along + (x - at) ** 2 / (2 * gamma))])
+        for along in (x - x, x - at)
+    )
     return both(at - gamma * at, printed, round(corrected, 9), equality=True)
 
 
 def sgd_without_noise() -> tuple[Outcome, Outcome]:
-    """5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's constant, 2."""
+    """5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's constant,
+    2.
+    """
     L, D, steps = 10.0, 5.0, 1
     return both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
 
 
 def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
-    """L = 1, M = 10^4: SGD's queries over GD's where eps is 100 times as large as printed (sigma = 100), and as corrected (sigma = 1)."""
+    """L = 1, M = 10^4: SGD's queries over GD's where eps is 100 times as large as printed (sigma =
+    100), and as corrected (sigma = 1).
+    """
     M, found = 10_000, []
     for noise, eps in ((100.0, 100 * 100 / M), (1.0, 100 / M)):
-        ours, full = sgd.rate(gap=0.5, smoothness=1.0, noise=noise), gradient_descent.rate(gap=0.5, smoothness=1.0)
+        ours, full = (
+            sgd.rate(gap=0.5, smoothness=1.0, noise=noise),
+            gradient_descent.rate(gap=0.5, smoothness=1.0),
+        )
         found.append(Outcome(ours.iterations(eps) / (M * full.iterations(eps)), 1.0))
     return found[0], found[1]
 
@@ -69,12 +84,17 @@ def second_moment() -> tuple[Outcome, Outcome]:
     values = np.array([0.0, 2.0, 0.0, -2.0])
     away = np.abs(values - values.mean())
     return both(
-        float(np.mean(values**2)), float(values.mean() ** 2 + away.mean() ** 2), float(values.mean() ** 2 + (away**2).mean()), equality=True
+        float(np.mean(values**2)),
+        float(values.mean() ** 2 + away.mean() ** 2),
+        float(values.mean() ** 2 + (away**2).mean()),
+        equality=True,
     )
 
 
 def batch() -> tuple[Outcome, Outcome]:
-    """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2; each term's is 1."""
+    """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2; each term's
+    is 1.
+    """
     pairs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)])
     return both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
@@ -95,24 +115,34 @@ def _power_of(rate: rates.Rate) -> float:
 
 
 def error_compensation_order() -> tuple[Outcome, Outcome]:
-    """The theorem's own rate, D = L = 1, sigma' = 1e6: in which power of 1 / eps do its iterations grow?"""
-    rate = error_compensated_sgd.rate(gap=1.0, smoothness=1.0, noise=0.0, compression=1e6, workers=1)
+    """The theorem's own rate, D = L = 1, sigma' = 1e6: in which power of 1 / eps do its iterations
+    grow?
+    """
+    rate = error_compensated_sgd.rate(
+        gap=1.0, smoothness=1.0, noise=0.0, compression=1e6, workers=1
+    )
     return both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
 
 
 def decentralization_order() -> tuple[Outcome, Outcome]:
     """The theorem's own rate, D = L = 1, varsigma = 1e6, rho = 1/2."""
-    rate = decentralized_sgd.rate(gap=1.0, smoothness=1.0, noise=0.0, heterogeneity=1e6, workers=4, rho=0.5)
+    rate = decentralized_sgd.rate(
+        gap=1.0, smoothness=1.0, noise=0.0, heterogeneity=1e6, workers=4, rho=0.5
+    )
     return both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
 
 
 def asynchronous_speedup() -> tuple[Outcome, Outcome]:
     """x^2 / 2 with much noise, exact, after as many updates of 16 workers (tau = 15) as of one.
 
-    By sigma^2 / (N eps^2) they would reach an eps about a quarter as large, by sigma^2 / eps^2 one as large, with N / eps on top of both.
+    By sigma^2 / (N eps^2) they would reach an eps about a quarter as large, by sigma^2 / eps^2 one
+    as large, with N / eps on top of both.
     """
     noise, steps = 10.0, 16_000
-    left = [asynchronous_sgd.check(_bowl(noise=noise), np.full(64, N - 1), steps=steps).measured for N in (1, 16)]
+    left = [
+        asynchronous_sgd.check(_bowl(noise=noise), np.full(64, N - 1), steps=steps).measured
+        for N in (1, 16)
+    ]
     alone, printed, corrected = (
         asynchronous_sgd.rate(gap=0.5, smoothness=1.0, noise=sigma, staleness=tau)(steps)
         for sigma, tau in ((noise, 0), (noise / 4, 15), (noise, 15))
@@ -143,10 +173,11 @@ def sparsification() -> tuple[Outcome, Outcome]:
 
 
 def averaged_noise() -> tuple[Outcome, Outcome]:
-    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 is 1/4, of all 16 cases.
+    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 is 1/4, of
+    all 16 cases.
 
-    As the theorem assumes it, sigma^2 is that of the mean of the gradients, and a fourth of it is too little; as the proof uses it, and as
-    Assumption 6 has it, it is one worker's.
+    As the theorem assumes it, sigma^2 is that of the mean of the gradients, and a fourth of it is
+    too little; as the proof uses it, and as Assumption 6 has it, it is one worker's.
     """
     N = 4
     cases = 1.0 - 2 * ((np.arange(2**N)[:, None] >> np.arange(N)) & 1)
@@ -155,9 +186,11 @@ def averaged_noise() -> tuple[Outcome, Outcome]:
 
 
 def compensation() -> tuple[Outcome, Outcome]:
-    """One worker whose error and the server's are equal: |Omega|^2 = 4 sigma'^2; L = sigma' = 1, gamma = 1/2.
+    """One worker whose error and the server's are equal: |Omega|^2 = 4 sigma'^2; L = sigma' = 1,
+    gamma = 1/2.
 
-    The distance of the gradients is 1, and so is its square: it is not only the square that (3.18) lacks on its left side.
+    The distance of the gradients is 1, and so is its square: it is not only the square that (3.18)
+    lacks on its left side.
     """
     L, gamma, delta = 1.0, 0.5, np.array([1.0])
     apart = L * gamma * float(np.linalg.norm(delta + delta))
@@ -172,7 +205,9 @@ def inner_product() -> tuple[Outcome, Outcome]:
 
 
 def stale_gradients() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 without noise, gamma = 1/2, from 1, D(0..3) = 0, 0, 0, 2: x_2 = 0 has no gradient, yet x_3 has moved on from it."""
+    """x^2 / 2 without noise, gamma = 1/2, from 1, D(0..3) = 0, 0, 0, 2: x_2 = 0 has no gradient,
+    yet x_3 has moved on from it.
+    """
     gamma, x, D = 0.5, [1.0], (0, 0, 0, 2)
     for t in range(3):
         x.append(x[t] - gamma * x[D[t]])
@@ -180,11 +215,15 @@ def stale_gradients() -> tuple[Outcome, Outcome]:
     past = range(D[t], t)
     factor = 2 * gamma**2 * tau
     left = (x[t] - x[D[t]]) ** 2
-    return both(left, factor * sum(x[D[t]] ** 2 for _ in past), factor * sum(x[D[s]] ** 2 for s in past))
+    return both(
+        left, factor * sum(x[D[t]] ** 2 for _ in past), factor * sum(x[D[s]] ** 2 for s in past)
+    )
 
 
 def stale_descent() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the descent of step 5, which goes uphill."""
+    """x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the
+    descent of step 5, which goes uphill.
+    """
     gamma, tau, x = 0.25, 2, [1.0]
 
     def D(t: int) -> int:
@@ -194,7 +233,8 @@ def stale_descent() -> tuple[Outcome, Outcome]:
         x.append(x[t] - gamma * x[D(t)])
     t = 5
     printed, corrected = (
-        -gamma / 2 * x[t] ** 2 + gamma / (4 * tau) * sum(x[at(s)] ** 2 for s in range(D(t), t)) for at in (lambda s: s, D)
+        -gamma / 2 * x[t] ** 2 + gamma / (4 * tau) * sum(x[at(s)] ** 2 for s in range(D(t), t))
+        for at in (lambda s: s, D)
     )
     return both((x[t + 1] ** 2 - x[t] ** 2) / 2, printed, corrected)
 
@@ -208,7 +248,9 @@ def asynchronous_step() -> tuple[Outcome, Outcome]:
 
 
 def first_models() -> tuple[Outcome, Outcome]:
-    """Two workers on the complete graph, from X_1 = 0, gamma = 1, gradients 1 and 3: X_2 = -(1, 3) W = -(2, 2)."""
+    """Two workers on the complete graph, from X_1 = 0, gamma = 1, gradients 1 and 3: X_2 = -(1, 3)
+    W = -(2, 2).
+    """
     W, G = np.full((2, 2), 1 / 2), np.array([1.0, 3.0])
     X = (np.zeros(2) - G) @ W
     return both(float(X[0]), float((G @ W)[0]), float(-(G @ W)[0]), equality=True)
@@ -220,9 +262,11 @@ def full_graph() -> tuple[Outcome, Outcome]:
 
 
 def disconnected() -> tuple[Outcome, Outcome]:
-    """Three workers who average, and one alone, f_n = (x - b_n)^2 / 2, b = (0, 0, 0, 4): the lone one never learns of f.
+    """Three workers who average, and one alone, f_n = (x - b_n)^2 / 2, b = (0, 0, 0, 4): the lone
+    one never learns of f.
 
-    Left side: the distance of its model from the minimiser 1 after many steps; "works" would bring it to 0.
+    Left side: the distance of its model from the minimiser 1 after many steps; "works" would bring
+    it to 0.
     """
     W = np.zeros((4, 4))
     W[:3, :3], W[3, 3] = 1 / 3, 1.0
@@ -235,11 +279,15 @@ def disconnected() -> tuple[Outcome, Outcome]:
 def ring_spectrum() -> tuple[Outcome, Outcome]:
     """The gap of ring(1000), to 1 %."""
     gap, right = topologies.ring(1000).spectral_gap, 4 * math.pi**2 / 3e6
-    return Outcome(round(gap / right, 2), 4.0, equality=True), Outcome(round(gap / right, 2), 1.0, equality=True)
+    return Outcome(round(gap / right, 2), 4.0, equality=True), Outcome(
+        round(gap / right, 2), 1.0, equality=True
+    )
 
 
 def apart() -> tuple[Outcome, Outcome]:
-    """Two workers, f_n = x^2/2 -+ x, at x = (-1, 1): gradients -2 and 2, varsigma = 1: 8 against 2 + 2."""
+    """Two workers, f_n = x^2/2 -+ x, at x = (-1, 1): gradients -2 and 2, varsigma = 1: 8 against 2
+    + 2.
+    """
     x, b, L = np.array([-1.0, 1.0]), np.array([1.0, -1.0]), 1.0
     local, mean = x - b, float(x.mean() - b.mean())
     left = float(np.sum((local - mean) ** 2))
@@ -256,37 +304,55 @@ def bracket() -> tuple[Outcome, Outcome]:
 
 
 def decentralized_step() -> tuple[Outcome, Outcome]:
-    """Linear speedup: with N = 16 times the workers the step may be 4 times as long; as printed it is 4 times shorter.
+    """Linear speedup: with N = 16 times the workers the step may be 4 times as long; as printed it
+    is 4 times shorter.
 
-    Left side: what mini-batch SGD (the complete graph, rho = 0) has at the corrected step size, exact; right sides: the rate
-    2LD/T + 2 sigma sqrt(2LD/(NT)) is met by it, and what the printed step size reaches is compared with the same rate.
+    Left side: what mini-batch SGD (the complete graph, rho = 0) has at the corrected step size,
+    exact; right sides: the rate 2LD/T + 2 sigma sqrt(2LD/(NT)) is met by it, and what the printed
+    step size reaches is compared with the same rate.
     """
     N, noise, steps, D = 16, 4.0, 20_000, 0.5
     problem = _bowl(workers=N, noise=noise)
-    rate = decentralized_sgd.rate(gap=D, smoothness=1.0, noise=noise, heterogeneity=0.0, workers=N, rho=0.0)(steps)
+    rate = decentralized_sgd.rate(
+        gap=D, smoothness=1.0, noise=noise, heterogeneity=0.0, workers=N, rho=0.0
+    )(steps)
     found = []
     for gamma in (1 / (1 + math.sqrt(steps * N) * noise), 1 / (1 + math.sqrt(steps / N) * noise)):
         build = moments.with_step(algorithms.minibatch_sgd)
-        found.append(float(moments.second_moments(build, problem, gamma, steps=steps)["slope"][:steps].mean()))
+        found.append(
+            float(
+                moments.second_moments(build, problem, gamma, steps=steps)["slope"][:steps].mean()
+            )
+        )
     return Outcome(found[0], rate), Outcome(found[1], rate)
 
 
 def decentralized_condition() -> tuple[Outcome, Outcome]:
-    """The step that the proof takes from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g / N, at the largest g; N = 2, rho = 1/2."""
+    """The step that the proof takes from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g / N, at
+    the largest g; N = 2, rho = 1/2.
+    """
     L, N, rho = 1.0, 2, 0.5
 
     def left(second: float) -> float:
         gamma = min((1 - rho) / (4 * L), second)
         return 8 * L * gamma * rho**2 * N / (1 - rho) ** 2  # the quotient of the two sides
 
-    return Outcome(left((1 - rho) ** 2 * N / L), 1.0), Outcome(left((1 - rho) ** 2 / (8 * L * rho**2 * N)), 1.0)
+    return Outcome(left((1 - rho) ** 2 * N / L), 1.0), Outcome(
+        left((1 - rho) ** 2 / (8 * L * rho**2 * N)), 1.0
+    )
 
 
 def third_message() -> tuple[Outcome, Outcome]:
-    """The switch's time from the first start to the last end, beside the 14 that figure 1.3 and its text have."""
+    """The switch's time from the first start to the last end, beside the 14 that figure 1.3 and its
+    text have.
+    """
     found = []
     for receiver in (1, 0):
-        listed = [network.Message(0, 1, ready=5), network.Message(1, 0, ready=6), network.Message(2, receiver, ready=6)]
+        listed = [
+            network.Message(0, 1, ready=5),
+            network.Message(1, 0, ready=6),
+            network.Message(2, receiver, ready=6),
+        ]
         shown = network.simulate(listed, Fraction(3, 2), 5)
         found.append(float(shown.seconds - shown.start))
     return Outcome(14.0, found[0], equality=True), Outcome(14.0, found[1], equality=True)
@@ -311,26 +377,80 @@ def sent_by_each() -> tuple[Outcome, Outcome]:
 def all_reduce() -> tuple[Outcome, Outcome]:
     """Four workers, N + 1 of them, on the switch, l = 1, r = 4."""
     N, latency, transfer = 3, 1, 4
-    printed, corrected = 2 * N * latency + 2 * transfer, 2 * N * latency + 2 * N / (N + 1) * transfer
-    return both(_ring_seconds(N + 1, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+    printed, corrected = (
+        2 * N * latency + 2 * transfer,
+        2 * N * latency + 2 * N / (N + 1) * transfer,
+    )
+    return both(
+        _ring_seconds(N + 1, Fraction(latency), Fraction(transfer)),
+        printed,
+        corrected,
+        equality=True,
+    )
 
 
 def all_reduce_of_workers() -> tuple[Outcome, Outcome]:
     """Four workers, N of them, likewise."""
     N, latency, transfer = 4, 1, 4
     printed, corrected = 2 * N * latency + 2 * transfer, 2 * (N - 1) * (latency + transfer / N)
-    return both(_ring_seconds(N, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+    return both(
+        _ring_seconds(N, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True
+    )
 
 
 MISPRINTS = [
-    Misprint("model function, section 1.1.1", "<f'(x_t), x - x>", "<f'(x_t), x - x_t>", "x^2/2, g = 1/2", model_function),
-    Misprint("after Theorem 1.1.1", "|f'|^2 / L <= f - f*", "|f'|^2 / (2L) <= f - f*", "x^2/2 at 1", gradient_and_gap),
-    Misprint("(1.12)", "|E xi|^2 + E[|xi - E xi|]^2", "|E xi|^2 + E[|xi - E xi|^2]", "0 or +-2", second_moment),
-    Misprint("after Theorem 1.2.1", "L (f(x_1) - f*) / L at s = 0", "L (f(x_1) - f*) / T", "5 x^2, T = 1", sgd_without_noise),
-    Misprint("section 1.2.2", "SGD where s/(M sqrt(L)) << eps", "where s^2/M << eps", "M = 10^4", when_sgd_is_favoured),
-    Misprint("below (1.17)", "1/B sum E|F_m' - f'|^2", "1/B^2 sum E|F_m' - f'|^2", "2 fair signs", batch),
-    Misprint("(1.19)", "B (M-B)/(M-1) E|xi_1|^2", "(M-B)/(B(M-1)) E|xi_1|^2", "2 of {-1, 0, 1}", without_replacement),
-    Misprint("Table 1.1, EC-SGD", "s'/eps^(2/3)", "s'/eps^(3/2)", "power of 1/eps in Theorem 3.4.3's rate", error_compensation_order),
+    Misprint(
+        "model function, section 1.1.1",
+        "<f'(x_t), x - x>",
+        "<f'(x_t), x - x_t>",
+        "x^2/2, g = 1/2",
+        model_function,
+    ),
+    Misprint(
+        "after Theorem 1.1.1",
+        "|f'|^2 / L <= f - f*",
+        "|f'|^2 / (2L) <= f - f*",
+        "x^2/2 at 1",
+        gradient_and_gap,
+    ),
+    Misprint(
+        "(1.12)",
+        "|E xi|^2 + E[|xi - E xi|]^2",
+        "|E xi|^2 + E[|xi - E xi|^2]",
+        "0 or +-2",
+        second_moment,
+    ),
+    Misprint(
+        "after Theorem 1.2.1",
+        "L (f(x_1) - f*) / L at s = 0",
+        "L (f(x_1) - f*) / T",
+        "5 x^2, T = 1",
+        sgd_without_noise,
+    ),
+    Misprint(
+        "section 1.2.2",
+        "SGD where s/(M sqrt(L)) << eps",
+        "where s^2/M << eps",
+        "M = 10^4",
+        when_sgd_is_favoured,
+    ),
+    Misprint(
+        "below (1.17)", "1/B sum E|F_m' - f'|^2", "1/B^2 sum E|F_m' - f'|^2", "2 fair signs", batch
+    ),
+    Misprint(
+        "(1.19)",
+        "B (M-B)/(M-1) E|xi_1|^2",
+        "(M-B)/(B(M-1)) E|xi_1|^2",
+        "2 of {-1, 0, 1}",
+        without_replacement,
+    ),
+    Misprint(
+        "Table 1.1, EC-SGD",
+        "s'/eps^(2/3)",
+        "s'/eps^(3/2)",
+        "power of 1/eps in Theorem 3.4.3's rate",
+        error_compensation_order,
+    ),
     Misprint(
         "Table 1.1, DSGD",
         "rho z/((1-rho) eps^(2/3))",
@@ -338,26 +458,124 @@ MISPRINTS = [
         "power of 1/eps in Theorem 5.2.11's rate",
         decentralization_order,
     ),
-    Misprint("Table 1.1, ASGD", "N/eps + s^2/(N eps^2)", "N/eps + s^2/eps^2 updates", "N = 16, much noise", asynchronous_speedup),
-    Misprint("Example 1.3.1", "0:06 M3 sends to M2", "0:06 M3 sends to M1", "14 in all", third_message),
-    Misprint("section 1.3.3, observation 1", "each sends one vector", "each sends 2(N-1)/N", "N = 4", sent_by_each),
-    Misprint("sections 1.3.3, 1.3.4", "N+1 workers: 2N l + 2r", "2N l + 2N/(N+1) r", "4 on the switch", all_reduce),
-    Misprint("sections 2.1.2, 3.1.2", "N workers: 2N l + 2r", "2(N-1) (l + r/N)", "4 on the switch", all_reduce_of_workers),
-    Misprint("(3.5)", "Q(... Q(Q(g_1) + g_2) ... + g_N)", "the same / N", "4 equal gradients", ring),
-    Misprint("section 3.2", "0 with probability p, z/p with p", "0 with probability 1-p, z/p with p", "p = 1/4", sparsification),
-    Misprint("Theorem 3.4.3, (3.17)", "s^2 of the mean gradient", "s^2 of each worker's", "4 fair signs", averaged_noise),
-    Misprint("(3.18)", "E|f'(x~) - f'(x)| <= 2 L^2 g^2 s'^2", "E|.|^2 <= 4 L^2 g^2 s'^2", "equal errors", compensation),
-    Misprint("(4.4)", "<a,b> = (|a-b|^2-|a|^2-|b|^2)/2", "its negative", "a = (1,0), b = (1,1)", inner_product),
-    Misprint("Lemma 4.2.1", "sum over s of |f'_s(x_D(t))|^2", "sum over s of |f'(x_D(s))|^2", "x^2/2, tau = 2", stale_gradients),
+    Misprint(
+        "Table 1.1, ASGD",
+        "N/eps + s^2/(N eps^2)",
+        "N/eps + s^2/eps^2 updates",
+        "N = 16, much noise",
+        asynchronous_speedup,
+    ),
+    Misprint(
+        "Example 1.3.1", "0:06 M3 sends to M2", "0:06 M3 sends to M1", "14 in all", third_message
+    ),
+    Misprint(
+        "section 1.3.3, observation 1",
+        "each sends one vector",
+        "each sends 2(N-1)/N",
+        "N = 4",
+        sent_by_each,
+    ),
+    Misprint(
+        "sections 1.3.3, 1.3.4",
+        "N+1 workers: 2N l + 2r",
+        "2N l + 2N/(N+1) r",
+        "4 on the switch",
+        all_reduce,
+    ),
+    Misprint(
+        "sections 2.1.2, 3.1.2",
+        "N workers: 2N l + 2r",
+        "2(N-1) (l + r/N)",
+        "4 on the switch",
+        all_reduce_of_workers,
+    ),
+    Misprint(
+        "(3.5)", "Q(... Q(Q(g_1) + g_2) ... + g_N)", "the same / N", "4 equal gradients", ring
+    ),
+    Misprint(
+        "section 3.2",
+        "0 with probability p, z/p with p",
+        "0 with probability 1-p, z/p with p",
+        "p = 1/4",
+        sparsification,
+    ),
+    Misprint(
+        "Theorem 3.4.3, (3.17)",
+        "s^2 of the mean gradient",
+        "s^2 of each worker's",
+        "4 fair signs",
+        averaged_noise,
+    ),
+    Misprint(
+        "(3.18)",
+        "E|f'(x~) - f'(x)| <= 2 L^2 g^2 s'^2",
+        "E|.|^2 <= 4 L^2 g^2 s'^2",
+        "equal errors",
+        compensation,
+    ),
+    Misprint(
+        "(4.4)",
+        "<a,b> = (|a-b|^2-|a|^2-|b|^2)/2",
+        "its negative",
+        "a = (1,0), b = (1,1)",
+        inner_product,
+    ),
+    Misprint(
+        "Lemma 4.2.1",
+        "sum over s of |f'_s(x_D(t))|^2",
+        "sum over s of |f'(x_D(s))|^2",
+        "x^2/2, tau = 2",
+        stale_gradients,
+    ),
     Misprint("(4.9)", "sum of a_s", "sum of a_D(s)", "x^2/2, tau = 2", stale_descent),
-    Misprint("(4.10)", "1/(L(tau+1) + sqrt(TL) s) meets (4.8)", "1/(2L(tau+1) + ...) does", "s = 0, tau = 4", asynchronous_step),
-    Misprint("below W_3, section 5.2.1", "W_1 (with rho = 1)", "rho = 0, as its display has", "complete(4)", full_graph),
-    Misprint("W_2, section 5.2.1", "1 - 16 pi^2/(3N^2)", "1 - 4 pi^2/(3N^2)", "ring(1000)", ring_spectrum),
-    Misprint("below W_3, section 5.2.1", "W_3 does work for DSGD", "it does not", "3 + 1 workers", disconnected),
+    Misprint(
+        "(4.10)",
+        "1/(L(tau+1) + sqrt(TL) s) meets (4.8)",
+        "1/(2L(tau+1) + ...) does",
+        "s = 0, tau = 4",
+        asynchronous_step,
+    ),
+    Misprint(
+        "below W_3, section 5.2.1",
+        "W_1 (with rho = 1)",
+        "rho = 0, as its display has",
+        "complete(4)",
+        full_graph,
+    ),
+    Misprint(
+        "W_2, section 5.2.1", "1 - 16 pi^2/(3N^2)", "1 - 4 pi^2/(3N^2)", "ring(1000)", ring_spectrum
+    ),
+    Misprint(
+        "below W_3, section 5.2.1",
+        "W_3 does work for DSGD",
+        "it does not",
+        "3 + 1 workers",
+        disconnected,
+    ),
     Misprint("(5.5)", "L^2|X-Xbar|^2 + N z^2", "2 L^2|X-Xbar|^2 + 2 N z^2", "2 workers", apart),
-    Misprint("proof of Lemma 5.2.5", "X_t = g sum G_s W^(t-s)", "X_t = X_1 - g sum G_s W^(t-s)", "2 workers", first_models),
-    Misprint("Lemma 5.2.9", "2/g E f_t - E f_(t+1)", "2/g (E f_t - E f_(t+1))", "x^2/2 - 10", bracket),
-    Misprint("Theorem 5.2.11", "1/(1 + sqrt(TN) s + ...)", "1/(1 + sqrt(T/N) s + ...)", "N = 16", decentralized_step),
-    Misprint("(5.11)", "(1-rho)^2 N / L", "(1-rho)^2 / (8 L rho^2 N)", "N = 2, rho = 1/2", decentralized_condition),
+    Misprint(
+        "proof of Lemma 5.2.5",
+        "X_t = g sum G_s W^(t-s)",
+        "X_t = X_1 - g sum G_s W^(t-s)",
+        "2 workers",
+        first_models,
+    ),
+    Misprint(
+        "Lemma 5.2.9", "2/g E f_t - E f_(t+1)", "2/g (E f_t - E f_(t+1))", "x^2/2 - 10", bracket
+    ),
+    Misprint(
+        "Theorem 5.2.11",
+        "1/(1 + sqrt(TN) s + ...)",
+        "1/(1 + sqrt(T/N) s + ...)",
+        "N = 16",
+        decentralized_step,
+    ),
+    Misprint(
+        "(5.11)",
+        "(1-rho)^2 N / L",
+        "(1-rho)^2 / (8 L rho^2 N)",
+        "N = 2, rho = 1/2",
+        decentralized_condition,
+    ),
     *dropcompute_misprints.MISPRINTS,
 ]

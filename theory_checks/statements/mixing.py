@@ -1,12 +1,15 @@
-r"""Spectral facts of the graphs: closed forms of $\rho$, and that gossip shrinks disagreement by it.
+r"""Spectral facts of the graphs: closed forms of $\rho$, and that gossip shrinks disagreement by
+it.
 
 Circulant matrices have the eigenvalues $\sum_j W_{0j} e^{2\pi i jk/N}$. With Metropolis weights:
 
-- complete: $\rho = 0$. Ring, N >= 3: $\max_k |1 + 2\cos(2\pi k/N)| / 3$, about $1 - 4\pi^2/(3N^2)$. Torus, both sides >= 3:
-  $\max |1 + 2\cos a + 2\cos b| / 5$. Chain, N >= 3: $(1 + 2\cos(\pi/N)) / 3$. Hypercube of dimension k: $(k - 1)/(k + 1)$. Star: $1 - 1/N$.
+- complete: $\rho = 0$. Ring, N >= 3: $\max_k |1 + 2\cos(2\pi k/N)| / 3$, about $1 - 4\pi^2/(3N^2)$.
+  Torus, both sides >= 3: $\max |1 + 2\cos a + 2\cos b| / 5$. Chain, N >= 3:
+  $(1 + 2\cos(\pi/N)) / 3$. Hypercube of dimension k: $(k - 1)/(k + 1)$. Star: $1 - 1/N$.
 - For a symmetric W, $|W^t x - \bar x| \le \rho^t |x - \bar x|$, reached by an eigenvector.
-- Two workers with W = [[a, 1 - a], [1 - a, a]] have the eigenvalue 2a - 1, which is negative for a < 1/2: $\rho = |2a - 1|$. Who
-  takes the mean of all others has $-1/(N - 1)$. A directed ring on which everybody keeps a: $\rho = \max_k |a + (1 - a) e^{2\pi i k/N}|$.
+- Two workers with W = [[a, 1 - a], [1 - a, a]] have the eigenvalue 2a - 1, which is negative for a
+  < 1/2: $\rho = |2a - 1|$. Who takes the mean of all others has $-1/(N - 1)$. A directed ring on
+  which everybody keeps a: $\rho = \max_k |a + (1 - a) e^{2\pi i k/N}|$.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def _ring(n: int) -> float:
 
 
 def _torus(rows: int, columns: int) -> float:
-    angles = [(2 * math.pi * i / rows, 2 * math.pi * j / columns) for i in range(rows) for j in range(columns)]
+    angles = [
+        (2 * math.pi * i / rows, 2 * math.pi * j / columns)
+        for i in range(rows)
+        for j in range(columns)
+    ]
     return max(abs(1 + 2 * math.cos(a) + 2 * math.cos(b)) / 5 for a, b in angles[1:])
 
 
@@ -58,21 +65,35 @@ SWAP = np.array([[0.1, 0.9], [0.9, 0.1]])
 
 
 def directed_ring(n: int, own: float) -> np.ndarray:
-    """Everybody keeps a share, and sends the rest to the next one: neither symmetric nor, where it is not a half, its own transpose's."""
+    """Everybody keeps a share, and sends the rest to the next one: neither symmetric nor, where it
+    is not a half, its own transpose's.
+    """
     return own * np.eye(n) + (1 - own) * graphs.around(n, 1)
 
 
 def negative() -> list[Outcome]:
-    """Graphs whose second largest eigenvalue in absolute value is negative, or not real; and a schedule that ends with the exact mean."""
+    """Graphs whose second largest eigenvalue in absolute value is negative, or not real; and a
+    schedule that ends with the exact mean.
+    """
     n, peers_of_8 = 5, topologies.one_peer_exponential(8)
     pairs = {
         "swap": (SWAP, 0.8),
         "all but oneself": ((1 - np.eye(n)) / (n - 1), 1 / (n - 1)),
-        "hub of two": (np.array([[0, 1 / 2, 1 / 2], [1 / 2, 1 / 4, 1 / 4], [1 / 2, 1 / 4, 1 / 4]]), 1 / 2),  # eigenvalues 1, 0, -1/2
-        "directed ring": (directed_ring(n, 0.25), max(abs(0.25 + 0.75 * np.exp(2j * math.pi * k / n)) for k in range(1, n))),
+        # eigenvalues 1, 0, -1/2
+        "hub of two": (
+            np.array([[0, 1 / 2, 1 / 2], [1 / 2, 1 / 4, 1 / 4], [1 / 2, 1 / 4, 1 / 4]]),
+            1 / 2,
+        ),
+        "directed ring": (
+            directed_ring(n, 0.25),
+            max(abs(0.25 + 0.75 * np.exp(2j * math.pi * k / n)) for k in range(1, n)),
+        ),
     }
     graphs = [(topologies.from_matrix(W, name), rho) for name, (W, rho) in pairs.items()]
-    return [Outcome(graph.rho, rho, case=graph.name, equality=True, scale=1.0) for graph, rho in (*graphs, (peers_of_8, 0.0))]
+    return [
+        Outcome(graph.rho, rho, case=graph.name, equality=True, scale=1.0)
+        for graph, rho in (*graphs, (peers_of_8, 0.0))
+    ]
 
 
 def ring_gap(draws: Draws) -> list[Outcome]:
@@ -82,7 +103,14 @@ def ring_gap(draws: Draws) -> list[Outcome]:
 
 def of_ring(n: int) -> list[Outcome]:
     """Of n workers."""
-    return [Outcome(topologies.ring(n).spectral_gap, 4 * math.pi**2 / (3 * n**2), case=f"ring({n})", scale=1e-3)]
+    return [
+        Outcome(
+            topologies.ring(n).spectral_gap,
+            4 * math.pi**2 / (3 * n**2),
+            case=f"ring({n})",
+            scale=1e-3,
+        )
+    ]
 
 
 def gossip(draws: Draws) -> list[Outcome]:
@@ -99,20 +127,28 @@ def _slowest(topology: Topology) -> np.ndarray:
 
 
 def alternating() -> list[Outcome]:
-    """Two workers who swap most of what they have: one round takes (1, -1) to -0.8 of it, and rho is 0.8."""
+    """Two workers who swap most of what they have: one round takes (1, -1) to -0.8 of it, and rho
+    is 0.8.
+    """
     return _shrinks(topologies.from_matrix(SWAP, "swap"), np.array([1.0, -1.0]), 3)
 
 
 def slowest() -> list[Outcome]:
     """From slowest eigenvectors: the bound is reached."""
-    return [outcome for topology in instances.graphs() for outcome in _shrinks(topology, _slowest(topology), 3)]
+    return [
+        outcome
+        for topology in instances.graphs()
+        for outcome in _shrinks(topology, _slowest(topology), 3)
+    ]
 
 
 def _shrinks(topology: Topology, x: np.ndarray, rounds: int) -> list[Outcome]:
     after = np.asarray(_gossip(topology)(jnp.asarray(x), jnp.int32(rounds)))
     apart, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
     case = f"{topology.name}, {rounds} rounds"
-    kept = Outcome(float(after.mean()), float(x.mean()), case=f"{case}, mean", equality=True, scale=1.0)
+    kept = Outcome(
+        float(after.mean()), float(x.mean()), case=f"{case}, mean", equality=True, scale=1.0
+    )
     return [Outcome(apart, topology.rho**rounds * before, case=case, scale=1e-6), kept]
 
 
@@ -125,8 +161,20 @@ def _gossip(topology: Topology) -> Callable[..., Any]:
 
 
 STATEMENTS = [
-    Statement("rho of graphs, closed forms", "section 5.2.1", "Metropolis weights", closed_form, [negative]),
-    Statement("gap of the ring", "section 5.2.1", "weights of 1/3, N >= 6", ring_gap, [lambda: of_ring(1024)]),
+    Statement(
+        "rho of graphs, closed forms",
+        "section 5.2.1",
+        "Metropolis weights",
+        closed_form,
+        [negative],
+    ),
+    Statement(
+        "gap of the ring",
+        "section 5.2.1",
+        "weights of 1/3, N >= 6",
+        ring_gap,
+        [lambda: of_ring(1024)],
+    ),
     Statement(
         "gossip contracts by rho",
         "section 5.2.1",

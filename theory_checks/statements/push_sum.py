@@ -1,21 +1,23 @@
 r"""Push-sum without gradients: de-biased values agree, on the average of the start.
 
-Rows are workers. $X_{t+1} = W_t X_t$, $w_{t+1} = W_t w_t$, $w_0 = 1$ with columns that sum to 1: the sums over workers of X and of w are
-kept. The values $z_t = x_t / w_t$ have
+Rows are workers. $X_{t+1} = W_t X_t$, $w_{t+1} = W_t w_t$, $w_0 = 1$ with columns that sum to 1:
+the sums over workers of X and of w are kept. The values $z_t = x_t / w_t$ have
 
 $$ Z_{t+1} = P_t Z_t, \qquad P_t = \mathrm{diag}(w_{t+1})^{-1} W_t\, \mathrm{diag}(w_t), $$
 
-nonnegative with rows that sum to 1. What such a matrix leaves of the spread, the largest difference of two workers' values in an element,
-is at most its Dobrushin coefficient,
+nonnegative with rows that sum to 1. What such a matrix leaves of the spread, the largest difference
+of two workers' values in an element, is at most its Dobrushin coefficient,
 
-$$ \max_{i,j} |z_{t,i} - z_{t,j}| \le \tau(P_{t-1} \cdots P_s) \max_{i,j} |z_{s,i} - z_{s,j}|, \qquad
+$$ \max_{i,j} |z_{t,i} - z_{t,j}| \le \tau(P_{t-1} \cdots P_s) \max_{i,j} |z_{s,i} - z_{s,j}|,
+\qquad
    \tau(P) = \frac12 \max_{i,j} \sum_k |P_{ik} - P_{jk}|, $$
 
-reached for every P by values 0 and 1. Products of enough rounds of a strongly connected graph have $\tau < 1$: the limit is one for all,
-and as sums are kept, the mean of the start.
+reached for every P by values 0 and 1. Products of enough rounds of a strongly connected graph have
+$\tau < 1$: the limit is one for all, and as sums are kept, the mean of the start.
 
-Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", 2003; Seneta, "Non-negative matrices and Markov
-chains", 1981, (the coefficient); Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push", 2019.
+Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", 2003; Seneta,
+"Non-negative matrices and Markov chains", 1981, (the coefficient); Assran, Loizou, Ballas and
+Rabbat, "Stochastic gradient push", 2019.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from theory_checks.machinery import moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
-_ROUNDED = 1e-4  # times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
+# times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
+_ROUNDED = 1e-4
 
 
 def dobrushin(P: np.ndarray) -> float:
@@ -43,11 +46,18 @@ def dobrushin(P: np.ndarray) -> float:
 
 def _follow(topology: Topology, models: np.ndarray) -> State:
     still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(moments.with_step(algorithms.stochastic_gradient_push, topology), still, 0.0, steps=_STEPS, models=models)
+    return paths.follow(
+        moments.with_step(algorithms.stochastic_gradient_push, topology),
+        still,
+        0.0,
+        steps=_STEPS,
+        models=models,
+    )
 
 
 def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
-    """Holds the spread of the de-biased values to the coefficients: of every round, and of all rounds since the start.
+    """Holds the spread of the de-biased values to the coefficients: of every round, and of all
+    rounds since the start.
 
     Args:
         topology: any, or a schedule.
@@ -64,45 +74,72 @@ def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
         since.append(dobrushin(product) * spread[0])
     scale = _ROUNDED * float(np.abs(models).max())
     return [
-        *paths.worst(spread[1:], np.stack(every), case=f"{topology.name}, round by round", scale=scale),
-        *paths.worst(spread[1:], np.stack(since), case=f"{topology.name}, from the start", scale=scale),
+        *paths.worst(
+            spread[1:], np.stack(every), case=f"{topology.name}, round by round", scale=scale
+        ),
+        *paths.worst(
+            spread[1:], np.stack(since), case=f"{topology.name}, from the start", scale=scale
+        ),
     ]
 
 
 @cache
 def graphs() -> tuple[Topology, ...]:
     """Directed: one whose rows do not sum to 1, and a schedule of two such."""
-    one = np.array([[0.5, 0.0, 0.2, 0.0], [0.25, 0.7, 0.0, 0.0], [0.25, 0.3, 0.4, 0.1], [0.0, 0.0, 0.4, 0.9]])
-    other = np.array([[0.9, 0.5, 0.0, 0.0], [0.0, 0.5, 0.3, 0.0], [0.0, 0.0, 0.7, 0.6], [0.1, 0.0, 0.0, 0.4]])
-    return topologies.from_matrix(one, "unequal(4)"), topologies.from_matrix([one, other], "alternating(4)")
+    one = np.array(
+        [[0.5, 0.0, 0.2, 0.0], [0.25, 0.7, 0.0, 0.0], [0.25, 0.3, 0.4, 0.1], [0.0, 0.0, 0.4, 0.9]]
+    )
+    other = np.array(
+        [[0.9, 0.5, 0.0, 0.0], [0.0, 0.5, 0.3, 0.0], [0.0, 0.0, 0.7, 0.6], [0.1, 0.0, 0.0, 0.4]]
+    )
+    return topologies.from_matrix(one, "unequal(4)"), topologies.from_matrix(
+        [one, other], "alternating(4)"
+    )
 
 
 def trial(draws: Draws) -> list[Outcome]:
     """One start on one directed graph: of two values, or any."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    models = rng.choice([rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]) + draws.real(-3.0, 3.0)
+    models = rng.choice(
+        [rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]
+    ) + draws.real(-3.0, 3.0)
     return check(draws.choice(graphs()), models)
 
 
 def two_values() -> list[Outcome]:
-    """0 and 1: of all such starts some reach the coefficient of the first round, and others that of many."""
-    starts = [np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1) for k in range(1, 4)]
-    return [outcome for topology in graphs() for models in starts for outcome in check(topology, models)]
+    """0 and 1: of all such starts some reach the coefficient of the first round, and others that of
+    many.
+    """
+    starts = [
+        np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1)
+        for k in range(1, 4)
+    ]
+    return [
+        outcome for topology in graphs() for models in starts for outcome in check(topology, models)
+    ]
 
 
 def sums_are_kept() -> list[Outcome]:
-    """Of models and of weights; so that the mean of the start is always between the values, which agree in the end."""
+    """Of models and of weights; so that the mean of the start is always between the values, which
+    agree in the end.
+    """
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
         known = _follow(topology, models).workers
         for kind, values in (("models", known.params), ("weights", known.weight[:, :, None])):
             total = values.sum(axis=1)
             found += paths.worst(
-                total, np.broadcast_to(total[0], total.shape), case=f"{topology.name}, sum of {kind}", equality=True, scale=1.0
+                total,
+                np.broadcast_to(total[0], total.shape),
+                case=f"{topology.name}, sum of {kind}",
+                equality=True,
+                scale=1.0,
             )
         values = known.params / known.weight[:, :, None]
         away = np.abs(values - models.mean(axis=0)).max(axis=1)
-        found += paths.worst(away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED)
+        found += paths.worst(
+            away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
+        )
     return found
 
 

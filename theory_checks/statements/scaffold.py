@@ -1,17 +1,21 @@
-r"""SCAFFOLD with equal Hessians h I and exact gradients: everything in closed form; and what holds whatever the Hessians.
+r"""SCAFFOLD with equal Hessians h I and exact gradients: everything in closed form; and what holds
+whatever the Hessians.
 
-Rows are workers; $f_n'(y) = h y - b_n$, $\tilde b_n = b_n - \bar b$, $Q = 1 - \gamma h$. The mean of the control variates is the
-server's, so that means are gradient descent: $\bar x_t - x^\star = Q^t (x_0 - x^\star)$. What a worker's corrected gradient differs by from
-the mean is $-r_j \tilde b_n$ in period j, $r_0 = 1$ as all controls begin at 0. After k of its H steps models differ by
-$\tilde y_n = \frac{1 - Q^k}{h} r_j \tilde b_n$. The new control differs from the mean's by the mean of $h \tilde y_n - \tilde b_n$ over
-these steps, so that
+Rows are workers; $f_n'(y) = h y - b_n$, $\tilde b_n = b_n - \bar b$, $Q = 1 - \gamma h$. The mean
+of the control variates is the server's, so that means are gradient descent:
+$\bar x_t - x^\star = Q^t (x_0 - x^\star)$. What a worker's corrected gradient differs by from the
+mean is $-r_j \tilde b_n$ in period j, $r_0 = 1$ as all controls begin at 0. After k of its H steps
+models differ by $\tilde y_n = \frac{1 - Q^k}{h} r_j \tilde b_n$. The new control differs from the
+mean's by the mean of $h \tilde y_n - \tilde b_n$ over these steps, so that
 
 $$ r_{j+1} = (1 - m) r_j, \qquad m = \frac1H \sum_{k < H} Q^k, $$
 
-and in round $t = jH + k$ the models are $x^\star + Q^t (x_0 - x^\star) + \frac{1 - Q^k}{h} (1 - m)^j \tilde b_n$: workers' differences
+and in round $t = jH + k$ the models are
+$x^\star + Q^t (x_0 - x^\star) + \frac{1 - Q^k}{h} (1 - m)^j \tilde b_n$: workers' differences
 vanish linearly, where local SGD has $r_j = 1$ for ever.
 
-Source: Karimireddy et al., "SCAFFOLD", 2020, whose Theorem III has a rate without heterogeneity; the closed form is derived here.
+Source: Karimireddy et al., "SCAFFOLD", 2020, whose Theorem III has a rate without heterogeneity;
+the closed form is derived here.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ _STEPS = 60
 _WORKERS, _PERIODS = 4, (1, 3)
 
 
-def closed_form(h: float, b: np.ndarray, start: np.ndarray, gamma: float, period: int) -> np.ndarray:
+def closed_form(
+    h: float, b: np.ndarray, start: np.ndarray, gamma: float, period: int
+) -> np.ndarray:
     """The models before each round, `[T + 1, N, d]`.
 
     Args:
@@ -39,7 +45,11 @@ def closed_form(h: float, b: np.ndarray, start: np.ndarray, gamma: float, period
     """
     Q, t = 1 - gamma * h, np.arange(_STEPS + 1)[:, None, None]
     best, m = b.mean(axis=0) / h, np.mean(Q ** np.arange(period))
-    return best + Q**t * (start - best) + (1 - Q ** (t % period)) / h * (1 - m) ** (t // period) * paths.apart(b)
+    return (
+        best
+        + Q**t * (start - best)
+        + (1 - Q ** (t % period)) / h * (1 - m) ** (t // period) * paths.apart(b)
+    )
 
 
 def trial(draws: Draws) -> list[Outcome]:
@@ -49,27 +59,49 @@ def trial(draws: Draws) -> list[Outcome]:
     gamma, spread = draws.real(0.01, 1.9) / h, draws.real(0.1, 3.0)
     b, start = spread * rng.normal(size=(_WORKERS, 2)), rng.normal(size=2)
     problem = problems.quadratic(np.full((_WORKERS, 2), h), b, start=start)
-    path = paths.follow(moments.with_step(algorithms.scaffold, period), problem, gamma, steps=_STEPS)
+    path = paths.follow(
+        moments.with_step(algorithms.scaffold, period), problem, gamma, steps=_STEPS
+    )
     expected = closed_form(h, b, start, gamma, period)
     case, scale = f"H = {period}, gamma h = {gamma * h:.3g}", float(np.abs(expected).max())
     return [
         *paths.worst(path.workers.params, expected, case=case, equality=True, scale=scale),
-        *paths.worst(path.workers.control.mean(axis=1), path.server, case=f"{case}, controls", equality=True, scale=h * scale + spread),
+        *paths.worst(
+            path.workers.control.mean(axis=1),
+            path.server,
+            case=f"{case}, controls",
+            equality=True,
+            scale=h * scale + spread,
+        ),
     ]
 
 
 def optimum() -> list[Outcome]:
-    """Workers with Hessians that differ end at the minimiser of the mean, with their own gradients there as controls."""
-    problem = problems.random_quadratic(_WORKERS, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=6)
-    path = paths.follow(moments.with_step(algorithms.scaffold, _PERIODS[1]), problem, 0.1, steps=900)
+    """Workers with Hessians that differ end at the minimiser of the mean, with their own gradients
+    there as controls.
+    """
+    problem = problems.random_quadratic(
+        _WORKERS, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=6
+    )
+    path = paths.follow(
+        moments.with_step(algorithms.scaffold, _PERIODS[1]), problem, 0.1, steps=900
+    )
     best = np.broadcast_to(np.asarray(problem.constants.minimizer), (_WORKERS, 2))
     own = paths.gradients(problem, best)
     return [
         *paths.worst(path.workers.params[-1], best, case="optimum", equality=True, scale=1.0),
-        *paths.worst(path.workers.control[-1], own, case="controls at the optimum", equality=True, scale=1.0),
+        *paths.worst(
+            path.workers.control[-1], own, case="controls at the optimum", equality=True, scale=1.0
+        ),
     ]
 
 
 STATEMENTS = [
-    Statement("SCAFFOLD, closed form", "Karimireddy et al. 2020; derived", "Hessians h I, exact gradients; gamma < 2/h", trial, (optimum,)),
+    Statement(
+        "SCAFFOLD, closed form",
+        "Karimireddy et al. 2020; derived",
+        "Hessians h I, exact gradients; gamma < 2/h",
+        trial,
+        (optimum,),
+    ),
 ]

@@ -2,15 +2,18 @@ r"""SGD, Theorem 1.2.1 with its constants.
 
 By smoothness and $E|g|^2 \le |f'|^2 + \sigma^2$ (1.14),
 
-$$ E f(x_{t+1}) - E f(x_t) \le -\gamma \Big(1 - \frac{\gamma L}{2}\Big) E|f'(x_t)|^2 + \frac{\gamma^2 L \sigma^2}{2}. $$
+$$ E f(x_{t+1}) - E f(x_t) \le -\gamma \Big(1 - \frac{\gamma L}{2}\Big) E|f'(x_t)|^2 +
+\frac{\gamma^2 L \sigma^2}{2}. $$
 
 Summed over t and divided by $\gamma T (1 - \gamma L / 2)$, with $D = f(x_1) - f^\star$,
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma T} + \gamma L \sigma^2 \Big), \qquad \gamma \le \frac1L. $$
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma T} + \gamma L
+\sigma^2 \Big), \qquad \gamma \le \frac1L. $$
 
-At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is $\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L +
-q)$, which is the rate. On $\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that $\sigma^2$ may be
-their average along the path.
+At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is
+$\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L + q)$, which is the rate. On
+$\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that
+$\sigma^2$ may be their average along the path.
 """
 
 from __future__ import annotations
@@ -25,9 +28,14 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
-    """gamma <= 1 / L, and one bound of the variance everywhere: of a worker's noise and of what workers differ in."""
+    """gamma <= 1 / L, and one bound of the variance everywhere: of a worker's noise and of what
+    workers differ in.
+    """
     limit = 1 / instances.known(problem).smoothness
-    return [instances.same_heterogeneity(problem), instances.step_below("1 / L", limit, learning_rate)]
+    return [
+        instances.same_heterogeneity(problem),
+        instances.step_below("1 / L", limit, learning_rate),
+    ]
 
 
 @ranges.held("sgd.step_size")
@@ -37,8 +45,11 @@ def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> flo
 
 
 @ranges.held("bounds.sgd")
-def bound(*, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float) -> float:
-    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+def bound(
+    *, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float
+) -> float:
+    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, on
+    $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -61,7 +72,9 @@ def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
 
 
 def total_noise(problem: Problem) -> float:
-    r"""$\sqrt{\sigma^2 + \varsigma^2}$: a gradient of one worker, drawn uniformly, varies by its noise and by what workers differ in."""
+    r"""$\sqrt{\sigma^2 + \varsigma^2}$: a gradient of one worker, drawn uniformly, varies by its
+    noise and by what workers differ in.
+    """
     known = instances.known(problem)
     return math.hypot(known.noise, known.heterogeneity or 0.0)
 
@@ -82,7 +95,8 @@ def check(
         steps: T.
         learning_rate: gamma; None: the recommended one.
         seeds, seed: of runs.
-        method: optimiser -> method that takes one worker's gradient at a time, the project's or one's own.
+        method: optimiser -> method that takes one worker's gradient at a time, the project's or
+            one's own.
 
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
@@ -92,7 +106,9 @@ def check(
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("sgd", hypotheses(problem, gamma))
     case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
-    measured, error = runs.gradient(method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed)
+    measured, error = runs.gradient(
+        method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed
+    )
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
@@ -114,7 +130,8 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
-"""How far the start is, how much noise there is, gamma L: each term of the bound alone, and both."""
+"""How far the start is, how much noise there is, gamma L: each term of the bound alone, and both.
+"""
 
 
 def bowls() -> list[Outcome]:
@@ -122,7 +139,9 @@ def bowls() -> list[Outcome]:
     found = []
     for away, noise, share in HARD:
         for own, z in ((noise, 0.0), (0.0, noise)):
-            problem = instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z)
+            problem = instances.bowl(
+                4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z
+            )
             found.append(check(problem, steps=500, learning_rate=share / 2.0))
     return found
 

@@ -1,24 +1,30 @@
-r"""Asynchronous SGD with steps of its own in every update, staleness-aware ones above all: Theorem 4.2.3 for variable steps.
+r"""Asynchronous SGD with steps of its own in every update, staleness-aware ones above all: Theorem
+4.2.3 for variable steps.
 
 With $x_{t+1} = x_t - \gamma_t g_t(x_{D(t)})$, by smoothness as in (4.5),
 
-$$ E f(x_{t+1}) - E f(x_t) \le -\frac{\gamma_t}2 E|f'(x_t)|^2 - \frac{\gamma_t}2 (1 - \gamma_t L) E|f'(x_{D(t)})|^2
+$$ E f(x_{t+1}) - E f(x_t) \le -\frac{\gamma_t}2 E|f'(x_t)|^2 - \frac{\gamma_t}2 (1 - \gamma_t L)
+E|f'(x_{D(t)})|^2
    + \frac{\gamma_t}2 E|f'(x_t) - f'(x_{D(t)})|^2 + \frac{\gamma_t^2 L \sigma^2}{2}. $$
 
-$x_t - x_{D(t)}$ is the sum of the steps $s = D(t), \dots, t - 1$, whose noise is uncorrelated where delays are independent of the samples:
+$x_t - x_{D(t)}$ is the sum of the steps $s = D(t), \dots, t - 1$, whose noise is uncorrelated where
+delays are independent of the samples:
 
 $$ E|f'(x_t) - f'(x_{D(t)})|^2 \le 2 L^2 \sigma^2 \sum_{s = D(t)}^{t-1} \gamma_s^2
    + 2 L^2 (t - D(t)) \sum_{s = D(t)}^{t-1} \gamma_s^2 E|f'(x_{D(s)})|^2. $$
 
 In the sum over t, $E|f'(x_{D(s)})|^2$ has the factor
-$-\gamma_s (1 - \gamma_s L) + 2 L^2 \gamma_s^2 \sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$, but for a half. Where that is never positive,
+$-\gamma_s (1 - \gamma_s L) + 2 L^2 \gamma_s^2 \sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$, but
+for a half. Where that is never positive,
 
-$$ \frac{\sum_t \gamma_t E|f'(x_t)|^2}{\sum_t \gamma_t} \le \frac{1}{\sum_t \gamma_t} \Big( 2D + L \sigma^2 \sum_t \gamma_t^2
+$$ \frac{\sum_t \gamma_t E|f'(x_t)|^2}{\sum_t \gamma_t} \le \frac{1}{\sum_t \gamma_t} \Big( 2D + L
+\sigma^2 \sum_t \gamma_t^2
    + 2 L^2 \sigma^2 \sum_t \gamma_t \sum_{s = D(t)}^{t-1} \gamma_s^2 \Big), \qquad
    \gamma_s L + 2 L^2 \gamma_s \sum_{t: D(t) \le s < t} \gamma_t (t - D(t)) \le 1. $$
 
-Of constant steps and $t - D(t) \le \tau$ it is Theorem 4.2.3. Staleness-aware steps are $\gamma_t = \gamma / \max(1, t - D(t))$: a stale
-update adds $\gamma$ to the sum in the condition, where a constant step adds $\gamma (t - D(t))$.
+Of constant steps and $t - D(t) \le \tau$ it is Theorem 4.2.3. Staleness-aware steps are
+$\gamma_t = \gamma / \max(1, t - D(t))$: a stale update adds $\gamma$ to the sum in the condition,
+where a constant step adds $\gamma (t - D(t))$.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements.asynchronous_sgd import stale
 from theory_checks.statements.sgd import total_noise
 
-OLDEST = 4  # the largest staleness that is tried: one size of the buffer, so that all share a program
+# the largest staleness that is tried: one size of the buffer, so that all share a program
+OLDEST = 4
 
 
 def steps_of(staleness: np.ndarray, learning_rate: float) -> np.ndarray:
@@ -63,17 +70,29 @@ def load(staleness: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def hypotheses(smoothness: float, staleness: np.ndarray, steps: np.ndarray) -> list[Condition]:
-    """gamma_s L + 2 L^2 gamma_s sum_t gamma_t (t - D(t)) <= 1 for every s; no model from before the start."""
+    """gamma_s L + 2 L^2 gamma_s sum_t gamma_t (t - D(t)) <= 1 for every s; no model from before the
+    start.
+    """
     worst = float((steps * smoothness * (1 + 2 * smoothness * load(staleness, steps))).max())
     early = staleness > np.arange(len(staleness))
     return [
-        Condition("0 <= t - D(t) <= t", not early.any() and staleness.min() >= 0, f"t - D(t) = {staleness}"),
+        Condition(
+            "0 <= t - D(t) <= t",
+            not early.any() and staleness.min() >= 0,
+            f"t - D(t) = {staleness}",
+        ),
         Condition("gamma_t > 0", bool((steps > 0).all()), f"gamma_t = {steps}"),
-        Condition("gamma_s L + 2 L^2 gamma_s sum gamma_t (t - D(t)) <= 1", worst <= 1 + 1e-12, f"at its largest it is {worst:.6g}"),
+        Condition(
+            "gamma_s L + 2 L^2 gamma_s sum gamma_t (t - D(t)) <= 1",
+            worst <= 1 + 1e-12,
+            f"at its largest it is {worst:.6g}",
+        ),
     ]
 
 
-def bound(*, gap: float, smoothness: float, noise: float, staleness: np.ndarray, steps: np.ndarray) -> float:
+def bound(
+    *, gap: float, smoothness: float, noise: float, staleness: np.ndarray, steps: np.ndarray
+) -> float:
     r"""$\big(2D + L \sigma^2 \sum_t \gamma_t^2 + 2 L^2 \sigma^2 \sum_t \gamma_t \sum_{s = D(t)}^{t-1} \gamma_s^2\big) / \sum_t \gamma_t$,
     on $\sum_t \gamma_t E|f'(x_t)|^2 / \sum_t \gamma_t$.
 
@@ -91,13 +110,17 @@ def bound(*, gap: float, smoothness: float, noise: float, staleness: np.ndarray,
     """
     ranges.need("staleness_aware.bound", {"gap": gap, "smoothness": smoothness, "noise": noise})
     need("staleness_aware.bound", hypotheses(smoothness, staleness, steps))
-    between = sum(step * (steps[t - age : t] ** 2).sum() for t, (step, age) in enumerate(zip(steps, staleness, strict=True)))
+    between = sum(
+        step * (steps[t - age : t] ** 2).sum()
+        for t, (step, age) in enumerate(zip(steps, staleness, strict=True))
+    )
     noisy = smoothness * noise**2 * ((steps**2).sum() + 2 * smoothness * between)
     return float((2 * gap + noisy) / steps.sum())
 
 
 def largest_step(smoothness: float, staleness: np.ndarray) -> float:
-    r"""The largest $\gamma$ that `hypotheses` allow staleness-aware steps: the root of $a\gamma L + b(\gamma L)^2 = 1$ at the worst s.
+    r"""The largest $\gamma$ that `hypotheses` allow staleness-aware steps: the root of
+    $a\gamma L + b(\gamma L)^2 = 1$ at the worst s.
 
     Args:
         smoothness: L.
@@ -131,12 +154,23 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> O
     """
     known, T = instances.known(problem), len(staleness)
     steps = steps_of(staleness, learning_rate)
-    need("staleness_aware", [instances.same_heterogeneity(problem), *hypotheses(known.smoothness, staleness, steps)])
-    right = bound(gap=known.gap, smoothness=known.smoothness, noise=total_noise(problem), staleness=staleness, steps=steps)
+    need(
+        "staleness_aware",
+        [instances.same_heterogeneity(problem), *hypotheses(known.smoothness, staleness, steps)],
+    )
+    right = bound(
+        gap=known.gap,
+        smoothness=known.smoothness,
+        noise=total_noise(problem),
+        staleness=staleness,
+        steps=steps,
+    )
     table = np.zeros(_LENGTH, np.int32)
     table[:T] = staleness
     build = _with_table()
-    found = moments.second_moments(build, problem, learning_rate, steps=T, one_worker=True, varying=True, more=table)
+    found = moments.second_moments(
+        build, problem, learning_rate, steps=T, one_worker=True, varying=True, more=table
+    )
     case = f"{problem.name}, t - D(t) up to {staleness.max()}, gamma L = {learning_rate * known.smoothness:.3g}, T = {T}"
     return Outcome(float(steps @ found["slope"][:T] / steps.sum()), right, case=case)
 
@@ -163,7 +197,9 @@ def one_step() -> list[Outcome]:
 
 
 def later_and_later() -> list[Outcome]:
-    """Long steps are in few of the later ones' delays: gamma is large, and without the division models would grow without bound."""
+    """Long steps are in few of the later ones' delays: gamma is large, and without the division
+    models would grow without bound.
+    """
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
     return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness))]
 

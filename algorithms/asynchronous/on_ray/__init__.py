@@ -1,7 +1,7 @@
 """Methods that wait for nobody, on real machines: actors of Ray's, an optional extra.
 
-trained = algorithms.on_ray.asynchronous_sgd(problem, optax.sgd(0.1), steps=1_000, key=key, bound=16)
-trained.history["loss"], trained.history["clock"]  # in real seconds
+trained = algorithms.on_ray.asynchronous_sgd(problem, optax.sgd(0.1), steps=1_000, key=key,
+bound=16) trained.history["loss"], trained.history["clock"]  # in real seconds
 cluster = algorithms.on_ray.measured_cluster(trained)  # to simulate on
 """
 
@@ -10,4 +10,11 @@ from algorithms.asynchronous.on_ray.session import session
 from algorithms.asynchronous.on_ray.trained import Trained, measured_cluster
 from algorithms.asynchronous.on_ray.with_servers import asynchronous_sgd, minibatch_sgd
 
-__all__ = ["Trained", "asynchronous_gossip_sgd", "asynchronous_sgd", "measured_cluster", "minibatch_sgd", "session"]
+__all__ = [
+    "Trained",
+    "asynchronous_gossip_sgd",
+    "asynchronous_sgd",
+    "measured_cluster",
+    "minibatch_sgd",
+    "session",
+]

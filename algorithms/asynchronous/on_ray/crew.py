@@ -1,4 +1,6 @@
-"""The workers of a run: actors that Ray restarts when their processes die, and whose runs begin again here."""
+"""The workers of a run: actors that Ray restarts when their processes die, and whose runs begin
+again here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Crew:
         self.ray: Any = ray
         self.actors: Sequence[Any] = actors
         self.begin: Callable[[int, int], Any] = begin
-        self.lives: dict[int, int] = dict.fromkeys(range(len(actors)), 0)  # the number of each worker's run
+        # the number of each worker's run
+        self.lives: dict[int, int] = dict.fromkeys(range(len(actors)), 0)
         self.runs: dict[Any, int] = {}
 
     def start(self, timeout: float) -> None:
@@ -32,7 +35,8 @@ class Crew:
             self._run(worker)
 
     def look(self) -> list[int]:
-        """Waits a little, and begins runs again that ended because their processes died. While Ray restarts one, its run ends at once.
+        """Waits a little, and begins runs again that ended because their processes died. While Ray
+        restarts one, its run ends at once.
 
         Returns:
             These workers.
@@ -55,7 +59,10 @@ class Crew:
                 if not isinstance(error, dead):
                     self._run(worker)
         if gone and not self.runs:
-            raise ChildProcessError(f"on_ray: all workers have died, and have no restarts left; the last was worker {gone[-1]}")
+            raise ChildProcessError(
+                "on_ray: all workers have died, and have no restarts left; the last was worker "
+                f"{gone[-1]}"
+            )
         return gone
 
     def _run(self, worker: int) -> None:

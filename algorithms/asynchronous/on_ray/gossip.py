@@ -36,35 +36,57 @@ def asynchronous_gossip_sgd(
     restarts: int = 3,
     patience: float = 120.0,
 ) -> Trained:
-    r"""AD-PSGD in real processes: who has a gradient averages with one neighbour, and makes its step; nobody waits for a round.
+    r"""AD-PSGD in real processes: who has a gradient averages with one neighbour, and makes its
+    step; nobody waits for a round.
 
     $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top $$
 
-    The update is that of `algorithms.asynchronous_gossip_sgd`: exchanges are atomic, on any connected graph, and without a deadlock (see
-    `on_ray.peer`). A worker that dies is left out by its neighbours; it comes back with the model of one of them.
+    The update is that of `algorithms.asynchronous_gossip_sgd`: exchanges are atomic, on any
+    connected graph, and without a deadlock (see `on_ray.peer`). A worker that dies is left out by
+    its neighbours; it comes back with the model of one of them.
 
     Args:
-        problem, optimizer, key, delay, address, restarts, patience: as of `on_ray.asynchronous_sgd`.
+        problem, optimizer, key, delay, address, restarts, patience: as of
+            `on_ray.asynchronous_sgd`.
         topology: whose neighbours; its weights do not matter.
-        steps: updates after which the workers are stopped; they make a few more until they hear of it.
-        record_every: updates between two records, about: it is by Lamport's clock, which every worker has.
+        steps: updates after which the workers are stopped; they make a few more until they hear of
+            it.
+        record_every: updates between two records, about: it is by Lamport's clock, which every
+            worker has.
 
     Returns:
-        As of `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` (1/N) sum |x_n - x|^2.
+        As of `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` (1/N) sum
+        |x_n - x|^2.
 
     Raises:
-        ValueError: as `algorithms.asynchronous_gossip_sgd`; another number of workers; numbers out of range; no Ray.
+        ValueError: as `algorithms.asynchronous_gossip_sgd`; another number of workers; numbers out
+            of range; no Ray.
         ChildProcessError, TimeoutError, Diverged: as of `on_ray.asynchronous_sgd`.
 
-    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018,
+    algorithm 1.
     """
     name = f"asynchronous_gossip_sgd(on_ray, {topology.name})"
     gossip.need(name, topology, symmetric=True, fixed=True)
     N = problem.workers
     if topology.n != N:
-        raise ValueError(f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number")
+        raise ValueError(
+            f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number"
+        )
     validate_numbers(name, steps, record_every, restarts, patience)
-    return _train(name, problem, optimizer, topology, key, steps, max(1, record_every // N), delay, address, restarts, patience)
+    return _train(
+        name,
+        problem,
+        optimizer,
+        topology,
+        key,
+        steps,
+        max(1, record_every // N),
+        delay,
+        address,
+        restarts,
+        patience,
+    )
 
 
 def _train(
@@ -89,7 +111,10 @@ def _train(
         try:
             given = (optimizer, params, every, patience)
             mine = [ray.put(task(worker)) for worker in range(N)]
-            peers.extend(actor(ray, Peer, worker, each, *given, restarts=restarts) for worker, each in enumerate(mine))
+            peers.extend(
+                actor(ray, Peer, worker, each, *given, restarts=restarts)
+                for worker, each in enumerate(mine)
+            )
             run = _Run(ray, name, peers, topology, steps, patience)
             last = run.until_done()
         finally:
@@ -109,9 +134,26 @@ class _Run:
         patience: seconds without one.
     """
 
-    def __init__(self, ray: Any, name: str, peers: Sequence[Any], topology: Topology, steps: int, patience: float) -> None:
-        self.ray, self.name, self.peers, self.steps, self.patience = ray, name, peers, steps, patience
-        self.neighbours = {n: {int(other): peers[int(other)] for one, other in topology.links[0] if one == n} for n in range(topology.n)}
+    def __init__(
+        self,
+        ray: Any,
+        name: str,
+        peers: Sequence[Any],
+        topology: Topology,
+        steps: int,
+        patience: float,
+    ) -> None:
+        self.ray, self.name, self.peers, self.steps, self.patience = (
+            ray,
+            name,
+            peers,
+            steps,
+            patience,
+        )
+        self.neighbours = {
+            n: {int(other): peers[int(other)] for one, other in topology.links[0] if one == n}
+            for n in range(topology.n)
+        }
         self.exchanges: list[Exchange] = []
         self.records: dict[int, dict[int, PyTree]] = {}  # by stamp and worker
         self.asked: dict[Any, tuple[int, int]] = {}  # news under way: of whom, in which life
@@ -122,7 +164,9 @@ class _Run:
         """A worker's run, for the crew."""
         self.began = self.began or time.monotonic()
         draw = 1 + max((each.draw for each in self.exchanges if each.worker == worker), default=-1)
-        return self.peers[worker].run.remote(self.neighbours[worker], draw, time.monotonic() - self.began)
+        return self.peers[worker].run.remote(
+            self.neighbours[worker], draw, time.monotonic() - self.began
+        )
 
     def until_done(self) -> dict[int, tuple[PyTree, int]]:
         """The workers' last models with their stamps, when there were enough updates."""
@@ -132,14 +176,28 @@ class _Run:
         while len(self.exchanges) < self.steps:
             self.ready -= set(crew.look())
             if not self.ready:
-                raise ChildProcessError(f"{self.name}: all workers have died: there is no model left to go on with")
+                raise ChildProcessError(
+                    f"{self.name}: all workers have died: there is no model left to go on with"
+                )
             self._hear(crew)
             waiting.need(len(self.exchanges), f"{self.name}: no update")
         there = {worker: self.peers[worker] for worker in sorted(self.ready)}
         self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
-        last = dict(zip(there, self.ray.get([peer.look.remote() for peer in there.values()], timeout=self.patience), strict=True))
+        last = dict(
+            zip(
+                there,
+                self.ray.get(
+                    [peer.look.remote() for peer in there.values()], timeout=self.patience
+                ),
+                strict=True,
+            )
+        )
         # An answer that is still under way has what its worker will not tell again.
-        asked = [(worker, answer) for answer, (worker, life) in self.asked.items() if worker in there and life == crew.lives[worker]]
+        asked = [
+            (worker, answer)
+            for answer, (worker, life) in self.asked.items()
+            if worker in there and life == crew.lives[worker]
+        ]
         asked += [(worker, peer.news.remote()) for worker, peer in there.items()]
         for worker, answer in asked:
             self._keep(worker, self.ray.get(answer, timeout=self.patience))
@@ -147,7 +205,9 @@ class _Run:
 
     def _hear(self, crew: Crew) -> None:
         """What there is to hear; a worker that does not answer is asked no more, until it does."""
-        for worker in set(crew.runs.values()) - {worker for worker, life in self.asked.values() if life == crew.lives[worker]}:
+        for worker in set(crew.runs.values()) - {
+            worker for worker, life in self.asked.values() if life == crew.lives[worker]
+        }:
             self.asked[self.peers[worker].news.remote()] = (worker, crew.lives[worker])
         done, _ = self.ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0.02)
         for answer in done:
@@ -166,10 +226,19 @@ class _Run:
             self.records.setdefault(stamp, {})[worker] = model
 
 
-def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[int, tuple[PyTree, int]], every: int) -> Trained:
+def _trained(
+    name: str,
+    problem: Problem,
+    params: Params,
+    run: _Run,
+    last: dict[int, tuple[PyTree, int]],
+    every: int,
+) -> Trained:
     """What all workers say, put in order."""
     order = sorted(run.exchanges, key=lambda each: (each.stamp, each.partner))
-    columns = {field: np.array([getattr(each, field) for each in order]) for field in Exchange._fields}
+    columns = {
+        field: np.array([getattr(each, field) for each in order]) for field in Exchange._fields
+    }
     updates = {field: columns[field] for field in ("worker", "partner", "draw")}
     updates |= {
         "staleness": _staleness(columns["worker"], columns["stamp"], columns["read"]),
@@ -177,7 +246,9 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     }
     updates |= {"computed": columns["computed"], "trip": columns["trip"]}
     stamps = np.arange(every, columns["stamp"][-1], every)
-    step = np.concatenate([[0], np.searchsorted(columns["stamp"], stamps, side="right"), [len(order)]])
+    step = np.concatenate(
+        [[0], np.searchsorted(columns["stamp"], stamps, side="right"), [len(order)]]
+    )
     states = [dict.fromkeys(range(problem.workers), params)]
     for stamp in stamps.tolist():
         ended = {worker: model for worker, (model, at) in last.items() if at <= stamp}
@@ -191,15 +262,20 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     history = {
         "step": step,
         "bits": 4.0 * bits * step / problem.workers,
-        "consensus": np.array([_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]),
+        "consensus": np.array(
+            [_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]
+        ),
         **of_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
     }
-    return Trained(means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits))
+    return Trained(
+        means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits)
+    )
 
 
 def _staleness(worker: np.ndarray, stamp: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Of each update, the updates since the model at which its gradient was computed, `[T]`: that of its worker's last one, or, where the
-    worker had died, the one that it took over, of so large a stamp."""
+    """Of each update, the updates since the model at which its gradient was computed, `[T]`: that
+    of its worker's last one, or, where the worker had died, the one that it took over, of so large
+    a stamp."""
     before: dict[int, int] = {}
     found = np.zeros(len(worker), int)
     taken_over = np.searchsorted(stamp, read, side="right")

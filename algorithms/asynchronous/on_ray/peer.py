@@ -1,13 +1,18 @@
-"""A worker of AD-PSGD: a process with a model of its own, which averages with one neighbour at a time.
+"""A worker of AD-PSGD: a process with a model of its own, which averages with one neighbour at a
+time.
 
-An exchange is atomic: who begins one holds its own model until it has the answer, and whom it asks answers at once, between two of its own.
-Two that hold theirs and ask each other would wait for ever. So a worker with a smaller number may wait for one with a larger one, which is
-refused instead, and asks again: no circle of workers ever waits, on any graph. (The paper's way is a bipartite one.)
+An exchange is atomic: who begins one holds its own model until it has the answer, and whom it asks
+answers at once, between two of its own. Two that hold theirs and ask each other would wait for
+ever. So a worker with a smaller number may wait for one with a larger one, which is refused
+instead, and asks again: no circle of workers ever waits, on any graph. (The paper's way is a
+bipartite one.)
 
-Exchanges have Lamport's stamps: sorted by them, they are in an order that every worker has seen. What all workers' models were after all
-exchanges up to a stamp is a state that the run could have been in, though nobody waited to look at it.
+Exchanges have Lamport's stamps: sorted by them, they are in an order that every worker has seen.
+What all workers' models were after all exchanges up to a stamp is a state that the run could have
+been in, though nobody waited to look at it.
 
-A neighbour whose process has died is left out until it asks itself: then Ray has restarted it, and it has taken over a neighbour's model.
+A neighbour whose process has died is left out until it asks itself: then Ray has restarted it, and
+it has taken over a neighbour's model.
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ class Exchange(NamedTuple):
         computed: seconds of the gradient.
         trip: of the worker's last exchange; NaN before the first.
         at: seconds of the run.
-        read: the stamp at which a worker that has died took over the model that the gradient is of; 0: it is that of its last update.
+        read: the stamp at which a worker that has died took over the model that the gradient is of;
+            0: it is that of its last update.
     """
 
     stamp: int
@@ -66,8 +72,8 @@ class Exchange(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has happened since it was asked last: exchanges in which it was the partner, and models by their stamps. And whether it is ready
-    to be asked by others."""
+    """What has happened since it was asked last: exchanges in which it was the partner, and models
+    by their stamps. And whether it is ready to be asked by others."""
 
     exchanges: list[Exchange]
     records: list[tuple[int, PyTree]]
@@ -87,7 +93,13 @@ class Peer:
     """
 
     def __init__(
-        self, worker: int, task: Task, optimizer: optax.GradientTransformation, params: Params, every: int, patience: float
+        self,
+        worker: int,
+        task: Task,
+        optimizer: optax.GradientTransformation,
+        params: Params,
+        every: int,
+        patience: float,
     ) -> None:
         self.worker: int = worker
         self.every: int = every
@@ -95,7 +107,9 @@ class Peer:
         self.gradients: Gradients = Gradients(worker, task)
         numbers, kind = task.stream
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
-        self.model: Model = randomness.of_owner(optimizers.start(optimizer, params), key, np.uint32(worker))
+        self.model: Model = randomness.of_owner(
+            optimizers.start(optimizer, params), key, np.uint32(worker)
+        )
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
         self.there: set[int] = set()  # of the neighbours, those that may be asked
@@ -118,8 +132,8 @@ class Peer:
         await asyncio.get_running_loop().run_in_executor(None, self._rehearse)
 
     async def run(self, peers: dict[int, Any], draw: int, elapsed: float) -> None:
-        """Computes, averages with a neighbour, steps, and begins again, until it is stopped. A worker that has died begins with a
-        neighbour's model.
+        """Computes, averages with a neighbour, steps, and begins again, until it is stopped. A
+        worker that has died begins with a neighbour's model.
 
         Args:
             peers: its neighbours, by their numbers.
@@ -133,14 +147,19 @@ class Peer:
             await self._take_over()
         self.ready = True
         while not self.stopped:
-            computing = asyncio.get_running_loop().run_in_executor(None, self.gradients, self.model.params, draw)
+            computing = asyncio.get_running_loop().run_in_executor(
+                None, self.gradients, self.model.params, draw
+            )
             slope, computed = await computing
             await self._exchange(slope, draw, computed)
             draw += 1
 
-    async def average(self, stamp: int, params: Params, about: Exchange) -> tuple[PyTree, int] | None:
-        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody, or about to,
-        or has not begun (its first gradient is of its own start).
+    async def average(
+        self, stamp: int, params: Params, about: Exchange
+    ) -> tuple[PyTree, int] | None:
+        """The mean of both models, which is now this one's, and the exchange's stamp; None: this
+        one is asking somebody, or about to, or has not begun (its first gradient is of its own
+        start).
 
         Raises:
             Restarted: it has died, and has no model yet.
@@ -181,7 +200,9 @@ class Peer:
         return told
 
     async def _take_over(self) -> None:
-        """A neighbour's model. Where none is there, it waits for one: to begin anew would undo what the others have done."""
+        """A neighbour's model. Where none is there, it waits for one: to begin anew would undo what
+        the others have done.
+        """
         ray = need_ray()
 
         end = time.monotonic() + self.patience
@@ -196,7 +217,10 @@ class Peer:
                 self.next = stamp - stamp % self.every + self.every
                 return
             await asyncio.sleep(_LOOK)
-        raise TimeoutError(f"on_ray: worker {self.worker} has died, and for {self.patience:g} s no neighbour was there to go on with")
+        raise TimeoutError(
+            f"on_ray: worker {self.worker} has died, and for {self.patience:g} s no neighbour was "
+            "there to go on with"
+        )
 
     async def _exchange(self, slope: PyTree, draw: int, computed: float) -> None:
         """With a neighbour, drawn uniformly; then the step. Alone, where none is there."""
@@ -205,7 +229,16 @@ class Peer:
         partner = self._drawn()
         while not self.stopped:
             async with self._holding():
-                about = Exchange(0, self.worker, partner, draw, computed, self.trip, time.monotonic() - self.zero, self.read)
+                about = Exchange(
+                    0,
+                    self.worker,
+                    partner,
+                    draw,
+                    computed,
+                    self.trip,
+                    time.monotonic() - self.zero,
+                    self.read,
+                )
                 began = time.monotonic()
                 try:
                     answer = await self._asked(partner, about)
@@ -226,8 +259,9 @@ class Peer:
 
     @asynccontextmanager
     async def _holding(self) -> AsyncIterator[None]:
-        """Holds its own model, to ask for another. It says so before it waits for the lock: who was there before only answers, and is soon
-        done; one with a larger number who came later would wait for it while it asks."""
+        """Holds its own model, to ask for another. It says so before it waits for the lock: who was
+        there before only answers, and is soon done; one with a larger number who came later would
+        wait for it while it asks."""
         self.asking = True
         try:
             async with self.lock:
@@ -248,7 +282,9 @@ class Peer:
             raise TimeoutError(why) from error
 
     def _at(self, stamp: int) -> int:
-        """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""
+        """Before an exchange of this stamp: keeps the model that was there at the stamps of
+        records.
+        """
         while self.next < stamp:
             self.records.append((self.next, in_numpy(self.model.params)))
             self.next += self.every
@@ -260,7 +296,11 @@ class Peer:
         jax.block_until_ready(self.step(self.model, self.model.params, self.model.params))
 
 
-def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree) -> Model:
-    """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
+def _stepped(
+    optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree
+) -> Model:
+    """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from
+    the mean.
+    """
     change, memory = optimizers.change(optimizer, slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)

@@ -1,4 +1,6 @@
-"""A parameter server: a process that has a part of the model, makes a step with each gradient that comes, and waits for none."""
+"""A parameter server: a process that has a part of the model, makes a step with each gradient that
+comes, and waits for none.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Rules(NamedTuple):
         folder: of its checkpoint, or None.
         about: what the run is, for the checkpoint.
         seconds: between two checkpoints.
-        key: of the run's start and of this server's part, as its data and its kind, for random keys in the optimizer's state.
+        key: of the run's start and of this server's part, as its data and its kind, for random keys
+            in the optimizer's state.
     """
 
     optimizer: optax.GradientTransformation
@@ -63,7 +66,8 @@ class Pushed(NamedTuple):
         era: how often the server had died when it was read.
         draw: the number of its batch in the worker's stream.
         computed: seconds.
-        trip: of the last exchange with the server, less those that the server had; NaN before the first.
+        trip: of the last exchange with the server, less those that the server had; NaN before the
+            first.
     """
 
     worker: int
@@ -136,7 +140,9 @@ class Server:
 
     def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
         self.rules = rules
-        self.step: Callable[..., Model] = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
+        self.step: Callable[..., Model] = jax.jit(
+            partial(stale_step, rules.optimizer), static_argnames="aware"
+        )
         self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
         numbers, kind = rules.key
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
@@ -145,8 +151,10 @@ class Server:
         self.era: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
-        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)  # the last run of each worker that is known of
-        self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)  # versions that were read by those who may push and are waited for
+        # the last run of each worker that is known of
+        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
+        # versions that were read by those who may push and are waited for
+        self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)
         self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
         self.finite: bool = True
         self.zero: float = time.monotonic()
@@ -167,14 +175,22 @@ class Server:
         self._save()
 
     async def pull(self, worker: int, life: int) -> Reply:
-        """The part, for a worker that begins; it also hears which batches it has drawn before, in another life or before a checkpoint."""
-        drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
+        """The part, for a worker that begins; it also hears which batches it has drawn before, in
+        another life or before a checkpoint.
+        """
+        drawn = (
+            max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
+        )
         return self._reply(worker, life, time.monotonic(), drawn)
 
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
-        """Takes a gradient when it may, and answers with the part as it then is. One that was computed before a death is not taken."""
+        """Takes a gradient when it may, and answers with the part as it then is. One that was
+        computed before a death is not taken.
+        """
         arrived = time.monotonic()
-        newest = about.life == self.lives[about.worker] and self.reads.get(about.worker) == about.version
+        newest = (
+            about.life == self.lives[about.worker] and self.reads.get(about.worker) == about.version
+        )
         if about.era == self.era and newest and not self._done():
             taken = asyncio.get_running_loop().create_future()
             self.waiting[about.worker] = (about, gradient, taken)
@@ -183,8 +199,8 @@ class Server:
         return self._reply(about.worker, about.life, arrived)
 
     async def news(self, lives: Mapping[int, int]) -> News:
-        """How far it is, for the driver, which says which run each worker is in: one that has died is not waited for, and what its process
-        has left is not taken."""
+        """How far it is, for the driver, which says which run each worker is in: one that has died
+        is not waited for, and what its process has left is not taken."""
         for worker, life in lives.items():
             self._enter(worker, life)
         self._advance()
@@ -209,7 +225,14 @@ class Server:
         self._enter(worker, life)
         if life == self.lives[worker]:
             self.reads[worker] = self.version
-        return Reply(in_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
+        return Reply(
+            in_numpy(self.model.params),
+            self.version,
+            self.era,
+            drawn,
+            time.monotonic() - arrived,
+            self._done(),
+        )
 
     def _enter(self, worker: int, life: int) -> None:
         """Leaves out a worker whose earlier run has ended, until it reads the part again."""
@@ -224,7 +247,9 @@ class Server:
         while not self._done() and (chosen := self._chosen()):
             began = time.monotonic()
             taken = [self.waiting.pop(worker) for worker in chosen]
-            self._update([about for about, _, _ in taken], [gradient for _, gradient, _ in taken], began)
+            self._update(
+                [about for about, _, _ in taken], [gradient for _, gradient, _ in taken], began
+            )
             for worker, (_, _, future) in zip(chosen, taken, strict=True):
                 self.reads[worker] = self.version
                 _resolve(future)
@@ -243,14 +268,26 @@ class Server:
             return [next(iter(self.waiting))]  # in the order in which they came
         readers = sorted(self.reads)
         versions = np.array([[self.reads[worker]] for worker in readers], np.int32)
-        may = dict(zip(readers, np.asarray(self.allowed(versions, np.int32(self.version), bound=self.rules.bound)), strict=True))
+        may = dict(
+            zip(
+                readers,
+                np.asarray(self.allowed(versions, np.int32(self.version), bound=self.rules.bound)),
+                strict=True,
+            )
+        )
         return next(([worker] for worker in self.waiting if may[worker]), [])
 
     def _update(self, about: list[Pushed], gradients: list[PyTree], began: float) -> None:
         """One update, with the mean of these."""
-        mean = gradients[0] if len(gradients) == 1 else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
+        mean = (
+            gradients[0]
+            if len(gradients) == 1
+            else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
+        )
         staleness = np.int32(self.version - min(each.version for each in about))
-        self.model = jax.block_until_ready(self.step(self.model, mean, staleness, aware=self.rules.staleness_aware))
+        self.model = jax.block_until_ready(
+            self.step(self.model, mean, staleness, aware=self.rules.staleness_aware)
+        )
         now = time.monotonic()
         busy = (now - began) / len(about)
         for each in about:
@@ -265,9 +302,13 @@ class Server:
 
     def _rehearse(self, part: PyTree) -> None:
         """Its programs are compiled before the first gradient comes."""
-        jax.block_until_ready(self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware))
+        jax.block_until_ready(
+            self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware)
+        )
         if self.rules.bound is not None:
-            self.allowed(np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound)
+            self.allowed(
+                np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound
+            )
 
     def _restore(self, *, anew: bool) -> None:
         """From the checkpoint, where it has one: `anew` after a death, whose seconds count."""
@@ -283,10 +324,16 @@ class Server:
         columns = {name: kept[name].tolist() for name in Update._fields}
         columns["read"] = [tuple(versions) for versions in columns["read"]]
         self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
-        self.records = _unstacked([kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))], self.model.params)
+        self.records = _unstacked(
+            [kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))],
+            self.model.params,
+        )
         self.era = int(kept["era"]) + 1
-        self.reads = dict.fromkeys(self.reads, self.version)  # the next reads are of this version or a later one
-        self.zero = time.monotonic() - (float(kept["elapsed"]) + (time.time() - wall if anew else 0.0))
+        # the next reads are of this version or a later one
+        self.reads = dict.fromkeys(self.reads, self.version)
+        self.zero = time.monotonic() - (
+            float(kept["elapsed"]) + (time.time() - wall if anew else 0.0)
+        )
         self.saved = time.monotonic()
         if anew:
             self._save()  # another death before the next checkpoint is to be of another era
@@ -297,11 +344,19 @@ class Server:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
-        rows = {name: np.array([getattr(update, name) for update in self.updates], _TYPES.get(name, float)) for name in Update._fields}
+        rows = {
+            name: np.array(
+                [getattr(update, name) for update in self.updates], _TYPES.get(name, float)
+            )
+            for name in Update._fields
+        }
         clock = {"elapsed": time.monotonic() - self.zero, "wall": time.time(), "era": self.era}
         leaves = [jax.tree.leaves(record) for record in self.records]
         models = {f"model{i}": np.stack(each) for i, each in enumerate(zip(*leaves, strict=True))}
-        self.checkpoint.save(self._carry(), {**rows, **models, **{name: np.array(value) for name, value in clock.items()}})
+        self.checkpoint.save(
+            self._carry(),
+            {**rows, **models, **{name: np.array(value) for name, value in clock.items()}},
+        )
         self.saved = time.monotonic()
 
 

@@ -1,4 +1,6 @@
-"""Ray: imported where it is used, started where nobody has, and the environment of what runs on it."""
+"""Ray: imported where it is used, started where nobody has, and the environment of what runs
+on it.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,26 @@ def need_ray() -> Any:
     try:
         import ray  # noqa: PLC0415 (a third of a gigabyte, which only who uses it has)
     except ImportError as error:
-        raise ValueError("on_ray: Ray is not installed; need it: pip install 'dsgd[ray]'") from error
+        raise ValueError(
+            "on_ray: Ray is not installed; need it: pip install 'dsgd[ray]'"
+        ) from error
     return ray
 
 
 @contextmanager
 @checks.arguments
 def session(processes: int, address: str = "local") -> Iterator[Any]:
-    """Ray with room for so many processes, for the block; what was initialised before stays so after it.
+    """Ray with room for so many processes, for the block; what was initialised before stays so
+    after it.
 
     Args:
         processes: actors that run at a time.
-        address: "local": processes of this machine, which end with the block; else that of a cluster, "10.0.0.1:6379" or "auto".
+        address: "local": processes of this machine, which end with the block; else that of a
+            cluster, "10.0.0.1:6379" or "auto".
 
     Raises:
-        ValueError: Ray is not installed, a cluster that cannot be reached, or that has too few CPUs.
+        ValueError: Ray is not installed, a cluster that cannot be reached, or that has too few
+            CPUs.
     """
     checks.positive_int("session: processes", processes)
     ray = need_ray()
@@ -51,14 +58,27 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
         yield ray
         return
     with _unchanged_process():
-        local = {"num_cpus": processes, "object_store_memory": _STORE, "include_dashboard": False} if address == "local" else {}
+        local = (
+            {"num_cpus": processes, "object_store_memory": _STORE, "include_dashboard": False}
+            if address == "local"
+            else {}
+        )
         try:
             with warnings.catch_warnings():
-                # JAX has threads, which a fork does not copy; Ray's processes are other programs at once.
+                # JAX has threads, which a fork does not copy; Ray's processes are other programs at
+                # once.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-                ray.init(address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **local)
+                ray.init(
+                    address,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    configure_logging=False,
+                    **local,
+                )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(f"on_ray: Ray cannot be reached at address = {address!r} ({error})") from error
+            raise ValueError(
+                f"on_ray: Ray cannot be reached at address = {address!r} ({error})"
+            ) from error
         try:
             _need_room(ray, processes)
             yield ray
@@ -72,14 +92,23 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
     Args:
         ray: the module.
         made: the class.
-        args: of its constructor. Large ones are references, `ray.put(...)`, that the caller keeps: Ray restarts the actor from them.
+        args: of its constructor. Large ones are references, `ray.put(...)`, that the caller keeps:
+            Ray restarts the actor from them.
         restarts: how often Ray restarts it when its process has died.
-        retries: how often Ray repeats a call if the process died during it; -1: as long as Ray restarts the process.
+        retries: how often Ray repeats a call if the process died during it; -1: as long as Ray
+            restarts the process.
     """
     inherited = {
-        name: value for name, value in elsewhere.environment(1).items() if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
+        name: value
+        for name, value in elsewhere.environment(1).items()
+        if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
     }
-    options = {"num_cpus": 1, "max_restarts": restarts, "max_task_retries": retries, "scheduling_strategy": "SPREAD"}
+    options = {
+        "num_cpus": 1,
+        "max_restarts": restarts,
+        "max_task_retries": retries,
+        "scheduling_strategy": "SPREAD",
+    }
     environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": xla.ONE_THREAD}}
     return ray.remote(made).options(**options, runtime_env=environment).remote(*args)
 
@@ -99,15 +128,22 @@ def _need_room(ray: Any, processes: int) -> None:
     room = int(ray.cluster_resources().get("CPU", 0))
     if room < processes:
         raise ValueError(
-            f"on_ray: {processes} processes where Ray has {room} CPUs: need as many; on one machine the number is yours,"
+            f"on_ray: {processes} processes where Ray has {room} CPUs: need as many; on one "
+            "machine the number is yours,"
             f" ray.init(num_cpus={processes})"
         )
 
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Ray changes its driver's environment, what it does at SIGTERM, and how it shows errors: undone at the end."""
-    before, hook, main = dict(os.environ), sys.excepthook, threading.current_thread() is threading.main_thread()
+    """Ray changes its driver's environment, what it does at SIGTERM, and how it shows errors:
+    undone at the end.
+    """
+    before, hook, main = (
+        dict(os.environ),
+        sys.excepthook,
+        threading.current_thread() is threading.main_thread(),
+    )
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

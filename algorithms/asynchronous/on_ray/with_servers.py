@@ -42,54 +42,75 @@ def asynchronous_sgd(
     restarts: int = 3,
     patience: float = 120.0,
 ) -> Trained:
-    r"""Asynchronous SGD in real processes: a server makes a step with every gradient that arrives, whatever model it was computed at.
+    r"""Asynchronous SGD in real processes: a server makes a step with every gradient that arrives,
+    whatever model it was computed at.
 
     $$ x_{t+1} = x_t - \gamma\, g_t(x_{D(t)}), \qquad 0 \le t - D(t) \le \tau $$
 
-    The step is that of `algorithms.asynchronous_sgd`, and so are the bound and the division by the staleness; but nothing is simulated:
-    each worker is an actor of Ray's, has its own data only, sends its gradient when it has one, and begins again at the model that comes
-    back. Gradient k of a worker is of batch k of its stream (`Query.draws`), so that only the order of updates is the machines': with
-    `Trained.updates` a run can be computed once more, and gives the same.
+    The step is that of `algorithms.asynchronous_sgd`, and so are the bound and the division by the
+    staleness; but nothing is simulated: each worker is an actor of Ray's, has its own data only,
+    sends its gradient when it has one, and begins again at the model that comes back. Gradient k of
+    a worker is of batch k of its stream (`Query.draws`), so that only the order of updates is the
+    machines': with `Trained.updates` a run can be computed once more, and gives the same.
 
     Args:
         problem: of N workers.
-        optimizer: the server's step; `optax.sgd(gamma)` is the equation. With several servers, each has its own, of its part.
+        optimizer: the server's step; `optax.sgd(gamma)` is the equation. With several servers, each
+            has its own, of its part.
         steps: T, updates of each part.
         key: of the start and the batches.
-        servers: P actors, each of one part of the model, with an order and a staleness of its own: parts do not wait for each other.
-        bound: tau of bounded staleness: a server does not take a gradient while another one would grow too old; None: it takes any.
+        servers: P actors, each of one part of the model, with an order and a staleness of its own:
+            parts do not wait for each other.
+        bound: tau of bounded staleness: a server does not take a gradient while another one would
+            grow too old; None: it takes any.
         staleness_aware: divide the step by $\max(1, t - D(t))$, part by part.
-        record_every: updates between two records. The servers keep a model of each; it is evaluated when the run is over.
-        delay: (worker, gradient) -> seconds that it sleeps in it, which count as its computing: to try stragglers. None: none.
-        address: "local": processes of this machine; else of a cluster of Ray's, "10.0.0.1:6379" or "auto". Where Ray is initialised, it
-            is used as it is.
-        checkpoint: a folder that all servers' machines see. A server whose process dies goes on from there; so does the same call. None: a
-            server's death ends the run.
+        record_every: updates between two records. The servers keep a model of each; it is evaluated
+            when the run is over.
+        delay: (worker, gradient) -> seconds that it sleeps in it, which count as its computing: to
+            try stragglers. None: none.
+        address: "local": processes of this machine; else of a cluster of Ray's, "10.0.0.1:6379" or
+            "auto". Where Ray is initialised, it is used as it is.
+        checkpoint: a folder that all servers' machines see. A server whose process dies goes on
+            from there; so does the same call. None: a server's death ends the run.
         checkpoint_seconds: between two of them. A server writes it between two updates.
-        restarts: how often each worker and server may die. A worker that dies is left out until it is there again.
+        restarts: how often each worker and server may die. A worker that dies is left out until it
+            is there again.
         patience: seconds without an update, or of a start, after which the run ends with an error.
 
     Returns:
         The model, the history (`clock`: real seconds), and every update; see `Trained`.
 
     Raises:
-        ValueError: numbers out of range; a bound below N - 1; Ray is not installed or cannot be reached; a checkpoint of another run.
+        ValueError: numbers out of range; a bound below N - 1; Ray is not installed or cannot be
+            reached; a checkpoint of another run.
         ChildProcessError: all workers have died too often, or a server that has no checkpoint.
         TimeoutError: nothing has happened for too long.
         Diverged: the loss became infinite or NaN.
 
-    Source: Liu and Zhang, section 4.1; Li et al., "Scaling distributed machine learning with the parameter server", 2014; for the bound and
-    the division see `algorithms.asynchronous_sgd`.
+    Source: Liu and Zhang, section 4.1; Li et al., "Scaling distributed machine learning with the
+    parameter server", 2014; for the bound and the division see `algorithms.asynchronous_sgd`.
     """
     N = problem.workers
     if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
-        raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
+        raise ValueError(
+            f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: "
+            f"need at least {N - 1}"
+        )
     checks.positive_int("asynchronous_sgd: servers", servers)
-    how = ["on_ray", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}", "staleness_aware" * staleness_aware]
+    how = [
+        "on_ray",
+        f"servers={servers}" * (servers > 1),
+        "" if bound is None else f"bound={bound}",
+        "staleness_aware" * staleness_aware,
+    ]
     name = f"asynchronous_sgd({', '.join(filter(None, how))})"
     validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
-    rules = Rules(optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds)
-    return _train(name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience)
+    rules = Rules(
+        optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds
+    )
+    return _train(
+        name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience
+    )
 
 
 @checks.arguments
@@ -114,7 +135,8 @@ def minibatch_sgd(
     A worker that has died is not waited for: then the mean is over the others.
 
     Args:
-        problem, optimizer, key, record_every, delay, address, checkpoint, checkpoint_seconds, restarts, patience: as of `asynchronous_sgd`.
+        problem, optimizer, key, record_every, delay, address, checkpoint, checkpoint_seconds,
+            restarts, patience: as of `asynchronous_sgd`.
         steps: T, rounds.
 
     Returns, Raises: as of `asynchronous_sgd`; in `updates` each round has N gradients.
@@ -127,7 +149,14 @@ def minibatch_sgd(
     return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
 
 
-def validate_numbers(name: str, steps: int, record_every: int, restarts: int, patience: float, checkpoint_seconds: float = 0.0) -> None:
+def validate_numbers(
+    name: str,
+    steps: int,
+    record_every: int,
+    restarts: int,
+    patience: float,
+    checkpoint_seconds: float = 0.0,
+) -> None:
     """Raises a ValueError if one of the numbers of a real run is out of range."""
     checks.positive_int(f"{name}: steps", steps)
     checks.positive_int(f"{name}: record_every", record_every)
@@ -135,16 +164,25 @@ def validate_numbers(name: str, steps: int, record_every: int, restarts: int, pa
     if not 0 < patience < math.inf:
         raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
     if not 0 <= checkpoint_seconds < math.inf:
-        raise ValueError(f"{name}: checkpoint_seconds = {checkpoint_seconds:g}: need finite seconds >= 0")
+        raise ValueError(
+            f"{name}: checkpoint_seconds = {checkpoint_seconds:g}: need finite seconds >= 0"
+        )
 
 
-def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
+def tasks(
+    problem: Problem, key: jax.Array, like: Params, delay: Delay | None
+) -> Callable[[int], Task]:
     """Of each worker, what it computes, with its own data."""
     sent = in_numbers(loop.stream(loop.split(key)[1]))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
-        return Task(oracle.of_worker(problem, worker)._replace(data=pooled.of_worker(problem.data, worker)), sent, shapes, delay)
+        return Task(
+            oracle.of_worker(problem, worker)._replace(data=pooled.of_worker(problem.data, worker)),
+            sent,
+            shapes,
+            delay,
+        )
 
     return task
 
@@ -176,13 +214,30 @@ def _train(
             parts = list(map(ray.put, parted(params, P)))
             given = [ray.put(task(worker)) for worker in range(N)]
             for p, part in enumerate(parts):
-                own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
+                own = rules._replace(
+                    folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p)
+                )
                 own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
-                servers.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0, retries=-1))
+                servers.append(
+                    actor(
+                        ray,
+                        Server,
+                        part,
+                        own,
+                        N,
+                        restarts=restarts if checkpoint else 0,
+                        retries=-1,
+                    )
+                )
             restored = _restored(ray, servers, patience) if checkpoint else [_NOTHING] * P
             if any(news.version < rules.steps for news in restored):
-                workers.extend(actor(ray, Worker, worker, each, restarts=restarts) for worker, each in enumerate(given))
-                crew = Crew(ray, workers, lambda worker, life: workers[worker].run.remote(servers, life))
+                workers.extend(
+                    actor(ray, Worker, worker, each, restarts=restarts)
+                    for worker, each in enumerate(given)
+                )
+                crew = Crew(
+                    ray, workers, lambda worker, life: workers[worker].run.remote(servers, life)
+                )
                 _run(ray, name, servers, crew, patience)
             histories = ray.get([each.history.remote() for each in servers], timeout=patience)
         except ray.exceptions.ActorDiedError as error:
@@ -194,7 +249,11 @@ def _train(
 
 
 def _folder(checkpoint: str | Path | None, p: int) -> str | None:
-    return None if checkpoint is None else str(expanded("checkpoint", checkpoint).absolute() / f"server{p}")
+    return (
+        None
+        if checkpoint is None
+        else str(expanded("checkpoint", checkpoint).absolute() / f"server{p}")
+    )
 
 
 def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) -> dict[str, str]:
@@ -242,24 +301,36 @@ def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -
         waiting.need([(news.era, news.version) for news in found], f"{name}: no update")
 
 
-def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]) -> Trained:
+def _trained(
+    name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]
+) -> Trained:
     """What all servers say, put together."""
     P, N = len(parts), problem.workers
-    least = min(len(updates) for updates, *_ in parts)  # a server may have seen what is not finite, or lost a gradient with a worker
+    # a server may have seen what is not finite, or lost a gradient with a worker
+    least = min(len(updates) for updates, *_ in parts)
 
     def column(field: str) -> np.ndarray:
         """`[least, P]`, of what was read `[least, P, P]`; also where nothing was taken."""
-        each = np.array([[getattr(update, field) for update in updates[:least]] for updates, *_ in parts])
+        each = np.array(
+            [[getattr(update, field) for update in updates[:least]] for updates, *_ in parts]
+        )
         return each.reshape(P, least, *[P] * (field == "read")).swapaxes(0, 1)
 
     columns = {field: column(field) for field in Update._fields}
     updates = {field: columns[field].astype(int) for field in ("worker", "draw", "read")}
     updates["staleness"] = (columns["step"] - columns["version"]).astype(int)
-    updates |= {"clock": columns["at"], **{field: columns[field] for field in ("computed", "trip", "busy")}}
+    updates |= {
+        "clock": columns["at"],
+        **{field: columns[field] for field in ("computed", "trip", "busy")},
+    }
     count = min(len(records) for _, records, *_ in parts)
     models = [joined([records[i] for _, records, *_ in parts], params) for i in range(count)]
     done = min(max((int(update.step) + 1 for update in taken), default=0) for taken, *_ in parts)
-    step = np.append(np.arange(count - 1) * rules.record_every, done) if count > 1 else np.zeros(1, int)
+    step = (
+        np.append(np.arange(count - 1) * rules.record_every, done)
+        if count > 1
+        else np.zeros(1, int)
+    )
     bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
     # Of each record its last update, the last of its gradients.
     last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
@@ -267,8 +338,18 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
         "step": step,
         "bits": 2.0 * bits * (last + 1) / N,
         "consensus": np.zeros(count),
-        **of_records(step, last, updates["clock"].max(axis=1), updates["staleness"].max(axis=1), updates["worker"][:, 0]),
+        **of_records(
+            step,
+            last,
+            updates["clock"].max(axis=1),
+            updates["staleness"].max(axis=1),
+            updates["worker"][:, 0],
+        ),
     }
     last_model = joined([model for *_, model, _ in parts], params)
-    flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items() if field != "read"}
+    flat = (
+        updates
+        if P > 1
+        else {field: values[:, 0] for field, values in updates.items() if field != "read"}
+    )
     return Trained(last_model, evaluated(name, problem, models, history), flat, N, int(bits))

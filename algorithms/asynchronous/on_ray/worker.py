@@ -1,4 +1,6 @@
-"""A worker: a process that has its own data only, computes gradients at the model that it was given last, and waits for no other worker."""
+"""A worker: a process that has its own data only, computes gradients at the model that it was given
+last, and waits for no other worker.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ class Task(NamedTuple):
 
 
 class Gradients:
-    """Those of one worker. Gradient k is of batch k of its stream: the one that a query with `draws` of k gives in `dsgd.run`."""
+    """Those of one worker. Gradient k is of batch k of its stream: the one that a query with
+    `draws` of k gives in `dsgd.run`.
+    """
 
     def __init__(self, worker: int, task: Task) -> None:
         self.worker: int = worker
         self.task: Task = task
         self.stream: np.ndarray
         self.stream, kind = task.stream
-        self.function: Callable[..., Params] = jax.jit(partial(_gradient, task.problem._replace(data=()), worker, kind))
+        self.function: Callable[..., Params] = jax.jit(
+            partial(_gradient, task.problem._replace(data=()), worker, kind)
+        )
         self.data: PyTree = jax.device_put(task.problem.data)
 
     def rehearse(self) -> None:
@@ -57,12 +63,22 @@ class Gradients:
         """The k-th, leaves of numpy's, and the seconds that it took."""
         began = time.monotonic()
         if self.task.delay is not None:
-            time.sleep(checks.need_delay(f"delay({self.worker}, {k})", self.task.delay(self.worker, k)))
+            time.sleep(
+                checks.need_delay(f"delay({self.worker}, {k})", self.task.delay(self.worker, k))
+            )
         slope = jax.tree.map(np.asarray, self.function(params, self.data, self.stream, np.int32(k)))
         return slope, time.monotonic() - began
 
 
-def _gradient(problem: Problem, worker: int, kind: str, params: Params, data: PyTree, stream: jax.Array, k: jax.Array) -> Params:
+def _gradient(
+    problem: Problem,
+    worker: int,
+    kind: str,
+    params: Params,
+    data: PyTree,
+    stream: jax.Array,
+    k: jax.Array,
+) -> Params:
     key = jax.random.wrap_key_data(stream, impl=kind)
     if problem.numbered:
         batch = problem.sample(jax.random.fold_in(key, worker), data, k)
@@ -89,7 +105,8 @@ class Worker:
         self.gradients.rehearse()
 
     def run(self, servers: Sequence[Any], life: int) -> int:
-        """Reads the model, computes, sends the gradient, and begins again with what comes back, until all servers have enough.
+        """Reads the model, computes, sends the gradient, and begins again with what comes back,
+        until all servers have enough.
 
         Args:
             servers: of the parts, in their order.
@@ -104,9 +121,14 @@ class Worker:
         first = k = max(reply.draw for reply in replies)
         trip = float("nan")
         while not all(reply.done for reply in replies):
-            slope, computed = self.gradients(joined([reply.part for reply in replies], self.like), k)
+            slope, computed = self.gradients(
+                joined([reply.part for reply in replies], self.like), k
+            )
             read = tuple(reply.version for reply in replies)
-            about = [Pushed(self.worker, life, reply.version, read, reply.era, k, computed, trip) for reply in replies]
+            about = [
+                Pushed(self.worker, life, reply.version, read, reply.era, k, computed, trip)
+                for reply in replies
+            ]
             began = time.monotonic()
             sent = zip(servers, parted(slope, len(servers)), about, strict=True)
             replies = ray.get([server.push.remote(part, one) for server, part, one in sent])
@@ -116,7 +138,9 @@ class Worker:
 
 
 def parted(params: Params, servers: int) -> list[PyTree]:
-    """A model as the parts of so many servers: of one, as it is; of several, vectors as long as each other."""
+    """A model as the parts of so many servers: of one, as it is; of several, vectors as long as
+    each other.
+    """
     return [params] if servers == 1 else list(np.asarray(_cut(params, servers)))
 
 

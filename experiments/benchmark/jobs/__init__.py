@@ -1,1 +1,3 @@
-"""What benchmarks run in separate processes: programs whose start is timed, and the versions of other libraries."""
+"""What benchmarks run in separate processes: programs whose start is timed, and the versions of
+other libraries.
+"""

@@ -1,9 +1,11 @@
-"""One job in all ways: `benchmark peers` runs each version in a process of its own, some of them in a Python of their own.
+"""One job in all ways: `benchmark peers` runs each version in a process of its own, some of them in
+a Python of their own.
 
     python -m experiments.benchmark.jobs.peers numpy '{"data": FOLDER, "rounds": 20}'
 
-The job is logistic regression of N workers, each with few samples and all of them in every gradient, so that nothing is random: all
-versions make the same iterates. Everything is float64. Each version imports its own library; the rest needs numpy alone.
+The job is logistic regression of N workers, each with few samples and all of them in every
+gradient, so that nothing is random: all versions make the same iterates. Everything is float64.
+Each version imports its own library; the rest needs numpy alone.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import numpy as np
 
 from experiments.benchmark import timing
 
-Run = Callable[[int], Any]  # rounds, from the start on -> the models, [N, d], or of mb-sgd the one model, [d]
+# rounds, from the start on -> the models, [N, d], or of mb-sgd the one model, [d]
+Run = Callable[[int], Any]
 RESULT = "result"  # the line that a version prints when the first result is there
-RARELY = 1 << 20  # rounds between two records of dsgd, or snapshots of decent-bench: only the last round has one
+# rounds between two records of dsgd, or snapshots of decent-bench: only the last round has one
+RARELY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,19 +73,25 @@ def dsgd_run(what: Job) -> Run:
 
     start = jnp.zeros(inputs.shape[-1])
     data = jnp.asarray(inputs), jnp.asarray(targets)
-    problem = dsgd.Problem(init=lambda key: start, loss=loss, data=data, sample=lambda key, mine: mine)
+    problem = dsgd.Problem(
+        init=lambda key: start, loss=loss, data=data, sample=lambda key, mine: mine
+    )
     method = algorithms.make(what.method, optax.sgd(what.learning_rate), len(inputs))
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
 
     def run(rounds: int) -> jax.Array:
         result = dsgd.run(method, problem, steps=rounds, key=key, record_every=RARELY, mesh=mesh)
-        return jax.block_until_ready(result.state.workers.params if what.method != "mb-sgd" else result.params)
+        return jax.block_until_ready(
+            result.state.workers.params if what.method != "mb-sgd" else result.params
+        )
 
     return run
 
 
 def scan(what: Job) -> Run:
-    """As a hand-written JAX loop. Products as einsum are the fastest of six forms on CPUs (matmul is as fast, broadcasts are slower)."""
+    """As a hand-written JAX loop. Products as einsum are the fastest of six forms on CPUs (matmul
+    is as fast, broadcasts are slower).
+    """
     import jax
     import jax.numpy as jnp
 
@@ -102,7 +112,9 @@ def scan(what: Job) -> Run:
 
     @jax.jit
     def many(rounds, inputs, targets):
-        return jax.lax.fori_loop(0, rounds, lambda _, x: one_round(x, inputs, targets), jnp.zeros(shape))
+        return jax.lax.fori_loop(
+            0, rounds, lambda _, x: one_round(x, inputs, targets), jnp.zeros(shape)
+        )
 
     return lambda rounds: jax.block_until_ready(many(rounds, inputs, targets))
 
@@ -136,7 +148,9 @@ def torch_tensors(what: Job) -> Run:
         x = torch.zeros(inputs.shape[0], inputs.shape[-1], dtype=inputs.dtype)
         for _ in range(rounds):
             error = torch.sigmoid(torch.bmm(inputs, x[..., None])[..., 0]) - targets
-            half = x - what.learning_rate / targets.shape[1] * torch.bmm(error[:, None], inputs)[:, 0]
+            half = (
+                x - what.learning_rate / targets.shape[1] * torch.bmm(error[:, None], inputs)[:, 0]
+            )
             x = (half + torch.roll(half, 1, dims=0) + torch.roll(half, -1, dims=0)) / 3
         return x
 
@@ -144,7 +158,9 @@ def torch_tensors(what: Job) -> Run:
 
 
 def decent_bench(what: Job) -> Run:
-    """In decent-bench: its own cost, network and methods, on numpy, which is its default for its own costs."""
+    """In decent-bench: its own cost, network and methods, on numpy, which is its default for its
+    own costs.
+    """
     import networkx as nx
     from decent_array import interoperability as arrays  # pyright: ignore[reportMissingImports]
     from decent_bench.agents import Agent  # pyright: ignore[reportMissingImports]
@@ -156,7 +172,10 @@ def decent_bench(what: Job) -> Run:
     inputs, targets = what.load()
     agents = []
     for mine, classes in zip(inputs, targets, strict=True):
-        samples = [(arrays.from_numpy(x), arrays.from_numpy(y)) for x, y in zip(mine, classes[:, None], strict=True)]
+        samples = [
+            (arrays.from_numpy(x), arrays.from_numpy(y))
+            for x, y in zip(mine, classes[:, None], strict=True)
+        ]
         agents.append(Agent(LogisticRegressionCost(samples), state_snapshot_period=RARELY))
     network = P2PNetwork(nx.cycle_graph(len(agents)), agents)  # whose weights are Metropolis's, 1/3
     methods = {"dsgd": ATC, "extra": EXTRA, "exact-diffusion": ED}
@@ -170,7 +189,9 @@ def decent_bench(what: Job) -> Run:
 
 
 def fedjax_clients(what: Job) -> Run:
-    """Mini-batch SGD in fedjax: federated averaging with one step of each client, on all of its samples."""
+    """Mini-batch SGD in fedjax: federated averaging with one step of each client, on all of its
+    samples.
+    """
     import fedjax  # pyright: ignore[reportMissingImports]
     import jax
     import jax.numpy as jnp
@@ -186,7 +207,10 @@ def fedjax_clients(what: Job) -> Run:
     client, server = fedjax.optimizers.sgd(what.learning_rate), fedjax.optimizers.sgd(1.0)
     method = fed_avg.federated_averaging(jax.grad(loss), client, server, batches)
     keys = jax.random.split(jax.random.key(0), len(inputs))
-    clients = [(n, fedjax.ClientDataset({"x": inputs[n], "y": targets[n]}), keys[n]) for n in range(len(inputs))]
+    clients = [
+        (n, fedjax.ClientDataset({"x": inputs[n], "y": targets[n]}), keys[n])
+        for n in range(len(inputs))
+    ]
 
     def run(rounds: int) -> Any:
         state = method.init(jnp.zeros(inputs.shape[-1]))
@@ -221,10 +245,14 @@ def main(version: Version, job: Job) -> None:
     print(RESULT, flush=True)
     if job.save:
         np.save(job.save, np.asarray(models))
-    report: dict[str, Any] = {"memory": peak(), "versions": {name: importlib.metadata.version(name) for name in version.packages}}
+    report: dict[str, Any] = {
+        "memory": peak(),
+        "versions": {name: importlib.metadata.version(name) for name in version.packages},
+    }
     report["versions"]["Python"] = platform.python_version()
     if job.seconds:
-        count = max(timing.calibrate(run, job.seconds), job.rounds)  # what each call does once must not count for much
+        # what each call does once must not count for much
+        count = max(timing.calibrate(run, job.seconds), job.rounds)
         report["rounds_per_second"] = count / timing.clock(run, count)
     print(json.dumps(report))
 

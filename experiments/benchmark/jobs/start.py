@@ -2,7 +2,8 @@
 
     python -m experiments.benchmark.jobs.start dsgd
 
-The job is logistic regression on digits, sorted by label over 16 workers, 1,000 rounds of ring DSGD on batches of 16. In every round f,
+The job is logistic regression on digits, sorted by label over 16 workers, 1,000 rounds of ring DSGD
+on batches of 16. In every round f,
 |f'|^2, the consensus distance and the test accuracy are recorded. Versions import no more than they need, and read the same file.
 """
 
@@ -16,17 +17,23 @@ from pathlib import Path
 from typing import Any
 
 WORKERS, CLASSES, PER_WORKER = 16, 10, 89
-_TRACE = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+_TRACE = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+)
 _COMPILE = ("/jax/core/compile/backend_compile_duration",)
 
 
 class Laps:
-    """Seconds by name, each since the last one, without those in which JAX traced (and lowered) and compiled: they have their own names."""
+    """Seconds by name, each since the last one, without those in which JAX traced (and lowered) and
+    compiled: they have their own names.
+    """
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        self._spans: list[tuple[float, float, bool]] = []  # of JAX: begin, end, whether it compiled; some lie within others
+        # of JAX: begin, end, whether it compiled; some lie within others
+        self._spans: list[tuple[float, float, bool]] = []
 
     def watch_jax(self) -> None:
         """From here on."""
@@ -37,12 +44,23 @@ class Laps:
     def lap(self, name: str) -> None:
         """Ends one."""
         began, self._at = self._at, time.perf_counter()
-        self._seconds[name] = self._at - began - _covered([span for span in self._spans if span[0] >= began])
+        self._seconds[name] = (
+            self._at - began - _covered([span for span in self._spans if span[0] >= began])
+        )
 
     def finish(self, loss: float) -> None:
         """Prints them, and the last loss, as one line of JSON."""
         compiling = _covered([span for span in self._spans if span[2]])
-        print(json.dumps({**self._seconds, "trace": _covered(self._spans) - compiling, "compile": compiling, "loss": loss}))
+        print(
+            json.dumps(
+                {
+                    **self._seconds,
+                    "trace": _covered(self._spans) - compiling,
+                    "compile": compiling,
+                    "loss": loss,
+                }
+            )
+        )
 
     def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in _TRACE + _COMPILE:
@@ -60,17 +78,28 @@ def _covered(spans: list[tuple[float, float, bool]]) -> float:
 
 
 def load_digits() -> tuple[Any, Any, Any, Any]:
-    """Inputs `[16, 89, 64]` and classes `[16, 89]` of workers who see few classes each, and those of the test set, `[373, 64]`, `[373]`."""
+    """Inputs `[16, 89, 64]` and classes `[16, 89]` of workers who see few classes each, and those
+    of the test set, `[373, 64]`, `[373]`.
+    """
     import numpy as np
 
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     assert spec.origin is not None
-    table = np.loadtxt(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.float32)
+    table = np.loadtxt(
+        Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz",
+        delimiter=",",
+        dtype=np.float32,
+    )
     table = np.random.default_rng(0).permutation(table)
     train, test = np.split(table, [WORKERS * PER_WORKER])
     train = train[np.argsort(train[:, -1], kind="stable")].reshape(WORKERS, PER_WORKER, -1)
-    return train[..., :-1] / 16, train[..., -1].astype(np.int32), test[:, :-1] / 16, test[:, -1].astype(np.int32)
+    return (
+        train[..., :-1] / 16,
+        train[..., -1].astype(np.int32),
+        test[:, :-1] / 16,
+        test[:, -1].astype(np.int32),
+    )
 
 
 def dsgd_run(laps: Laps) -> float:
@@ -104,7 +133,10 @@ def scan(laps: Laps) -> float:
 
     def loss(w, x, y):
         logits = x @ w[:-1] + w[-1]
-        losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+        losses = (
+            jax.nn.logsumexp(logits, axis=-1)
+            - jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+        )
         return losses.mean() + 0.5e-4 * jnp.sum(w**2)
 
     def whole(w):
@@ -148,7 +180,9 @@ def numpy_loop(laps: Laps) -> float:
         total = size.sum(axis=-1, keepdims=True)
         losses = (np.log(total) - np.sum(logits * y, axis=-1, keepdims=True)).mean(axis=(-2, -1))
         error = (size / total - y) / x.shape[-2]
-        slope = np.concatenate([np.swapaxes(x, -1, -2) @ error, error.sum(axis=-2, keepdims=True)], axis=-2)
+        slope = np.concatenate(
+            [np.swapaxes(x, -1, -2) @ error, error.sum(axis=-2, keepdims=True)], axis=-2
+        )
         return losses + 0.5e-4 * np.sum(w**2, axis=(-1, -2)), slope + np.float32(1e-4) * w
 
     def one_round(w):
@@ -159,7 +193,12 @@ def numpy_loop(laps: Laps) -> float:
         middle = w.mean(axis=0)
         values, slopes = loss_and_gradient(middle, inputs, hot)
         right = np.argmax(test_inputs @ middle[:-1] + middle[-1], axis=-1) == test_targets
-        record = values.mean(), np.sum(slopes.mean(axis=0) ** 2), np.sum((w - middle) ** 2) / WORKERS, right.mean()
+        record = (
+            values.mean(),
+            np.sum(slopes.mean(axis=0) ** 2),
+            np.sum((w - middle) ** 2) / WORKERS,
+            right.mean(),
+        )
         return w, record
 
     w, history = np.zeros((WORKERS, 65, CLASSES), np.float32), []

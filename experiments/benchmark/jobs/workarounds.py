@@ -1,6 +1,8 @@
-"""One turn of each operation of `dsgd.xla`, in a loop as rounds are: `python -m experiments.benchmark.jobs.workarounds 0.5`.
+"""One turn of each operation of `dsgd.xla`, in a loop as rounds are:
+`python -m experiments.benchmark.jobs.workarounds 0.5`.
 
-It prints the CPU seconds of a turn by name, as JSON. The forms are those that the environment variable DSGD_XLA_WORKAROUNDS chooses.
+It prints the CPU seconds of a turn by name, as JSON. The forms are those that the environment
+variable DSGD_XLA_WORKAROUNDS chooses.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
         return x * (1 + 1e-9 * jax.vmap(xla.sum_elements)(jnp.abs(x))[:, None])
 
     def elements_of_largest(x):
-        return x * jnp.where(jax.vmap(lambda row: xla.among_largest(row, row.size // 10))(x), 0.99, 1.01)
+        return x * jnp.where(
+            jax.vmap(lambda row: xla.among_largest(row, row.size // 10))(x), 0.99, 1.01
+        )
 
     def codes(carry):
         key, x = carry
@@ -59,7 +63,9 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
         return jax.random.fold_in(key, jnp.bitwise_xor.reduce(words.ravel()))
 
     def convolutions(weights):
-        gradients = jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.square(jnp.asarray(network.apply(w, x))))))(weights, images)
+        gradients = jax.vmap(
+            jax.grad(lambda w, x: jnp.sum(jnp.square(jnp.asarray(network.apply(w, x)))))
+        )(weights, images)
         return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
 
     return {
@@ -77,7 +83,10 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
 def seconds_of_a_turn(turn: Callable[[Any], Any], start: Any, seconds: float) -> float:
     """CPU seconds, the least of several timings."""
     loop = xla.lower(
-        jax.jit(lambda turns, carry: lax.fori_loop(0, turns, lambda _, carry: turn(carry), carry)).trace(1, start), "cpu"
+        jax.jit(
+            lambda turns, carry: lax.fori_loop(0, turns, lambda _, carry: turn(carry), carry)
+        ).trace(1, start),
+        "cpu",
     ).compile()
 
     def timed(turns: int) -> float:
@@ -92,5 +101,8 @@ def seconds_of_a_turn(turn: Callable[[Any], Any], start: Any, seconds: float) ->
 
 
 if __name__ == "__main__":
-    found = {name: seconds_of_a_turn(*operation, float(sys.argv[1])) for name, operation in operations().items()}
+    found = {
+        name: seconds_of_a_turn(*operation, float(sys.argv[1]))
+        for name, operation in operations().items()
+    }
     print(json.dumps(found))

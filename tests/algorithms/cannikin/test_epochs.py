@@ -1,4 +1,6 @@
-"""The loop of epochs, with rounds that follow a script: the arguments of the system and of the training, and the records."""
+"""The loop of epochs, with rounds that follow a script: the arguments of the system and of the
+training, and the records.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,33 @@ def problem(samples: int | None = 30) -> Problem:
     def never(*given):
         raise AssertionError("rounds follow a script")
 
-    return Problem(init=never, loss=never, data=np.zeros((N, 1)), sample=Sampler(never, batch_size=B, samples=samples, take=never))
+    return Problem(
+        init=never,
+        loss=never,
+        data=np.zeros((N, 1)),
+        sample=Sampler(never, batch_size=B, samples=samples, take=never),
+    )
 
 
-def plan(system: policies.System, *, limits: Any = None, samples: int | None = 100, holder: Any = None, **more: Any) -> epochs.Plan:
-    given = {"epochs": 3, "micro_batches": 2, "scaling": lambda *_: 1.0, "initial_batch": None, "smoothing": 0.3, **more}
-    return epochs.make_plan("train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given)
+def plan(
+    system: policies.System,
+    *,
+    limits: Any = None,
+    samples: int | None = 100,
+    holder: Any = None,
+    **more: Any,
+) -> epochs.Plan:
+    given = {
+        "epochs": 3,
+        "micro_batches": 2,
+        "scaling": lambda *_: 1.0,
+        "initial_batch": None,
+        "smoothing": 0.3,
+        **more,
+    }
+    return epochs.make_plan(
+        "train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given
+    )
 
 
 def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
@@ -43,7 +66,9 @@ def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
             start=lambda cluster: note("start", cluster),
             decide=lambda memory: (np.array(next(left)), memory),
             observe=lambda memory, seen: note("observe", seen),
-            resize=lambda memory, stay, joined, limits: note("resize", (stay.tolist(), joined, limits.tolist())),
+            resize=lambda memory, stay, joined, limits: note(
+                "resize", (stay.tolist(), joined, limits.tolist())
+            ),
             name="a script",
         ),
         calls,
@@ -60,7 +85,9 @@ class Rounds:
     def __call__(self, sizes: np.ndarray, factor: float, rounds: int) -> epochs.Ran:
         self.asked.append((sizes.tolist(), factor, rounds))
         times = [RNG.random((rounds, N)) for _ in range(5)]
-        self.ran.append(epochs.Ran(float(rounds), *times, RNG.random(rounds), {"loss": float(len(self.ran))}))
+        self.ran.append(
+            epochs.Ran(float(rounds), *times, RNG.random(rounds), {"loss": float(len(self.ran))})
+        )
         return self.ran[-1]
 
 
@@ -78,7 +105,9 @@ def test_an_epoch_has_as_many_rounds_as_its_samples_need_and_two_at_least():
 
 
 def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
-    """An epoch in which one node has all samples gives no estimate and leaves the averages as they are."""
+    """An epoch in which one node has all samples gives no estimate and leaves the averages as they
+    are.
+    """
     decisions = [[10, 10, 5, 0], [12, 0, 0, 0], [0, 8, 0, 4]]
     system, calls = scripted(decisions)
     rounds = Rounds()
@@ -88,7 +117,9 @@ def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
         there = np.array(sizes) > 0
         if there.sum() > 1:
             ran = rounds.ran[i]
-            each = gradient_noise_scale(ran.local_sqnorms[:, there], ran.global_sqnorm, np.array(sizes)[there])
+            each = gradient_noise_scale(
+                ran.local_sqnorms[:, there], ran.global_sqnorm, np.array(sizes)[there]
+            )
             expected = smoothed(expected, NoiseScale(each.noise.mean(), each.sqnorm.mean()), 0.3)
         np.testing.assert_allclose(seen[i], expected)
         assert found[i].noise_scale == pytest.approx(expected.samples)
@@ -107,7 +138,9 @@ def test_steps_are_scaled_by_the_noise_before_the_epoch_and_the_first_batch(init
     rounds = Rounds()
     found = epochs.follow(plan(system, scaling=scaling, initial_batch=initial), rounds)
     assert asked == [(0, 25, first), (1.0, 40, first), (pytest.approx(1.7), 4, first)]
-    assert [asked[1] for asked in rounds.asked] == [epoch.factor for epoch in found] == [2.0, 3.0, 4.0]
+    assert (
+        [asked[1] for asked in rounds.asked] == [epoch.factor for epoch in found] == [2.0, 3.0, 4.0]
+    )
 
 
 def test_the_system_receives_the_nodes_that_participate_and_their_measurements():
@@ -116,7 +149,9 @@ def test_the_system_receives_the_nodes_that_participate_and_their_measurements()
     system, calls = scripted([[5, 6], [7, 8], [1, 2, 3]])
     rounds = Rounds()
     present = [np.isin(np.arange(N), each) for each in ([0, 2], [2, 0], [1, 2, 3])]
-    found = epochs.follow(plan(system, limits=[16, 15, 14, 13], present=lambda epoch: present[epoch]), rounds)
+    found = epochs.follow(
+        plan(system, limits=[16, 15, 14, 13], present=lambda epoch: present[epoch]), rounds
+    )
     assert [asked[0] for asked in rounds.asked] == [[5, 0, 6, 0], [7, 0, 8, 0], [0, 2, 1, 3]]
     words = [what for what, _ in calls]
     assert words == ["start", "observe", "observe", "resize", "observe"]
@@ -129,7 +164,9 @@ def test_the_system_receives_the_nodes_that_participate_and_their_measurements()
     observed = [value for what, value in calls if what == "observe"]
     for i, ids in enumerate((there[0], there[1], order)):
         for name in ("compute", "backward", "first", "communication"):
-            np.testing.assert_array_equal(getattr(observed[i], name), getattr(rounds.ran[i], name)[:, ids], err_msg=name)
+            np.testing.assert_array_equal(
+                getattr(observed[i], name), getattr(rounds.ran[i], name)[:, ids], err_msg=name
+            )
         np.testing.assert_array_equal(observed[i].batches, np.array(rounds.asked[i][0])[ids])
     assert [epoch.batches.tolist() for epoch in found] == [asked[0] for asked in rounds.asked]
 
@@ -142,7 +179,9 @@ def test_training_ends_when_until_returns_true():
 
 
 def test_lengths_and_room_that_are_not_given():
-    """All samples of the largest worker, of N of them, or a batch each; memory for M batches, or less."""
+    """All samples of the largest worker, of N of them, or a batch each; memory for M batches, or
+    less.
+    """
     system, _ = scripted([])
     assert plan(system, samples=None).samples == N * 30
     assert plan(system, samples=None, holder=problem(None)).samples == N * B
@@ -154,7 +193,11 @@ def test_lengths_and_room_that_are_not_given():
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        ([16, 17, 16, 16], r"batches array\(\[16, 17, 16, 16\]\): need whole numbers, one a node, from 0 to \[16, 16, 16, 16\]"),
+        (
+            [16, 17, 16, 16],
+            r"batches array\(\[16, 17, 16, 16\]\): need whole numbers, one a node, from 0 to "
+            r"\[16, 16, 16, 16\]",
+        ),
         ([-1, 4, 4, 4], "need whole numbers"),
         ([1.0, 4.0, 4.0, 4.0], "need whole numbers"),
         ([4, 4, 4], "need whole numbers"),

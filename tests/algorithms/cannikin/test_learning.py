@@ -20,7 +20,11 @@ def cluster(n: int, seed: int = 0, **more: Any) -> ClusterModel:
 
 def epoch(of: ClusterModel, batches: np.ndarray, rounds: int = 3) -> dict[str, Any]:
     """What its nodes measure."""
-    a, P, T = of.q * batches + of.s, of.k * batches + of.m, np.full(of.nodes, of.t_overlap + of.t_last)
+    a, P, T = (
+        of.q * batches + of.s,
+        of.k * batches + of.m,
+        np.full(of.nodes, of.t_overlap + of.t_last),
+    )
     a, P, first, T = (np.tile(each, (rounds, 1)) for each in (a, P, of.gamma * P, T))
     return {"batches": batches, "compute": a + P, "backward": P, "first": first, "communication": T}
 
@@ -33,7 +37,9 @@ def known(learner: Learner, weighting: Any = "inverse-variance") -> ClusterModel
 
 def alike(found: ClusterModel, true: ClusterModel, tolerance: float = 1e-9) -> None:
     for name in ("q", "s", "k", "m", "gamma", "t_overlap", "t_last"):
-        np.testing.assert_allclose(getattr(found, name), getattr(true, name), rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(true, name), rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 def test_without_noise_two_epochs_tell_all():
@@ -43,7 +49,9 @@ def test_without_noise_two_epochs_tell_all():
     one = learner.observed(**epoch(true, learner.next_batches(100)))
     assert (learner.model(), one.model()) == (None, None)
     per_sample = true.q + true.k + (np.asarray(true.s) + true.m) / 20
-    np.testing.assert_allclose(one.next_batches(100), 100 / per_sample / (1 / per_sample).sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        one.next_batches(100), 100 / per_sample / (1 / per_sample).sum(), rtol=1e-12
+    )
     unequal = np.array([1.0, 90.0, 2.0, 3.0, 4.0])
     per_sample = true.q + true.k + (np.asarray(true.s) + true.m) / unequal
     found = learner.observed(**epoch(true, unequal)).next_batches(100)
@@ -56,17 +64,26 @@ def test_without_noise_two_epochs_tell_all():
 
 
 def test_a_model_is_the_best_of_all_that_was_measured():
-    """Of each node what is not NaN. Coefficients of at least 0 are scipy's, or in proportion to samples where times do not grow; gamma is
-    weighted by inverse variances of means (equation 12 has those of single measurements); T_comm is the least mean, not the least time."""
+    """Of each node what is not NaN. Coefficients of at least 0 are scipy's, or in proportion to
+    samples where times do not grow; gamma is weighted by inverse variances of means (equation 12
+    has those of single measurements); T_comm is the least mean, not the least time."""
     n, rounds, draw = 100, 4, np.random.default_rng(1)
-    true = ClusterModel(*(draw.uniform(0.1, 1, (4, n)) * (draw.random((4, n)) < 0.6) + [[1e-3], [0], [1e-3], [0]]), 0.3, 1.0, 0.5)
+    true = ClusterModel(
+        *(draw.uniform(0.1, 1, (4, n)) * (draw.random((4, n)) < 0.6) + [[1e-3], [0], [1e-3], [0]]),
+        0.3,
+        1.0,
+        0.5,
+    )
     learner, epochs = cannikin.learner(n, 1 / 3), []
     for _ in range(3):
         measured = epoch(true, draw.uniform(1, 5, n), rounds)
         noise = {"compute": 1.0, "backward": 1.0, "first": 0.1, "communication": 0.1}
         for name, values in measured.items():
             if name != "batches":
-                noisy = np.maximum(values + noise[name] * draw.normal(size=(rounds, n)), 1e-3 if name == "compute" else 0)
+                noisy = np.maximum(
+                    values + noise[name] * draw.normal(size=(rounds, n)),
+                    1e-3 if name == "compute" else 0,
+                )
                 measured[name] = np.where(draw.random((rounds, n)) < 0.2, np.nan, noisy)
         learner = learner.observed(**measured)
         epochs.append({**measured, "batches": np.tile(measured["batches"], (rounds, 1))})
@@ -75,23 +92,41 @@ def test_a_model_is_the_best_of_all_that_was_measured():
     for i in range(n):
         there = ~np.isnan(total[:, i]) & ~np.isnan(P[:, i])
         size, both = b[there, i], (total[there, i] - P[there, i], P[there, i])
-        best = np.concatenate([nnls(np.stack([size, np.ones(len(size))], axis=1), times)[0] for times in both])
+        best = np.concatenate(
+            [nnls(np.stack([size, np.ones(len(size))], axis=1), times)[0] for times in both]
+        )
         if best[0] + best[2] == 0:
             flat += 1
-            best = np.array([max(size @ times, 0) / (size @ size) * (1 - place) for times in both for place in (0, 1)])
-        np.testing.assert_allclose([found.q[i], found.s[i], found.k[i], found.m[i]], best, rtol=1e-8, atol=1e-10)
+            best = np.array(
+                [
+                    max(size @ times, 0) / (size @ size) * (1 - place)
+                    for times in both
+                    for place in (0, 1)
+                ]
+            )
+        np.testing.assert_allclose(
+            [found.q[i], found.s[i], found.k[i], found.m[i]], best, rtol=1e-8, atol=1e-10
+        )
     assert flat
     gammas = np.divide(first, P, out=np.full(P.shape, np.nan), where=P > 0)
     counts = (~np.isnan(gammas)).sum(axis=0)
     often = gammas[:, counts > 1]
     variances = np.nanvar(often, axis=0, ddof=1) / counts[counts > 1]
-    assert found.gamma == pytest.approx(np.average(np.nanmean(often, axis=0), weights=1 / variances))
-    assert known(learner, "plain").gamma == pytest.approx(np.nanmean(gammas[:, counts > 0], axis=0).mean())
-    assert (found.t_overlap, found.t_last) == pytest.approx(np.nanmean(T, axis=0).min() * np.array([2 / 3, 1 / 3]))
+    assert found.gamma == pytest.approx(
+        np.average(np.nanmean(often, axis=0), weights=1 / variances)
+    )
+    assert known(learner, "plain").gamma == pytest.approx(
+        np.nanmean(gammas[:, counts > 0], axis=0).mean()
+    )
+    assert (found.t_overlap, found.t_last) == pytest.approx(
+        np.nanmean(T, axis=0).min() * np.array([2 / 3, 1 / 3])
+    )
 
 
 def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
-    """Gamma of a node without noise counts alone, and one measured once only where no node has two."""
+    """Gamma of a node without noise counts alone, and one measured once only where no node has
+    two.
+    """
     true, nothing = cluster(3), np.full((3, 3), np.nan)
     for missing in ({}, {"first": nothing}, {"communication": nothing}):
         learner = cannikin.learner(3, 0.1)
@@ -118,11 +153,15 @@ def test_only_those_change_that_would_compute_the_same_again():
     assert learner.next_batches(50) == pytest.approx(50 * np.array([0.5, 2, 0.5, 1.5]) / 4.5)
 
 
-def next_sizes(sizes: list[float], speeds: list[float], total: float, limits: list[float] | None = None) -> np.ndarray:
+def next_sizes(
+    sizes: list[float], speeds: list[float], total: float, limits: list[float] | None = None
+) -> np.ndarray:
     """After one epoch in which nodes had these sizes, and computed so many samples a second."""
     b, one = np.array(sizes), np.ones((2, len(sizes)))
     seconds = one * b / speeds
-    learner = cannikin.learner(len(b), 0.1, limits).observed(b, seconds, seconds / 2, seconds / 4, one)
+    learner = cannikin.learner(len(b), 0.1, limits).observed(
+        b, seconds, seconds / 2, seconds / 4, one
+    )
     return learner.next_batches(total)
 
 
@@ -151,7 +190,14 @@ def test_a_node_without_room_for_more_has_fewer_and_the_others_begin_with_more()
 
 
 @pytest.mark.parametrize(
-    ("size", "apart", "again"), [(16.0, 1.99, True), (16.0, 2.01, False), (4.0, 0.99, True), (4.0, 1.01, False), (8.0, 1.01, False)]
+    ("size", "apart", "again"),
+    [
+        (16.0, 1.99, True),
+        (16.0, 2.01, False),
+        (4.0, 0.99, True),
+        (4.0, 1.01, False),
+        (8.0, 1.01, False),
+    ],
 )
 def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apart, again):
     """Of two nodes, of which one is faster: equation 8 would give it more samples by `apart`."""
@@ -162,9 +208,13 @@ def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apa
 
 
 def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
-    """Of two rounds one node measured one only; one that was not seen counts as of average speed."""
+    """Of two rounds one node measured one only; one that was not seen counts as of average
+    speed.
+    """
     seconds = np.array([[1.5, np.nan, np.nan], [2.5, 1.0, np.nan]])
-    learner = cannikin.learner(3, 0.1).observed([4.0, 6.0, 0.0], seconds, seconds / 2, seconds / 4, seconds)
+    learner = cannikin.learner(3, 0.1).observed(
+        [4.0, 6.0, 0.0], seconds, seconds / 2, seconds / 4, seconds
+    )
     speeds = np.array([4 / 2, 6 / 1, (4 / 2 + 6 / 1) / 2])
     np.testing.assert_allclose(learner.next_batches(48), 48 * speeds / speeds.sum())
 
@@ -206,8 +256,13 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
     alike(known(learner), old)
     slower = {**epoch(known(left), np.array([4.0, 5.0])), "communication": np.full((3, 2), 4.0)}
     silent = left.observed(**{**slower, "communication": np.full((3, 2), np.nan)})
-    assert (known(silent).t_last, known(silent.observed(**slower)).t_last) == pytest.approx((0.3, 0.4))
-    q, s, k, m = (np.concatenate([row, np.asarray(each)[2:]]) for row, each in zip(rows, (new.q, new.s, new.k, new.m), strict=True))
+    assert (known(silent).t_last, known(silent.observed(**slower)).t_last) == pytest.approx(
+        (0.3, 0.4)
+    )
+    q, s, k, m = (
+        np.concatenate([row, np.asarray(each)[2:]])
+        for row, each in zip(rows, (new.q, new.s, new.k, new.m), strict=True)
+    )
     together = ClusterModel(q, s, k, m, old.gamma, 1.8, 0.2)
     grown, batches = left.joined(3), []
     for _ in range(2):
@@ -217,30 +272,47 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
     assert batches[0][2:] == pytest.approx([16.0] * 3)
     assert batches[0].sum() == pytest.approx(80)
     alike(known(grown), together)
-    assert known(grown.observed(**{**epoch(together, batches[0]), "communication": np.full((3, 5), 4.0)})).t_last == pytest.approx(0.8 / 3)
+    assert known(
+        grown.observed(**{**epoch(together, batches[0]), "communication": np.full((3, 5), 4.0)})
+    ).t_last == pytest.approx(0.8 / 3)
     assert learner.joined(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]
 
 
 REFUSED = [
     ({"batches": [1.0, 2.0]}, r"batches = \[1.0, 2.0\]: need 3 finite numbers, at least 0"),
     ({"compute": np.ones(3)}, r"compute of shape \[3\]: need \[rounds, 3\]"),
-    ({"first": np.ones((1, 3))}, r"compute \[2, 3\], .* first \[1, 3\].*: need as many rounds of each"),
-    ({"backward": -np.ones((2, 3))}, "backward from -1.0 to -1.0: need seconds, at least 0, or NaN"),
+    (
+        {"first": np.ones((1, 3))},
+        r"compute \[2, 3\], .* first \[1, 3\].*: need as many rounds of each",
+    ),
+    (
+        {"backward": -np.ones((2, 3))},
+        "backward from -1.0 to -1.0: need seconds, at least 0, or NaN",
+    ),
     ({"communication": np.full((2, 3), np.inf)}, "communication from inf to inf: need seconds"),
     ({"compute": np.zeros((2, 3))}, "compute from 0.0 to 0.0: need seconds, more than 0, or NaN"),
 ]
 
 
 def test_bad_measurements_and_learners_are_refused():
-    good = {"batches": [1.0, 2.0, 3.0], **{each: np.ones((2, 3)) for each in ("compute", "backward", "first", "communication")}}
+    good = {
+        "batches": [1.0, 2.0, 3.0],
+        **{each: np.ones((2, 3)) for each in ("compute", "backward", "first", "communication")},
+    }
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             cannikin.learner(3, 0.1).observed(**{**good, **wrong})
     for call, words in (
         (lambda: cannikin.learner(2, 0.1, [1.0]), r"limits = \[1.0\]: need 2 numbers, at least 0"),
         (lambda: cannikin.learner(2, 1.5), r"last_share = 1\.5: need a number from 0 to 1"),
-        (lambda: cannikin.learner(2, 0.1).without([2]), r"without: nodes = \[2\]: need numbers from 0 to 1"),
-        (lambda: cannikin.learner(2, 0.1).without([0, 1]), r"without: nodes = \[0, 1\]: need one that stays"),
+        (
+            lambda: cannikin.learner(2, 0.1).without([2]),
+            r"without: nodes = \[2\]: need numbers from 0 to 1",
+        ),
+        (
+            lambda: cannikin.learner(2, 0.1).without([0, 1]),
+            r"without: nodes = \[0, 1\]: need one that stays",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -14,19 +14,33 @@ from algorithms.cannikin import ClusterModel
 
 
 def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
-    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another, or memory; and a batch that fits."""
+    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another,
+    or memory; and a batch that fits.
+    """
     draw = np.random.default_rng(0)
     for _ in range(number):
         n = draw.integers(1, 8)
-        q, s, k, m = (10.0 ** draw.integers(-3, 3) * draw.uniform(0, 1, n) * (draw.random(n) >= draw.choice([0, 0.3])) for _ in range(4))
+        q, s, k, m = (
+            10.0 ** draw.integers(-3, 3)
+            * draw.uniform(0, 1, n)
+            * (draw.random(n) >= draw.choice([0, 0.3]))
+            for _ in range(4)
+        )
         limits = None
         if draw.random() < 0.5:
             limits = np.where(draw.random(n) < 0.3, np.inf, draw.uniform(0, 50, n))
             limits[(draw.random(n) < 0.2) & (np.arange(n) > 0)] = 0
         gamma, share = draw.choice([0, 1, draw.random()]), draw.uniform(0, 10) * draw.choice([0, 1])
-        model = ClusterModel(q, s, np.where(q + k == 0, 1.0, k), m, gamma, share, draw.random(), limits)
+        model = ClusterModel(
+            q, s, np.where(q + k == 0, 1.0, k), m, gamma, share, draw.random(), limits
+        )
         room = np.inf if limits is None else limits.sum()
-        yield model, min(draw.choice([1e-3, 1, draw.uniform(0, 200), room if np.isfinite(room) else 7]), room)
+        yield (
+            model,
+            min(
+                draw.choice([1e-3, 1, draw.uniform(0, 200), room if np.isfinite(room) else 7]), room
+            ),
+        )
 
 
 def solved(model: ClusterModel, total: float) -> float:
@@ -34,7 +48,10 @@ def solved(model: ClusterModel, total: float) -> float:
     n, rows, ends = model.nodes, [], []
     for slope, fixed in (
         (np.add(model.q, model.k), np.add(model.s, model.m)),
-        (model.q + model.gamma * np.asarray(model.k), model.s + model.gamma * np.asarray(model.m) + model.t_overlap),
+        (
+            model.q + model.gamma * np.asarray(model.k),
+            model.s + model.gamma * np.asarray(model.m) + model.t_overlap,
+        ),
     ):
         rows.append(np.hstack([np.diag(slope), -np.ones((n, 1))]))
         ends.append(-fixed - model.t_last)
@@ -57,7 +74,9 @@ def test_optperf_is_the_linear_program_s():
 
 
 def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
-    """Their computation is the longer one from the first sample on; it has no place in anybody's rate."""
+    """Their computation is the longer one from the first sample on; it has no place in anybody's
+    rate.
+    """
     q, limits = [0.0, 1.0, 0.0], [0.0, np.inf, 4.0]
     model = ClusterModel(q, np.ones(3), np.ones(3), np.ones(3), 0.0, 0.0, 0.0, limits)
     seconds, batches = model.optperf(7.0)
@@ -67,9 +86,13 @@ def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
 
 
 def test_lines_that_are_nearly_flat_are_shared_as_flat_ones():
-    """Where a sample takes less than the last digit of the seconds, seconds do not tell how many there are."""
+    """Where a sample takes less than the last digit of the seconds, seconds do not tell how many
+    there are.
+    """
     for gamma in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
-        model = ClusterModel([0.0, 0.0], [5e7, 5e7], [1e-4, 3e-4], [90.0, 80.0], gamma, 7e5, 1.0, [200.0, 300.0])
+        model = ClusterModel(
+            [0.0, 0.0], [5e7, 5e7], [1e-4, 3e-4], [90.0, 80.0], gamma, 7e5, 1.0, [200.0, 300.0]
+        )
         for total in (1.0, 242.0, 499.0):
             seconds, batches = model.optperf(total)
             assert seconds == pytest.approx(solved(model, total), rel=1e-9)
@@ -86,14 +109,22 @@ def test_whole_samples_are_the_best_of_all_there_are():
         if model.nodes > 4 or whole > np.floor(limits).sum():
             continue
         seconds, batches = model.optperf_integer(whole)
-        every = np.array([each for each in product(range(whole + 1), repeat=model.nodes) if sum(each) == whole and (each <= limits).all()])
+        every = np.array(
+            [
+                each
+                for each in product(range(whole + 1), repeat=model.nodes)
+                if sum(each) == whole and (each <= limits).all()
+            ]
+        )
         assert batches.sum() == whole
         assert seconds == model.batch_time(batches) == model.batch_time(every).min()
 
 
 def test_bottlenecks():
     """Of two nodes alike but for their backward passes: 1 - gamma of them against T_o."""
-    model = ClusterModel([0.1, 0.1], [0, 0], [1.0, 0.2], [0, 0], gamma=0.5, t_overlap=2.0, t_last=0.5)
+    model = ClusterModel(
+        [0.1, 0.1], [0, 0], [1.0, 0.2], [0, 0], gamma=0.5, t_overlap=2.0, t_last=0.5
+    )
     assert model.computes_longer([4, 4]).tolist() == [True, False]
     assert model.batch_time([4, 4]) == max(0.4 + 4, 0.4 + 2 + 2) + 0.5
     assert model.node_times([4, 4]).tolist() == pytest.approx([0.4 + 4 + 0.5, 0.4 + 0.4 + 2 + 0.5])
@@ -101,7 +132,9 @@ def test_bottlenecks():
 
 def one_by_one(model: ClusterModel, total: int) -> list[int]:
     """From no samples on, each to the node that is done first with it."""
-    limits = np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
+    limits = (
+        np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
+    )
     batches = np.zeros(model.nodes, int)
     for _ in range(total):
         with_one_more = model.node_times(batches + 1)
@@ -111,7 +144,11 @@ def one_by_one(model: ClusterModel, total: int) -> list[int]:
 
 def test_many_whole_samples_are_those_given_one_by_one():
     for model, _ in clusters(60):
-        limits = np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
+        limits = (
+            np.full(model.nodes, np.inf)
+            if model.limits is None
+            else np.floor(np.asarray(model.limits))
+        )
         total = int(min(60, limits.sum()))
         if total:
             seconds, batches = model.optperf_integer(total)
@@ -140,7 +177,10 @@ def test_several_total_batches_together_are_those_alone():
     for model, total in clusters(30):
         totals = np.array([[total / 7, total / 3], [total / 2, total]])
         wholes = np.array([[1, 17], [40, 5]])
-        for together, alone, given in ((model.optperf(totals), model.optperf, totals), *whole_ones(model, wholes)):
+        for together, alone, given in (
+            (model.optperf(totals), model.optperf, totals),
+            *whole_ones(model, wholes),
+        ):
             assert together.batches.shape == (2, 2, model.nodes)
             for i, j in np.ndindex(2, 2):
                 one = alone(given[i, j])
@@ -149,25 +189,61 @@ def test_several_total_batches_together_are_those_alone():
 
 
 def whole_ones(model: ClusterModel, wholes: np.ndarray) -> list[Any]:
-    return [(model.optperf_integer(wholes), model.optperf_integer, wholes)] if model.limits is None else []
+    return (
+        [(model.optperf_integer(wholes), model.optperf_integer, wholes)]
+        if model.limits is None
+        else []
+    )
 
 
-GOOD: dict[str, Any] = {"q": [1.0, 2.0], "s": [1.0, 2.0], "k": [1.0, 2.0], "m": [1.0, 2.0], "gamma": 0.2, "t_overlap": 1.0, "t_last": 0.1}
+GOOD: dict[str, Any] = {
+    "q": [1.0, 2.0],
+    "s": [1.0, 2.0],
+    "k": [1.0, 2.0],
+    "m": [1.0, 2.0],
+    "gamma": 0.2,
+    "t_overlap": 1.0,
+    "t_last": 0.1,
+}
 LIMITED = ClusterModel(**GOOD, limits=[3.5, 2.5])
 REFUSED = [
-    (lambda: ClusterModel(**{**GOOD, "s": [1.0, 2.0, 3.0]}), r"s of shape \[3\]: need one number for each of 2 nodes"),
-    (lambda: ClusterModel(**{**GOOD, "k": [-1.0, 2.0]}), r"k = \[-1.0, 2.0\]: need finite numbers, at least 0"),
+    (
+        lambda: ClusterModel(**{**GOOD, "s": [1.0, 2.0, 3.0]}),
+        r"s of shape \[3\]: need one number for each of 2 nodes",
+    ),
+    (
+        lambda: ClusterModel(**{**GOOD, "k": [-1.0, 2.0]}),
+        r"k = \[-1.0, 2.0\]: need finite numbers, at least 0",
+    ),
     (lambda: ClusterModel(**{**GOOD, "m": [1.0, np.inf]}), "m = .*: need finite numbers"),
-    (lambda: ClusterModel(**{**GOOD, "q": [0.0, 1.0], "k": [0.0, 1.0]}), r"q \+ k = 0 of node 0: need samples that take time"),
+    (
+        lambda: ClusterModel(**{**GOOD, "q": [0.0, 1.0], "k": [0.0, 1.0]}),
+        r"q \+ k = 0 of node 0: need samples that take time",
+    ),
     (lambda: ClusterModel(**{**GOOD, "gamma": 1.5}), "gamma = 1.5: need a number from 0 to 1"),
     (lambda: ClusterModel(**{**GOOD, "t_overlap": -1.0}), "t_overlap = -1.0"),
-    (lambda: ClusterModel(**{**GOOD, "limits": [np.nan, 1.0]}), "limits = .*: need numbers, at least 0"),
+    (
+        lambda: ClusterModel(**{**GOOD, "limits": [np.nan, 1.0]}),
+        "limits = .*: need numbers, at least 0",
+    ),
     (lambda: LIMITED.optperf([1.0, 6.5]), r"a total batch of 6\.5 samples, but limits of 6 in all"),
-    (lambda: LIMITED.optperf([4.0, 0.0]), "optperf: a total batch of 0 samples: need a finite number above 0"),
+    (
+        lambda: LIMITED.optperf([4.0, 0.0]),
+        "optperf: a total batch of 0 samples: need a finite number above 0",
+    ),
     (lambda: LIMITED.optperf_integer(6), "a total batch of 6 samples, but limits of 5 in all"),
-    (lambda: LIMITED.optperf_integer(2.5), "optperf_integer: total_batch = 2.5: need an integer, at least 1, or several"),
-    (lambda: LIMITED.node_times([1.0, 2.0, 3.0]), r"node_times: batches of shape \[3\]: need \[\.\.\., 2\], a number for each node"),
-    (lambda: LIMITED.batch_time([[1.0, 2.0], [np.nan, 2.0]]), "batch_time: batches = .*nan.*: need finite numbers of samples"),
+    (
+        lambda: LIMITED.optperf_integer(2.5),
+        "optperf_integer: total_batch = 2.5: need an integer, at least 1, or several",
+    ),
+    (
+        lambda: LIMITED.node_times([1.0, 2.0, 3.0]),
+        r"node_times: batches of shape \[3\]: need \[\.\.\., 2\], a number for each node",
+    ),
+    (
+        lambda: LIMITED.batch_time([[1.0, 2.0], [np.nan, 2.0]]),
+        "batch_time: batches = .*nan.*: need finite numbers of samples",
+    ),
 ]
 
 

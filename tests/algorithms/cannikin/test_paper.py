@@ -1,4 +1,6 @@
-"""Algorithm 1 beside OptPerf: where they agree, and where the one is longer, or has batches that nobody can compute."""
+"""Algorithm 1 beside OptPerf: where they agree, and where the one is longer, or has batches that
+nobody can compute.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ def test_its_batches_can_be_negative():
 
 
 def test_what_it_cannot_solve_is_refused():
-    with pytest.raises(ValueError, match=r"q \+ gamma k = 0 of node 1: need more, or check 2 cannot be solved"):
-        published_optperf(ClusterModel([1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], 0.0, 1.0, 0.0), 4.0)
+    with pytest.raises(
+        ValueError, match=r"q \+ gamma k = 0 of node 1: need more, or check 2 cannot be solved"
+    ):
+        published_optperf(
+            ClusterModel([1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], 0.0, 1.0, 0.0), 4.0
+        )
     for total in (0.0, -1.0):
         with pytest.raises(ValueError, match=rf"total = {total}: need a finite number above 0"):
             published_optperf(ClusterModel([1.0], [0.0], [1.0], [0.0], 0.0, 1.0, 0.0), total)
 
 
 def test_without_q_and_with_positive_batches_it_is_optperf():
-    """Of clusters whose times are over two orders of magnitude, with about as much to send as there is time for."""
+    """Of clusters whose times are over two orders of magnitude, with about as much to send as there
+    is time for.
+    """
     draw, mixed = np.random.default_rng(0), 0
     for _ in range(200):
         s, k, m = 10 ** draw.uniform(-1, 1, (3, draw.integers(2, 7)))
@@ -43,8 +51,15 @@ def test_with_q_its_batches_take_longer_and_its_seconds_are_not_theirs():
     """A slow loader before a fast one: by fixed times they would change their places."""
     model, total = ClusterModel([3.0, 0.0], [4.0, 4.0], [1.0, 5.0], [0.0, 0.0], 0.5, 8.0, 0.0), 27.0
     found = published_optperf(model, total)
-    assert model.batch_time(found.batches) > 1.25 * model.optperf(total).seconds > 1.25 * 1.25 * found.seconds
-    fixed, growing = ([2.4, 4.1, 9.8, 1.3, 0.4], [1.1, 0.2, 0.2, 0.7, 0.6]), ([0.3, 0.1, 0.2, 1.1, 0.3], [0.1, 8.5, 0.3, 0.2, 0.1])
+    assert (
+        model.batch_time(found.batches)
+        > 1.25 * model.optperf(total).seconds
+        > 1.25 * 1.25 * found.seconds
+    )
+    fixed, growing = (
+        ([2.4, 4.1, 9.8, 1.3, 0.4], [1.1, 0.2, 0.2, 0.7, 0.6]),
+        ([0.3, 0.1, 0.2, 1.1, 0.3], [0.1, 8.5, 0.3, 0.2, 0.1]),
+    )
     model, total = ClusterModel(growing[0], fixed[0], growing[1], fixed[1], 0.06, 24.2, 0.57), 668.0
     found, best = published_optperf(model, total).batches, model.optperf(total).batches
     assert (found > 0).all()

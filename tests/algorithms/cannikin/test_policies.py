@@ -1,4 +1,6 @@
-"""Who decides what, from observations that are made up here: each system beside what is computed by hand; a total batch in whole parts."""
+"""Who decides what, from observations that are made up here: each system beside what is computed by
+hand; a total batch in whole parts.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,37 @@ from algorithms import cannikin
 from algorithms.cannikin import policies, scalings
 from algorithms.cannikin.candidates import Candidates
 
-MODEL = cannikin.ClusterModel([0.01, 0.02, 0.05], [0.1, 0.2, 0.3], [0.02, 0.05, 0.08], [0.05, 0.2, 0.1], 0.25, 0.6, 0.2, [40, 40, 40])
+MODEL = cannikin.ClusterModel(
+    [0.01, 0.02, 0.05],
+    [0.1, 0.2, 0.3],
+    [0.02, 0.05, 0.08],
+    [0.05, 0.2, 0.1],
+    0.25,
+    0.6,
+    0.2,
+    [40, 40, 40],
+)
 ROOM = np.array([40, 40, 40])
 NOISE = cannikin.NoiseScale(1500.0, 3.0)  # 500 samples
 
 
-def observation(batches: np.ndarray, model: cannikin.ClusterModel = MODEL, noise: cannikin.NoiseScale = NOISE) -> policies.Observation:
+def observation(
+    batches: np.ndarray, model: cannikin.ClusterModel = MODEL, noise: cannikin.NoiseScale = NOISE
+) -> policies.Observation:
     """Of two rounds, without errors."""
     b = np.asarray(batches)
     P = np.asarray(model.k) * b + model.m
     a = np.asarray(model.q) * b + model.s
     T_comm = np.full(len(b), model.t_overlap + model.t_last)
-    compute, backward, first, communication = (np.stack([each, each]) for each in (a + P, P, model.gamma * P, T_comm))
+    compute, backward, first, communication = (
+        np.stack([each, each]) for each in (a + P, P, model.gamma * P, T_comm)
+    )
     return policies.Observation(b, compute, backward, first, communication, noise)
 
 
-def epochs(system: cannikin.System, number: int, model: cannikin.ClusterModel = MODEL, limits: Any = ROOM) -> tuple[list[np.ndarray], Any]:
+def epochs(
+    system: cannikin.System, number: int, model: cannikin.ClusterModel = MODEL, limits: Any = ROOM
+) -> tuple[list[np.ndarray], Any]:
     """What it decides on a cluster without noise, epoch by epoch, and what it remembers."""
     memory, found = system.start(policies.Cluster(model.nodes, 0.25, np.asarray(limits))), []
     for _ in range(number):
@@ -42,7 +59,9 @@ def epochs(system: cannikin.System, number: int, model: cannikin.ClusterModel = 
 
 
 def test_lb_bsp_goes_on_where_two_are_equally_slow():
-    """One change helps one of them: it takes two for a shorter time. Nobody is slower than others then."""
+    """One change helps one of them: it takes two for a shorter time. Nobody is slower than others
+    then.
+    """
     nothing = np.zeros(3)
     model = cannikin.ClusterModel([0.1, 0.2, 0.2], nothing, nothing, nothing, 0.0, 0.0, 0.0)
     found, _ = epochs(cannikin.lb_bsp(60), 5, model)
@@ -50,13 +69,25 @@ def test_lb_bsp_goes_on_where_two_are_equally_slow():
 
 
 def after(
-    batches: list[int], limits: list[int], seconds: Any, *, before: float = np.inf, step: int = 5, going: bool = True
+    batches: list[int],
+    limits: list[int],
+    seconds: Any,
+    *,
+    before: float = np.inf,
+    step: int = 5,
+    going: bool = True,
 ) -> tuple[list[int], policies._Tuned]:
-    """What LB-BSP decides next, where nodes took these seconds, `[n]` or `[rounds, n]`, and the slowest so many in the epoch before."""
+    """What LB-BSP decides next, where nodes took these seconds, `[n]` or `[rounds, n]`, and the
+    slowest so many in the epoch before.
+    """
     system, b = cannikin.lb_bsp(sum(batches), step), np.array(batches)
-    memory = policies._Tuned(policies.Cluster(len(b), 0.1, np.array(limits)), b, b - 100, before, going)
+    memory = policies._Tuned(
+        policies.Cluster(len(b), 0.1, np.array(limits)), b, b - 100, before, going
+    )
     times = np.atleast_2d(np.array(seconds, float))
-    memory = system.observe(memory, policies.Observation(b, times, *[np.zeros(times.shape)] * 3, NOISE))
+    memory = system.observe(
+        memory, policies.Observation(b, times, *[np.zeros(times.shape)] * 3, NOISE)
+    )
     return system.decide(memory)[0].tolist(), memory
 
 
@@ -64,7 +95,8 @@ def after(
     ("batches", "limits", "seconds", "expected"),
     [
         ([20, 20, 20], [40, 40, 40], [1.0, 2.0, 3.0], [25, 20, 15]),
-        ([20, 20, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),  # the fastest is at its limit: the next one
+        # the fastest is at its limit: the next one
+        ([20, 20, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),
         ([20, 20, 20], [22, 40, 40], [1.0, 2.0, 3.0], [22, 20, 18]),  # it has room for two
         ([20, 20, 20], [19, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),
         ([20, 38, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 40, 18]),
@@ -74,7 +106,9 @@ def after(
         ([20, 20, 20], [40, 40, 40], [2.0, 2.0, 2.0], [20, 20, 20]),
     ],
 )
-def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(batches, limits, seconds, expected):
+def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(
+    batches, limits, seconds, expected
+):
     found, memory = after(batches, limits, seconds)
     assert found == expected
     assert memory.going
@@ -91,7 +125,9 @@ def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
 
 
 def test_lb_bsp_s_seconds_are_means_over_rounds_in_which_something_was_measured():
-    found, memory = after([10, 10, 10], [40] * 3, [[3.0, 1.0, np.nan], [1.0, np.nan, np.nan], [2.0, 4.0, np.nan]])
+    found, memory = after(
+        [10, 10, 10], [40] * 3, [[3.0, 1.0, np.nan], [1.0, np.nan, np.nan], [2.0, 4.0, np.nan]]
+    )
     assert memory.seconds == 2.5
     assert found == [10, 5, 15], "a node without measurements counts as 0 seconds"
 
@@ -112,19 +148,39 @@ def test_goodput_is_throughput_times_efficiency():
 
 def test_the_noise_scale_in_samples():
     """What is negative of the noise counts as 0; where no gradient is seen it is infinite."""
-    for noise, sqnorm, samples in ((0.125, 2.0, 0.0625), (-1.0, 2.0, 0.0), (1.0, 0.0, np.inf), (1.0, -1.0, np.inf), (-1.0, -1.0, np.inf)):
+    for noise, sqnorm, samples in (
+        (0.125, 2.0, 0.0625),
+        (-1.0, 2.0, 0.0),
+        (1.0, 0.0, np.inf),
+        (1.0, -1.0, np.inf),
+        (-1.0, -1.0, np.inf),
+    ):
         assert cannikin.NoiseScale(noise, sqnorm).samples == samples
 
 
 def by_hand(totals: np.ndarray, seconds: list[float], phi: float, first: int) -> int:
-    return int(totals[np.argmax([B / T * (phi + first) / (phi + B) for B, T in zip(totals, seconds, strict=True)])])
+    return int(
+        totals[
+            np.argmax(
+                [B / T * (phi + first) / (phi + B) for B, T in zip(totals, seconds, strict=True)]
+            )
+        ]
+    )
 
 
 def test_adaptdl_s_total_batch_is_that_of_the_largest_goodput_at_equal_parts():
     totals = np.array([30, 60, 75, 90, 120])
     found, _ = epochs(cannikin.adaptdl(totals, 30), 4)
     equal = [
-        max(0.03 * b + 0.35, 0.07 * b + 0.6, 0.13 * b + 0.6, 0.015 * b + 0.9125, 0.0325 * b + 1.05, 0.07 * b + 1.125) for b in totals / 3
+        max(
+            0.03 * b + 0.35,
+            0.07 * b + 0.6,
+            0.13 * b + 0.6,
+            0.015 * b + 0.9125,
+            0.0325 * b + 1.05,
+            0.07 * b + 1.125,
+        )
+        for b in totals / 3
     ]
     best = by_hand(totals, equal, 500, 30)
     assert [each.tolist() for each in found] == [[10, 10, 10], [20, 20, 20], *2 * [[best // 3] * 3]]
@@ -140,10 +196,16 @@ def test_cannikin_s_is_that_at_optperf():
     np.testing.assert_array_equal(found[0], [10, 10, 10])
     assert (found[1] != found[0]).all()
     for batches in found[2:]:
-        assert MODEL.batch_time(batches) == pytest.approx(MODEL.optperf_integer(best).seconds, rel=1e-9)
-    # Where no gradient is seen in the noise, what counts is throughput; with no noise, the first batch is all that is needed.
+        assert MODEL.batch_time(batches) == pytest.approx(
+            MODEL.optperf_integer(best).seconds, rel=1e-9
+        )
+    # Where no gradient is seen in the noise, what counts is throughput; with no noise, the first
+    # batch is all that is needed.
     for noise, total in (
-        (cannikin.NoiseScale(1.0, -1.0), by_hand(totals, [MODEL.optperf(B).seconds for B in totals], 1e12, 30)),
+        (
+            cannikin.NoiseScale(1.0, -1.0),
+            by_hand(totals, [MODEL.optperf(B).seconds for B in totals], 1e12, 30),
+        ),
         (cannikin.NoiseScale(-1.0, 1.0), 30),
     ):
         known = cannikin.cannikin(totals).observe(memory, observation(found[-1], noise=noise))
@@ -180,7 +242,12 @@ def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known
 
 
 def test_where_all_nodes_are_others_everything_is_learned_anew():
-    for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30), cannikin.lb_bsp(30), cannikin.equal_split(30)):
+    for system in (
+        cannikin.cannikin([30, 60], 30),
+        cannikin.adaptdl([30, 60], 30),
+        cannikin.lb_bsp(30),
+        cannikin.equal_split(30),
+    ):
         _, memory = epochs(system, 3)
         memory = system.resize(memory, np.arange(0), 2, np.array([40, 40]))
         batches, memory = system.decide(memory)
@@ -194,16 +261,29 @@ def test_where_all_nodes_are_others_everything_is_learned_anew():
 
 @pytest.mark.parametrize(
     ("first", "seen", "total"),
-    [(12, [4, 4, 4], 12), (6, [2, 2, 2], 30), (5, [2, 2, 1], 30), (3, [1, 1, 1], 30), (2, [0, 2, 0], 30), (5, [1, 1, 3], 30)],
+    [
+        (12, [4, 4, 4], 12),
+        (6, [2, 2, 2], 30),
+        (5, [2, 2, 1], 30),
+        (3, [1, 1, 1], 30),
+        (2, [0, 2, 0], 30),
+        (5, [1, 1, 3], 30),
+    ],
 )
-def test_a_larger_total_is_taken_where_a_node_would_have_its_only_size_again_or_none(first, seen, total):
+def test_a_larger_total_is_taken_where_a_node_would_have_its_only_size_again_or_none(
+    first, seen, total
+):
     """Then every node has a new size and at least one sample."""
     system = cannikin.cannikin([first, 30, 60], first)
     memory = system.start(policies.Cluster(3, 0.25, ROOM))
     b = np.array(seen)
     times = observation(b)
-    nothing = [np.where(b > 0, each, np.nan) for each in (times.compute, times.backward, times.first)]
-    memory = system.observe(memory, times._replace(compute=nothing[0], backward=nothing[1], first=nothing[2]))
+    nothing = [
+        np.where(b > 0, each, np.nan) for each in (times.compute, times.backward, times.first)
+    ]
+    memory = system.observe(
+        memory, times._replace(compute=nothing[0], backward=nothing[1], first=nothing[2])
+    )
     batches, _ = system.decide(memory)
     assert batches.sum() == total
     assert (batches > 0).all()
@@ -214,7 +294,10 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
     start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
     assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
-    with pytest.raises(ValueError, match="AdaptDL: total batches of 31 samples or more, but nodes have room for 30: need smaller ones"):
+    with pytest.raises(
+        ValueError,
+        match="AdaptDL: total batches of 31 samples or more, but nodes have room for 30: need smaller ones",
+    ):
         cannikin.adaptdl([31, 60], 30).start(start)
 
 
@@ -236,7 +319,9 @@ class Counted:
 
 
 def test_candidates_are_known_until_bottlenecks_change():
-    """Section 4.5: all in the first epoch, then the chosen one alone; and all again when its bottlenecks are not what they were."""
+    """Section 4.5: all in the first epoch, then the chosen one alone; and all again when its
+    bottlenecks are not what they were.
+    """
     first = Counted({10: 1.0, 20: 1.5, 40: 4.0}, False)
     best, known = Candidates(np.array([10, 20, 40])).chosen(first, 100.0, 10)
     assert (best, first.asked) == (20, [[10, 20, 40]])
@@ -245,7 +330,8 @@ def test_candidates_are_known_until_bottlenecks_change():
     assert (best, second.asked) == (20, [20])
     assert kept.seconds is not None
     assert known.seconds is not None
-    np.testing.assert_allclose(kept.seconds, [1.0, 1.8, 4.0])  # what the third one takes now, nobody has asked
+    # what the third one takes now, nobody has asked
+    np.testing.assert_allclose(kept.seconds, [1.0, 1.8, 4.0])
     np.testing.assert_allclose(known.seconds, [1.0, 1.5, 4.0])
     third = Counted({10: 1.0, 20: 1.8, 40: 1.0}, True)
     best, anew = kept.chosen(third, 100.0, 10)
@@ -274,59 +360,110 @@ def test_step_sizes_grow_as_one_step_brings_more():
 
 
 def test_steps_of_adam_are_scaled_not_its_gradients():
-    scaled, adam, gradient = cannikin.scalable(optax.adam(0.1)), optax.adam(0.1), jnp.array([3.0, -0.5])
+    scaled, adam, gradient = (
+        cannikin.scalable(optax.adam(0.1)),
+        optax.adam(0.1),
+        jnp.array([3.0, -0.5]),
+    )
     state = scalings.rescaled("mine", scaled.init(gradient), cannikin.square_root(NOISE, 40, 10))
-    np.testing.assert_allclose(scaled.update(gradient, state)[0], 2 * adam.update(gradient, adam.init(gradient))[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        scaled.update(gradient, state)[0],
+        2 * adam.update(gradient, adam.init(gradient))[0],
+        rtol=1e-6,
+    )
 
 
 # --- Nodes with few samples, of which rounding may make the same sizes again.
 
 
 def followed(total: Any, model: cannikin.ClusterModel, epochs: int) -> list[np.ndarray]:
-    """What Cannikin decides on nodes that measure nothing of an epoch in which they have no samples."""
-    limits = np.full(model.nodes, 100) if model.limits is None else np.asarray(model.limits).astype(int)
+    """What Cannikin decides on nodes that measure nothing of an epoch in which they have no
+    samples.
+    """
+    limits = (
+        np.full(model.nodes, 100) if model.limits is None else np.asarray(model.limits).astype(int)
+    )
     system, sizes = cannikin.cannikin(total), []
-    memory = system.start(policies.Cluster(model.nodes, model.t_last / (model.t_overlap + model.t_last), limits))
+    memory = system.start(
+        policies.Cluster(model.nodes, model.t_last / (model.t_overlap + model.t_last), limits)
+    )
     for _ in range(epochs):
         batches, memory = system.decide(memory)
         sizes.append(batches)
         seen = observation(batches, model)
-        seen = seen._replace(**{name: np.where(batches > 0, getattr(seen, name), np.nan) for name in ("compute", "backward", "first")})
+        seen = seen._replace(
+            **{
+                name: np.where(batches > 0, getattr(seen, name), np.nan)
+                for name in ("compute", "backward", "first")
+            }
+        )
         memory = system.observe(memory, seen)
     for batches in sizes[-2:]:
-        assert model.batch_time(batches) == pytest.approx(model.optperf_integer(int(batches.sum())).seconds)
+        assert model.batch_time(batches) == pytest.approx(
+            model.optperf_integer(int(batches.sum())).seconds
+        )
     return sizes
 
 
 @pytest.mark.parametrize("total", [32, 33, 47, 48, 71])
 def test_two_samples_a_node_are_enough_to_learn_all_nodes(total):
     n = 16
-    model = cannikin.ClusterModel(np.linspace(1, 4, n), np.full(n, 0.5), np.linspace(2, 8, n), np.ones(n), 0.1, 20.0, 2.0)
+    model = cannikin.ClusterModel(
+        np.linspace(1, 4, n), np.full(n, 0.5), np.linspace(2, 8, n), np.ones(n), 0.1, 20.0, 2.0
+    )
     assert (np.sum(followed(total, model, 6), axis=1) == total).all()
 
 
 @pytest.mark.parametrize(("first", "length"), [(2, 3), (4, 2), (5, 2)])
-def test_with_a_sample_a_node_or_fewer_the_next_epochs_have_the_total_batch_that_tells(first, length):
+def test_with_a_sample_a_node_or_fewer_the_next_epochs_have_the_total_batch_that_tells(
+    first, length
+):
     """Of BERT the paper begins with 9 samples on 16 nodes."""
-    model = cannikin.ClusterModel([1.0, 2.0, 3.0, 4.0], np.ones(4), [2.0, 4.0, 6.0, 8.0], np.ones(4), 0.2, 5.0, 1.0)
-    assert [batches.sum() for batches in followed([first, 40, 80], model, 5)[:length]] == [first, 40, 40][:length]
+    model = cannikin.ClusterModel(
+        [1.0, 2.0, 3.0, 4.0], np.ones(4), [2.0, 4.0, 6.0, 8.0], np.ones(4), 0.2, 5.0, 1.0
+    )
+    assert [batches.sum() for batches in followed([first, 40, 80], model, 5)[:length]] == [
+        first,
+        40,
+        40,
+    ][:length]
 
 
 @pytest.mark.parametrize("limits", [[1, 50, 50, 50], [1, 50, 0, 50]])
 def test_nodes_with_memory_for_one_sample_or_none_do_not_keep_the_others_from_being_learned(limits):
-    """A node with memory for one is taken to compute in proportion, as it does here; one with none is never seen, and not waited for."""
-    s, m = np.array([0.0, 1.0, 1.0, 1.0]) * np.sign(limits), np.array([0.0, 1.0, 2.0, 1.0]) * np.sign(limits)
-    followed(40, cannikin.ClusterModel([1.0, 2.0, 3.0, 4.0], s, [2.0, 4.0, 1.0, 8.0], m, 0.2, 5.0, 1.0, limits), 4)
+    """A node with memory for one is taken to compute in proportion, as it does here; one with none
+    is never seen, and not waited for.
+    """
+    s, m = (
+        np.array([0.0, 1.0, 1.0, 1.0]) * np.sign(limits),
+        np.array([0.0, 1.0, 2.0, 1.0]) * np.sign(limits),
+    )
+    followed(
+        40,
+        cannikin.ClusterModel(
+            [1.0, 2.0, 3.0, 4.0], s, [2.0, 4.0, 1.0, 8.0], m, 0.2, 5.0, 1.0, limits
+        ),
+        4,
+    )
 
 
 REFUSED = [
     (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step = 0"),
-    (lambda: cannikin.adaptdl([], 8), r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1"),
+    (
+        lambda: cannikin.adaptdl([], 8),
+        r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1",
+    ),
     (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
     (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch = -1"),
-    (lambda: cannikin.efficiency(0.5, 1.0, 8), "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1"),
+    (
+        lambda: cannikin.efficiency(0.5, 1.0, 8),
+        "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1",
+    ),
     (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale = nan"),
-    (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds = 0.0: need numbers above 0"),
+    (
+        lambda: cannikin.goodput(0.0, 8, 1.0, 8),
+        "cannikin.goodput: seconds = 0.0: need numbers above 0",
+    ),
     (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch = 0"),
 ]
 
@@ -351,7 +488,8 @@ def test_equal_parts_give_the_first_nodes_one_more():
         ([1.2, 2.7, 3.1], 7, [9, 9, 9], [1, 3, 3]),
         ([1.5, 2.5, 3.0], 7, [9, 9, 9], [2, 2, 3]),  # of equal remainders the first
         ([1.2, 2.7, 3.1], 7, [9, 2, 9], [2, 2, 3]),
-        ([0.0, 0.0, 6.0], 6, [9, 1, 3], [2, 1, 3]),  # more than one sample each, where others are full
+        # more than one sample each, where others are full
+        ([0.0, 0.0, 6.0], 6, [9, 1, 3], [2, 1, 3]),
         ([2.0, 2.0, 2.0], 6, [9, 9, 9], [2, 2, 2]),
     ],
 )
@@ -375,16 +513,20 @@ NEW = np.nan  # a node that was not seen, or at two sizes
         ([4, 5, 6, 7], [4.0, 5.0, 6.0, 7.0], [9] * 4, [5, 4, 7, 6]),
         ([4, 5, 6], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),  # one alone: the largest gives
         ([4, 6, 5], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),
-        ([4, 6, 5], [4.0, 5.0, NEW], [9] * 3, [5, 6, 4]),  # not one that would come to its only size
+        # not one that would come to its only size
+        ([4, 6, 5], [4.0, 5.0, NEW], [9] * 3, [5, 6, 4]),
         ([4, 3, 2], [4.0, 2.0, NEW], [9] * 3, [4, 3, 2]),  # nor one that would have one sample left
         ([4, 3, 3], [4.0, 2.0, NEW], [9] * 3, [5, 3, 2]),
         ([4, 6], [4.0, NEW], [4, 9], [4, 6]),  # no room
         ([4, 5, 6, 9], [4.0, 5.0, 6.0, NEW], [20] * 4, [5, 4, 7, 8]),
-        ([4, 5, 6], [4.0, 5.0, 6.0], [20] * 3, [5, 3, 7]),  # one that has swapped may give once more
+        # one that has swapped may give once more
+        ([4, 5, 6], [4.0, 5.0, 6.0], [20] * 3, [5, 3, 7]),
         ([5, 6], [4.0, NEW], [9, 9], [5, 6]),
     ],
 )
 def test_nodes_at_their_only_size_swap_a_sample(batches, seen_at, limits, expected):
     given = np.array(batches)
-    np.testing.assert_array_equal(policies.unlike(given, np.array(seen_at), np.array(limits)), expected)
+    np.testing.assert_array_equal(
+        policies.unlike(given, np.array(seen_at), np.array(limits)), expected
+    )
     np.testing.assert_array_equal(given, batches)

@@ -1,4 +1,6 @@
-"""Training in epochs: its steps beside those of one worker that has all samples, its seconds beside the model of the cluster."""
+"""Training in epochs: its steps beside those of one worker that has all samples, its seconds beside
+the model of the cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,23 @@ from dsgd.engine import programs
 
 N, D, B, M = 4, 5, 4, 10  # up to 40 samples of a node, in pieces of 4
 TOTAL, ROUNDS, RATE = 64, 4, 0.02
-Q, S, K, P = np.array([[0.01, 0.02, 0.05, 0.03], [0.1, 0.2, 0.3, 0.1], [0.02, 0.05, 0.08, 0.06], [0.05, 0.2, 0.1, 0.1]])
+Q, S, K, P = np.array(
+    [
+        [0.01, 0.02, 0.05, 0.03],
+        [0.1, 0.2, 0.3, 0.1],
+        [0.02, 0.05, 0.08, 0.06],
+        [0.05, 0.2, 0.1, 0.1],
+    ]
+)
 GAMMA, LAST, SPEED = 0.25, 0.125, 200.0
 T_COMM = 2 * (N - 1) * 32 * D / N / SPEED  # of a ring's messages
 OVERLAP = clusters.Overlap(clusters.constant(P), clusters.constant(K), GAMMA, LAST)
 CLUSTER = clusters.Cluster(
-    clusters.constant(S + P), up=clusters.constant(SPEED), per_sample=clusters.constant(Q + K), at_once=True, overlap=OVERLAP
+    clusters.constant(S + P),
+    up=clusters.constant(SPEED),
+    per_sample=clusters.constant(Q + K),
+    at_once=True,
+    overlap=OVERLAP,
 )
 SGD = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(RATE, momentum=0.5)))
 SIZES = np.array([25, 3, 0, 10])  # 38
@@ -54,36 +67,65 @@ PROBLEM = dsgd.Problem(
     dsgd.Sampler(
         lambda key, mine: mine,
         batch_size=B,
-        take=lambda batch, samples: batch._replace(counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)),
+        take=lambda batch, samples: batch._replace(
+            counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)
+        ),
     ),
 )
 
 
-def train(system: cannikin.System, method: dsgd.Algorithm = SGD, seed: int = 0, **options: Any) -> cannikin.Training:
-    given: dict[str, Any] = {"cluster": CLUSTER, "epochs": 5, "micro_batches": M, "samples": ROUNDS * TOTAL, **options}
+def train(
+    system: cannikin.System, method: dsgd.Algorithm = SGD, seed: int = 0, **options: Any
+) -> cannikin.Training:
+    given: dict[str, Any] = {
+        "cluster": CLUSTER,
+        "epochs": 5,
+        "micro_batches": M,
+        "samples": ROUNDS * TOTAL,
+        **options,
+    }
     return cannikin.train(method, PROBLEM, system, key=jax.random.key(seed), **given)
 
 
 def always(batches: np.ndarray) -> cannikin.System:
     """A system of one's own."""
-    return cannikin.System(lambda cluster: (), lambda memory: (batches, ()), lambda memory, seen: (), lambda *args: (), "always")
+    return cannikin.System(
+        lambda cluster: (),
+        lambda memory: (batches, ()),
+        lambda memory, seen: (),
+        lambda *args: (),
+        "always",
+    )
 
 
 def model(nodes: Any = slice(None)) -> cannikin.ClusterModel:
     return cannikin.ClusterModel(
-        Q[nodes], S[nodes], K[nodes], P[nodes], GAMMA, (1 - LAST) * T_COMM, LAST * T_COMM, np.full(N, B * M)[nodes]
+        Q[nodes],
+        S[nodes],
+        K[nodes],
+        P[nodes],
+        GAMMA,
+        (1 - LAST) * T_COMM,
+        LAST * T_COMM,
+        np.full(N, B * M)[nodes],
     )
 
 
 def slopes(x: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """Of each node's loss, the mean over its samples, `[N, d]`; 0 of who has none. Each node has its own model, or all have one."""
+    """Of each node's loss, the mean over its samples, `[N, d]`; 0 of who has none. Each node has
+    its own model, or all have one.
+    """
     times = (batches[:, None] - np.arange(B) + B - 1) // B  # how often a sample counts
     residuals = np.einsum("nbd,nd->nb", A, np.broadcast_to(x, (N, D))) - Y
     return np.einsum("nb,nb,nbd->nd", times, 2 * residuals, A) / np.maximum(batches, 1)[:, None]
 
 
-def replayed(epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformation) -> tuple[np.ndarray, list[tuple[float, float]]]:
-    """The model of one worker that has all samples, and S and G of each epoch, whose mean over rounds they are."""
+def replayed(
+    epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformation
+) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """The model of one worker that has all samples, and S and G of each epoch, whose mean over
+    rounds they are.
+    """
     x, seen = jnp.zeros(D), []
     memory = optimizer.init(x)
     for epoch in epochs:
@@ -91,7 +133,9 @@ def replayed(epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformati
         for _ in range(epoch.rounds):
             each, shares = slopes(np.asarray(x), epoch.batches), epoch.batches / epoch.total
             g = shares @ each
-            noise = epoch.batches @ np.sum((each - g) ** 2, axis=1) / (np.sum(epoch.batches > 0) - 1)
+            noise = (
+                epoch.batches @ np.sum((each - g) ** 2, axis=1) / (np.sum(epoch.batches > 0) - 1)
+            )
             noises.append((noise, g @ g - noise / epoch.total))
             change, memory = optimizer.update(jnp.asarray(g, jnp.float32), memory, x)
             x = x + epoch.factor * jnp.asarray(change)
@@ -104,12 +148,20 @@ def replayed(epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformati
 
 def test_a_run_is_that_of_one_worker_with_all_samples():
     """Steps (eq. 9), noise scale, AdaScale, with total batches that change."""
-    found = train(cannikin.cannikin([32, 48, 96], 32), epochs=6, scaling=cannikin.adascale, smoothing=0.4, samples=192)
+    found = train(
+        cannikin.cannikin([32, 48, 96], 32),
+        epochs=6,
+        scaling=cannikin.adascale,
+        smoothing=0.4,
+        samples=192,
+    )
     x, seen = replayed(found.epochs, optax.sgd(RATE, momentum=0.5))
     np.testing.assert_allclose(found.params, x, rtol=1e-4)
     assert [epoch.total for epoch in found.epochs[:2]] == [32, 32]
     assert len({epoch.total for epoch in found.epochs}) > 1
-    assert [epoch.rounds for epoch in found.epochs] == [192 // epoch.total for epoch in found.epochs]
+    assert [epoch.rounds for epoch in found.epochs] == [
+        192 // epoch.total for epoch in found.epochs
+    ]
     for i, epoch in enumerate(found.epochs):
         weights = 0.6 ** np.arange(i, -1, -1)
         noise, sqnorm = np.average(seen[: i + 1], axis=0, weights=weights)
@@ -121,9 +173,13 @@ def test_a_run_is_that_of_one_worker_with_all_samples():
 
 
 def test_optimisers_of_all_nodes_are_scaled():
-    """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of their samples."""
+    """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of
+    their samples.
+    """
     method = algorithms.local_sgd(cannikin.scalable(optax.sgd(RATE)), 2)
-    found = train(always(SIZES), method, epochs=2, scaling=lambda noise, total, first: 0.5, samples=4 * 38)
+    found = train(
+        always(SIZES), method, epochs=2, scaling=lambda noise, total, first: 0.5, samples=4 * 38
+    )
     x = np.zeros((N, D))
     for t in range(8):
         x = x - 0.5 * RATE * (N * SIZES / SIZES.sum())[:, None] * slopes(x, SIZES)
@@ -139,7 +195,9 @@ def test_stages_go_on_without_compiling_again():
     """Of one system, of others, with other seeds, totals, lengths and factors."""
     train(cannikin.equal_split(TOTAL), epochs=1)
     before = programs.compiled()
-    for i, system in enumerate((cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))):
+    for i, system in enumerate(
+        (cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))
+    ):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
     assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not even traced
@@ -148,7 +206,11 @@ def test_stages_go_on_without_compiling_again():
 def test_nodes_leave_and_join():
     """Who leaves takes nothing of the others' models away; who joins is learned in two epochs."""
     left = np.array([True, True, False, True])
-    found = train(cannikin.cannikin(TOTAL), epochs=9, present=lambda epoch: left if epoch in (3, 4) else np.ones(N, bool)).epochs
+    found = train(
+        cannikin.cannikin(TOTAL),
+        epochs=9,
+        present=lambda epoch: left if epoch in (3, 4) else np.ones(N, bool),
+    ).epochs
     assert [i for i, epoch in enumerate(found) if epoch.batches[2] == 0] == [3, 4]
     fewer, all_of_them = (each.optperf_integer(TOTAL).seconds for each in (model(left), model()))
     for i in (2, 7, 8):
@@ -159,20 +221,32 @@ def test_nodes_leave_and_join():
 
 
 def test_methods_go_on_as_in_one_run_with_unequal_work():
-    """Whose gradients are those of one worker with all samples: tests/algorithms/test_unequal_work.py."""
-    method = algorithms.error_compensated_sgd(optax.sgd(RATE), compressors.sign, compressors.top_k(0.5))
+    """Whose gradients are those of one worker with all samples:
+    tests/algorithms/test_unequal_work.py.
+    """
+    method = algorithms.error_compensated_sgd(
+        optax.sgd(RATE), compressors.sign, compressors.top_k(0.5)
+    )
     found = train(always(SIZES), method, epochs=2, samples=3 * 38)
     once = unequal_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
     result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
-    for ours, theirs in zip(jax.tree.leaves((found.state, found.params)), jax.tree.leaves((result.state, result.params)), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves((found.state, found.params)),
+        jax.tree.leaves((result.state, result.params)),
+        strict=True,
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert found.epochs[-1].scalars["loss"] == pytest.approx(result.history["loss"][-1], rel=1e-5)
 
 
 def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
-    """Without noise, two sizes of each node are all that there is to know; and the clock is the model's, whatever the system."""
+    """Without noise, two sizes of each node are all that there is to know; and the clock is the
+    model's, whatever the system.
+    """
     log, best, inner = [], model().optperf_integer(TOTAL), cannikin.cannikin(TOTAL)
-    recorded = inner._replace(observe=lambda memory, seen: log.append(seen) or inner.observe(memory, seen))
+    recorded = inner._replace(
+        observe=lambda memory, seen: log.append(seen) or inner.observe(memory, seen)
+    )
     found = train(recorded).epochs
     assert [epoch.total for epoch in found] == [TOTAL] * 5
     np.testing.assert_array_equal(found[0].batches, [16, 16, 16, 16])
@@ -181,33 +255,66 @@ def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
         assert epoch.batch_time == pytest.approx(best.seconds, rel=1e-5)
     learner = cannikin.learner(N, LAST)
     for seen in log[:2]:
-        learner = learner.observed(seen.batches, seen.compute, seen.backward, seen.first, seen.communication)
+        learner = learner.observed(
+            seen.batches, seen.compute, seen.backward, seen.first, seen.communication
+        )
     learned = learner.model()
     for name in ("q", "s", "k", "m", "gamma", "t_overlap", "t_last"):
-        np.testing.assert_allclose(getattr(learned, name), getattr(model(), name), rtol=1e-3, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(learned, name), getattr(model(), name), rtol=1e-3, err_msg=name
+        )
     for system in (cannikin.lb_bsp(TOTAL), cannikin.adaptdl([32, TOTAL, 96], TOTAL)):
         for epoch in train(system).epochs:
             assert epoch.batch_time == pytest.approx(model().batch_time(epoch.batches), rel=1e-5)
 
 
 REFUSED = [
-    ({"cluster": clusters.Cluster(clusters.constant(1.0))}, "cannikin.train: a cluster without an overlap"),
+    (
+        {"cluster": clusters.Cluster(clusters.constant(1.0))},
+        "cannikin.train: a cluster without an overlap",
+    ),
     (
         {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},
         "10 micro-batches as batches of their own: need a cluster with",
     ),
-    ({"limits": [1, 2, 3]}, r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4"),
-    ({"limits": [10] * N}, "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer"),
+    (
+        {"limits": [1, 2, 3]},
+        r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4",
+    ),
+    (
+        {"limits": [10] * N},
+        "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer",
+    ),
     ({"smoothing": 0.0}, r"cannikin.train: smoothing = 0.0: need a number in \(0, 1\]"),
-    ({"present": lambda epoch: np.zeros(N, bool)}, r"present\(0\) = .*: need bool \[4\], of which one is true"),
-    ({"scaling": lambda *_: np.nan}, "cannikin.train: scaling gives nan: need a finite number above 0"),
-    ({"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))}, "cannikin.train: .* cannot cut its batches"),
-    ({"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0}, r"fixed: need cannikin\.scalable"),
+    (
+        {"present": lambda epoch: np.zeros(N, bool)},
+        r"present\(0\) = .*: need bool \[4\], of which one is true",
+    ),
+    (
+        {"scaling": lambda *_: np.nan},
+        "cannikin.train: scaling gives nan: need a finite number above 0",
+    ),
+    (
+        {"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))},
+        "cannikin.train: .* cannot cut its batches",
+    ),
+    (
+        {"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0},
+        r"fixed: need cannikin\.scalable",
+    ),
 ]
 
 
 def test_what_cannot_be_trained_is_refused():
-    good: dict[str, Any] = {"method": SGD, "problem": PROBLEM, "cluster": CLUSTER, "epochs": 1, "micro_batches": M}
+    good: dict[str, Any] = {
+        "method": SGD,
+        "problem": PROBLEM,
+        "cluster": CLUSTER,
+        "epochs": 1,
+        "micro_batches": M,
+    }
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
-            cannikin.train(system=cannikin.equal_split(TOTAL), key=jax.random.key(0), **{**good, **wrong})
+            cannikin.train(
+                system=cannikin.equal_split(TOTAL), key=jax.random.key(0), **{**good, **wrong}
+            )

@@ -27,7 +27,9 @@ def drawn() -> np.ndarray:
 
 
 def stopped(ends: np.ndarray, stop: str, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """How many micro-batches a worker computes, `[draws, N]`, and when it stops, worker by worker."""
+    """How many micro-batches a worker computes, `[draws, N]`, and when it stops, worker by
+    worker.
+    """
     if stop == "preempt":
         return (ends < tau).sum(axis=-1), np.minimum(ends[..., -1], tau)
     count = 1 + (ends[..., :-1] <= tau).sum(axis=-1)
@@ -36,16 +38,26 @@ def stopped(ends: np.ndarray, stop: str, tau: float) -> tuple[np.ndarray, np.nda
 
 def test_the_largest_of_few():
     tangent = np.arctan(np.sqrt(2)) / np.pi**1.5
-    known = [0, 1 / np.sqrt(np.pi), 1.5 / np.sqrt(np.pi), 6 * tangent, 15 * tangent - 2.5 / np.sqrt(np.pi)]
+    known = [
+        0,
+        1 / np.sqrt(np.pi),
+        1.5 / np.sqrt(np.pi),
+        6 * tangent,
+        15 * tangent - 2.5 / np.sqrt(np.pi),
+    ]
     np.testing.assert_allclose(largest(np.arange(1, 6)), known, atol=1e-12)
     assert largest(10) == pytest.approx(1.5387527308, abs=1e-10), "tables of order statistics"
 
 
 def test_the_largest_of_very_many():
-    """The other integral, of the density: sums at equal distances, which for functions as smooth as this are exact."""
+    """The other integral, of the density: sums at equal distances, which for functions as smooth as
+    this are exact.
+    """
     z = np.arange(-12, 14, 0.02)
     for workers in (7, 10**3, 10**6, 10**12):
-        density = np.exp(np.log(workers) + (workers - 1) * log_ndtr(z) - z**2 / 2) / np.sqrt(2 * np.pi)
+        density = np.exp(np.log(workers) + (workers - 1) * log_ndtr(z) - z**2 / 2) / np.sqrt(
+            2 * np.pi
+        )
         assert largest(workers) == pytest.approx(0.02 * np.sum(z * density), abs=1e-9)
 
 
@@ -55,8 +67,12 @@ def test_equation_4_is_off_by_as_much_as_is_said():
     np.testing.assert_allclose(off[:5], [-0.079, 0.025, 0.026, 0.026, 0.025], atol=5e-4)
     assert off[5] > 0.01 > off[6] > off[7] > 0.008 > off[8] > 0
     quantile, share = NormalDist().inv_cdf, np.euler_gamma
-    by_hand = 24 + np.sqrt(12) * 0.5 * ((1 - share) * quantile(1 - 1 / 112) + share * quantile(1 - 1 / (112 * np.e)))
-    assert dropcompute.expected_step_time(2.0, 0.5, 12, 112, approximate=True) == pytest.approx(by_hand, rel=1e-12)
+    by_hand = 24 + np.sqrt(12) * 0.5 * (
+        (1 - share) * quantile(1 - 1 / 112) + share * quantile(1 - 1 / (112 * np.e))
+    )
+    assert dropcompute.expected_step_time(2.0, 0.5, 12, 112, approximate=True) == pytest.approx(
+        by_hand, rel=1e-12
+    )
 
 
 @STOPS
@@ -65,20 +81,38 @@ def test_steps_take_as_long_as_those_that_are_drawn(drawn, stop):
     micro_batches = dropcompute.expected_micro_batches(TAUS, MEAN, STD, M, stop=stop)
     for i, tau in enumerate(TAUS):
         count, seconds = stopped(drawn, stop, tau)
-        for draws, mean in ((seconds.max(axis=1), expected[i]), (count.mean(axis=1), micro_batches[i])):
-            assert abs(draws.mean() - mean) < 4 * draws.std() / np.sqrt(len(drawn)) + 1e-6, (tau, draws.mean(), mean)
+        for draws, mean in (
+            (seconds.max(axis=1), expected[i]),
+            (count.mean(axis=1), micro_batches[i]),
+        ):
+            assert abs(draws.mean() - mean) < 4 * draws.std() / np.sqrt(len(drawn)) + 1e-6, (
+                tau,
+                draws.mean(),
+                mean,
+            )
 
 
 @STOPS
 def test_ends_of_the_scale(stop):
-    """Without a threshold it is E T, and at 0 a check between micro-batches lets each worker do one. Of one only, it never stops."""
+    """Without a threshold it is E T, and at 0 a check between micro-batches lets each worker do
+    one. Of one only, it never stops.
+    """
 
     def step(micro_batches, tau):
-        return dropcompute.expected_step_time(2.0, 0.1, micro_batches, [1, 50], threshold=tau, stop=stop)
+        return dropcompute.expected_step_time(
+            2.0, 0.1, micro_batches, [1, 50], threshold=tau, stop=stop
+        )
 
-    np.testing.assert_allclose(step(12, np.inf), 24 + np.sqrt(12) * 0.1 * largest([1, 50]), rtol=1e-12)
+    np.testing.assert_allclose(
+        step(12, np.inf), 24 + np.sqrt(12) * 0.1 * largest([1, 50]), rtol=1e-12
+    )
     np.testing.assert_allclose(step(12, 40.0), step(12, np.inf), rtol=1e-12)
-    np.testing.assert_allclose(step(12, 0.0), 2 + 0.1 * largest([1, 50]) if stop == "between" else 0, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        step(12, 0.0),
+        2 + 0.1 * largest([1, 50]) if stop == "between" else 0,
+        rtol=1e-11,
+        atol=1e-12,
+    )
     if stop == "between":
         for tau in (1.8, 2.0, 2.1):
             np.testing.assert_allclose(step(1, tau), step(1, np.inf), rtol=1e-11)
@@ -89,7 +123,9 @@ def test_alone_a_worker_that_is_not_interrupted_takes_a_mean_for_each_that_it_co
     """Wald's identity: looking at a clock after each micro-batch is a stopping time."""
     taus = np.array([0.0, 0.95, 1.0, 3.5, 6.98, 11.02, 11.9, 12.5])
     seconds = dropcompute.expected_step_time(1.0, std, 12, 1, threshold=taus, stop="between")
-    np.testing.assert_allclose(seconds, dropcompute.expected_micro_batches(taus, 1.0, std, 12, stop="between"), rtol=1e-11)
+    np.testing.assert_allclose(
+        seconds, dropcompute.expected_micro_batches(taus, 1.0, std, 12, stop="between"), rtol=1e-11
+    )
 
 
 @STOPS
@@ -97,7 +133,10 @@ def test_shapes_are_those_of_thresholds_and_workers(stop):
     """One at a time they are the same, and of no threshold there is nothing."""
     taus, workers = np.array([9.0, 11.5, np.inf]), np.array([[1], [64], [4096]])
     table = dropcompute.expected_speedup(taus, 1.0, 0.3, 12, workers, 0.5, stop=stop)
-    each = [[dropcompute.expected_speedup(tau, 1.0, 0.3, 12, n, 0.5, stop=stop) for tau in taus] for n in workers[:, 0].tolist()]
+    each = [
+        [dropcompute.expected_speedup(tau, 1.0, 0.3, 12, n, 0.5, stop=stop) for tau in taus]
+        for n in workers[:, 0].tolist()
+    ]
     np.testing.assert_allclose(table, each, rtol=1e-11)
     assert dropcompute.expected_speedup(np.zeros(0), 1.0, 0.3, 12, 4, stop=stop).shape == (0,)
 
@@ -112,37 +151,58 @@ def test_equation_11_is_of_the_step_time_that_it_is_given(stop):
         longer = 0.0
         if stop == "between":
             between, preempted = (
-                dropcompute.expected_step_time(1.0, 0.3, 12, 64, threshold=taus, stop=how) for how in ("between", "preempt")
+                dropcompute.expected_step_time(1.0, 0.3, 12, 64, threshold=taus, stop=how)
+                for how in ("between", "preempt")
             )
             longer = between - preempted
-        np.testing.assert_allclose(found, share * (given + 0.5) / (np.minimum(taus + longer, given) + 0.5), rtol=1e-10)
+        np.testing.assert_allclose(
+            found, share * (given + 0.5) / (np.minimum(taus + longer, given) + 0.5), rtol=1e-10
+        )
         assert found[-1] == 1
     assert dropcompute.expected_speedup(0.0, 1.0, 0.1, 12, 64, stop="preempt") == 0
 
 
 @pytest.mark.parametrize(
     ("mean", "std", "M", "communication"),
-    [(1.0, 0.3, 4, 0.5), (1.0, 0.3, 4, 2.0), (0.45, 0.1, 3, 0.05), (1.0, 0.05, 2, 3.0), (1.0, 1e-5, 8, 0.3), (1.0, 2.0, 8, 0.0)],
+    [
+        (1.0, 0.3, 4, 0.5),
+        (1.0, 0.3, 4, 2.0),
+        (0.45, 0.1, 3, 0.05),
+        (1.0, 0.05, 2, 3.0),
+        (1.0, 1e-5, 8, 0.3),
+        (1.0, 2.0, 8, 0.0),
+    ],
 )
 def test_the_planned_threshold_is_that_of_a_finer_search(mean, std, M, communication):
-    """It may be on either side of the best of the planner's points; with much noise it is half of the mean time of all micro-batches."""
+    """It may be on either side of the best of the planner's points; with much noise it is half of
+    the mean time of all micro-batches.
+    """
 
     def rate(tau):
         m = np.arange(1, M + 1)[:, None]
         return ndtr((tau - m * mean) / (np.sqrt(m) * std)).sum(axis=0) / (tau + communication)
 
     near = (np.arange(1, M + 1)[:, None] * mean + std * np.linspace(-8, 9, 400)).ravel()
-    taus = np.unique(np.append(np.maximum(near, M * mean / 2), np.linspace(M * mean / 2, M * mean + 10 * np.sqrt(M) * std, 2001)))
+    taus = np.unique(
+        np.append(
+            np.maximum(near, M * mean / 2),
+            np.linspace(M * mean / 2, M * mean + 10 * np.sqrt(M) * std, 2001),
+        )
+    )
     for _ in range(8):
         best = int(np.argmax(rate(taus)))
         taus = np.linspace(taus[max(best - 1, 0)], taus[min(best + 1, len(taus) - 1)], 2001)
     found = dropcompute.expected_threshold(mean, std, M, communication)
     assert rate(np.array([found])) >= rate(taus).max() * (1 - 1e-13)
-    assert found == pytest.approx(taus[1000], abs=1e-5 * std if std > 1e-3 else 0.01 * std), "where the tail is flat, to less"
+    assert found == pytest.approx(taus[1000], abs=1e-5 * std if std > 1e-3 else 0.01 * std), (
+        "where the tail is flat, to less"
+    )
 
 
 def test_as_printed_equation_11_counts_communication_twice():
-    """With E T of equation 12, which has it: the same while the threshold is reached, but a slowdown where nothing is done at all."""
+    """With E T of equation 12, which has it: the same while the threshold is reached, but a
+    slowdown where nothing is done at all.
+    """
     E_T, T_c = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True), 2.0
     taus = np.array([11.0, 13.0, 15.0, np.inf])
     share = dropcompute.expected_micro_batches(taus, 1.0, 0.3, 12) / 12
@@ -170,16 +230,20 @@ def test_the_speedup_of_unbounded_latencies_grows_without_bound():
 
 @STOPS
 def test_the_speedup_of_bounded_latencies_is_bounded(stop):
-    r"""Of latencies in [a, b]: $S \le \frac{M b + T^c}{M a + T^c}$ in each iteration, whatever N and tau.
+    r"""Of latencies in [a, b]: $S \le \frac{M b + T^c}{M a + T^c}$ in each iteration, whatever N
+    and tau.
 
-    A step of R < M b seconds has room for R / a micro-batches a worker, at most, so that S is at most
-    $\min(1, \frac{R}{M a}) \frac{M b + T^c}{R + T^c}$, which is largest at R = M a. One slow worker of very many comes close to it.
+    A step of R < M b seconds has room for R / a micro-batches a worker, at most, so that S is at
+    most $\min(1, \frac{R}{M a}) \frac{M b + T^c}{R + T^c}$, which is largest at R = M a. One slow
+    worker of very many comes close to it.
     """
     a, b, M, T_c = 1.0, 3.0, 12, 2.0
     bound = (M * b + T_c) / (M * a + T_c)
 
     def reached(latencies):
-        return dropcompute.effective_speedup(latencies, T_c, dropcompute.threshold(latencies, T_c, stop), stop)
+        return dropcompute.effective_speedup(
+            latencies, T_c, dropcompute.threshold(latencies, T_c, stop), stop
+        )
 
     single = np.full((1, 512, M), a)
     single[0, 0] = b
@@ -188,7 +252,14 @@ def test_the_speedup_of_bounded_latencies_is_bounded(stop):
     assert 0.9 * bound < reached(single) < bound
 
 
-GIVEN = {"thresholds": 5.0, "mean": 1.0, "std": 0.3, "micro_batches": 12, "workers": 4, "communication": 0.0}
+GIVEN = {
+    "thresholds": 5.0,
+    "mean": 1.0,
+    "std": 0.3,
+    "micro_batches": 12,
+    "workers": 4,
+    "communication": 0.0,
+}
 REFUSED = [
     ({"mean": np.inf}, "mean = inf: need finite seconds, above 0"),
     ({"std": 0.0}, "std = 0: need finite seconds, above 0"),
@@ -197,12 +268,24 @@ REFUSED = [
     ({"workers": [4, 0]}, r"workers = \[4, 0\]: need an integer, at least 1, or an array of them"),
     ({"workers": 2.5}, "workers = 2.5"),
     ({"thresholds": [1.0, np.nan]}, "thresholds with the entry nan: need seconds, at least 0"),
-    ({"thresholds": [1.0, 2.0], "workers": [2, 3, 4]}, r"thresholds \[2\] for workers \[3\]: need shapes that broadcast"),
+    (
+        {"thresholds": [1.0, 2.0], "workers": [2, 3, 4]},
+        r"thresholds \[2\] for workers \[3\]: need shapes that broadcast",
+    ),
     ({"communication": -1.0}, "communication = -1: need finite seconds, at least 0"),
     ({"step_time": 0.0}, "step_time = 0: need finite seconds, above 0"),
-    ({"step_time": 3.0, "approximate": True}, "step_time = 3.0 and approximate = True: need one of the two"),
-    ({"workers": 1, "approximate": True}, "workers = 1: need at least 2: of one, equation 4 is infinite"),
-    ({"stop": "between", "std": 1e-5, "micro_batches": 2000}, "takes minutes between micro-batches"),
+    (
+        {"step_time": 3.0, "approximate": True},
+        "step_time = 3.0 and approximate = True: need one of the two",
+    ),
+    (
+        {"workers": 1, "approximate": True},
+        "workers = 1: need at least 2: of one, equation 4 is infinite",
+    ),
+    (
+        {"stop": "between", "std": 1e-5, "micro_batches": 2000},
+        "takes minutes between micro-batches",
+    ),
 ]
 
 
@@ -210,5 +293,7 @@ def test_what_the_model_has_no_answer_for_is_refused():
     for arguments, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             dropcompute.expected_speedup(**GIVEN | arguments)
-    with pytest.raises(ValueError, match="expected_step_time: threshold with the entry 9: need infinity"):
+    with pytest.raises(
+        ValueError, match="expected_step_time: threshold with the entry 9: need infinity"
+    ):
         dropcompute.expected_step_time(1.0, 0.3, 12, 4, threshold=[9.0, np.inf], approximate=True)

@@ -1,4 +1,6 @@
-"""Methods whose workers stop at a time limit. `theory_checks` compares them with their recursions round by round; here is the rest."""
+"""Methods whose workers stop at a time limit. `theory_checks` compares them with their recursions
+round by round; here is the rest.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,15 @@ METHOD = algorithms.minibatch_sgd(optax.sgd(1.0))
 
 @cache
 def ones() -> dsgd.Problem:
-    """Each worker's gradient is 1 in an element of its own, so that x adds up the weights of what has been computed."""
-    return dsgd.Problem(init=lambda key: jnp.zeros(N), loss=lambda x, batch: x @ batch, data=jnp.eye(N), sample=lambda key, mine: mine)
+    """Each worker's gradient is 1 in an element of its own, so that x adds up the weights of what
+    has been computed.
+    """
+    return dsgd.Problem(
+        init=lambda key: jnp.zeros(N),
+        loss=lambda x, batch: x @ batch,
+        data=jnp.eye(N),
+        sample=lambda key, mine: mine,
+    )
 
 
 @cache
@@ -42,7 +51,11 @@ def robust() -> dsgd.Problem:
 
 
 def run(method: dsgd.Algorithm, problem: dsgd.Problem | None = None, **options: Any) -> dsgd.Result:
-    return dsgd.run(method, problem or ones(), **{"steps": STEPS, "key": KEY, "cluster": CLUSTER, "mesh": 1, **options})
+    return dsgd.run(
+        method,
+        problem or ones(),
+        **{"steps": STEPS, "key": KEY, "cluster": CLUSTER, "mesh": 1, **options},
+    )
 
 
 @cache
@@ -51,7 +64,9 @@ def latencies() -> np.ndarray:
     rounds, whole = loop.split(KEY)[1], work.micro_batches(np.ones((N, M), bool))
 
     def of(step):
-        return CLUSTER.latencies(dsgd.Round(step, N, loop.round_keys(rounds, step)[0], work=whole), jnp.arange(N))
+        return CLUSTER.latencies(
+            dsgd.Round(step, N, loop.round_keys(rounds, step)[0], work=whole), jnp.arange(N)
+        )
 
     return np.asarray(jax.jit(jax.vmap(of))(jnp.arange(STEPS)))
 
@@ -59,14 +74,19 @@ def latencies() -> np.ndarray:
 def counts(threshold: float, stop: str) -> np.ndarray:
     """How many micro-batches each worker computes, `[STEPS, N]`."""
     rule = papers.Rule(threshold, M, stop)
-    return np.array([[papers.until(rule, takes, 0.0)[0] for takes in of_round] for of_round in latencies()])
+    return np.array(
+        [[papers.until(rule, takes, 0.0)[0] for takes in of_round] for of_round in latencies()]
+    )
 
 
 def test_without_drops_it_is_the_method():
     """Bit for bit, on the clock, too."""
     method = algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5))
     whole = work.micro_batches(np.ones((N, M), bool))
-    ours, theirs = run(drop_compute(method, np.inf, M), robust()), run(unequal_work(method, whole), robust())
+    ours, theirs = (
+        run(drop_compute(method, np.inf, M), robust()),
+        run(unequal_work(method, whole), robust()),
+    )
     np.testing.assert_array_equal(ours.history["loss"], theirs.history["loss"])
     np.testing.assert_allclose(ours.history["clock"], theirs.history["clock"], rtol=1e-6)
     np.testing.assert_array_equal(ours.history["dropped"][1:], 0)
@@ -82,18 +102,26 @@ def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
 
 
 def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
-    """Means are of those that participate: each worker's share of what was computed is what moves x."""
+    """Means are of those that participate: each worker's share of what was computed is what moves
+    x.
+    """
     away = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
     found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), cluster=away)
     samples, present = found.history["samples"][1:], found.history["present"][1:]
-    np.testing.assert_allclose(found.params, -(samples / samples.sum(axis=1, keepdims=True)).sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.params, -(samples / samples.sum(axis=1, keepdims=True)).sum(axis=0), rtol=1e-5
+    )
     np.testing.assert_allclose((samples > 0).mean(axis=1), present)
     np.testing.assert_array_equal(found.state.server.drawn, samples.sum(axis=0))
-    np.testing.assert_allclose(found.history["dropped"][1:], 1 - samples.sum(axis=1) / (M * N * present), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.history["dropped"][1:], 1 - samples.sum(axis=1) / (M * N * present), rtol=1e-5
+    )
 
 
 def test_it_is_under_the_contract(long):
-    dsgd.check(drop_compute(METHOD, dropcompute.chosen_after(2), M, redraw=True), robust(), cluster=CLUSTER).require()
+    dsgd.check(
+        drop_compute(METHOD, dropcompute.chosen_after(2), M, redraw=True), robust(), cluster=CLUSTER
+    ).require()
 
 
 # --- A threshold that is chosen.
@@ -105,26 +133,43 @@ def test_latencies_to_plan_with_are_those_of_rounds():
     found = dropcompute.latencies(cluster, 2, 3, iterations=2, key=KEY, batch_size=4)
     for key, of_round in zip(jax.random.split(KEY, 2), found, strict=True):
         whole = work.local_batches(jnp.array([12, 12]), batch_size=4, micro_batches=3)
-        np.testing.assert_allclose(of_round, cluster.latencies(dsgd.Round(jnp.int32(0), 2, key, work=whole), np.arange(2)), rtol=1e-6)
+        np.testing.assert_allclose(
+            of_round,
+            cluster.latencies(dsgd.Round(jnp.int32(0), 2, key, work=whole), np.arange(2)),
+            rtol=1e-6,
+        )
 
 
 def test_a_threshold_is_chosen_of_what_was_measured_in_two_stages():
-    """The second one's clock begins again, and the times of the round before are lost: all others count."""
+    """The second one's clock begins again, and the times of the round before are lost: all others
+    count.
+    """
     method = drop_compute(METHOD, dropcompute.chosen_after(5), M, stop="between")
     begun = run(method, steps=3)
     found = run(method, steps=5, start=begun)
-    history = {name: np.concatenate([stage.history[name][1:] for stage in (begun, found)]) for name in ("threshold", "samples")}
+    history = {
+        name: np.concatenate([stage.history[name][1:] for stage in (begun, found)])
+        for name in ("threshold", "samples")
+    }
     known = [0, 1, 3, 4]
     seconds = np.concatenate([np.diff(stage.history["clock"]) for stage in (begun, found)])[known]
     times = latencies()[known]
     tau = found.state.server.measuring.threshold
-    np.testing.assert_allclose(tau, dropcompute.threshold(times, seconds - times.sum(axis=2).max(axis=1), "between"), rtol=1e-5)
+    np.testing.assert_allclose(
+        tau,
+        dropcompute.threshold(times, seconds - times.sum(axis=2).max(axis=1), "between"),
+        rtol=1e-5,
+    )
     np.testing.assert_array_equal(history["threshold"], [np.inf] * 6 + [tau] * 2)
-    np.testing.assert_array_equal(history["samples"], np.where(np.arange(STEPS)[:, None] < 6, M, counts(float(tau), "between")))
+    np.testing.assert_array_equal(
+        history["samples"],
+        np.where(np.arange(STEPS)[:, None] < 6, M, counts(float(tau), "between")),
+    )
     assert history["samples"].min() < M
 
 
-# --- A rule and a threshold round by round, of three workers whose micro-batches take half a second, one and two; two in a round.
+# --- A rule and a threshold round by round, of three workers whose micro-batches take half a
+# second, one and two; two in a round.
 
 FEW, PAIR, SHORT = 3, 2, 1.25
 EACH = np.array([0.5, 1.0, 2.0])
@@ -132,13 +177,25 @@ CONSTANT = clusters.Cluster(clusters.constant(EACH))
 NOBODY = np.zeros((FEW, PAIR), bool)
 
 
-def a_round(done: np.ndarray = NOBODY, step: int = 0, present: list[bool] | None = None) -> dsgd.Round:
+def a_round(
+    done: np.ndarray = NOBODY, step: int = 0, present: list[bool] | None = None
+) -> dsgd.Round:
     now = dsgd.Now(CONSTANT, present=None if present is None else jnp.array(present))
-    return dsgd.Round(jnp.int32(step), FEW, KEY, now, dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR))))
+    return dsgd.Round(
+        jnp.int32(step),
+        FEW,
+        KEY,
+        now,
+        dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR))),
+    )
 
 
-def updated(method: dsgd.Algorithm, present: jax.Array | None = None, **server: Any) -> tuple[dsgd.State, communication.Statistics]:
-    """The state after one round, and what it recorded; of a server's state with these fields before it."""
+def updated(
+    method: dsgd.Algorithm, present: jax.Array | None = None, **server: Any
+) -> tuple[dsgd.State, communication.Statistics]:
+    """The state after one round, and what it recorded; of a server's state with these fields before
+    it.
+    """
 
     def update(present):
         state, now = method.init(jnp.zeros(2), FEW), dsgd.Now(CONSTANT, present=present)
@@ -148,7 +205,9 @@ def updated(method: dsgd.Algorithm, present: jax.Array | None = None, **server: 
         after, record = communication.communicate(method, state, jnp.ones((FEW, 2)), this, KEY)
         return after, record.statistics(FEW)
 
-    return jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))(present)
+    return jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))(
+        present
+    )
 
 
 def rule(period: int = 1, threshold: float = SHORT, stop: str = "preempt") -> own.Rule:
@@ -165,7 +224,14 @@ def one(n: int) -> np.ndarray:
 def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
     """Rounds without participation do not count; after the first micro-batch no round does."""
     every, none, last = [True] * FEW, [False] * FEW, [False, False, True]
-    rounds = [(NOBODY, None, 1), (NOBODY, every, 2), (NOBODY, none, 2), (NOBODY, last, 3), (one(2), None, -1), (NOBODY, None, -1)]
+    rounds = [
+        (NOBODY, None, 1),
+        (NOBODY, every, 2),
+        (NOBODY, none, 2),
+        (NOBODY, last, 3),
+        (one(2), None, -1),
+        (NOBODY, None, -1),
+    ]
     server = rule().first_server((), FEW, redraw=False)
     assert server.idle == 0
     for done, present, idle in rounds:
@@ -179,7 +245,11 @@ def test_a_run_is_refused_from_ten_idle_rounds_on(all_dropped):
     method = drop_compute(METHOD, 0.25, PAIR, all_dropped=all_dropped)
     for before, tau in ((8, np.nan), (9, 0.25), (12, 0.25), (-1, np.nan)):
         _, found = updated(method, idle=jnp.int32(before))
-        kept, other = (found.refusals, found.warnings) if all_dropped == "error" else (found.warnings, found.refusals)
+        kept, other = (
+            (found.refusals, found.warnings)
+            if all_dropped == "error"
+            else (found.warnings, found.refusals)
+        )
         ((words, number),) = kept.items()
         assert "in 10 rounds or more" in words
         np.testing.assert_array_equal(number, tau)
@@ -187,12 +257,19 @@ def test_a_run_is_refused_from_ten_idle_rounds_on(all_dropped):
 
 
 def test_seconds_of_a_period_add_up_until_its_last_round():
-    server, in_rounds = rule(period=3).first_server((), FEW, redraw=True), np.array([0.5, 0.25, 0.0])
+    server, in_rounds = (
+        rule(period=3).first_server((), FEW, redraw=True),
+        np.array([0.5, 0.25, 0.0]),
+    )
     np.testing.assert_array_equal(server.spent, np.zeros(FEW))
     for step, times in enumerate((1, 2, 0, 1, 2, 0)):
-        server = rule(period=3).after(server, a_round(one(step % FEW), step), jnp.asarray(in_rounds))
+        server = rule(period=3).after(
+            server, a_round(one(step % FEW), step), jnp.asarray(in_rounds)
+        )
         np.testing.assert_array_equal(server.spent, times * in_rounds)
-        np.testing.assert_array_equal(server.drawn, np.bincount(np.arange(step + 1) % FEW, minlength=FEW))
+        np.testing.assert_array_equal(
+            server.drawn, np.bincount(np.arange(step + 1) % FEW, minlength=FEW)
+        )
     assert rule().first_server((), FEW, redraw=False).spent == ()
     assert rule().first_server((), FEW, redraw=False).drawn == ()
 
@@ -210,7 +287,9 @@ def test_workers_that_do_not_participate_are_charged_no_seconds():
 def test_the_share_that_is_dropped_is_of_the_workers_that_participate():
     done = np.array([[True, True], [True, False], [False, False]])
     assert own.dropped(a_round(done), PAIR) == pytest.approx(3 / 6)
-    assert own.dropped(a_round(done * np.array([[1], [0], [1]], bool), present=[True, False, True]), PAIR) == pytest.approx(2 / 4)
+    assert own.dropped(
+        a_round(done * np.array([[1], [0], [1]], bool), present=[True, False, True]), PAIR
+    ) == pytest.approx(2 / 4)
     assert own.dropped(a_round(present=[False] * FEW), PAIR) == 0
 
 
@@ -219,8 +298,9 @@ def test_the_share_that_is_dropped_is_of_the_workers_that_participate():
 
 @pytest.mark.parametrize(("period", "seed"), [(1, 63), (2, 8)])
 def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, seed):
-    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end. With these seeds
-    it is another one where communication is what a round takes besides a worker that is not the slowest, or is 0, or workers preempt."""
+    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its
+    beginning to its end. With these seeds it is another one where communication is what a round
+    takes besides a worker that is not the slowest, or is 0, or workers preempt."""
     rounds, rng = 3, np.random.default_rng(seed)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
@@ -230,14 +310,22 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, see
     @jax.jit
     def observed(known, step, clock, compute):
         seen = dsgd.Measured(compute, none, none, none, none)
-        return thresholds.observed(known, dsgd.Round(step, FEW, KEY, dsgd.Now(CONSTANT, clock, seen)), period, "between")
+        return thresholds.observed(
+            known, dsgd.Round(step, FEW, KEY, dsgd.Now(CONSTANT, clock, seen)), period, "between"
+        )
 
     for step in range(rounds * period + 3):
         last = min(max(step - 1, 0), rounds * period - 1)
-        known = observed(known, jnp.int32(step), jnp.float32(ends[last]), jnp.asarray(times[last], jnp.float32))
+        known = observed(
+            known, jnp.int32(step), jnp.float32(ends[last]), jnp.asarray(times[last], jnp.float32)
+        )
         if step < rounds * period:
             assert known.threshold == np.inf
-    rows = times.reshape(rounds, period, FEW, PAIR).transpose(0, 2, 1, 3).reshape(rounds, FEW, period * PAIR)
+    rows = (
+        times.reshape(rounds, period, FEW, PAIR)
+        .transpose(0, 2, 1, 3)
+        .reshape(rounds, FEW, period * PAIR)
+    )
     seconds = np.diff(ends[period - 1 :: period], prepend=0)
     np.testing.assert_array_equal(known.latencies, rows)
     np.testing.assert_allclose(known.seconds, seconds)
@@ -253,15 +341,40 @@ WHOLE = unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
 CHOSEN = dropcompute.chosen_after(3)
 REFUSED = [
     (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
-    (lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE), "micro-batches at once: need one by one"),
-    (lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY), "dropcompute.latencies: a cluster whose"),
-    (lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)), "one by one; need a synchronous one"),
-    (lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)), "asks for exact gradients"),
+    (
+        lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE),
+        "micro-batches at once: need one by one",
+    ),
+    (
+        lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY),
+        "dropcompute.latencies: a cluster whose",
+    ),
+    (
+        lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)),
+        "one by one; need a synchronous one",
+    ),
+    (
+        lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)),
+        "asks for exact gradients",
+    ),
     (lambda: run(drop_compute(WHOLE, TAU, M)), "states itself what"),
-    (lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)), "seconds, which another call has given"),
+    (
+        lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)),
+        "seconds, which another call has given",
+    ),
     (lambda: run(drop_compute(METHOD, CHOSEN, M), cluster=AWAY), "pass a threshold in seconds"),
-    (lambda: run(drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS), "draws batches once more"),
-    (lambda: jax.eval_shape(lambda H: drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2), 2), "a period that is swept"),
+    (
+        lambda: run(
+            drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS
+        ),
+        "draws batches once more",
+    ),
+    (
+        lambda: jax.eval_shape(
+            lambda H: drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2), 2
+        ),
+        "a period that is swept",
+    ),
     (lambda: drop_compute(METHOD, float("nan"), M), "threshold = nan: need seconds >= 0"),
     (lambda: drop_compute(METHOD, TAU, M, correction=-0.5), "correction = -0.5"),
     (lambda: dropcompute.extra_steps(10, 1.0), r"drop_rate = 1.0: need a share in \[0, 1\)"),
@@ -276,5 +389,7 @@ def test_what_cannot_be_is_refused():
 
 def test_what_makes_up_for_drops():
     """A tenth of 11% more is as much again: section 4.5."""
-    assert [dropcompute.extra_steps(steps, rate) for steps, rate in ((900, 0.1), (7038, 0.1), (5, 0.0))] == [100, 782, 0]
+    assert [
+        dropcompute.extra_steps(steps, rate) for steps, rate in ((900, 0.1), (7038, 0.1), (5, 0.0))
+    ] == [100, 782, 0]
     assert [dropcompute.larger_batch(size, rate) for size, rate in ((9, 0.1), (5, 0.0))] == [10, 5]

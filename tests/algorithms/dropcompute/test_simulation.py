@@ -19,7 +19,8 @@ STOPS = pytest.mark.parametrize("stop", ["preempt", "between"])
 @STOPS
 def test_means_and_their_errors_are_those_of_stored_rounds(stop):
     latencies = dropcompute.latencies(CLUSTER, N, M, iterations=ROUNDS, key=KEY)
-    given = {"rounds": ROUNDS, "key": KEY, "communication": COMMUNICATION, "stop": stop, "chunk": 7}  # the last chunk is shorter
+    # the last chunk is shorter
+    given = {"rounds": ROUNDS, "key": KEY, "communication": COMMUNICATION, "stop": stop, "chunk": 7}
     found = dropcompute.simulated(CLUSTER, N, M, TAUS, **given)
     functions = {
         "step_time": lambda times: dropcompute.step_time(times, TAUS, stop),
@@ -30,12 +31,18 @@ def test_means_and_their_errors_are_those_of_stored_rounds(stop):
         each = np.stack([function(latencies[i : i + 1]) for i in range(ROUNDS)])
         mean, error = getattr(found, name)
         np.testing.assert_allclose(mean, function(latencies), rtol=1e-6, err_msg=name)
-        np.testing.assert_allclose(error, each.std(axis=0, ddof=1) / np.sqrt(ROUNDS), rtol=1e-5, atol=1e-8, err_msg=name)
-        assert error[0, 2] > 0.001 or (name, stop) == ("step_time", "preempt"), "there is something to estimate"
+        np.testing.assert_allclose(
+            error, each.std(axis=0, ddof=1) / np.sqrt(ROUNDS), rtol=1e-5, atol=1e-8, err_msg=name
+        )
+        assert error[0, 2] > 0.001 or (name, stop) == ("step_time", "preempt"), (
+            "there is something to estimate"
+        )
 
 
 def test_errors_are_of_means_that_are_far_from_zero():
-    """In float32 nothing would be left of what rounds differ by, squared, and of the sums of squares."""
+    """In float32 nothing would be left of what rounds differ by, squared, and of the sums of
+    squares.
+    """
     cluster = clusters.Cluster(clusters.constant(1e3) + clusters.exponential(0.1))
     options = {"rounds": 600, "key": KEY, "chunk": 50}
     mean, error = dropcompute.simulated(cluster, 1, 1, np.inf, **options).step_time
@@ -44,12 +51,22 @@ def test_errors_are_of_means_that_are_far_from_zero():
 
 
 def test_what_cannot_be_simulated_is_refused():
-    good = {"cluster": CLUSTER, "workers": N, "micro_batches": M, "thresholds": TAUS, "rounds": 4, "key": KEY}
+    good = {
+        "cluster": CLUSTER,
+        "workers": N,
+        "micro_batches": M,
+        "thresholds": TAUS,
+        "rounds": 4,
+        "key": KEY,
+    }
     for changed, message in (
         ({"rounds": 1}, "simulated: rounds = 1: need at least 2"),
         ({"communication": -1.0}, "simulated: communication = -1: need finite seconds"),
         ({"thresholds": [1.0, np.nan]}, "simulated: thresholds with the entry nan"),
-        ({"cluster": clusters.Cluster(clusters.constant(1.0), at_once=True)}, "simulated: a cluster whose"),
+        (
+            {"cluster": clusters.Cluster(clusters.constant(1.0), at_once=True)},
+            "simulated: a cluster whose",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             dropcompute.simulated(**good | changed)

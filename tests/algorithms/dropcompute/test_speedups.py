@@ -1,4 +1,6 @@
-"""The threshold of measured times: against Algorithm 2 as it is printed, and workers one at a time."""
+"""The threshold of measured times: against Algorithm 2 as it is printed, and workers one at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ ORACLES = {"preempt": algorithm_2, "between": by_worker}
 
 @st.composite
 def whole_times(draw, least: int = 0):
-    """Seconds that are whole numbers, so that sums are exact and many of them equal: latencies and communication."""
+    """Seconds that are whole numbers, so that sums are exact and many of them equal: latencies and
+    communication.
+    """
     I, N, M = draw(SIDES)
     t = draw(arrays.arrays(float, (I, N, M), elements=st.integers(least, 6)))
     return t, draw(arrays.arrays(float, I, elements=st.integers(0, 4)))
@@ -71,7 +75,9 @@ def test_it_is_the_oracles(stop, times):
     latencies, communication = times
     taus = np.append(np.arange(0, 25, 0.5), np.inf)
     wanted = np.array([ORACLES[stop](latencies, communication, tau) for tau in taus]).T
-    np.testing.assert_allclose(dropcompute.effective_speedup(latencies, communication, taus, stop), wanted[0], rtol=1e-13)
+    np.testing.assert_allclose(
+        dropcompute.effective_speedup(latencies, communication, taus, stop), wanted[0], rtol=1e-13
+    )
     np.testing.assert_allclose(dropcompute.drop_rate(latencies, taus, stop), wanted[1], atol=1e-15)
     np.testing.assert_allclose(dropcompute.step_time(latencies, taus, stop), wanted[2], rtol=1e-15)
 
@@ -83,22 +89,36 @@ def test_no_threshold_is_better(stop, times):
     best = dropcompute.threshold(*times, stop)
     ends = np.unique(np.cumsum(times[0], axis=-1))
     others = np.concatenate(
-        [np.arange(0, 25, 0.125), np.nextafter(ends, np.inf), np.nextafter(ends, 0), ends * (1 + 1e-6), ends * (1 - 1e-6)]
+        [
+            np.arange(0, 25, 0.125),
+            np.nextafter(ends, np.inf),
+            np.nextafter(ends, 0),
+            ends * (1 + 1e-6),
+            ends * (1 - 1e-6),
+        ]
     )
     speedups = dropcompute.effective_speedup(*times, others, stop)
     reached = dropcompute.effective_speedup(*times, best, stop)
     assert reached >= speedups.max() * (1 - 2e-6)
     least = dropcompute.drop_rate(times[0], best, stop)
-    assert (dropcompute.drop_rate(times[0], others[speedups >= reached], stop) >= least).all(), "of equals it drops least"
+    assert (dropcompute.drop_rate(times[0], others[speedups >= reached], stop) >= least).all(), (
+        "of equals it drops least"
+    )
 
 
 @STOPS
 @pytest.mark.parametrize("shape", [(1, 2, 3), (6, 5, 4), (3, 40, 12)])
 def test_pruning_loses_nothing(stop, shape):
-    """All events looked at one by one; shapes with fewer and with many more of them than the search cuts into."""
+    """All events looked at one by one; shapes with fewer and with many more of them than the search
+    cuts into.
+    """
     latencies, communication = lognormal(0, *shape)
     ends = np.cumsum(latencies, axis=-1)
-    events = ends if stop == "preempt" else np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
+    events = (
+        ends
+        if stop == "preempt"
+        else np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
+    )
     all_of_them = np.append(np.unique(events) * (1 + 1e-6), np.inf)
     speedups = dropcompute.effective_speedup(latencies, communication, all_of_them, stop)
     best = all_of_them[speedups * (1 + 1e-6) >= speedups.max()].max()
@@ -129,28 +149,41 @@ def compiled():
 @STOPS
 def test_inside_a_program_it_is_numpys(compiled, stop):
     drawn = [lognormal(seed, 3, 20, 6) for seed in range(4)]
-    latencies, communication = (np.stack(each).astype(np.float32) for each in zip(*drawn, strict=True))
+    latencies, communication = (
+        np.stack(each).astype(np.float32) for each in zip(*drawn, strict=True)
+    )
     taus = np.array([0.0, 1.5, 6.0, 9.5, np.inf], np.float32)
     found = compiled(latencies, communication, taus)[stop]
     for i in range(4):
         wanted = dropcompute.threshold(latencies[i], communication[i], stop)
         np.testing.assert_allclose(found["threshold"][i], wanted, rtol=1e-6)
         np.testing.assert_allclose(
-            found["speedup"][i], dropcompute.effective_speedup(latencies[i], communication[i], taus, stop), rtol=1e-6
+            found["speedup"][i],
+            dropcompute.effective_speedup(latencies[i], communication[i], taus, stop),
+            rtol=1e-6,
         )
-        np.testing.assert_allclose(found["dropped"][i], dropcompute.drop_rate(latencies[i], taus, stop), atol=1e-6)
-        np.testing.assert_allclose(found["step"][i], dropcompute.step_time(latencies[i], taus, stop), rtol=1e-6)
+        np.testing.assert_allclose(
+            found["dropped"][i], dropcompute.drop_rate(latencies[i], taus, stop), atol=1e-6
+        )
+        np.testing.assert_allclose(
+            found["step"][i], dropcompute.step_time(latencies[i], taus, stop), rtol=1e-6
+        )
 
 
 def test_inside_a_program_memory_is_that_of_the_latencies():
     """Not a number for each candidate and each iteration, which were a megabyte."""
-    shapes = jax.ShapeDtypeStruct((256, 2, 2), jnp.float32), jax.ShapeDtypeStruct((256,), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((256, 2, 2), jnp.float32),
+        jax.ShapeDtypeStruct((256,), jnp.float32),
+    )
     memory = jax.jit(dropcompute.threshold).lower(*shapes).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 25 * 256 * 2 * 2 * 4
 
 
 def test_edges():
-    """Of equally good ones it is the one that drops least; nothing is not better than all, and what takes no time divides by nothing."""
+    """Of equally good ones it is the one that drops least; nothing is not better than all, and what
+    takes no time divides by nothing.
+    """
     equal, free = np.array([[[1.0, 1.0, 4.0]]]), np.array([[[0.0, 2.0], [3.5, 4.0]]])
     for stop, tau in (("preempt", 2.0), ("between", 1.0)):
         assert dropcompute.threshold(equal, 0.0, stop) == pytest.approx(tau, rel=1.1e-6)
@@ -158,28 +191,53 @@ def test_edges():
         assert dropcompute.threshold(np.zeros((3, 4, 5)), 0.0, stop) == np.inf
     assert dropcompute.threshold(free, 0.0) == pytest.approx(2, rel=1.1e-6)
     np.testing.assert_array_equal(dropcompute.effective_speedup(free, 0.0, [0.0, 0.0]), 0)
-    assert dropcompute.effective_speedup(free, 0.0, 0.0, "between") == pytest.approx(3 / 4 * 7.5 / 3.5)
-    np.testing.assert_array_equal(dropcompute.effective_speedup(np.zeros((2, 3, 4)), 0.0, [0.0, 1.0]), [0, 1])
-    # Half of the workers take no time, one a second, all others a hundred: the search must not end at 0.
+    assert dropcompute.effective_speedup(free, 0.0, 0.0, "between") == pytest.approx(
+        3 / 4 * 7.5 / 3.5
+    )
+    np.testing.assert_array_equal(
+        dropcompute.effective_speedup(np.zeros((2, 3, 4)), 0.0, [0.0, 1.0]), [0, 1]
+    )
+    # Half of the workers take no time, one a second, all others a hundred: the search must not end
+    # at 0.
     most = np.concatenate([np.zeros(31), [1.0], 100 + np.arange(32.0)])[None, :, None]
     assert dropcompute.threshold(most, 0.0) == pytest.approx(1, rel=1.1e-6)
 
 
 REFUSED = [
-    ({"latencies": np.ones((2, 3))}, r"NAME: latencies \[2, 3\]: need \[iterations, workers, micro-batches\]"),
-    ({"latencies": np.ones((0, 3, 4)), "communication": []}, r"latencies \[0, 3, 4\]: need .* at least one of each"),
-    ({"latencies": np.full((2, 3, 4), -1.0)}, "NAME: latencies with the entry -1: need finite seconds, at least 0"),
+    (
+        {"latencies": np.ones((2, 3))},
+        r"NAME: latencies \[2, 3\]: need \[iterations, workers, micro-batches\]",
+    ),
+    (
+        {"latencies": np.ones((0, 3, 4)), "communication": []},
+        r"latencies \[0, 3, 4\]: need .* at least one of each",
+    ),
+    (
+        {"latencies": np.full((2, 3, 4), -1.0)},
+        "NAME: latencies with the entry -1: need finite seconds, at least 0",
+    ),
     ({"latencies": np.full((2, 3, 4), np.inf)}, "latencies with the entry inf"),
-    ({"communication": [1.0, 1.0, 1.0]}, r"NAME: communication \[3\] for latencies \[2, 3, 4\]: need \[iterations\]"),
+    (
+        {"communication": [1.0, 1.0, 1.0]},
+        r"NAME: communication \[3\] for latencies \[2, 3, 4\]: need \[iterations\]",
+    ),
     ({"communication": [1.0, -2.0]}, "NAME: communication with the entry -2"),
-    ({"thresholds": [1.0, np.nan]}, "NAME: thresholds with the entry nan: need seconds, at least 0"),
+    (
+        {"thresholds": [1.0, np.nan]},
+        "NAME: thresholds with the entry nan: need seconds, at least 0",
+    ),
 ]
 
 
 def test_what_was_not_measured_is_refused():
     good = {"latencies": np.ones((2, 3, 4)), "communication": [1.0, 1.0], "thresholds": [1.0]}
     for arguments, message in REFUSED:
-        for function in (dropcompute.effective_speedup, dropcompute.threshold, dropcompute.drop_rate, dropcompute.step_time):
+        for function in (
+            dropcompute.effective_speedup,
+            dropcompute.threshold,
+            dropcompute.drop_rate,
+            dropcompute.step_time,
+        ):
             takes = function.__annotations__.keys() & good.keys()
             if takes >= arguments.keys():
                 with pytest.raises(ValueError, match=message.replace("NAME", function.__name__)):

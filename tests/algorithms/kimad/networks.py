@@ -21,13 +21,19 @@ class Sinusoids:
 
     def amount(self, n: int, t: float, seconds: float) -> float:
         """Bits in so many seconds from t on."""
-        waves = (np.sin(2 * self.theta * (t + seconds)) - np.sin(2 * self.theta * t)) / (4 * self.theta)
+        waves = (np.sin(2 * self.theta * (t + seconds)) - np.sin(2 * self.theta * t)) / (
+            4 * self.theta
+        )
         return self.factors[n] * (self.eta * (seconds / 2 - waves) + self.delta * seconds)
 
     def seconds(self, n: int, t: float, bits: float) -> float:
         """Of a message that begins at t."""
         longest = bits / (self.factors[n] * self.delta)
-        return float(brentq(lambda seconds: self.amount(n, t, seconds) - bits, 0, longest, xtol=1e-14)) if bits else 0.0
+        return (
+            float(brentq(lambda seconds: self.amount(n, t, seconds) - bits, 0, longest, xtol=1e-14))
+            if bits
+            else 0.0
+        )
 
     def mean(self, n: int, t: float, seconds: float) -> float:
         """Bits per second in a window."""

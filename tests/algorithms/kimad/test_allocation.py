@@ -1,4 +1,6 @@
-"""Allocations of a budget of bits, beside all that there are: in exact integers, and errors whose sums float32 holds exactly."""
+"""Allocations of a budget of bits, beside all that there are: in exact integers, and errors whose
+sums float32 holds exactly.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ class Instances(NamedTuple):
 
 
 def drawn(n: int) -> Instances:
-    """From sizes of a few bits to 2^32 in all, in any order, some alike; budgets from less than the smallest to more than the largest."""
+    """From sizes of a few bits to 2^32 in all, in any order, some alike; budgets from less than the
+    smallest to more than the largest.
+    """
     rng = np.random.default_rng(0)
     shape = (n, LAYERS, CHOICES)
     errors = rng.integers(0, 1000, shape).astype(np.float32)
-    sizes = np.floor(rng.random(shape) * 2.0 ** rng.uniform(2, 30, n)[:, None, None]).astype(np.int64)
+    sizes = np.floor(rng.random(shape) * 2.0 ** rng.uniform(2, 30, n)[:, None, None]).astype(
+        np.int64
+    )
     sizes[: n // 4] = np.sort(sizes[: n // 4], axis=2)
     errors[: n // 4] = -np.sort(-errors[: n // 4], axis=2)
     least, most = sizes.min(axis=2).sum(axis=1), sizes.max(axis=2).sum(axis=1)
@@ -54,7 +60,11 @@ def program():
         return {name: method(errors, sizes, budget) for name, method in methods.items()}
 
     def run(instances: Instances) -> dict[str, np.ndarray]:
-        given = (instances.errors, instances.sizes.astype(np.uint32), instances.budgets.astype(np.uint32))
+        given = (
+            instances.errors,
+            instances.sizes.astype(np.uint32),
+            instances.budgets.astype(np.uint32),
+        )
         return jax.tree.map(np.asarray, both(*given))
 
     return run
@@ -62,63 +72,143 @@ def program():
 
 def of(table: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Entries of the choices `[..., layers]`, added up in float64 or int64."""
-    return table[np.arange(len(table)), choices].sum(axis=-1, dtype=np.float64 if table.dtype.kind == "f" else np.int64)
+    return table[np.arange(len(table)), choices].sum(
+        axis=-1, dtype=np.float64 if table.dtype.kind == "f" else np.int64
+    )
 
 
-EDGES = [0, 1, 2, 3, 999, 1000, 1001, 65_535, 65_536, 2**24 - 1, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 1, MOST - 1, MOST]
+EDGES = [
+    0,
+    1,
+    2,
+    3,
+    999,
+    1000,
+    1001,
+    65_535,
+    65_536,
+    2**24 - 1,
+    2**24,
+    2**24 + 1,
+    2**31 - 1,
+    2**31,
+    2**31 + 1,
+    MOST - 1,
+    MOST,
+]
 
 
 @pytest.mark.parametrize("resolution", [1, 7, 1000, 65_535])
 def test_sizes_in_units_are_exact(resolution):
     """At edges; at multiples of a unit, and one bit beside them, where float32 alone is wrong."""
     rng = np.random.default_rng(resolution)
-    budgets = np.array([*EDGES, *rng.integers(1, MOST, 40), *(2.0 ** rng.uniform(0, 32, 40)).astype(np.int64)])
-    whole = [int(w) * int(c) // resolution for c in budgets for w in rng.integers(0, resolution + 1, 20)]
-    beside = (np.array(whole).reshape(-1, 1, 20) + np.array([[-1], [0], [1]])).reshape(len(budgets), -1)
+    budgets = np.array(
+        [*EDGES, *rng.integers(1, MOST, 40), *(2.0 ** rng.uniform(0, 32, 40)).astype(np.int64)]
+    )
+    whole = [
+        int(w) * int(c) // resolution for c in budgets for w in rng.integers(0, resolution + 1, 20)
+    ]
+    beside = (np.array(whole).reshape(-1, 1, 20) + np.array([[-1], [0], [1]])).reshape(
+        len(budgets), -1
+    )
     shared = np.broadcast_to([*EDGES, *rng.integers(0, MOST, 20)], (len(budgets), len(EDGES) + 20))
-    sizes = np.clip(np.concatenate([beside, shared, budgets[:, None], budgets[:, None] - 1, budgets[:, None] + 1], axis=1), 0, MOST)
-    units = jax.jit(jax.vmap(partial(allocation.in_units, R=resolution)))(sizes.astype(np.uint32), budgets.astype(np.uint32))
-    for c, row, found in zip(budgets.tolist(), sizes.tolist(), np.asarray(units).tolist(), strict=True):
+    sizes = np.clip(
+        np.concatenate(
+            [beside, shared, budgets[:, None], budgets[:, None] - 1, budgets[:, None] + 1], axis=1
+        ),
+        0,
+        MOST,
+    )
+    units = jax.jit(jax.vmap(partial(allocation.in_units, R=resolution)))(
+        sizes.astype(np.uint32), budgets.astype(np.uint32)
+    )
+    for c, row, found in zip(
+        budgets.tolist(), sizes.tolist(), np.asarray(units).tolist(), strict=True
+    ):
         assert found == [resolution + 1 if s > c else -(-s * resolution // max(c, 1)) for s in row]
 
 
 def test_budgets_of_any_kind_are_whole_bits():
     """Traced ones are cut to what there is: nothing that is NaN."""
-    given = [0.99, 1.0, 2.0**24 + 2, 2.0**31 + 256, 2.0**32 - 256, 2.0**32, np.inf, np.nan, -1.0, -np.inf]
+    given = [
+        0.99,
+        1.0,
+        2.0**24 + 2,
+        2.0**31 + 256,
+        2.0**32 - 256,
+        2.0**32,
+        np.inf,
+        np.nan,
+        -1.0,
+        -np.inf,
+    ]
     need = [0, 1, 2**24 + 2, 2**31 + 256, 2**32 - 256, MOST, MOST, 0, 0, 0]
     validated = jax.jit(jax.vmap(partial(allocation._validated_budget, "allocate")))
     assert validated(np.float32(given)).tolist() == need
     assert validated(np.int32([-1, 0, 2**31 - 1])).tolist() == [0, 0, 2**31 - 1]
     assert validated(np.uint32([0, MOST])).tolist() == [0, MOST]
     assert validated(np.float16([2.5, np.inf])).tolist() == [2, MOST]
-    known = [0, 2.99, np.float32(2.99), np.uint32(MOST), jnp.float32(7.5), 2.0**32 - 0.5, 2**32, 10**30, np.inf]
-    assert [int(allocation._validated_budget("allocate", value)) for value in known] == [0, 2, 2, MOST, 7, MOST, MOST, MOST, MOST]
+    known = [
+        0,
+        2.99,
+        np.float32(2.99),
+        np.uint32(MOST),
+        jnp.float32(7.5),
+        2.0**32 - 0.5,
+        2**32,
+        10**30,
+        np.inf,
+    ]
+    assert [int(allocation._validated_budget("allocate", value)) for value in known] == [
+        0,
+        2,
+        2,
+        MOST,
+        7,
+        MOST,
+        MOST,
+        MOST,
+        MOST,
+    ]
 
 
 def test_allocations_are_those_of_the_recursion_or_better(program):
-    """Of its dynamic program and of the simple choices; and Kimad's, one for all. Where nothing fits, the smallest."""
+    """Of its dynamic program and of the simple choices; and Kimad's, one for all. Where nothing
+    fits, the smallest.
+    """
     instances = drawn(400)
     found, mixed = program(instances), 0
-    for errors, sizes, budget, choices, single in zip(*instances, found["allocate"], found["one_for_all"], strict=True):
+    for errors, sizes, budget, choices, single in zip(
+        *instances, found["allocate"], found["one_for_all"], strict=True
+    ):
         expected, single_expected = (
-            np.array(rule(errors, sizes, int(budget))) for rule in (partial(papers.allocate, resolution=R), papers.one_for_all)
+            np.array(rule(errors, sizes, int(budget)))
+            for rule in (partial(papers.allocate, resolution=R), papers.one_for_all)
         )
         if of(sizes, expected) <= budget:
             assert of(errors, choices) <= of(errors, expected)
             assert of(sizes, choices) <= budget
         else:
             assert of(sizes, choices) == of(sizes, expected)
-        assert [of(table, single) for table in (errors, sizes)] == [of(table, single_expected) for table in (errors, sizes)]
+        assert [of(table, single) for table in (errors, sizes)] == [
+            of(table, single_expected) for table in (errors, sizes)
+        ]
         assert len(set(single)) == 1
         mixed += len(set(choices)) > 1
     assert mixed > 200
 
 
 def test_allocations_are_nearly_the_best_of_all(program):
-    """Of all combinations that are within the budget less what rounding may lose; of sizes that are whole units, within the budget."""
+    """Of all combinations that are within the budget less what rounding may lose; of sizes that are
+    whole units, within the budget.
+    """
     rng, instances = np.random.default_rng(1), drawn(100)
     budgets = R * 123_457 * rng.integers(1, 100, 100)
-    even = Instances(instances.errors, rng.integers(0, 10, (100, LAYERS, CHOICES)) * (budgets // R)[:, None, None], budgets)
+    even = Instances(
+        instances.errors,
+        rng.integers(0, 10, (100, LAYERS, CHOICES)) * (budgets // R)[:, None, None],
+        budgets,
+    )
     for some, lost in ((instances, LAYERS / R), (even, 0)):
         for errors, sizes, budget, choices in zip(*some, program(some)["allocate"], strict=True):
             fits = of(sizes, COMBINATIONS) <= budget * (1 - lost)
@@ -128,12 +218,19 @@ def test_allocations_are_nearly_the_best_of_all(program):
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30, -1.0])
 def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
-    """Of a run that diverges: those of one layer with every choice. The other layers have what they would have beside equal errors."""
+    """Of a run that diverges: those of one layer with every choice. The other layers have what they
+    would have beside equal errors.
+    """
     instances = drawn(100)
     errors = instances.errors.copy()
     errors[:, 0] = wrong
-    found, equal = (program(instances._replace(errors=np.where(np.arange(LAYERS)[:, None] == 0, value, errors))) for value in (wrong, 0))
-    for sizes, budget, choices, single in zip(instances.sizes, instances.budgets, found["allocate"], found["one_for_all"], strict=True):
+    found, equal = (
+        program(instances._replace(errors=np.where(np.arange(LAYERS)[:, None] == 0, value, errors)))
+        for value in (wrong, 0)
+    )
+    for sizes, budget, choices, single in zip(
+        instances.sizes, instances.budgets, found["allocate"], found["one_for_all"], strict=True
+    ):
         assert of(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
         assert of(sizes, single) <= max(budget, sizes.sum(axis=0).min())
     np.testing.assert_array_equal(found["one_for_all"], equal["one_for_all"])
@@ -142,16 +239,28 @@ def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
 TABLE = np.arange(6.0).reshape(2, 3)
 REFUSED = [
     ({"errors": TABLE[0]}, r"errors = float64\[3\]: need numbers \[layers, choices\]"),
-    ({"sizes": TABLE[:, :0]}, r"sizes = float64\[2, 0\]: need numbers \[layers, choices\], at least one of each"),
+    (
+        {"sizes": TABLE[:, :0]},
+        r"sizes = float64\[2, 0\]: need numbers \[layers, choices\], at least one of each",
+    ),
     ({"sizes": TABLE.T}, r"errors \[2, 3\] for sizes \[3, 2\]: need the same"),
     ({"errors": TABLE + np.nan}, r"errors with the entry nan: need numbers, at least 0"),
     ({"sizes": TABLE - 1}, r"sizes with the entry -1.0: need whole bits, at least 0"),
     ({"sizes": TABLE + 0.5}, r"sizes with the entry 0.5"),
-    ({"sizes": TABLE * 2**30}, r"the largest sizes of all layers are 7,516,192,768 bits: need fewer than 2\^32"),
+    (
+        {"sizes": TABLE * 2**30},
+        r"the largest sizes of all layers are 7,516,192,768 bits: need fewer than 2\^32",
+    ),
     ({"budget": float("nan")}, r"budget = nan: need a number of bits, at least 0"),
     ({"budget": jnp.ones(2)}, r"budget = float32\[2\]: need one number of bits"),
-    ({"sizes": TABLE + 1000, "budget": 1234.9}, r"budget = 1,234 bits: need at least 2,003, for the smallest choice .*; 769 are missing"),
-    ({"sizes": jax.ShapeDtypeStruct((2, 3), jnp.float32)}, r"sizes = float32\[2, 3\]: need integers where they are traced"),
+    (
+        {"sizes": TABLE + 1000, "budget": 1234.9},
+        r"budget = 1,234 bits: need at least 2,003, for the smallest choice .*; 769 are missing",
+    ),
+    (
+        {"sizes": jax.ShapeDtypeStruct((2, 3), jnp.float32)},
+        r"sizes = float32\[2, 3\]: need integers where they are traced",
+    ),
     ({"resolution": 65_536}, r"resolution = 65,536: need at most 65,535"),
 ]
 
@@ -160,7 +269,11 @@ def test_what_cannot_be_is_refused():
     for arguments, message in REFUSED:
         for method in (allocate, one_for_all)[: 1 if "resolution" in arguments else 2]:
             given = {"errors": TABLE, "sizes": TABLE, "budget": 10.0, **arguments}
-            traced = {name: value for name, value in given.items() if isinstance(value, jax.ShapeDtypeStruct)}
+            traced = {
+                name: value
+                for name, value in given.items()
+                if isinstance(value, jax.ShapeDtypeStruct)
+            }
             known = {name: value for name, value in given.items() if name not in traced}
             with pytest.raises(ValueError, match=f"{method.__name__}: {message}"):
                 jax.eval_shape(partial(method, **known), **traced)

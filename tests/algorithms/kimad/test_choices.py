@@ -1,4 +1,6 @@
-"""Sets of compressors: each choice is the compressor's own, in bits, errors and elements; what cannot be chosen is refused."""
+"""Sets of compressors: each choice is the compressor's own, in bits, errors and elements; what
+cannot be chosen is refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ VECTORS = {
 def looked_at(choices: kimad.Choices, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The errors, and what each choice sends, `[choices, d]`."""
     errors, found = choices.look(KEY, x)
-    return errors, jax.vmap(lambda choice: choices.send(x, found, choice))(jnp.arange(choices.number))
+    return errors, jax.vmap(lambda choice: choices.send(x, found, choice))(
+        jnp.arange(choices.number)
+    )
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -44,10 +48,17 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
         choices = kimad.top_k(RATIOS)
         errors, seen = looked_at(choices, x)
         expected = papers.top_k(RATIOS, word)
-        np.testing.assert_array_equal(seen, np.array([compress(np.asarray(x)) for compress in expected.compressors]))
-        np.testing.assert_allclose(errors, np.sum((np.asarray(seen) - np.asarray(x)) ** 2, axis=1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(
+            seen, np.array([compress(np.asarray(x)) for compress in expected.compressors])
+        )
+        np.testing.assert_allclose(
+            errors, np.sum((np.asarray(seen) - np.asarray(x)) ** 2, axis=1), rtol=1e-5, atol=1e-6
+        )
         real = [message_shape(compressors.top_k(ratio), x.shape[0], x.dtype) for ratio in RATIOS]
-        bits = [8 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message)) for message in real]
+        bits = [
+            8 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message))
+            for message in real
+        ]
     sizes = choices.sizes(x.shape[0], x.dtype)
     assert sizes == np.minimum(bits, word * x.shape[0]).tolist() == expected.sizes(x.shape[0])
     assert sizes[-1] == word * x.shape[0]
@@ -64,12 +75,22 @@ def test_sizes_are_bits_of_messages_of_any_length_and_delta_is_the_least(d, rati
 
 
 def test_any_of_is_each_compressor():
-    each = [compressors.sign, compressors.clipping(3), compressors.identity, compressors.contraction(compressors.random_k(0.3))]
+    each = [
+        compressors.sign,
+        compressors.clipping(3),
+        compressors.identity,
+        compressors.contraction(compressors.random_k(0.3)),
+    ]
     choices = kimad.any_of(each)
     x = jnp.asarray(VECTORS["distinct"], jnp.float32)
     errors, seen = looked_at(choices, x)
     keys = list(jax.random.split(KEY, len(each)))
-    through = jax.jit(lambda x: [one.decompress(compressors.encode(one, key, x).message, 37) for one, key in zip(each, keys, strict=True)])
+    through = jax.jit(
+        lambda x: [
+            one.decompress(compressors.encode(one, key, x).message, 37)
+            for one, key in zip(each, keys, strict=True)
+        ]
+    )
     expected = np.array(through(x))
     np.testing.assert_allclose(seen, expected, rtol=1e-6)
     np.testing.assert_allclose(errors, np.sum((expected - np.asarray(x)) ** 2, axis=1), rtol=1e-5)
@@ -92,13 +113,28 @@ BAD = [
     (lambda: kimad.top_k([]), r"kimad.top_k: ratios = \[\]; need a list of at least one"),
     (lambda: kimad_sgd(SGD, [], 1.0), r"kimad_sgd: compressors = \[\]: need at least one"),
     (lambda: kimad_sgd(SGD, TOP, 1.0, down=[]), r"kimad_sgd: down = \[\]: need at least one"),
-    (lambda: kimad_sgd(SGD, SIGNS, 1.0), r"kimad.any_of: compressors sign, whole_model\(sign\): need all layer by layer, or all"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)), r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down: need both"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]), r"weights = \[1.0, -1.0\]: need finite"),
+    (
+        lambda: kimad_sgd(SGD, SIGNS, 1.0),
+        r"kimad.any_of: compressors sign, whole_model\(sign\): need all layer by layer, or all",
+    ),
+    (
+        lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)),
+        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down: need both",
+    ),
+    (
+        lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]),
+        r"weights = \[1.0, -1.0\]: need finite",
+    ),
     (lambda: kimad_sgd(SGD, TOP, 1.0, weights=[0.0, 0.0]), "not all 0"),
     (lambda: kimad_sgd(SGD, TOP, np.inf), "kimad_sgd: round_time = inf; need seconds > 0, finite"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.1, -0.1]), r"computation = \[0.1, -0.1\]; need seconds >= 0"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.5, 1.0]), "round_time = 1.0 s with a computation of 1 s: need more, for messages"),
+    (
+        lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.1, -0.1]),
+        r"computation = \[0.1, -0.1\]; need seconds >= 0",
+    ),
+    (
+        lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.5, 1.0]),
+        "round_time = 1.0 s with a computation of 1 s: need more, for messages",
+    ),
     (lambda: kimad_sgd(SGD, TOP, 1.0, congestion=-0.5), "kimad_sgd: congestion = -0.5; need"),
     (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight = 0.0"),
 ]
@@ -121,7 +157,12 @@ def started(choices, layers: int = 2, **options):
 
     made = problem._replace(
         init=lambda key: split(problem.init(key)),
-        loss=Loss(problem.loss, lambda params, batch: split(gradient(jnp.concatenate([params["first"], params["second"]]), batch))),
+        loss=Loss(
+            problem.loss,
+            lambda params, batch: split(
+                gradient(jnp.concatenate([params["first"], params["second"]]), batch)
+            ),
+        ),
         evaluate=lambda params, data, shared: ({"loss": jnp.zeros(())}, None),
     )
     return run(kimad_sgd(SGD, choices, 1.0, **options), made, steps=1, key=KEY, mesh=1)
@@ -130,12 +171,27 @@ def started(choices, layers: int = 2, **options):
 RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsification(0.4))]
 UNFIT = [
     ({"layers": 0}, r"kimad_sgd: layer \['first'\] has no elements; need at least one"),
-    ({"choices": [compressors.random_k(0.1)], "layers": 20}, r"random_k\(0.1\), which states no contraction for vectors of 20 elements"),
-    ({"down": RANDOM}, "its messages are of random length; need one whose length is known before it is chosen"),
+    (
+        {"choices": [compressors.random_k(0.1)], "layers": 20},
+        r"random_k\(0.1\), which states no contraction for vectors of 20 elements",
+    ),
+    (
+        {"down": RANDOM},
+        "its messages are of random length; need one whose length is known before it is chosen",
+    ),
     ({"weights": [1.0]}, "kimad_sgd: weights of 1 numbers for 2 workers: need one for each"),
-    ({"computation": [0.1] * 3}, "kimad_sgd: computation of 3 numbers for 2 workers: need one for each"),
-    ({"rule": lambda errors, sizes, budget: jnp.int32(0)}, r"rule gives int32\[\]: need .* int32 \[2\]"),
-    ({"rule": lambda errors, sizes, budget: jnp.zeros(2)}, r"kimad_sgd: the rule gives float32\[2\]: need"),
+    (
+        {"computation": [0.1] * 3},
+        "kimad_sgd: computation of 3 numbers for 2 workers: need one for each",
+    ),
+    (
+        {"rule": lambda errors, sizes, budget: jnp.int32(0)},
+        r"rule gives int32\[\]: need .* int32 \[2\]",
+    ),
+    (
+        {"rule": lambda errors, sizes, budget: jnp.zeros(2)},
+        r"kimad_sgd: the rule gives float32\[2\]: need",
+    ),
     ({"rule": lambda errors, sizes, budget: [0, 0]}, "kimad_sgd: the rule gives a list: need"),
 ]
 

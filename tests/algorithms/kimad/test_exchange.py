@@ -1,4 +1,6 @@
-"""Messages of a round next to the same in numpy: those of all workers and the answer; and the length of one message."""
+"""Messages of a round next to the same in numpy: those of all workers and the answer; and the
+length of one message.
+"""
 
 from __future__ import annotations
 
@@ -39,27 +41,53 @@ def unused(*arguments: Any) -> Any:
 
 @cache
 def program(up: tuple[float, ...], down: tuple[float, ...], weighted: bool, warm_up: int) -> Any:
-    """(bits per second of each uplink, of each downlink, what was missing before, round) -> what comes of the round."""
+    """(bits per second of each uplink, of each downlink, what was missing before, round) -> what
+    comes of the round.
+    """
 
     def one(rates_up, rates_down, missing, step):
         choices = kimad.top_k(up), kimad.any_of([compressors.top_k(ratio) for ratio in down])
         sgd, shares = optax.sgd(STEP), WEIGHTS if weighted else None
-        terms = rounds.Terms(sgd, *choices, kimad.one_for_all, kimad.last, TIME, np.zeros(()), 1.0, shares, 2, warm_up)
+        terms = rounds.Terms(
+            sgd,
+            *choices,
+            kimad.one_for_all,
+            kimad.last,
+            TIME,
+            np.zeros(()),
+            1.0,
+            shares,
+            2,
+            warm_up,
+        )
         model = optimizers.start(sgd, jnp.asarray(X))
-        server = rounds.Server(model, jnp.asarray(TOTAL), jnp.asarray(X_HAT), budgets.Memory(rates_up, rates_down), missing)
+        server = rounds.Server(
+            model,
+            jnp.asarray(TOTAL),
+            jnp.asarray(X_HAT),
+            budgets.Memory(rates_up, rates_down),
+            missing,
+        )
 
         def update(state, gradients, round):
             return State(*rounds.exchange(terms, state.server, state.workers, gradients, round))
 
-        method, state = Algorithm("exchange", unused, unused, update, unused), State(server, jnp.asarray(KNOWN))
+        method, state = (
+            Algorithm("exchange", unused, unused, update, unused),
+            State(server, jnp.asarray(KNOWN)),
+        )
         now = Round(step, N, jax.random.key(0))
-        after, record = communication.communicate(method, state, jnp.asarray(OWN), now, jax.random.key(1))
+        after, record = communication.communicate(
+            method, state, jnp.asarray(OWN), now, jax.random.key(1)
+        )
         return after.server, after.workers, record.statistics(N)
 
     return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))
 
 
-def exchanged(rates_up, rates_down, missing=0.0, step=0, *, up=RATIOS, down=RATIOS, weighted=True, warm_up=0):
+def exchanged(
+    rates_up, rates_down, missing=0.0, step=0, *, up=RATIOS, down=RATIOS, weighted=True, warm_up=0
+):
     given = (jnp.asarray(each, jnp.float32) for each in (rates_up, rates_down, missing))
     return program(up, down, weighted, warm_up)(*given, jnp.int32(step))
 
@@ -74,20 +102,33 @@ def largest(x: np.ndarray, choice: int) -> np.ndarray:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_round_is_the_algorithms(weighted):
     """Budgets are of one second of each worker's uplink, and of the slowest downlink."""
-    server, known, found = exchanged([size(0), size(1), size(2)], [1e6, size(1), 1e7], weighted=weighted)
+    server, known, found = exchanged(
+        [size(0), size(1), size(2)], [1e6, size(1), 1e7], weighted=weighted
+    )
     sent = np.array([largest(OWN[n] - KNOWN[n], n) for n in range(N)])
     shares = WEIGHTS if weighted else np.full(N, 1 / N)
     total = TOTAL + shares @ sent
     x = X - STEP * total
     answer = largest(x - X_HAT, 1)
-    for values, expected in ((known, KNOWN + sent), (server.updates, total), (server.model.params, x), (server.estimate, X_HAT + answer)):
+    for values, expected in (
+        (known, KNOWN + sent),
+        (server.updates, total),
+        (server.model.params, x),
+        (server.estimate, X_HAT + answer),
+    ):
         np.testing.assert_allclose(values, expected, atol=1e-6)
-    np.testing.assert_array_equal(counts.to_int(np.asarray(found.bits.up)), [size(0), size(1), size(2)])
+    np.testing.assert_array_equal(
+        counts.to_int(np.asarray(found.bits.up)), [size(0), size(1), size(2)]
+    )
     np.testing.assert_array_equal(counts.to_int(np.asarray(found.bits.down)), [size(1)] * N)
     np.testing.assert_array_equal(found.metrics["message_up"], [size(0), size(1), size(2)])
     assert found.metrics["message_down"] == size(1)
-    np.testing.assert_allclose(found.metrics["error_up"], ((OWN - KNOWN - sent) ** 2).sum(axis=1), atol=1e-5)
-    np.testing.assert_allclose(found.metrics["error_down"], ((x - X_HAT - answer) ** 2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.metrics["error_up"], ((OWN - KNOWN - sent) ** 2).sum(axis=1), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        found.metrics["error_down"], ((x - X_HAT - answer) ** 2).sum(), rtol=1e-5
+    )
     assert server.missing == 0
 
 
@@ -112,7 +153,9 @@ def test_the_first_rounds_that_send_send_everything():
     """Of a period of two rounds, so many periods."""
     for step, everything in ((0, True), (3, True), (4, False), (5, False)):
         _, _, found = exchanged([size(0)] * N, [size(0)] * N, step=step, warm_up=2)
-        np.testing.assert_array_equal(found.metrics["message_up"], 32 * D if everything else size(0))
+        np.testing.assert_array_equal(
+            found.metrics["message_up"], 32 * D if everything else size(0)
+        )
         assert found.metrics["message_down"] == (32 * D if everything else size(0))
 
 
@@ -148,13 +191,23 @@ def compressed(budget: float, chosen: list[int], everything: bool = False) -> tu
 
 @pytest.mark.parametrize(
     ("budget", "for_layers"),
-    [(1000.0, 1000 - HEADER), (10 + HEADER + 1, 11), (10 + HEADER, 10), (10 + HEADER - 1, 10), (9.0, 10), (0.0, 10)],
+    [
+        (1000.0, 1000 - HEADER),
+        (10 + HEADER + 1, 11),
+        (10 + HEADER, 10),
+        (10 + HEADER - 1, 10),
+        (9.0, 10),
+        (0.0, 10),
+    ],
 )
 def test_the_header_is_reserved_and_what_is_too_little_is_the_smallest(budget, for_layers):
     assert compressed(budget, [0, 0])[1] == for_layers
 
 
-@pytest.mark.parametrize(("chosen", "layers", "error"), [([0, 0], 10, 21.0), ([1, 0], 101, 16.0), ([0, 1], 69, 5.0), ([1, 1], 160, 0.0)])
+@pytest.mark.parametrize(
+    ("chosen", "layers", "error"),
+    [([0, 0], 10, 21.0), ([1, 0], 101, 16.0), ([0, 1], 69, 5.0), ([1, 1], 160, 0.0)],
+)
 def test_bits_and_errors_are_those_of_the_choice_of_each_layer(chosen, layers, error):
     bits = layers + HEADER
     for budget, missing in ((bits + 1.0, 0), (bits, 0), (bits - 1.0, 1), (3.0, bits - 3)):
@@ -186,7 +239,9 @@ def test_everything_is_sent_as_it_is_without_a_header_and_misses_nothing():
     ],
 )
 def test_the_header_has_the_width_that_takes_fewest_bits(layers, choices, bits):
-    """Codes of 3 bits are planes of 2 and 1, in bytes each: of two layers a plane of 4 is smaller. One set of one compressor needs none."""
+    """Codes of 3 bits are planes of 2 and 1, in bytes each: of two layers a plane of 4 is smaller.
+    One set of one compressor needs none.
+    """
     assert header_bits(layers, choices) == bits
 
 
@@ -194,7 +249,10 @@ def test_messages_of_2_to_the_32_bits_are_refused():
     def shapes(d, sizes):
         rule = lambda errors, sizes, budget: jnp.zeros(1, jnp.int32)  # noqa: E731
         vector = [jax.ShapeDtypeStruct((d,), jnp.float32)]
-        return jax.eval_shape(lambda x: compress(toy(sizes), rule, KEY, x, jnp.float32(1), jnp.bool_(True)).bits, vector)
+        return jax.eval_shape(
+            lambda x: compress(toy(sizes), rule, KEY, x, jnp.float32(1), jnp.bool_(True)).bits,
+            vector,
+        )
 
     most = 1 << 27  # elements of 32 bits
     shapes(most - 1, lambda d, dtype: [5, 7])
@@ -207,10 +265,22 @@ def test_messages_of_2_to_the_32_bits_are_refused():
 
 def test_layers_of_equal_shapes_are_not_mixed_up():
     """They are compressed together; each comes back as its own."""
-    layers = {"a": jnp.arange(3.0), "b": jnp.arange(4.0) + 10, "c": jnp.arange(3.0) - 5, "d": jnp.arange(4.0) * 2}
+    layers = {
+        "a": jnp.arange(3.0),
+        "b": jnp.arange(4.0) + 10,
+        "c": jnp.arange(3.0) - 5,
+        "d": jnp.arange(4.0) * 2,
+    }
 
     def sending(layers):
-        return compress(toy(), lambda *_: jnp.ones(4, jnp.int32), KEY, layers, jnp.float32(jnp.inf), jnp.bool_(False))
+        return compress(
+            toy(),
+            lambda *_: jnp.ones(4, jnp.int32),
+            KEY,
+            layers,
+            jnp.float32(jnp.inf),
+            jnp.bool_(False),
+        )
 
     message = jax.jit(sending)(layers)
     for name, x in layers.items():

@@ -1,4 +1,6 @@
-"""Estimates of bandwidths from the rates of messages, beside lists of them; links over which nothing went."""
+"""Estimates of bandwidths from the rates of messages, beside lists of them; links over which
+nothing went.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from algorithms import kimad
 
 N = 3
-Monitor = Callable[[Sequence[np.ndarray]], np.ndarray]  # the rates of all rounds so far -> the estimate
+# the rates of all rounds so far -> the estimate
+Monitor = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 def last(rates: Sequence[np.ndarray]) -> np.ndarray:
@@ -35,7 +38,11 @@ MONITORS = {
     "harmonic_mean": (kimad.harmonic_mean(3), harmonic_mean(3)),
     "harmonic_mean(1)": (kimad.harmonic_mean(1), last),
 }
-RATES = st.lists(st.lists(st.one_of(st.just(np.nan), st.floats(1, 1e6)), min_size=N, max_size=N), min_size=1, max_size=5)
+RATES = st.lists(
+    st.lists(st.one_of(st.just(np.nan), st.floats(1, 1e6)), min_size=N, max_size=N),
+    min_size=1,
+    max_size=5,
+)
 
 
 @pytest.mark.parametrize("name", MONITORS)

@@ -1,4 +1,6 @@
-"""Kimad over sockets: messages as long as they say, choices that fit, and the iterates of the simulated method."""
+"""Kimad over sockets: messages as long as they say, choices that fit, and the iterates of the
+simulated method.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
         message = wire.message(x, choice)
         assert 8 * len(message.packed) == wire.sizes[choice]
         whole = compressors.top_k(ratio) if ratio < 1 else compressors.identity
-        np.testing.assert_array_equal(message.decoded, whole.decompress(compressors.encode(whole, jax.random.key(0), x).message, 1000))
+        np.testing.assert_array_equal(
+            message.decoded,
+            whole.decompress(compressors.encode(whole, jax.random.key(0), x).message, 1000),
+        )
         np.testing.assert_array_equal(wire.decoded(choice, message.packed), message.decoded)
 
 
@@ -54,7 +59,8 @@ def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
             send(here, Frame(0, False, 0.0, 0.0), packed)
 
 
-# --- The server and a worker over connections that follow a script, with a scripted clock: frames, choices and records.
+# --- The server and a worker over connections that follow a script, with a scripted clock: frames,
+# choices and records.
 
 N, D, TIME, CONGESTION = 3, 40, 2.0, 0.5
 WIRE = Wire([0.1, 0.2, 0.4, 1.0], D)
@@ -90,15 +96,24 @@ class Connection:
 
 
 class Script:
-    """What arrives, what was sent, and the time, which goes on by a second each time that it is looked at."""
+    """What arrives, what was sent, and the time, which goes on by a second each time that it is
+    looked at.
+    """
 
-    def __init__(self, monkeypatch, connections: Sequence[Connection], arrivals: dict[int, list[tuple[Frame, bytes, float]]]) -> None:
+    def __init__(
+        self,
+        monkeypatch,
+        connections: Sequence[Connection],
+        arrivals: dict[int, list[tuple[Frame, bytes, float]]],
+    ) -> None:
         self.sent: dict[int, list[tuple[Frame, bytes]]] = {one.n: [] for one in connections}
         self.now = 0.0
         left = {n: iter(each) for n, each in arrivals.items()}
         monkeypatch.setattr(processes, "_connected", lambda N: connections)
         monkeypatch.setattr(processes, "receive", lambda one, wire: next(left[one.n]))
-        monkeypatch.setattr(processes, "send", lambda one, frame, packed: self.sent[one.n].append((frame, packed)))
+        monkeypatch.setattr(
+            processes, "send", lambda one, frame, packed: self.sent[one.n].append((frame, packed))
+        )
         monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=self.look))
 
     def look(self) -> float:
@@ -117,10 +132,14 @@ def plan(congestion: float = CONGESTION) -> processes._Plan:
 
 def messages(choices: Sequence[int]) -> list[list]:
     """A message with each choice, of vectors that differ."""
-    return [WIRE.message(jnp.asarray(RNG.normal(size=D), jnp.float32), choice) for choice in map(int, choices)]
+    return [
+        WIRE.message(jnp.asarray(RNG.normal(size=D), jnp.float32), choice)
+        for choice in map(int, choices)
+    ]
 
 
-HEARD = np.array([[np.nan] * N, [2000.0, 1150.0, 1600.0], [580.0, 5000.0, 800.0]])  # bits per second of the server's messages
+# bits per second of the server's messages
+HEARD = np.array([[np.nan] * N, [2000.0, 1150.0, 1600.0], [580.0, 5000.0, 800.0]])
 COMPUTING = np.array([[0.5, 1.0, 0.25], [0.2, 0.1, 0.8], [0.5, 0.0, 0.5]])
 RATES = np.array([[3e3, 1e3, 2e3], [5e3, 7e3, 6e3], [9e3, 8e3, 4e3]])
 CHOICES = np.array([[3, 2, 3], [0, 1, 3], [2, 0, 0]])
@@ -137,24 +156,43 @@ def server(monkeypatch, seconds: float, rounds: float):
     arrivals = {n: [] for n in range(N)}
     for k, n in np.ndindex(len(sent), N):
         one = sent[k][n]
-        arrivals[n].append((Frame(one.choice, False, COMPUTING[k, n], HEARD[k, n]), one.packed, RATES[k, n]))
+        arrivals[n].append(
+            (Frame(one.choice, False, COMPUTING[k, n], HEARD[k, n]), one.packed, RATES[k, n])
+        )
     connections = [Connection(n) for n in range(N)]
     script = Script(monkeypatch, connections, arrivals)
-    trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), jax.random.key(0), FLAT, lambda x: x).run(seconds, rounds, None)
+    trained = processes._Server(
+        plan(), PROBLEM, optax.sgd(STEP), jax.random.key(0), FLAT, lambda x: x
+    ).run(seconds, rounds, None)
     assert all(one.received == b"s" and one.closed for one in connections)
     return trained, script, np.array([[m.decoded for m in each] for each in sent])
 
 
 def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
-    """Budgets use the slowest downlink and the longest computation; records have the slowest rates and the mean bits."""
+    """Budgets use the slowest downlink and the longest computation; records have the slowest rates
+    and the mean bits.
+    """
     trained, script, seen = server(monkeypatch, 1e9, 3)
-    x, x_hat, total, losses, chosen, answers = np.asarray(FLAT), np.asarray(FLAT), np.zeros(D), [], [], []
+    x, x_hat, total, losses, chosen, answers = (
+        np.asarray(FLAT),
+        np.asarray(FLAT),
+        np.zeros(D),
+        [],
+        [],
+        [],
+    )
     for k in range(3):
         total = total + seen[k].mean(axis=0)
         x = x - STEP * total
-        budget = HEARD[k].min() * CONGESTION * (TIME - COMPUTING[k].max()) / (1 + CONGESTION) if k else np.inf
+        budget = (
+            HEARD[k].min() * CONGESTION * (TIME - COMPUTING[k].max()) / (1 + CONGESTION)
+            if k
+            else np.inf
+        )
         chosen.append(fitting(budget))
-        kept = np.argsort(-np.abs(x - x_hat), kind="stable")[: round((0.1, 0.2, 0.4, 1.0)[chosen[-1]] * D)]
+        kept = np.argsort(-np.abs(x - x_hat), kind="stable")[
+            : round((0.1, 0.2, 0.4, 1.0)[chosen[-1]] * D)
+        ]
         answers.append(np.where(np.isin(np.arange(D), kept), x - x_hat, 0))
         x_hat = x_hat + answers[-1]
         losses.append(whole_loss(x))
@@ -174,7 +212,9 @@ def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
     assert chosen == [3, 1, 0], "budgets of a mean or of the fastest would choose others"
 
 
-@pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2), (3.5, 3, 3)])
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2), (3.5, 3, 3)]
+)
 def test_the_server_ends_after_so_many_rounds_or_seconds(monkeypatch, seconds, rounds, length):
     """It looks at its clock at 1, 3 and 5 seconds."""
     trained, script, _ = server(monkeypatch, seconds, rounds)
@@ -187,7 +227,9 @@ def test_a_worker_reports_its_measurements_and_follows_the_reported_rate(monkeyp
     heard, rates = [1800.0, 700.0, 900.0], [100.0, 200.0, 300.0]
     answers = messages([3, 1, 0])
     connection = Connection()
-    arrivals = [(Frame(m.choice, k == 2, 0.0, heard[k]), m.packed, rates[k]) for k, m in enumerate(answers)]
+    arrivals = [
+        (Frame(m.choice, k == 2, 0.0, heard[k]), m.packed, rates[k]) for k, m in enumerate(answers)
+    ]
     script = Script(monkeypatch, [connection], {0: arrivals})
     exact = PROBLEM._replace(sample=lambda key, data: data)
     worker = processes._Worker(plan(), 1, exact, jax.random.key(0), FLAT, lambda x: x)
@@ -203,8 +245,12 @@ def test_a_worker_reports_its_measurements_and_follows_the_reported_rate(monkeyp
         np.testing.assert_equal(frame.heard, rates[k - 1] if k else math.nan)
         lacking = np.asarray(PROBLEM.gradient(jnp.asarray(x, jnp.float32), data)) - known
         sent = np.asarray(WIRE.decoded(choice, packed))
-        places = np.argsort(-np.abs(lacking), kind="stable")[: round((0.1, 0.2, 0.4, 1.0)[choice] * D)]
-        np.testing.assert_allclose(sent, np.where(np.isin(np.arange(D), places), lacking, 0), atol=1e-4)
+        places = np.argsort(-np.abs(lacking), kind="stable")[
+            : round((0.1, 0.2, 0.4, 1.0)[choice] * D)
+        ]
+        np.testing.assert_allclose(
+            sent, np.where(np.isin(np.arange(D), places), lacking, 0), atol=1e-4
+        )
         known, x = known + sent, x + np.asarray(answers[k].decoded)
     np.testing.assert_allclose(model, x, atol=1e-4)
     np.testing.assert_allclose(worker.known, known, atol=1e-4)
@@ -212,14 +258,18 @@ def test_a_worker_reports_its_measurements_and_follows_the_reported_rate(monkeyp
 
 
 def test_a_link_of_each_direction_has_its_share_of_the_time():
-    """With congestion 0 the downlink has no limit, and the uplink has all the time that computation leaves."""
+    """With congestion 0 the downlink has no limit, and the uplink has all the time that computation
+    leaves.
+    """
     for congestion in (0.0, 0.5, 2.0):
         for down in (False, True):
             link = processes._Link(plan(congestion), down)
             assert link.budget(0.5) == math.inf
             link.observe(300.0)
             share = (congestion if down else 1.0) / (1 + congestion)
-            assert link.budget(0.5) == (math.inf if down and not congestion else pytest.approx(300.0 * 1.5 * share))
+            assert link.budget(0.5) == (
+                math.inf if down and not congestion else pytest.approx(300.0 * 1.5 * share)
+            )
 
 
 def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is():
@@ -227,7 +277,9 @@ def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is(
     unordered = Wire([1.0, 0.1, 0.95, 0.3], D)
     assert unordered.sizes == sorted(unordered.sizes)
     x = jnp.arange(1.0, D + 1)
-    kept = [int((np.asarray(unordered.message(x, choice).decoded) != 0).sum()) for choice in range(4)]
+    kept = [
+        int((np.asarray(unordered.message(x, choice).decoded) != 0).sum()) for choice in range(4)
+    ]
     assert kept == [4, 12, D, D]
     assert unordered.sizes[2:] == [32 * D, 32 * D]
 
@@ -243,7 +295,10 @@ def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(
             assert receive(there, WIRE) == (Frame(1, last, 0.5, 123.0), message.packed, rate)
         for choice, length in ((4, SIZES[3] // 8), (0, SIZES[1] // 8), (3, SIZES[3] // 8 - 1)):
             send(here, Frame(choice, False, 0.0, 0.0), bytes(int(length)))
-            with pytest.raises(OSError, match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios"):
+            with pytest.raises(
+                OSError,
+                match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios",
+            ):
                 receive(there, WIRE)
             there.recv(int(length), socket.MSG_WAITALL)
         here.close()
@@ -252,11 +307,18 @@ def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(
 
 
 def test_the_choice_is_the_largest_that_fits():
-    assert [WIRE.choice(float(budget)) for budget in (0, SIZES[0], SIZES[1] - 1, SIZES[1], SIZES[3] - 1, math.inf)] == [0, 0, 0, 1, 2, 3]
+    assert [
+        WIRE.choice(float(budget))
+        for budget in (0, SIZES[0], SIZES[1] - 1, SIZES[1], SIZES[3] - 1, math.inf)
+    ] == [0, 0, 0, 1, 2, 3]
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="3 workers in 1 processes: need 4, of which the first is the server"):
-        processes.train_processes(PROBLEM, optax.sgd(0.1), [0.1], 1.0, seconds=1.0, key=jax.random.key(0))
+    with pytest.raises(
+        ValueError, match="3 workers in 1 processes: need 4, of which the first is the server"
+    ):
+        processes.train_processes(
+            PROBLEM, optax.sgd(0.1), [0.1], 1.0, seconds=1.0, key=jax.random.key(0)
+        )
     with pytest.raises(ValueError, match=r"kimad.top_k: a ratio of 2.0; need numbers in \(0, 1\]"):
         Wire([2.0], 10)

@@ -1,4 +1,6 @@
-"""Each call of a communicator: the data that it moves, the bits and the pattern that it records, participation and lost messages."""
+"""Each call of a communicator: the data that it moves, the bits and the pattern that it records,
+participation and lost messages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.dsgd.by_hand import method
 N, STEP = 8, 5  # round 5 is the last of every 2, of every 3 and of every 6
 ROWS, EVERYWHERE = P(workers.AXIS), P()
 DRAW = np.random.default_rng(0)
-X = {"a": DRAW.normal(size=(N, 3)).astype(np.float32), "b": DRAW.normal(size=(N, 4, 5)).astype(np.float32)}
+X = {
+    "a": DRAW.normal(size=(N, 3)).astype(np.float32),
+    "b": DRAW.normal(size=(N, 4, 5)).astype(np.float32),
+}
 OLD = jax.tree.map(lambda leaf: leaf[::-1] + 1, X)
 VECTOR = 23 * 32  # bits of a worker's row of X
 SIGNS = (8 + 32) + (24 + 32)  # whole bytes of signs, and the scale, of each leaf of it
@@ -35,7 +40,11 @@ SCHEDULE = topologies.one_peer_exponential(N)
 PRESENT = np.array([True, True, False, True, True, True, False, True])
 COUNTED = PRESENT & (IDS != 4)
 DOWN = {(0, 1), (3, 4), (0, 4)}
-ARRIVES = PRESENT & PRESENT[:, None] & np.array([[(min(i, j), max(i, j)) not in DOWN for j in IDS] for i in IDS])
+ARRIVES = (
+    PRESENT
+    & PRESENT[:, None]
+    & np.array([[(min(i, j), max(i, j)) not in DOWN for j in IDS] for i in IDS])
+)
 
 
 def each(function: Callable, *trees: Any) -> Any:
@@ -60,7 +69,9 @@ def for_all(tree: Any) -> Any:
 
 
 def sign(x: np.ndarray, first: int = 1) -> np.ndarray:
-    """Of each vector, whose elements are the axes from `first` on, the mean magnitude with each element's sign."""
+    """Of each vector, whose elements are the axes from `first` on, the mean magnitude with each
+    element's sign.
+    """
     return np.abs(x).mean(axis=tuple(range(first, x.ndim)), keepdims=True) * np.where(x < 0, -1, 1)
 
 
@@ -84,19 +95,27 @@ def around_ring(x: np.ndarray) -> np.ndarray:
 
 
 def send_to_servers(round, x):
-    received = round.to_servers(compressors.sign, communication.shards(x, N, compressors.sign)).received
-    return communication.unshard(round.from_servers(compressors.sign, received).received, mean(x), compressors.sign)
+    received = round.to_servers(
+        compressors.sign, communication.shards(x, N, compressors.sign)
+    ).received
+    return communication.unshard(
+        round.from_servers(compressors.sign, received).received, mean(x), compressors.sign
+    )
 
 
 def send_around_ring(round, x):
     shards = communication.shards(x, N, compressors.sign)
-    return communication.unshard(round.around_ring(compressors.sign, shards), mean(x), compressors.sign)
+    return communication.unshard(
+        round.around_ring(compressors.sign, shards), mean(x), compressors.sign
+    )
 
 
 def neighbours(round, x):
     """Their rows, sorted, since their order has no meaning; and the sum with their weights."""
     rows, weights = round.neighbours(x, RING)
-    return each(lambda leaf: jnp.sort(leaf, axis=1), rows), each(lambda leaf: jnp.einsum("nk,nk...->n...", weights, leaf), rows)
+    return each(lambda leaf: jnp.sort(leaf, axis=1), rows), each(
+        lambda leaf: jnp.einsum("nk,nk...->n...", weights, leaf), rows
+    )
 
 
 def old():
@@ -139,21 +158,49 @@ RING_MESSAGES, SCHEDULED = "gossip(ring(8))", "gossip(one_peer_exponential(8))"
 CALLS = {
     "mean": Call(lambda round, x: round.mean(x), mean(X), "ring_all_reduce", REDUCED),
     "mean via a server": Call(
-        lambda round, x: round.mean(x, network.parameter_server), mean(X), "parameter_server", VECTOR, simulated=True
+        lambda round, x: round.mean(x, network.parameter_server),
+        mean(X),
+        "parameter_server",
+        VECTOR,
+        simulated=True,
     ),
-    "sum via a star": Call(lambda round, x: round.sum(x, network.star), each(lambda x: x.sum(axis=0), X), "star", VECTOR, simulated=True),
-    "weighted_mean": Call(lambda round, x: round.weighted_mean(x), weighted(X), "ring_all_reduce", REDUCED),
-    "average": Call(lambda round, x: round.average(x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS),
-    "aggregate": Call(lambda round, x: round.aggregate(x, old())[0], weighted(X), "ring_all_reduce", REDUCED),
+    "sum via a star": Call(
+        lambda round, x: round.sum(x, network.star),
+        each(lambda x: x.sum(axis=0), X),
+        "star",
+        VECTOR,
+        simulated=True,
+    ),
+    "weighted_mean": Call(
+        lambda round, x: round.weighted_mean(x), weighted(X), "ring_all_reduce", REDUCED
+    ),
+    "average": Call(
+        lambda round, x: round.average(x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS
+    ),
+    "aggregate": Call(
+        lambda round, x: round.aggregate(x, old())[0], weighted(X), "ring_all_reduce", REDUCED
+    ),
     "all_gather": Call(lambda round, x: round.all_gather(x), X, "all_gather", (N - 1) * VECTOR),
     "all_gather of signs": Call(
-        lambda round, x: round.all_gather(x, compressors.sign).received, each(sign, X), "all_gather", (N - 1) * SIGNS
+        lambda round, x: round.all_gather(x, compressors.sign).received,
+        each(sign, X),
+        "all_gather",
+        (N - 1) * SIGNS,
     ),
-    "mix": Call(lambda round, x: round.mix(x, RING), mixed(RING, X), RING_MESSAGES, 2 * VECTOR, ROWS),
+    "mix": Call(
+        lambda round, x: round.mix(x, RING), mixed(RING, X), RING_MESSAGES, 2 * VECTOR, ROWS
+    ),
     "mix on the complete graph": Call(
-        lambda round, x: round.mix(x, COMPLETE), mixed(COMPLETE, X), "gossip(complete(8))", 7 * VECTOR, ROWS, simulated=True
+        lambda round, x: round.mix(x, COMPLETE),
+        mixed(COMPLETE, X),
+        "gossip(complete(8))",
+        7 * VECTOR,
+        ROWS,
+        simulated=True,
     ),
-    "mix on a schedule": Call(lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS),
+    "mix on a schedule": Call(
+        lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS
+    ),
     "push_sum": Call(
         lambda round, x: round.push_sum(x, x["a"][:, 0], DIRECTED),
         mixed(DIRECTED, (X, X["a"][:, 0])),
@@ -178,11 +225,25 @@ CALLS = {
         2 * SIGNS,
         ROWS,
     ),
-    "to_servers": Call(send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS),
-    "around_ring": Call(send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS),
-    "shift": Call(lambda round, x: round.shift(x, 3), each(lambda x: np.roll(x, 3, axis=0), X), "ring_shift", VECTOR, ROWS),
+    "to_servers": Call(
+        send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS
+    ),
+    "around_ring": Call(
+        send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
+    ),
+    "shift": Call(
+        lambda round, x: round.shift(x, 3),
+        each(lambda x: np.roll(x, 3, axis=0), X),
+        "ring_shift",
+        VECTOR,
+        ROWS,
+    ),
     "exchange": Call(
-        lambda round, x: round.exchange(x, PARTNER), each(lambda x: x[PARTNER], X), "ring_shift", VECTOR * (PARTNER != IDS), ROWS
+        lambda round, x: round.exchange(x, PARTNER),
+        each(lambda x: x[PARTNER], X),
+        "ring_shift",
+        VECTOR * (PARTNER != IDS),
+        ROWS,
     ),
     "shift of signs": Call(
         lambda round, x: round.shift(x, 3, compressors.sign).received,
@@ -191,12 +252,25 @@ CALLS = {
         SIGNS,
         ROWS,
     ),
-    "joint": Call(joint, (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)), RING_MESSAGES, 4 * VECTOR, ROWS),
+    "joint": Call(
+        joint,
+        (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)),
+        RING_MESSAGES,
+        4 * VECTOR,
+        ROWS,
+    ),
     "when": Call(
-        lambda round, x: round.when(round.step == STEP, round.average, x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS, period=0
+        lambda round, x: round.when(round.step == STEP, round.average, x),
+        for_all(weighted(X)),
+        "ring_all_reduce",
+        REDUCED,
+        ROWS,
+        period=0,
     ),
     "when not": Call(
-        lambda round, x: round.when(round.step != STEP, round.average, x, otherwise=lambda x: each(lambda leaf: -leaf, x)),
+        lambda round, x: round.when(
+            round.step != STEP, round.average, x, otherwise=lambda x: each(lambda leaf: -leaf, x)
+        ),
         each(np.negative, X),
         "ring_all_reduce",
         0,
@@ -214,7 +288,9 @@ CALLS = {
         period=2,
     ),
     "every third of every second": Call(
-        lambda round, x: round.every(2, lambda x: round.every(3, lambda x: round.mix(x, SCHEDULE), x), x),
+        lambda round, x: round.every(
+            2, lambda x: round.every(3, lambda x: round.mix(x, SCHEDULE), x), x
+        ),
         mixed(SCHEDULE, X, 0),
         SCHEDULED,
         VECTOR,
@@ -233,7 +309,9 @@ CALLS = {
         now=False,
     ),
     "when, of every third": Call(
-        lambda round, x: round.every(3, lambda x: round.when(x["a"].sum() < np.inf, round.average, x), x),
+        lambda round, x: round.every(
+            3, lambda x: round.when(x["a"].sum() < np.inf, round.average, x), x
+        ),
         for_all(weighted(X)),
         "ring_all_reduce",
         REDUCED,
@@ -267,7 +345,12 @@ class Seen(NamedTuple):
     statistics: communication.Statistics
 
 
-def communicated(devices: int, *calls: tuple[Callable, P], there: workers.Attendance | None = None, step: int = STEP) -> Seen:
+def communicated(
+    devices: int,
+    *calls: tuple[Callable, P],
+    there: workers.Attendance | None = None,
+    step: int = STEP,
+) -> Seen:
     """These calls, (Communicator, x) -> result, in one update, one after the other.
 
     Args:
@@ -285,28 +368,45 @@ def communicated(devices: int, *calls: tuple[Callable, P], there: workers.Attend
             x = state.workers
             for send, _ in calls:
                 results.append(send(round, x))
-                # The next call depends on this one: XLA may run independent collectives of a program in another order on each device.
+                # The next call depends on this one: XLA may run independent collectives of a
+                # program in another order on each device.
                 x = each(lambda leaf: leaf + 0 * jax.tree.leaves(results[-1])[0].ravel()[0], x)
             return state
 
         this = Round(jnp.int32(step), N, jax.random.key(0), problem=PROBLEM)
         with workers.attended(there):
-            _, record = communication.communicate(method(update=update), State(workers=x), (), this, jax.random.key(1))
+            _, record = communication.communicate(
+                method(update=update), State(workers=x), (), this, jax.random.key(1)
+            )
         sendings[:] = record.sendings()
         now = [jnp.bool_(True) if sending.now is None else sending.now for sending in sendings]
         statistics = record.statistics(N)._replace(bits=())
-        return tuple(results), [sending.bits._asdict() for sending in sendings], (now, [sending.turn for sending in sendings], statistics)
+        return (
+            tuple(results),
+            [sending.bits._asdict() for sending in sendings],
+            (now, [sending.turn for sending in sendings], statistics),
+        )
 
     specs = tuple(spec for _, spec in calls), ROWS, EVERYWHERE
-    spread = jax.shard_map(block, mesh=workers.mesh(devices), in_specs=ROWS, out_specs=specs, check_vma=False)
+    spread = jax.shard_map(
+        block, mesh=workers.mesh(devices), in_specs=ROWS, out_specs=specs, check_vma=False
+    )
     results, bits, (now, turns, statistics) = jax.tree.map(np.asarray, jax.jit(spread)(X))
     for sent in bits:
-        sent |= {what: counts.to_int(sent[what]) for what in ("up", "down", "lost") if sent[what] is not None}
+        sent |= {
+            what: counts.to_int(sent[what])
+            for what in ("up", "down", "lost")
+            if sent[what] is not None
+        }
     return Seen(results, tuple(sendings), bits, now, turns, statistics)
 
 
 def close(found: Any, expected: Any) -> None:
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6), found, expected)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6),
+        found,
+        expected,
+    )
 
 
 @cache
@@ -344,7 +444,9 @@ def test_exchanges_have_names_for_people(name, said):
     assert all_calls().sendings[list(CALLS).index(name)].call == said
 
 
-ATTENDANCE = workers.Attendance(jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j])
+ATTENDANCE = workers.Attendance(
+    jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j]
+)
 SENT = (RING.W != 0) & ~np.eye(N, dtype=bool) & PRESENT & PRESENT[:, None]  # by receiver and sender
 LEFT = np.where(SENT & ARRIVES, RING.W, 0)
 
@@ -361,21 +463,56 @@ def counted(tree: Any, weights: Any = (1.0,) * N) -> Any:
 
 
 def kept() -> Any:
-    return each(lambda new, old: np.where(np.expand_dims(COUNTED, tuple(range(1, new.ndim))), new, old), X, OLD)
+    return each(
+        lambda new, old: np.where(np.expand_dims(COUNTED, tuple(range(1, new.ndim))), new, old),
+        X,
+        OLD,
+    )
 
 
 SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)  # among the workers that participate
-LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {  # the call, what it moves, bits of a message on the ring; None: an all-reduce
+# the call, what it moves, bits of a message on the ring; None: an all-reduce
+LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
     "mean": (lambda round, x: round.mean(x), counted(X), None, EVERYWHERE),
-    "sum": (lambda round, x: round.sum(x), each(lambda x: COUNTED.sum() * x, counted(X)), None, EVERYWHERE),
-    "weighted_mean": (lambda round, x: round.weighted_mean(x), counted(X, WEIGHTS), None, EVERYWHERE),
+    "sum": (
+        lambda round, x: round.sum(x),
+        each(lambda x: COUNTED.sum() * x, counted(X)),
+        None,
+        EVERYWHERE,
+    ),
+    "weighted_mean": (
+        lambda round, x: round.weighted_mean(x),
+        counted(X, WEIGHTS),
+        None,
+        EVERYWHERE,
+    ),
     "average": (lambda round, x: round.average(x), for_all(counted(X, WEIGHTS)), None, ROWS),
-    "aggregate": (lambda round, x: round.aggregate(x, old())[0], weighted(kept()), None, EVERYWHERE),
+    "aggregate": (
+        lambda round, x: round.aggregate(x, old())[0],
+        weighted(kept()),
+        None,
+        EVERYWHERE,
+    ),
     "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
     "mix": (lambda round, x: round.mix(x, RING), remaining(X), VECTOR, ROWS),
-    "laplacian": (lambda round, x: round.laplacian(x, RING), each(np.subtract, remaining(X), X), VECTOR, ROWS),
-    "push_sum": (lambda round, x: round.push_sum(x, x["a"][:, 0], RING), remaining((X, X["a"][:, 0])), VECTOR + 32, ROWS),
-    "neighbours": (lambda round, x: neighbours(round, x)[1], each(lambda x: np.tensordot(LEFT, x, axes=1), X), VECTOR, ROWS),
+    "laplacian": (
+        lambda round, x: round.laplacian(x, RING),
+        each(np.subtract, remaining(X), X),
+        VECTOR,
+        ROWS,
+    ),
+    "push_sum": (
+        lambda round, x: round.push_sum(x, x["a"][:, 0], RING),
+        remaining((X, X["a"][:, 0])),
+        VECTOR + 32,
+        ROWS,
+    ),
+    "neighbours": (
+        lambda round, x: neighbours(round, x)[1],
+        each(lambda x: np.tensordot(LEFT, x, axes=1), X),
+        VECTOR,
+        ROWS,
+    ),
     "to_neighbours": (
         lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
         each(lambda x: remaining(sign(x)) - sign(x), X),
@@ -384,7 +521,11 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {  # the call, what it 
     ),
     "if_active": (
         lambda round, x: round.when(True, lambda x: round.if_active(round.mix(x, RING), old()), x),
-        each(lambda x, old: np.where(np.expand_dims(PRESENT, tuple(range(1, x.ndim))), x, old), remaining(X), OLD),
+        each(
+            lambda x, old: np.where(np.expand_dims(PRESENT, tuple(range(1, x.ndim))), x, old),
+            remaining(X),
+            OLD,
+        ),
         VECTOR,
         ROWS,
     ),
@@ -393,17 +534,25 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {  # the call, what it 
 
 @cache
 def all_losses() -> Seen:
-    return communicated(2, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=ATTENDANCE)
+    return communicated(
+        2, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=ATTENDANCE
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
-    """An all-reduce is among the workers that participate; a lost message on a link was sent, and did not arrive."""
+    """An all-reduce is among the workers that participate; a lost message on a link was sent, and
+    did not arrive.
+    """
     seen, (_, moved, size, _), i = all_losses(), LOSSES[name], list(LOSSES).index(name)
     close(seen.results[i], moved)
     sent = seen.bits[i]
     if size is None:
-        expected: dict[str, Any] = {"up": SIX, "down": SIX, "messages": np.stack([PRESENT, COUNTED], axis=1)}
+        expected: dict[str, Any] = {
+            "up": SIX,
+            "down": SIX,
+            "messages": np.stack([PRESENT, COUNTED], axis=1),
+        }
         assert sent["lost"] is None
     else:
         expected = {"up": size * SENT.sum(axis=0), "down": size * (SENT & ARRIVES).sum(axis=1)}
@@ -414,12 +563,27 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
 
 
 NEED_ALL = {
-    "all_gather": (lambda round, x: round.all_gather(x), "all workers know what each of them has sent"),
-    "to_servers": (send_to_servers, "each worker is the server of a shard of the model, which no other worker has"),
-    "around_ring": (send_around_ring, "each worker adds its own vector to the message of the worker before it"),
+    "all_gather": (
+        lambda round, x: round.all_gather(x),
+        "all workers know what each of them has sent",
+    ),
+    "to_servers": (
+        send_to_servers,
+        "each worker is the server of a shard of the model, which no other worker has",
+    ),
+    "around_ring": (
+        send_around_ring,
+        "each worker adds its own vector to the message of the worker before it",
+    ),
     "shift": (lambda round, x: round.shift(x), "each worker needs the row of another one"),
-    "exchange": (lambda round, x: round.exchange(x, PARTNER), "each worker needs the row of its partner"),
-    "mix on a directed graph": (lambda round, x: round.mix(x, DIRECTED), "W of exponential(8) is not symmetric"),
+    "exchange": (
+        lambda round, x: round.exchange(x, PARTNER),
+        "each worker needs the row of its partner",
+    ),
+    "mix on a directed graph": (
+        lambda round, x: round.mix(x, DIRECTED),
+        "W of exponential(8) is not symmetric",
+    ),
     "require_all": (lambda round, x: round.require_all("it counts them"), "it counts them"),
 }
 
@@ -430,7 +594,9 @@ def test_calls_that_need_all_workers_say_so(name):
     with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
         communicated(1, (send, EVERYWHERE), there=ATTENDANCE)
     assert reason in str(caught.value)
-    assert "expected a method that goes on, such as algorithms.decentralized_sgd" in str(caught.value)
+    assert "expected a method that goes on, such as algorithms.decentralized_sgd" in str(
+        caught.value
+    )
 
 
 def test_two_questions_to_the_servers_and_their_answers():
@@ -440,11 +606,19 @@ def test_two_questions_to_the_servers_and_their_answers():
         halves = [communication.shards({name: x[name]}, N, compressors.sign) for name in ("a", "b")]
         received = [round.to_servers(compressors.sign, half).received for half in halves]
         answers = [round.from_servers(compressors.sign, each).received for each in received[::-1]]
-        return [communication.unshard(answer, {name: mean(X)[name]}, compressors.sign) for answer, name in zip(answers, "ba", strict=True)]
+        return [
+            communication.unshard(answer, {name: mean(X)[name]}, compressors.sign)
+            for answer, name in zip(answers, "ba", strict=True)
+        ]
 
     def together(round, x):
         with round.joint():
-            received = [round.to_servers(compressors.sign, communication.shards(x, N, compressors.sign)).received for _ in range(2)]
+            received = [
+                round.to_servers(
+                    compressors.sign, communication.shards(x, N, compressors.sign)
+                ).received
+                for _ in range(2)
+            ]
         return [round.from_servers(compressors.sign, each).received["a"] for each in received]
 
     seen = communicated(2, (two, EVERYWHERE), (together, EVERYWHERE))
@@ -473,7 +647,9 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
 
     def both(round, x):
         with round.joint():
-            return round.every(3, lambda x: round.mix(x, RING), round.every(2, lambda x: round.mix(x, RING), x))
+            return round.every(
+                3, lambda x: round.mix(x, RING), round.every(2, lambda x: round.mix(x, RING), x)
+            )
 
     seen = communicated(1, *[(send, ROWS) for send in (first, last, both)], step=step)
     times = 2 if step == 5 else 1
@@ -554,7 +730,8 @@ def test_the_bits_of_messages_of_any_length_are_their_own():
 
     def ring(round, x):
         return round.around_ring(
-            compressors.random_sparsification(0.3), communication.shards(x["b"], N, compressors.random_sparsification(0.3))
+            compressors.random_sparsification(0.3),
+            communication.shards(x["b"], N, compressors.random_sparsification(0.3)),
         )
 
     seen = communicated(2, (gather, ROWS), (ring, EVERYWHERE))

@@ -1,4 +1,6 @@
-"""A round's exchanges on the clock, one after the other, in some rounds only, and joint; against the event simulation."""
+"""A round's exchanges on the clock, one after the other, in some rounds only, and joint; against
+the event simulation.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from dsgd import clusters, network
 from dsgd.engine import loop
 from dsgd.runs import plans
 from tests.dsgd.engine import clocks
-from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, UNEQUAL, VECTOR, N, among_all, through_server, to_neighbours
+from tests.dsgd.engine.clocks import (
+    CLUSTERS,
+    COMPUTE,
+    UNEQUAL,
+    VECTOR,
+    N,
+    among_all,
+    through_server,
+    to_neighbours,
+)
 
 RING, SCHEDULE = topologies.ring(N), topologies.one_peer_exponential(N)
 LINKS = RING.links[0]
@@ -34,7 +45,13 @@ def local(send: Callable) -> dsgd.Algorithm:
     def update(state, gradients, round):
         return dsgd.State(workers=send(round, state.workers - 0.05 * gradients))
 
-    return dsgd.Algorithm("mine", init, lambda state, round: dsgd.Query(state.workers), update, lambda state: state.workers)
+    return dsgd.Algorithm(
+        "mine",
+        init,
+        lambda state, round: dsgd.Query(state.workers),
+        update,
+        lambda state: state.workers,
+    )
 
 
 def server(round, x):
@@ -47,7 +64,9 @@ def joint(round, x):
 
 
 def nested(round, x):
-    return round.every(2, lambda x: round.mix(round.every(3, round.average, round.mix(x, RING)), RING), x)
+    return round.every(
+        2, lambda x: round.mix(round.every(3, round.average, round.mix(x, RING)), RING), x
+    )
 
 
 def from_rounds(t, done, cluster):
@@ -70,13 +89,18 @@ def of_turns(t, ready, cluster):
 
 
 METHODS: dict[str, tuple[Callable, str, Callable]] = {
-    # What a round sends; on which cluster; (round, when each worker is ready, cluster) -> when it is done.
+    # What a round sends; on which cluster; (round, when each worker is ready, cluster) -> when it
+    # is done.
     "server, then ring": (
         lambda round, x: round.mix(server(round, x), RING),
         "unequal",
         lambda t, ready, cluster: to_neighbours(through_server(ready, cluster), cluster, LINKS),
     ),
-    "joint": (joint, "unequal, blocking", lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR)),
+    "joint": (
+        joint,
+        "unequal, blocking",
+        lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR),
+    ),
     "server in three of four rounds": (
         lambda round, x: round.when(round.step % 4 != 1, lambda x: server(round, x), x),
         "unequal, blocking",
@@ -109,7 +133,9 @@ def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(prob
         x = jnp.broadcast_to(round.mean(x, network.multi_server), x.shape)
         return round.every(3, lambda x: x + 0 * jnp.mean(round.all_gather(x)), x)
 
-    cluster = clusters.Cluster(clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention="pipelined")
+    cluster = clusters.Cluster(
+        clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention="pipelined"
+    )
     servers, rows = (
         float(network.simulate(pattern.messages(N), 0.25, VECTOR / 64, "pipelined").seconds)
         for pattern in (network.multi_server, network.all_gather)
@@ -119,10 +145,15 @@ def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(prob
     np.testing.assert_allclose(np.diff(clock), seconds, rtol=2e-6)
 
 
-def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_other_rounds(problem):
+def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_other_rounds(
+    problem,
+):
     """A ring in one round of four."""
     schedule = topologies.from_matrix([np.eye(N), np.eye(N), np.eye(N), RING.W])
-    both = algorithms.decentralized_sgd(optax.sgd(0.1), schedule), algorithms.local_sgd(optax.sgd(0.1), 4, RING)
+    both = (
+        algorithms.decentralized_sgd(optax.sgd(0.1), schedule),
+        algorithms.local_sgd(optax.sgd(0.1), 4, RING),
+    )
     one, other = (clocks.run(method, problem, UNEQUAL, steps=9).history for method in both)
     np.testing.assert_allclose(one["clock"], other["clock"], rtol=1e-6)
     np.testing.assert_array_equal(one["bits"], other["bits"])
@@ -131,8 +162,13 @@ def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_
 def test_a_description_has_the_exchanges_with_their_periods_and_turns(problem):
     def described(send: Callable) -> list[tuple[str, str, int, int]]:
         method = local(send)
-        plan = plans.make_plan(plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1)
-        return [(each.call, each.pattern.name, each.period, each.turns) for each in loop.describe(plan, method).sendings]
+        plan = plans.make_plan(
+            plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1
+        )
+        return [
+            (each.call, each.pattern.name, each.period, each.turns)
+            for each in loop.describe(plan, method).sendings
+        ]
 
     assert described(on_turns) == [
         ("mean via parameter_server", "parameter_server", 1, 1),
@@ -142,7 +178,9 @@ def test_a_description_has_the_exchanges_with_their_periods_and_turns(problem):
 
 
 def test_a_condition_is_read_in_every_round_and_a_swept_period_is_one_program(problem):
-    """Bits of the rounds in which something is sent, whose numbers are in the history, and NaN in the others."""
+    """Bits of the rounds in which something is sent, whose numbers are in the history, and NaN in
+    the others.
+    """
 
     def send(round, x):
         def average(x):
@@ -163,4 +201,6 @@ def test_a_condition_is_read_in_every_round_and_a_swept_period_is_one_program(pr
 
     swept = dsgd.sweep(every, problem, steps=8, period=[1, 3], **options)
     all_reduce = 2 * round(2 * (N - 1) / N * VECTOR)
-    np.testing.assert_array_equal(swept.history["bits"][:, 0], all_reduce * (np.arange(9) // np.array([[1], [3]])))
+    np.testing.assert_array_equal(
+        swept.history["bits"][:, 0], all_reduce * (np.arange(9) // np.array([[1], [3]]))
+    )

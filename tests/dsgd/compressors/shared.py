@@ -1,4 +1,6 @@
-"""What the tests of the compressors share: compiled programs, one for each compressor and d, and vectors to compress."""
+"""What the tests of the compressors share: compiled programs, one for each compressor and d, and
+vectors to compress.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,19 @@ def seen_often(compressor: Compressor, draws: int):
 
 @cache
 def seen_where(compressor: Compressor):
-    """(x, name=draws `[n, ...]`) -> the same, float64 `[n, d]`, where `jax.random.name` draws `draws[i]`, made larger if need be."""
+    """(x, name=draws `[n, ...]`) -> the same, float64 `[n, d]`, where `jax.random.name` draws
+    `draws[i]`, made larger if need be.
+    """
 
     def one(x, drawn):
         with ExitStack() as stack:
             for name, draw in drawn.items():
-                stack.enter_context(mock.patch(f"jax.random.{name}", lambda key, shape, dtype, draw=draw: jnp.broadcast_to(draw, shape)))
+                stack.enter_context(
+                    mock.patch(
+                        f"jax.random.{name}",
+                        lambda key, shape, dtype, draw=draw: jnp.broadcast_to(draw, shape),
+                    )
+                )
             return see(compressor, jax.random.key(0), x)
 
     where = jax.jit(jax.vmap(one, in_axes=(None, 0)), compiler_options=UNOPTIMIZED)
@@ -63,7 +72,9 @@ def sent(compressor: Compressor, keys: jax.Array, d: int) -> tuple[Any, np.ndarr
 
     @partial(jax.jit, compiler_options=UNOPTIMIZED)
     def send(keys):
-        messages = jax.vmap(lambda key: compressors.encode(compressor, key, jnp.ones(d)).message)(keys)
+        messages = jax.vmap(lambda key: compressors.encode(compressor, key, jnp.ones(d)).message)(
+            keys
+        )
         return messages, jax.vmap(compressor.bits)(messages)
 
     messages, bits = send(keys)
@@ -86,7 +97,9 @@ def sqnorm(x: np.ndarray) -> np.ndarray:
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """Vectors `[..., d]` with their k largest elements only, the first ones of equal ones; NaN is the largest."""
+    """Vectors `[..., d]` with their k largest elements only, the first ones of equal ones; NaN is
+    the largest.
+    """
     order = np.lexsort((-np.abs(x), ~np.isnan(x)))  # by the last first, and stable
     kept = np.zeros(x.shape, bool)
     np.put_along_axis(kept, order[..., :k], True, axis=-1)
@@ -94,7 +107,9 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def rounding(x: np.ndarray) -> float:
-    """What float32 adds to a squared error: a few last digits of the largest element, and denormals, which XLA may flush, for each."""
+    """What float32 adds to a squared error: a few last digits of the largest element, and
+    denormals, which XLA may flush, for each.
+    """
     return float(x.size * ((8 * EPS * np.abs(x.astype(np.float64)).max()) ** 2 + TINY**2))
 
 
@@ -125,4 +140,6 @@ ELEMENTS = st.one_of(
 
 def vectors(d: int) -> st.SearchStrategy[np.ndarray]:
     """Zeros, constants, denormals, all scales next to each other, up to `HUGE`."""
-    return st.lists(ELEMENTS, min_size=1, max_size=7).map(lambda elements: np.resize(np.array(elements, np.float32), d))
+    return st.lists(ELEMENTS, min_size=1, max_size=7).map(
+        lambda elements: np.resize(np.array(elements, np.float32), d)
+    )

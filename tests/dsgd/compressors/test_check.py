@@ -17,7 +17,15 @@ from dsgd import compressors, problems
 D = 40
 Q4 = compressors.random_quantization(4)
 COUNT = itertools.count()
-OURS = {c.name: c for c in (Q4, compressors.top_k(0.1), compressors.random_sparsification(0.1), compressors.natural)}
+OURS = {
+    c.name: c
+    for c in (
+        Q4,
+        compressors.top_k(0.1),
+        compressors.random_sparsification(0.1),
+        compressors.natural,
+    )
+}
 
 
 @cache
@@ -34,12 +42,21 @@ def message_alone(compressor: dsgd.Compressor):
 def test_nothing_is_wrong_with_ours(name):
     findings = checked(name)
     findings.require()
-    assert {finding.what for finding in findings.findings} >= {"wire", "again", "decoded", "unbiased", "omega", "delta"}
+    assert {finding.what for finding in findings.findings} >= {
+        "wire",
+        "again",
+        "decoded",
+        "unbiased",
+        "omega",
+        "delta",
+    }
     assert max(map(len, str(findings).splitlines())) <= 80
 
 
 def test_extreme_points_are_among_the_vectors():
-    """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is reached."""
+    """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is
+    reached.
+    """
     found = {finding.what: finding.found for finding in checked("top_k(0.1)").findings}
     assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"
     found = {finding.what: finding.found for finding in checked("natural").findings}
@@ -50,15 +67,24 @@ WRONG = {
     "omega of fewer bits": (compressors.random_quantization(1)._replace(omega=Q4.omega), {"omega"}),
     "delta of more": (compressors.top_k(0.1)._replace(delta=lambda d: 0.11), {"delta"}),
     "a little biased": (
-        Q4._replace(compress=message_alone(Q4), decompress=lambda message, d: 1.01 * Q4.decompress(message, d)),
+        Q4._replace(
+            compress=message_alone(Q4),
+            decompress=lambda message, d: 1.01 * Q4.decompress(message, d),
+        ),
         {"unbiased"},
     ),
     "receivers decode something else, fewer bits counted": (
-        Q4._replace(decompress=lambda message, d: 1.00001 * Q4.decompress(message, d), bits=lambda message: 4 * D),
+        Q4._replace(
+            decompress=lambda message, d: 1.00001 * Q4.decompress(message, d),
+            bits=lambda message: 4 * D,
+        ),
         {"decoded", "wire"},
     ),
     "draws of its own, more bits than there is room for": (
-        Q4._replace(compress=lambda key, x: Q4.compress(jax.random.fold_in(key, next(COUNT)), x), bits=lambda message: jnp.uint32(10**6)),
+        Q4._replace(
+            compress=lambda key, x: Q4.compress(jax.random.fold_in(key, next(COUNT)), x),
+            bits=lambda message: jnp.uint32(10**6),
+        ),
         {"again", "bits"},
     ),
 }
@@ -90,8 +116,14 @@ BROKEN = {
         ALONE._replace(decompress=lambda message, d: jnp.zeros(d, jnp.int32)),
         "decompress returned int32[{}]; expected a",
     ),
-    "float bits": (Q4._replace(bits=lambda message: 4.0), "bits returned 4.0; expected an int, or a uint32 scalar"),
-    "bits of each": (Q4._replace(bits=lambda message: jnp.zeros(3, jnp.uint32)), "bits returned uint32[3]; expected an int"),
+    "float bits": (
+        Q4._replace(bits=lambda message: 4.0),
+        "bits returned 4.0; expected an int, or a uint32 scalar",
+    ),
+    "bits of each": (
+        Q4._replace(bits=lambda message: jnp.zeros(3, jnp.uint32)),
+        "bits returned uint32[3]; expected an int",
+    ),
 }
 
 
@@ -102,7 +134,10 @@ def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, 
         compressors.check(compressor, D).require()
     given = D + part.startswith("another shape")
     assert f"random_quantization(4): {message.format(given)}" in str(caught.value)
-    problem, method = problems.random_quadratic(2, 8, seed=0), algorithms.compressed_sgd(optax.sgd(0.1), compressor)
+    problem, method = (
+        problems.random_quadratic(2, 8, seed=0),
+        algorithms.compressed_sgd(optax.sgd(0.1), compressor),
+    )
     with pytest.raises(ValueError) as caught:
         dsgd.run(method, problem, steps=1, key=key, mesh=mesh)
     given = 4 + part.startswith("another shape")  # a server's part

@@ -1,4 +1,6 @@
-"""Compressors made of compressors do what slices, shrunken copies and ravelled trees would; `apply` refuses what is not finite."""
+"""Compressors made of compressors do what slices, shrunken copies and ravelled trees would; `apply`
+refuses what is not finite.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from tests.dsgd.compressors.shared import (
 )
 
 DRAWS = 20_000
-SIGN, TERNARY, IDENTITY, NATURAL = compressors.sign, compressors.ternary, compressors.identity, compressors.natural
+SIGN, TERNARY, IDENTITY, NATURAL = (
+    compressors.sign,
+    compressors.ternary,
+    compressors.identity,
+    compressors.natural,
+)
 buckets, contraction, top_k, random_k, random_quantization, random_sparsification = (
     cache(make)
     for make in (
@@ -61,7 +68,12 @@ def test_constants_of_buckets_are_those_of_the_worst_bucket():
     assert [two.delta(d) for d in (1, 2, 3, 4, 6, 9)] == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 4, 1 / 4]
     assert two.omega is None
     three = buckets(random_k(0.5), 5)  # 3 of 5, 1 of 1
-    assert [three.omega(d) for d in (1, 2, 5, 6)] == [0, 1, pytest.approx(2 / 3), pytest.approx(2 / 3)]
+    assert [three.omega(d) for d in (1, 2, 5, 6)] == [
+        0,
+        1,
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+    ]
     assert [three.omega(d) for d in (11, 12)] == [pytest.approx(2 / 3), 1]  # 1 of the last 2
     assert (one.unbiased, two.unbiased) == (True, False)
 
@@ -71,7 +83,9 @@ def test_the_variance_of_buckets_is_the_sum_of_theirs():
     compressor, parts = buckets(TERNARY, 4), 64
     x = np.array([1, 1 / 4, 1 / 4, -1 / 2, 0, 0, 0, 0, 3, 3 / 4, 0], np.float32)
     draws = seen_where(compressor)(x, uniform=midpoints(parts))
-    variance = sum(np.abs(x[part]).max() * np.abs(x[part]).sum() - sqnorm(x[part]) for part in slices(11, 4))
+    variance = sum(
+        np.abs(x[part]).max() * np.abs(x[part]).sum() - sqnorm(x[part]) for part in slices(11, 4)
+    )
     np.testing.assert_allclose(draws.mean(axis=0), x, atol=8 * EPS)
     assert sqnorm(draws - x).mean() == pytest.approx(variance, rel=1e-6)
     worst = np.concatenate([[3, 1, 1, 1], np.zeros(7)])
@@ -92,13 +106,17 @@ def test_buckets_of_messages_of_random_size_count_what_is_used(key):
     full, rest = (np.asarray(part.values != 0) for part in messages)
     kept = full.sum(axis=(1, 2)), rest.sum(axis=1)
     np.testing.assert_array_equal(bits, 3 * 32 + kept[0] * (32 + 4) + kept[1] * (32 + 4))
-    assert abs(bits.mean() - (3 * 32 + 0.3 * d * (32 + 4))) <= STANDARD_ERRORS * standard_error(bits)
+    assert abs(bits.mean() - (3 * 32 + 0.3 * d * (32 + 4))) <= STANDARD_ERRORS * standard_error(
+        bits
+    )
     messages, bits = sent(compressor, jax.random.split(key, 5), 32)  # of full buckets only
     used = (np.asarray(messages.full.values) != 0).sum(axis=(1, 2))
     np.testing.assert_array_equal(bits, 2 * 32 + used * (32 + 4))
 
 
-@pytest.mark.parametrize(("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (10, 1, 2), (16, 2, 0), (21, 2, 5)])
+@pytest.mark.parametrize(
+    ("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (10, 1, 2), (16, 2, 0), (21, 2, 5)]
+)
 def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
     compressor = buckets(random_quantization(3), 8)
     bits = full * (8 * 3 + 64) + quantized_bits(rest, 3)
@@ -110,7 +128,9 @@ def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
 def test_a_contraction_is_the_unbiased_one_shrunk(key, inner):
     d = 21
     x, compressor = normal(d), contraction(inner)
-    np.testing.assert_allclose(seen(compressor)(key, x), seen(inner)(key, x) / (1 + inner.omega(d)), rtol=1e-6)
+    np.testing.assert_allclose(
+        seen(compressor)(key, x), seen(inner)(key, x) / (1 + inner.omega(d)), rtol=1e-6
+    )
     assert compressor.delta(d) == pytest.approx(1 / (1 + inner.omega(d)))
     assert compressor.omega is None
     assert not compressor.unbiased
@@ -134,7 +154,9 @@ def applied(compressor, key, tree):
 def test_whole_model_compresses_the_ravelled_tree(key, inner, tree):
     flat, unravel = ravel_pytree(tree)
     expected = unravel(seen(inner)(key, flat))
-    jax.tree.map(np.testing.assert_array_equal, applied(compressors.whole_model(inner), key, tree), expected)
+    jax.tree.map(
+        np.testing.assert_array_equal, applied(compressors.whole_model(inner), key, tree), expected
+    )
     assert compressors.whole_model(inner).name == f"whole_model({inner.name})"
 
 
@@ -149,15 +171,21 @@ def test_every_leaf_has_its_own_key(key):
     draws = applied(random_quantization(1), key, [x, x, 1000 * x])
     assert (draws[0] != draws[1]).any()
     assert (draws[1] * 1000 != draws[2]).any()
-    np.testing.assert_array_equal([leaf.max() for leaf in draws], [x.max(), x.max(), (1000 * x).max()])
+    np.testing.assert_array_equal(
+        [leaf.max() for leaf in draws], [x.max(), x.max(), (1000 * x).max()]
+    )
 
 
-@pytest.mark.parametrize("compressor", [IDENTITY, compressors.whole_model(TERNARY)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "compressor", [IDENTITY, compressors.whole_model(TERNARY)], ids=lambda c: c.name
+)
 def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
     tree |= {"half": jnp.asarray(normal(4), jnp.bfloat16)}
     draw = applied(compressor, key, tree)
     assert jax.tree.structure(draw) == jax.tree.structure(tree)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), draw) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), draw) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), tree
+    )
     if "identity" in compressor.name:
         jax.tree.map(np.testing.assert_array_equal, draw, tree)
 
@@ -165,29 +193,55 @@ def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
 NAN = jnp.array([1, jnp.nan])
 LOW_RANK = compressors.low_rank(1)
 REFUSED = [
-    (lambda key: compressors.buckets(SIGN, 0), r"^buckets\(sign, 0\): size = 0: need an integer, at least 1"),
+    (
+        lambda key: compressors.buckets(SIGN, 0),
+        r"^buckets\(sign, 0\): size = 0: need an integer, at least 1",
+    ),
     (lambda key: compressors.random_quantization(2, -1), "size = -1: need an integer, at least 1"),
-    (lambda key: compressors.buckets(LOW_RANK, 4), r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start"),
+    (
+        lambda key: compressors.buckets(LOW_RANK, 4),
+        r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start",
+    ),
     *(
-        (lambda key, biased=biased: compressors.contraction(biased), r"^contraction\(.*\): need an unbiased compressor with an omega$")
-        for biased in (SIGN, contraction(TERNARY), random_k(0.5, SIGN), TERNARY._replace(omega=lambda d: None))
+        (
+            lambda key, biased=biased: compressors.contraction(biased),
+            r"^contraction\(.*\): need an unbiased compressor with an omega$",
+        )
+        for biased in (
+            SIGN,
+            contraction(TERNARY),
+            random_k(0.5, SIGN),
+            TERNARY._replace(omega=lambda d: None),
+        )
     ),
     *(
         (
             lambda key, compressor=compressor, value=value: compressors.apply(
                 compressor, key, {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
             ),
-            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); need finite",
+            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); need "
+            r"finite",
         )
         for compressor, value in ((TERNARY, np.nan), (compressors.whole_model(TERNARY), -np.inf))
     ),
-    (lambda key: compressors.apply(SIGN, key, NAN), r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"),
-    (lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)), "^apply: sign: element 1 is nan"),
     (
-        lambda key: compressors.apply(compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]),
+        lambda key: compressors.apply(SIGN, key, NAN),
+        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$",
+    ),
+    (
+        lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)),
+        "^apply: sign: element 1 is nan",
+    ),
+    (
+        lambda key: compressors.apply(
+            compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]
+        ),
         r"sign.* of leaf \[1\]: given int32, need floating point",
     ),
-    (lambda key: applied(SIGN, key, [jnp.ones(3, bool)]), r"sign.* of leaf \[0\]: given bool, need floating point"),
+    (
+        lambda key: applied(SIGN, key, [jnp.ones(3, bool)]),
+        r"sign.* of leaf \[0\]: given bool, need floating point",
+    ),
 ]
 
 

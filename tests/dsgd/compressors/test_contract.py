@@ -60,7 +60,9 @@ def root(d: int) -> int:
 COMPRESSORS = {
     identity: lambda d: 32 * d,
     random_quantization(3): lambda d: quantized_bits(d, 3),
-    random_quantization(8, 16): lambda d: d // 16 * quantized_bits(16, 8) + quantized_bits(d % 16, 8),
+    random_quantization(8, 16): lambda d: (
+        d // 16 * quantized_bits(16, 8) + quantized_bits(d % 16, 8)
+    ),
     qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
     ternary: lambda d: 8 * -(-d // 5) + 32,
     natural: lambda d: 8 * packed_bytes(d, 9),
@@ -68,18 +70,32 @@ COMPRESSORS = {
     clipping(7): lambda d: 16 * d,
     low_rank(1): lambda d: 32 * (root(d) + -(-d // root(d))),
     top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
-    top_k(0.5, qsgd(3)): lambda d: 8 * packed_bytes(-(-d // 2), 3) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d)),
+    top_k(0.5, qsgd(3)): lambda d: (
+        8 * packed_bytes(-(-d // 2), 3) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d))
+    ),
     random_k(0.25): lambda d: -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d)),
-    random_k(0.75, natural): lambda d: 8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d)),
+    random_k(0.75, natural): lambda d: (
+        8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d))
+    ),
     random_sparsification(0.2): None,
-    buckets(buckets(sign, 3), 6): lambda d: 8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3)),
+    buckets(buckets(sign, 3), 6): lambda d: (
+        8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3))
+    ),
     buckets(random_sparsification(0.3), 8): None,
     contraction(buckets(ternary, 5)): lambda d: 40 * -(-d // 5),
 }
 WHOLE = whole_model(top_k(0.1))  # otherwise as the compressor in it
 every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
 SOME = ["random_k", "random_sparsification"]  # send some elements only
-BIASED = {"sign", "clipping", "top_k", "low_rank", "contraction", "whole_model", "buckets(buckets(sign, 3), 6)"}
+BIASED = {
+    "sign",
+    "clipping",
+    "top_k",
+    "low_rank",
+    "contraction",
+    "whole_model",
+    "buckets(buckets(sign, 3), 6)",
+}
 
 FINITE = {
     "zeros": np.zeros,
@@ -95,13 +111,16 @@ VECTORS = FINITE | {
     "inf": lambda d: np.where(np.arange(d) == d // 2, np.inf, normal(d)),
 }
 ROW = {name: row for row, name in enumerate(VECTORS)}
-HARD = np.stack([normal(D), np.r_[1, np.full(D - 1, -0.15)], np.where(normal(D) < 0, 2, -2)]).astype(np.float32)
+HARD = np.stack(
+    [normal(D), np.r_[1, np.full(D - 1, -0.15)], np.where(normal(D) < 0, 2, -2)]
+).astype(np.float32)
 
 
 @cache
 def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
-    """(messages, what receivers see, what the sender decodes) by size, of all vectors `[vectors, ...]`; what is seen of the halves as they
-    are; of many draws of the hard vectors, `[hard, draws, D]`; and the bits by size: one program."""
+    """(messages, what receivers see, what the sender decodes) by size, of all vectors
+    `[vectors, ...]`; what is seen of the halves as they are; of many draws of the hard vectors,
+    `[hard, draws, D]`; and the bits by size: one program."""
     bits = {}
 
     def travel(x):
@@ -110,11 +129,21 @@ def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
         return message, compressor.decompress(message, x.shape[0]), decoded
 
     def all_of(x, halves, hard):
-        draws = jax.vmap(lambda x: jax.vmap(lambda key: see(compressor, key, x))(jax.random.split(jax.random.key(0), DRAWS)))(hard)
-        return {d: jax.vmap(travel)(x[d]) for d in x}, see(compressor, jax.random.key(1), halves), draws
+        draws = jax.vmap(
+            lambda x: jax.vmap(lambda key: see(compressor, key, x))(
+                jax.random.split(jax.random.key(0), DRAWS)
+            )
+        )(hard)
+        return (
+            {d: jax.vmap(travel)(x[d]) for d in x},
+            see(compressor, jax.random.key(1), halves),
+            draws,
+        )
 
     x = {d: np.stack([vector(d) for vector in VECTORS.values()]).astype(np.float32) for d in RUN}
-    return *jax.jit(all_of, compiler_options=UNOPTIMIZED)(x, jnp.asarray(VECTORS["halves"](HALVES)), HARD), bits
+    return *jax.jit(all_of, compiler_options=UNOPTIMIZED)(
+        x, jnp.asarray(VECTORS["halves"](HALVES)), HARD
+    ), bits
 
 
 @every_compressor
@@ -129,7 +158,9 @@ def test_bits_are_what_the_arrays_hold(compressor):
             assert bits[d] == held == expected(d)
             assert isinstance(bits[d], int)
     if expected is not None:
-        assert [compressors.mean_bits(compressor, d) for d in LONGER] == [expected(d) for d in LONGER]
+        assert [compressors.mean_bits(compressor, d) for d in LONGER] == [
+            expected(d) for d in LONGER
+        ]
 
 
 @every_compressor
@@ -141,12 +172,17 @@ def test_messages_are_arrays_and_the_sender_decodes_what_receivers_decode(compre
         assert decoded.dtype == received.dtype
         leaves = jax.tree.leaves(message)
         assert leaves
-        assert all(isinstance(leaf, jax.Array) and leaf.dtype in (np.uint8, np.uint32, np.float32) for leaf in leaves)
+        assert all(
+            isinstance(leaf, jax.Array) and leaf.dtype in (np.uint8, np.uint32, np.float32)
+            for leaf in leaves
+        )
 
 
 @every_compressor
 def test_what_is_seen_is_finite_float32_and_zero_of_zeros(compressor):
-    """Under jit, where values are not known, there is no error; a run that diverges must see it, if the element is sent at all."""
+    """Under jit, where values are not known, there is no error; a run that diverges must see it, if
+    the element is sent at all.
+    """
     for d in RUN:
         seen = np.asarray(run(compressor)[0][d][1])
         assert seen.shape == (len(VECTORS), d)
@@ -162,7 +198,9 @@ def test_what_is_seen_is_finite_float32_and_zero_of_zeros(compressor):
 def test_half_precision_is_seen_as_float32(compressor):
     draw = run(compressor)[1]
     assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
-    np.testing.assert_allclose(draw.astype(jnp.float32), run(compressor)[0][HALVES][1][ROW["halves"]], rtol=1e-6)
+    np.testing.assert_allclose(
+        draw.astype(jnp.float32), run(compressor)[0][HALVES][1][ROW["halves"]], rtol=1e-6
+    )
 
 
 @every_compressor
@@ -175,7 +213,10 @@ def test_bounds_and_means_hold_over_draws(compressor):
         assert omega is None or sqdist.mean() <= omega * size + slack
         assert delta is None or sqdist.mean() <= (1 - delta) * size + slack
         if compressor.unbiased:
-            assert (np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(sqdist.mean() / DRAWS) + 8 * EPS).all()
+            assert (
+                np.abs(error.mean(axis=0))
+                <= STANDARD_ERRORS * np.sqrt(sqdist.mean() / DRAWS) + 8 * EPS
+            ).all()
             for seed in range(5):
                 along = error @ np.random.default_rng(seed).choice([-1.0, 1.0], D)
                 assert abs(along.mean()) <= STANDARD_ERRORS * standard_error(along) + 1e-5
@@ -190,7 +231,9 @@ def test_constants_are_numbers_or_none(compressor):
         if compressor.unbiased:
             assert omega is not None
             assert delta == (None if omega >= 1 else pytest.approx(1 - omega))
-    assert compressor.unbiased == (compressor.name.split("(")[0] not in BIASED and compressor.name not in BIASED)
+    assert compressor.unbiased == (
+        compressor.name.split("(")[0] not in BIASED and compressor.name not in BIASED
+    )
     assert compressor.warm == (compressor.name.split("(")[0] == "low_rank")
     assert compressor.layer_wise == ("whole_model" not in compressor.name)
 
@@ -199,7 +242,8 @@ def test_names_are_all_different():
     assert len({compressor.name for compressor in COMPRESSORS}) == len(COMPRESSORS)
 
 
-FLOATS: dict[Compressor, tuple[int, int]] = {  # of a message for 12 elements: how many are elements of the vector, and how many computed
+# of a message for 12 elements: how many are elements of the vector, and how many computed
+FLOATS: dict[Compressor, tuple[int, int]] = {
     identity: (12, 0),
     random_quantization(3): (2, 0),
     random_quantization(3, 4): (6, 0),
@@ -216,18 +260,28 @@ FLOATS: dict[Compressor, tuple[int, int]] = {  # of a message for 12 elements: h
 
 
 @pytest.mark.parametrize("compressor", FLOATS, ids=lambda c: c.name)
-@pytest.mark.parametrize(("dtype", "element", "computed"), [(np.float64, 64, 64), (jnp.bfloat16, 16, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "element", "computed"), [(np.float64, 64, 64), (jnp.bfloat16, 16, 32)]
+)
 def test_elements_are_sent_in_their_own_type_and_counted_so(compressor, dtype, element, computed):
     elements, numbers = FLOATS[compressor]
 
     def bits(dtype):
         found = []
         x = jax.ShapeDtypeStruct((12,), dtype)
-        jax.eval_shape(lambda key, x: found.append(compressor.bits(compressors.encode(compressor, key, x).message)), jax.random.key(0), x)
+        jax.eval_shape(
+            lambda key, x: found.append(
+                compressor.bits(compressors.encode(compressor, key, x).message)
+            ),
+            jax.random.key(0),
+            x,
+        )
         return found[0]
 
     with jax.enable_x64(True):
-        assert bits(dtype) - bits(np.float32) == elements * (element - 32) + numbers * (computed - 32)
+        assert bits(dtype) - bits(np.float32) == elements * (element - 32) + numbers * (
+            computed - 32
+        )
 
 
 @pytest.mark.parametrize(("dtype", "element"), [(np.float64, 64), (jnp.bfloat16, 16)])
@@ -245,21 +299,34 @@ def test_random_sparsification_counts_elements_in_their_own_type(dtype, element)
     assert bits == 32 + 12 * (element + index_bits(12))
 
 
-WHOLE_FLOATS = [identity, top_k(1.0), random_sparsification(1.0), random_quantization(1), low_rank(2), contraction(random_k(1.0))]
+WHOLE_FLOATS = [
+    identity,
+    top_k(1.0),
+    random_sparsification(1.0),
+    random_quantization(1),
+    low_rank(2),
+    contraction(random_k(1.0)),
+]
 
 
 def test_float64_arrives_as_it_was_sent():
-    """What is kept, the ends of a range and what low factors span: nothing on the way is of float32."""
+    """What is kept, the ends of a range and what low factors span: nothing on the way is of
+    float32.
+    """
     x = np.where(np.arange(12) % 2, np.pi, -np.e) * 1e300  # beyond float32, and of rank 1
     near = 1 + 1e-12 * np.arange(8.0)
 
     @partial(jax.jit, compiler_options=UNOPTIMIZED)
     def seen(x, near):
-        return [see(compressor, jax.random.key(0), x) for compressor in WHOLE_FLOATS], see(top_k(0.25), jax.random.key(0), near)
+        return [see(compressor, jax.random.key(0), x) for compressor in WHOLE_FLOATS], see(
+            top_k(0.25), jax.random.key(0), near
+        )
 
     with jax.enable_x64(True):
         draws, largest = jax.tree.map(np.asarray, seen(jnp.asarray(x), jnp.asarray(near)))
     for compressor, draw in zip(WHOLE_FLOATS, draws, strict=True):
         assert draw.dtype == np.float64
-        np.testing.assert_allclose(draw, x, rtol=1e-14 if "low_rank" in compressor.name else 0, err_msg=compressor.name)
+        np.testing.assert_allclose(
+            draw, x, rtol=1e-14 if "low_rank" in compressor.name else 0, err_msg=compressor.name
+        )
     np.testing.assert_array_equal(largest, np.where(np.arange(8) >= 6, near, 0))

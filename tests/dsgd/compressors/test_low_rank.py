@@ -1,4 +1,6 @@
-"""Low rank is an orthogonal projection: exact where that suffices, contracting in expectation, and better with each warm start."""
+"""Low rank is an orthogonal projection: exact where that suffices, contracting in expectation, and
+better with each warm start.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank,
     matrix = matrix_of(x, width)
     start = np.random.default_rng(1).normal(size=(width, rank)).astype(np.float32)
     compressor = compressors.low_rank(rank, columns)
-    with mock.patch("jax.random.normal", lambda key, shape, dtype: jnp.asarray(start).reshape(shape)):
+    with mock.patch(
+        "jax.random.normal", lambda key, shape, dtype: jnp.asarray(start).reshape(shape)
+    ):
         message = jax.jit(compressor.compress)(jax.random.key(0), x)
     basis = np.linalg.qr(matrix @ start)[0]
     projected = basis @ basis.T @ matrix
@@ -58,8 +62,12 @@ def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank,
 @pytest.mark.parametrize(("rank", "rows", "columns"), [(2, 6, None), (3, 7, 5)])
 def test_a_matrix_of_that_rank_comes_back(key, rank, rows, columns):
     for scale in (1.0, 1e30, 1e-30):
-        x = (scale * of_rank(rank, rows, columns or rows).ravel().astype(np.float64)).astype(np.float32)
-        np.testing.assert_allclose(seen(low_rank(rank, columns))(key, x), x, rtol=0, atol=1e-5 * np.abs(x).max())
+        x = (scale * of_rank(rank, rows, columns or rows).ravel().astype(np.float64)).astype(
+            np.float32
+        )
+        np.testing.assert_allclose(
+            seen(low_rank(rank, columns))(key, x), x, rtol=0, atol=1e-5 * np.abs(x).max()
+        )
 
 
 def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
@@ -88,7 +96,9 @@ def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
         return compressor.compress(key, x, message), message
 
     first = jax.jit(compressor.compress)(key, x)
-    messages = jax.jit(lambda first: jax.lax.scan(step, first, jax.random.split(key, 100))[1])(first)
+    messages = jax.jit(lambda first: jax.lax.scan(step, first, jax.random.split(key, 100))[1])(
+        first
+    )
     seen_each = np.einsum("tir,tjr->tij", np.asarray(messages.left, np.float64), messages.right)
     errors = ((seen_each - matrix) ** 2).sum(axis=(1, 2))
     assert (np.diff(errors) <= 1e-5 * errors[0]).all()
@@ -103,7 +113,9 @@ def test_a_warm_start_is_the_last_right_factor(key):
     second = compressor.compress(jax.random.key(1), x, first)
     matrix = matrix_of(x, 6)
     basis = np.linalg.qr(matrix @ matrix.T @ np.asarray(first.left, np.float64))[0]
-    np.testing.assert_allclose(compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5)
+    np.testing.assert_allclose(
+        compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5
+    )
 
 
 def test_scales_of_warm_starts_do_not_matter(key):
@@ -112,7 +124,9 @@ def test_scales_of_warm_starts_do_not_matter(key):
     expected = compressor.decompress(compressor.compress(key, x, first), 36)
     for scale in (1e30, 1e-30):
         scaled = first._replace(right=first.right * scale)
-        np.testing.assert_allclose(compressor.decompress(compressor.compress(key, x, scaled), 36), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            compressor.decompress(compressor.compress(key, x, scaled), 36), expected, atol=1e-5
+        )
 
 
 def test_a_warm_start_of_large_factors_does_not_overflow(key):
@@ -135,7 +149,9 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
 
 def test_one_element_is_a_matrix_of_rank_one(key):
     for value in (2.5, -1e30, 1e-30, 0.0):
-        np.testing.assert_allclose(seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6)
+        np.testing.assert_allclose(
+            seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6
+        )
     assert low_rank(1).delta(1) == 1
 
 
@@ -158,8 +174,14 @@ def test_a_message_is_two_thin_matrices():
         (lambda key: low_rank(0), r"low_rank\(0\): rank = 0: need an integer, at least 1"),
         (lambda key: low_rank(1, 0), r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"),
         (lambda key: low_rank(3, 2), r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"),
-        (lambda key: low_rank(3).compress(key, jnp.ones(4)), r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2"),
-        (lambda key: low_rank(3, 5).compress(key, jnp.ones(7)), r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at"),
+        (
+            lambda key: low_rank(3).compress(key, jnp.ones(4)),
+            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2",
+        ),
+        (
+            lambda key: low_rank(3, 5).compress(key, jnp.ones(7)),
+            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at",
+        ),
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],
 )

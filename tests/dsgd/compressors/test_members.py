@@ -1,4 +1,6 @@
-"""What a compressor is: six members, what follows from them, and `encode`, which calls any of them."""
+"""What a compressor is: six members, what follows from them, and `encode`, which calls any of
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,16 @@ def test_a_parameter_named_last_makes_a_warm_start(kind):
     assert fixed_size(WARM[kind], lambda message, d: message, "adding").warm
 
 
-@pytest.mark.parametrize("cold", [lambda key, x: x, lambda key, x, scale=2.0: scale * x, lambda *arguments: arguments[1], max, jnp.add])
+@pytest.mark.parametrize(
+    "cold",
+    [
+        lambda key, x: x,
+        lambda key, x, scale=2.0: scale * x,
+        lambda *arguments: arguments[1],
+        max,
+        jnp.add,
+    ],
+)
 def test_other_functions_start_cold(cold):
     assert not SIGN._replace(compress=cold).warm
 
@@ -51,17 +62,27 @@ def test_encode_passes_the_previous_message():
         message, decoded = compressors.encode(compressor, jax.random.key(0), x, last)
         np.testing.assert_array_equal(message, expected)
         np.testing.assert_array_equal(decoded, 2 * expected)
-    with pytest.raises(ValueError, match=r"^encode: last = float32\[3\]: sign does not start from a previous message; pass no last$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^encode: last = float32\[3\]: sign does not start from a previous message; pass no last$",
+    ):
         compressors.encode(SIGN, jax.random.key(0), x, x)
-    with pytest.raises(ValueError, match=r"^contraction\(adding\): need a compressor without warm start$"):
+    with pytest.raises(
+        ValueError, match=r"^contraction\(adding\): need a compressor without warm start$"
+    ):
         compressors.contraction(compressor._replace(omega=lambda d: 1.0))
 
 
 def test_encode_takes_what_compress_decodes():
     x = jnp.asarray(normal(5))
-    encoded = compressors.encode(SIGN._replace(compress=lambda key, x: Encoded(x, -x)), jax.random.key(0), x)
+    encoded = compressors.encode(
+        SIGN._replace(compress=lambda key, x: Encoded(x, -x)), jax.random.key(0), x
+    )
     np.testing.assert_array_equal(encoded.decoded, -x)
-    with pytest.raises(ValueError, match=r"^encode: x = float32\[5, 1\]: expected a vector \[d\]; compressors.apply compresses trees"):
+    with pytest.raises(
+        ValueError,
+        match=r"^encode: x = float32\[5, 1\]: expected a vector \[d\]; compressors.apply compresses trees",
+    ):
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 
 
@@ -72,7 +93,11 @@ def test_what_is_not_stated_is_none():
     assert compressors.top_k(0.5, bare).delta(8) is None
     assert compressors.random_k(0.5, bare).omega is None
     assert compressors.buckets(bare, 4)[-2:] == (None, None)
-    assert {finding.what: finding.holds for finding in compressors.check(bare, 5).findings if finding.holds is None} == {
+    assert {
+        finding.what: finding.holds
+        for finding in compressors.check(bare, 5).findings
+        if finding.holds is None
+    } == {
         "unbiased": None,
         "omega": None,
         "delta": None,
@@ -100,5 +125,7 @@ def test_sizes_are_those_of_the_arrays_and_random_ones_have_a_mean():
     assert fixed_bits(sparse, 40) is None
     first, again = (compressors.mean_bits(sparse, 40) for _ in range(2))
     assert first == again == pytest.approx(32 + 10 * 38, rel=1e-2)
-    with pytest.raises(ValueError, match=r"compressors.mean_bits: d = 0: need an integer, at least 1"):
+    with pytest.raises(
+        ValueError, match=r"compressors.mean_bits: d = 0: need an integer, at least 1"
+    ):
         compressors.mean_bits(SIGN, 0)

@@ -1,4 +1,6 @@
-"""Quantisers round each element to one of two values, with the probabilities, the variance and the bounds that they state."""
+"""Quantisers round each element to one of two values, with the probabilities, the variance and the
+bounds that they state.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ D = 33
 PARTS = 64  # probabilities on a lattice are multiples of 1 / PARTS
 DRAWS = 10_000
 BITS = (1, 3, 8)
-quantization, clipping, qsgd = (cache(make) for make in (compressors.random_quantization, compressors.clipping, compressors.qsgd))
+quantization, clipping, qsgd = (
+    cache(make)
+    for make in (compressors.random_quantization, compressors.clipping, compressors.qsgd)
+)
 
 
 class Rounding(NamedTuple):
@@ -82,17 +87,24 @@ def to_powers(x: np.ndarray) -> Rounding:
 
 
 QUANTIZERS = {
-    **{f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1)) for bits in (2, 8)},
+    **{
+        f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1))
+        for bits in (2, 8)
+    },
     **{f"qsgd({levels})": (qsgd(levels), partial(to_levels, levels)) for levels in (1, 127)},
     "ternary": (compressors.ternary, to_the_largest),
     "natural": (compressors.natural, to_powers),
 }
-every_quantizer = pytest.mark.parametrize(("compressor", "oracle"), QUANTIZERS.values(), ids=QUANTIZERS)
+every_quantizer = pytest.mark.parametrize(
+    ("compressor", "oracle"), QUANTIZERS.values(), ids=QUANTIZERS
+)
 every_bits = pytest.mark.parametrize("bits", BITS)
 
 
 def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """What is seen where the elements draw these numbers `[PARTS, d]`; natural compression draws bits."""
+    """What is seen where the elements draw these numbers `[PARTS, d]`; natural compression draws
+    bits.
+    """
     return seen_where(compressor)(x, uniform=uniform, bits=as_bits(uniform))
 
 
@@ -112,7 +124,11 @@ def lattice(compressor: Compressor) -> np.ndarray:
         return rng.permutation(np.repeat([-17, -11, 7, 3, 4], [8, 11, 8, 5, 1])).astype(np.float32)
     if kind == "ternary":
         return np.concatenate([[PARTS], rng.integers(-PARTS, PARTS, D - 1)]).astype(np.float32)
-    return (rng.choice([-1, 1], D) * np.exp2(rng.integers(-20, 20, D)) * (1 + rng.integers(0, PARTS, D) / PARTS)).astype(np.float32)
+    return (
+        rng.choice([-1, 1], D)
+        * np.exp2(rng.integers(-20, 20, D))
+        * (1 + rng.integers(0, PARTS, D) / PARTS)
+    ).astype(np.float32)
 
 
 @every_quantizer
@@ -121,7 +137,9 @@ def test_over_all_draws_the_mean_is_x_and_the_variance_is_the_stated_one(compres
     """The integral over u is a sum: all probabilities are multiples of what one draw stands for."""
     x = np.ldexp(lattice(compressor), scale)
     draws, exact = seen_at(compressor, x, everywhere(D)), x.astype(np.float64)
-    np.testing.assert_allclose(draws.mean(axis=0), exact, rtol=0, atol=4 * EPS * np.abs(exact).max())
+    np.testing.assert_allclose(
+        draws.mean(axis=0), exact, rtol=0, atol=4 * EPS * np.abs(exact).max()
+    )
     variance = sqnorm(draws - exact).mean()
     assert variance == pytest.approx(oracle(exact).variance(), rel=1e-5)
     assert 0 < variance <= compressor.omega(D) * sqnorm(exact)
@@ -138,11 +156,15 @@ def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, 
     draws = seen_at(compressor, x, uniform)
     tolerance = 4 * EPS * max(np.abs(exact.down).max(), np.abs(exact.up).max()) + 4 * d * TINY
     expected = np.where(uniform < exact.probability, exact.up, exact.down)
-    # A place that is 255 times a float32 has its fraction to 4 digits only, and denormals are flushed.
+    # A place that is 255 times a float32 has its fraction to 4 digits only, and denormals are
+    # flushed.
     distance = np.abs(uniform - exact.probability)
     certain = np.minimum(distance, 1 - distance) > 1e-4
     assert (np.abs(draws - expected) <= tolerance)[certain].all()
-    assert (np.minimum(np.abs(draws - exact.up), np.abs(draws - exact.down)) <= np.abs(exact.up - exact.down) + tolerance).all()
+    assert (
+        np.minimum(np.abs(draws - exact.up), np.abs(draws - exact.down))
+        <= np.abs(exact.up - exact.down) + tolerance
+    ).all()
 
 
 @pytest.mark.parametrize("name", ["random_quantization(2)", "natural"])
@@ -153,24 +175,36 @@ def test_real_draws_have_the_mean_and_the_variance(key, name):
     error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
     exact = oracle(x.astype(np.float64))
     variances = exact.probability * (1 - exact.probability) * (exact.up - exact.down) ** 2
-    assert (np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(variances / DRAWS) + 8 * EPS).all()
-    assert abs(sqnorm(error).mean() - exact.variance()) <= STANDARD_ERRORS * standard_error(sqnorm(error)) + 8 * EPS
+    assert (
+        np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(variances / DRAWS) + 8 * EPS
+    ).all()
+    assert (
+        abs(sqnorm(error).mean() - exact.variance())
+        <= STANDARD_ERRORS * standard_error(sqnorm(error)) + 8 * EPS
+    )
     total = error.sum(axis=1)  # its variance is the same only if elements draw on their own
-    assert abs((total**2).mean() - exact.variance()) <= STANDARD_ERRORS * standard_error(total**2) + 8 * EPS
+    assert (
+        abs((total**2).mean() - exact.variance())
+        <= STANDARD_ERRORS * standard_error(total**2) + 8 * EPS
+    )
 
 
 @every_quantizer
 def test_what_is_a_knob_stays_even_at_a_draw_of_zero(compressor, oracle):
     x = np.zeros(D, np.float32)
     x[5] = 2
-    np.testing.assert_array_equal(seen_at(compressor, x, np.zeros((PARTS, D), np.float32)), np.tile(x, (PARTS, 1)))
+    np.testing.assert_array_equal(
+        seen_at(compressor, x, np.zeros((PARTS, D), np.float32)), np.tile(x, (PARTS, 1))
+    )
 
 
 @every_bits
 def test_random_quantization_reaches_its_omega(key, bits):
     """All elements but the ends lie between the two middle knobs: no smaller omega is true."""
     x = np.concatenate([[-1, 1], np.zeros(D - 2)]).astype(np.float32)
-    assert sqnorm(seen(quantization(bits))(key, x) - x) == pytest.approx(quantization(bits).omega(D) * sqnorm(x), rel=1e-5)
+    assert sqnorm(seen(quantization(bits))(key, x) - x) == pytest.approx(
+        quantization(bits).omega(D) * sqnorm(x), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 100, 10**4])
@@ -183,18 +217,26 @@ def test_ternary_reaches_its_omega(d):
 @pytest.mark.parametrize("d", [1, 5])
 def test_natural_reaches_its_omega(d):
     x = np.full(d, -4 / 3 * 2.0**7)
-    assert to_powers(x).variance() == pytest.approx(sqnorm(x) / 8) == compressors.natural.omega(d) * sqnorm(x)
+    assert (
+        to_powers(x).variance()
+        == pytest.approx(sqnorm(x) / 8)
+        == compressors.natural.omega(d) * sqnorm(x)
+    )
 
 
 def test_qsgd_reaches_its_omega_where_all_elements_lie_between_two_levels():
     x = np.full(4, 3.0, np.float32)
-    assert to_levels(1, x.astype(np.float64)).variance() == pytest.approx(qsgd(1).omega(4) * sqnorm(x))
+    assert to_levels(1, x.astype(np.float64)).variance() == pytest.approx(
+        qsgd(1).omega(4) * sqnorm(x)
+    )
     assert qsgd(1).omega(1) == 0
     assert [qsgd(5).omega(d) for d in (2, 100, 10**6)] == [2 / 100, 1, 200]
 
 
 @every_bits
-@pytest.mark.parametrize("ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str)
+@pytest.mark.parametrize(
+    "ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str
+)
 def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, bits, ends):
     x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
     x[3], x[7] = ends
@@ -202,7 +244,11 @@ def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, b
     np.testing.assert_array_equal(draw[[3, 7]], x[[3, 7]])
     exact = to_knobs(2**bits - 1, x.astype(np.float64))
     distance = np.minimum(np.abs(draw - exact.up), np.abs(draw - exact.down))
-    assert (distance <= 4 * EPS * np.abs(x.astype(np.float64)).max() + 2**bits * 4 * EPS * (exact.up - exact.down)).all()
+    assert (
+        distance
+        <= 4 * EPS * np.abs(x.astype(np.float64)).max()
+        + 2**bits * 4 * EPS * (exact.up - exact.down)
+    ).all()
 
 
 @pytest.mark.parametrize("bits", [3, 8])
@@ -211,7 +257,9 @@ def test_no_draw_moves_the_largest_element(key, bits):
     low, high = np.sort(np.random.default_rng(bits).normal(size=(2, 64)).astype(np.float32), axis=0)
     x = np.tile(high[:, None], 2**14)
     x[:, 0] = low
-    draws = jax.jit(jax.vmap(lambda key, x: see(quantization(bits), key, x)))(jax.random.split(key, 64), x)
+    draws = jax.jit(jax.vmap(lambda key, x: see(quantization(bits), key, x)))(
+        jax.random.split(key, 64), x
+    )
     np.testing.assert_array_equal(draws, x)
 
 
@@ -228,18 +276,26 @@ def test_random_quantization_sends_one_and_two_elements_exactly(key):
     assert "random_bits" in str(jax.make_jaxpr(one.compress)(key, jnp.zeros(3)))
     for x in ([2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]):
         assert "random_bits" not in str(jax.make_jaxpr(one.compress)(key, jnp.array(x)))
-        np.testing.assert_array_equal(seen(one)(key, np.array(x, np.float32)), np.array(x, np.float32))
+        np.testing.assert_array_equal(
+            seen(one)(key, np.array(x, np.float32)), np.array(x, np.float32)
+        )
         assert one.omega(len(x)) == 0
 
 
-@pytest.mark.parametrize("compressor", [qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "compressor", [qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name
+)
 def test_one_element_is_sent_exactly(key, compressor):
     for value in (2.5, -1e30, 1e-30, 0.0):
         x = np.array([value], np.float32)
         np.testing.assert_array_equal(seen(compressor)(key, x), x)
 
 
-@pytest.mark.parametrize("compressor", [qsgd(127), compressors.ternary, compressors.natural, clipping(1)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "compressor",
+    [qsgd(127), compressors.ternary, compressors.natural, clipping(1)],
+    ids=lambda c: c.name,
+)
 def test_the_largest_numbers_are_seen(key, compressor):
     """No reciprocal of them is in range."""
     for share in (0.5, 0.9):
@@ -257,15 +313,26 @@ def test_sign_is_the_mean_magnitude_with_signs_and_its_error_is_the_stated_one(x
     exact = x.astype(np.float64)
     mean = np.abs(exact).mean()
     np.testing.assert_allclose(np.abs(seen_signs), mean, rtol=1e-5, atol=x.size * TINY)
-    assert ((seen_signs < 0) == (exact <= -TINY))[(seen_signs != 0) & ((exact <= -TINY) | (exact >= 0))].all()
+    assert ((seen_signs < 0) == (exact <= -TINY))[
+        (seen_signs != 0) & ((exact <= -TINY) | (exact >= 0))
+    ].all()
     error = sqnorm(seen_signs - exact)
-    assert error == pytest.approx(sqnorm(exact) - np.abs(exact).sum() ** 2 / x.size, rel=1e-4, abs=1e-5 * sqnorm(exact) + rounding(x))
+    assert error == pytest.approx(
+        sqnorm(exact) - np.abs(exact).sum() ** 2 / x.size,
+        rel=1e-4,
+        abs=1e-5 * sqnorm(exact) + rounding(x),
+    )
     assert error <= (1 - compressors.sign.delta(x.size)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
 
 
 def test_sign_reaches_its_delta_at_one_element_and_none_of_it_at_equal_ones(key):
-    one, equal = np.eye(1, D, dtype=np.float32)[0], np.where(normal(D) < 0, -3, 3).astype(np.float32)
-    assert sqnorm(seen(compressors.sign)(key, one) - one) == pytest.approx(1 - compressors.sign.delta(D))
+    one, equal = (
+        np.eye(1, D, dtype=np.float32)[0],
+        np.where(normal(D) < 0, -3, 3).astype(np.float32),
+    )
+    assert sqnorm(seen(compressors.sign)(key, one) - one) == pytest.approx(
+        1 - compressors.sign.delta(D)
+    )
     np.testing.assert_allclose(seen(compressors.sign)(key, equal), equal, rtol=1e-6)
 
 
@@ -290,7 +357,11 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
 @pytest.mark.parametrize(
     ("make", "wrong", "need"),
     [
-        *((make, bits, "bits between 1 and 8") for make in (compressors.random_quantization, compressors.clipping) for bits in (0, 9)),
+        *(
+            (make, bits, "bits between 1 and 8")
+            for make in (compressors.random_quantization, compressors.clipping)
+            for bits in (0, 9)
+        ),
         *((compressors.qsgd, levels, "levels between 1 and 127") for levels in (0, 128)),
     ],
 )
@@ -299,7 +370,13 @@ def test_bits_and_levels_out_of_range(make, wrong, need):
         make(wrong)
 
 
-@pytest.mark.parametrize("compressor", [quantization(4), qsgd(7), compressors.ternary, compressors.natural], ids=lambda given: given.name)
+@pytest.mark.parametrize(
+    "compressor",
+    [quantization(4), qsgd(7), compressors.ternary, compressors.natural],
+    ids=lambda given: given.name,
+)
 def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
-    """Their random bits are the dearest part of a round: what is added up over workers reads the codes."""
+    """Their random bits are the dearest part of a round: what is added up over workers reads the
+    codes.
+    """
     assert "materialize" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))

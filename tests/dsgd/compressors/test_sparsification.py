@@ -40,25 +40,44 @@ from tests.dsgd.compressors.shared import (
 DRAWS = 20_000
 SIGN, TERNARY, QSGD = compressors.sign, compressors.ternary, compressors.qsgd(2)
 top_k, random_k, random_sparsification = (
-    cache(make) for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
+    cache(make)
+    for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
 )
-every_selection = pytest.mark.parametrize("select", [compressors.top_k, compressors.random_k], ids=["top_k", "random_k"])
+every_selection = pytest.mark.parametrize(
+    "select", [compressors.top_k, compressors.random_k], ids=["top_k", "random_k"]
+)
 
 
-@pytest.mark.parametrize(("fraction", "d", "k"), [(0.1, 33, 4), (0.5, 8, 4), (1.0, 7, 7), (0.01, 9, 1), (0.3, 10, 3), (0.7, 1, 1)])
+@pytest.mark.parametrize(
+    ("fraction", "d", "k"),
+    [(0.1, 33, 4), (0.5, 8, 4), (1.0, 7, 7), (0.01, 9, 1), (0.3, 10, 3), (0.7, 1, 1)],
+)
 def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
-    for x in (normal(d), np.float32(HUGE) * normal(d, 1), np.full(d, -2.5, np.float32), np.round(normal(d, 2))):
+    for x in (
+        normal(d),
+        np.float32(HUGE) * normal(d, 1),
+        np.full(d, -2.5, np.float32),
+        np.round(normal(d, 2)),
+    ):
         np.testing.assert_array_equal(seen(top_k(fraction))(key, x), largest(x, k))
     assert top_k(fraction).delta(d) == k / d  # which is reached at equal elements
 
 
-@given(st.sampled_from([(0.3, 9), (0.1, 33), (1.0, 7)]).flatmap(lambda case: st.tuples(st.just(case), vectors(case[1]))))
+@given(
+    st.sampled_from([(0.3, 9), (0.1, 33), (1.0, 7)]).flatmap(
+        lambda case: st.tuples(st.just(case), vectors(case[1]))
+    )
+)
 def test_top_k_contracts_whatever_it_is_given(case):
     (fraction, d), x = case
     kept, exact = np.asarray(seen(top_k(fraction))(jax.random.key(0), x)), x.astype(np.float64)
     assert (np.isclose(kept, x, rtol=0, atol=TINY) | (kept == 0)).all()
-    assert sqnorm(kept - exact) == pytest.approx(sqnorm(largest(exact, math.ceil(fraction * d)) - exact), abs=rounding(x))
-    assert sqnorm(kept - exact) <= (1 - top_k(fraction).delta(d)) * sqnorm(exact) * (1 + 1e-12) + rounding(x)
+    assert sqnorm(kept - exact) == pytest.approx(
+        sqnorm(largest(exact, math.ceil(fraction * d)) - exact), abs=rounding(x)
+    )
+    assert sqnorm(kept - exact) <= (1 - top_k(fraction).delta(d)) * sqnorm(exact) * (
+        1 + 1e-12
+    ) + rounding(x)
 
 
 @pytest.mark.parametrize("values", [SIGN, QSGD], ids=lambda c: c.name)
@@ -81,7 +100,9 @@ def test_top_k_of_values_without_a_contraction_has_none():
     assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
 
 
-@pytest.mark.parametrize(("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")])
+@pytest.mark.parametrize(
+    ("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")]
+)
 def test_what_is_decoded_of_messages_that_nobody_reads_is_made_without_them(key, select, kind):
     """As much, and the same, as receivers decode from the messages."""
     compressor, d = select(0.1), 33
@@ -106,7 +127,9 @@ PERMUTATIONS = np.array(list(itertools.permutations(DISTINCT_BITS)))
 
 
 @pytest.mark.parametrize(("fraction", "k"), [(0.25, 1), (0.5, 2), (0.7, 3), (1.0, 4)])
-def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated_variance(fraction, k):
+def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated_variance(
+    fraction, k
+):
     x = np.array([1, -2, 3, 5], np.float32)
     draws = seen_where(random_k(fraction))(x, bits=PERMUTATIONS)
     subsets = dict.fromkeys(itertools.combinations(range(4), k), 0)
@@ -123,7 +146,9 @@ def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated
 def test_random_k_of_quantized_values_is_unbiased_with_its_omega(x):
     """Over all orders, and for each over many draws of the values."""
     x, compressor, parts = np.array(x, np.float32), random_k(0.5, TERNARY), 1024
-    draws = seen_where(compressor)(x, bits=np.tile(PERMUTATIONS, (parts, 1)), uniform=np.repeat(midpoints(parts), 24))
+    draws = seen_where(compressor)(
+        x, bits=np.tile(PERMUTATIONS, (parts, 1)), uniform=np.repeat(midpoints(parts), 24)
+    )
     np.testing.assert_allclose(draws.mean(axis=0), x, atol=4 * np.abs(x).max() / parts)
     assert sqnorm(draws - x).mean() <= compressor.omega(4) * sqnorm(x) * (1 + 4 / parts)
     assert compressor.omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
@@ -135,7 +160,10 @@ def test_random_k_takes_every_element_and_every_pair_as_often(key):
     taken = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)) > 0
     assert (taken.sum(axis=1) == k).all()
     share = k / d
-    assert (np.abs(taken.mean(axis=0) - share) <= STANDARD_ERRORS * math.sqrt(share * (1 - share) / DRAWS)).all()
+    assert (
+        np.abs(taken.mean(axis=0) - share)
+        <= STANDARD_ERRORS * math.sqrt(share * (1 - share) / DRAWS)
+    ).all()
     pairs, pair = (taken[:, 1:] & taken[:, :-1]).mean(axis=0), share * (k - 1) / (d - 1)
     assert (np.abs(pairs - pair) <= STANDARD_ERRORS * math.sqrt(pair * (1 - pair) / DRAWS)).all()
 
@@ -165,27 +193,40 @@ def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used
     message = jax.jit(compressor.compress)(key, jnp.ones(100)).message
     used = int((np.asarray(message.values.values) != 0).sum())
     assert int(compressor.bits(message)) == 8 * packed_bytes(50, 7) + 32 + used * (32 + 6)
-    assert compressors.mean_bits(compressor, 100) == pytest.approx(8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3)
+    assert compressors.mean_bits(compressor, 100) == pytest.approx(
+        8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("p", [0.25])
 def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probability(p):
-    """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a multiple of 1 / 64."""
+    """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a
+    multiple of 1 / 64.
+    """
     x = np.array([1, -2, 3], np.float32)
     bits = as_bits(np.array(list(itertools.product(midpoints(64), repeat=3))))
     draws = seen_where(random_sparsification(p))(x, bits=bits)
     kept = draws != 0
     for subset in itertools.product([False, True], repeat=3):
-        assert (kept == subset).all(axis=1).sum() == 64**3 * p ** sum(subset) * (1 - p) ** (3 - sum(subset))
+        assert (kept == subset).all(axis=1).sum() == 64**3 * p ** sum(subset) * (1 - p) ** (
+            3 - sum(subset)
+        )
     np.testing.assert_allclose(draws.mean(axis=0), x, rtol=1e-6)
-    assert sqnorm(draws - x).mean() == pytest.approx((1 / p - 1) * sqnorm(x), rel=1e-6) == random_sparsification(p).omega(3) * sqnorm(x)
+    assert (
+        sqnorm(draws - x).mean()
+        == pytest.approx((1 / p - 1) * sqnorm(x), rel=1e-6)
+        == random_sparsification(p).omega(3) * sqnorm(x)
+    )
 
 
 @pytest.mark.parametrize("p", [0.9])
 def test_masks_of_real_draws_are_of_independent_elements(key, p):
     kept = seen_often(random_sparsification(p), DRAWS)(key, np.ones(4, np.float32)) != 0
     observed = np.bincount(kept @ [8, 4, 2, 1], minlength=16)
-    expected = [DRAWS * p ** sum(mask) * (1 - p) ** (4 - sum(mask)) for mask in itertools.product([0, 1], repeat=4)]
+    expected = [
+        DRAWS * p ** sum(mask) * (1 - p) ** (4 - sum(mask))
+        for mask in itertools.product([0, 1], repeat=4)
+    ]
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
@@ -202,7 +243,9 @@ def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
         assert (np.abs(both - p**2) <= STANDARD_ERRORS * math.sqrt(p**2 * (1 - p**2) / DRAWS)).all()
     count = kept.sum(axis=1)
     assert abs(count.mean() - d * p) <= STANDARD_ERRORS * math.sqrt(d * p * (1 - p) / DRAWS)
-    assert abs(count.var() - d * p * (1 - p)) <= STANDARD_ERRORS * standard_error((count - d * p) ** 2)
+    assert abs(count.var() - d * p * (1 - p)) <= STANDARD_ERRORS * standard_error(
+        (count - d * p) ** 2
+    )
 
 
 def test_random_sparsification_contracts_above_one_half_only():
@@ -235,9 +278,14 @@ def test_bits_count_what_is_used_and_its_number():
     np.testing.assert_array_equal(bits, 32 + kept * each)
     assert abs(bits.mean() - (32 + p * d * each)) <= STANDARD_ERRORS * standard_error(bits) + 1e-9
     error = math.sqrt(p * (1 - p) * d) * each / math.sqrt(2**14)
-    assert abs(compressors.mean_bits(compressor, d) - (32 + p * d * each)) <= STANDARD_ERRORS * error + 1e-9
+    assert (
+        abs(compressors.mean_bits(compressor, d) - (32 + p * d * each))
+        <= STANDARD_ERRORS * error + 1e-9
+    )
     assert messages.values.shape[1] == sparsification.capacity(p, d)
-    assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(sparsification.capacity(p, d), each - 32)
+    assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(
+        sparsification.capacity(p, d), each - 32
+    )
 
 
 @pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-7, 2**24 + 1)])
@@ -255,9 +303,16 @@ def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])
 def test_shares_outside_0_to_1(value):
-    with pytest.raises(ValueError, match=rf"^top_k: fraction = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(
+        ValueError, match=rf"^top_k: fraction = {value}; need a number in \(0, 1\]$"
+    ):
         compressors.top_k(value)
-    with pytest.raises(ValueError, match=rf"^random_k: fraction = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(
+        ValueError, match=rf"^random_k: fraction = {value}; need a number in \(0, 1\]$"
+    ):
         compressors.random_k(value, SIGN)
-    with pytest.raises(ValueError, match=rf"^random_sparsification: probability = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^random_sparsification: probability = {value}; need a number in \(0, 1\]$",
+    ):
         compressors.random_sparsification(value)

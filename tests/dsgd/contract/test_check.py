@@ -38,7 +38,10 @@ def test_nothing_is_wrong_with_the_right_method(problem):
     assert all(finding.holds for finding in findings.findings)
     traced = ["parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys"]
     assert [*found(findings)] == [*traced, "2 devices", "4 devices", "bits"]
-    assert found(findings)["bits"].found == f"{2 * 3 * D * 32 // 4} bits recorded per worker, {2 * 3 * D * 32 // 4} cross"
+    assert (
+        found(findings)["bits"].found
+        == f"{2 * 3 * D * 32 // 4} bits recorded per worker, {2 * 3 * D * 32 // 4} cross"
+    )
     assert max(map(len, str(findings).splitlines())) <= 80
     assert "mine on quadratic" in str(findings)
 
@@ -84,7 +87,8 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
         {"mean": lambda g, round: g.mean(axis=0) + jnp.zeros(D)},
         {*DEVICES, "64 bits"},
         (
-            "State.server is not the same on every device: a mean over a block is no mean over all workers; use round.mean(g)",
+            "State.server is not the same on every device: a mean over a block is no mean over "
+            "all workers; use round.mean(g)",
             "expected float32[3]",
         ),
     ),
@@ -124,7 +128,9 @@ def test_what_is_wrong_is_found_and_told(mistake, problem):
     assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
     assert not findings.holds
     assert "NO" in str(findings)
-    with pytest.raises(ValueError, match=r"mine on quadratic.* does not hold the contract") as caught:
+    with pytest.raises(
+        ValueError, match=r"mine on quadratic.* does not hold the contract"
+    ) as caught:
         findings.require()
     assert all(words in str(caught.value) for words in told_as)
 
@@ -132,18 +138,26 @@ def test_what_is_wrong_is_found_and_told(mistake, problem):
 def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
     """A Python counter inside a member: made anew, it is another method."""
     findings = check._twice(check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2)
-    assert {finding.what for finding in findings if finding.holds is False} == {"again", "compiled once"}
+    assert {finding.what for finding in findings if finding.holds is False} == {
+        "again",
+        "compiled once",
+    }
 
 
 def test_a_method_that_cannot_run_is_one_finding(problem):
     broken = method(update=lambda state, gradients, round: state.server)
-    assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [("parameters", True), ("returns", False)]
+    assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [
+        ("parameters", True),
+        ("returns", False),
+    ]
 
 
 def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(problem):
     case = check.Case(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, None)
     (bits,) = check._bits(case, check._rounds(case, jax.random.key(0), 1))
-    assert bits == Finding("bits", None, "recorded for mean via parameter_server, for which other collectives stand")
+    assert bits == Finding(
+        "bits", None, "recorded for mean via parameter_server, for which other collectives stand"
+    )
     assert check.devices_of(1) == [1]
     assert check.devices_of(7) == [1, 7]
     assert check.devices_of(12) == [6, 12]
@@ -157,7 +171,11 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
     findings = elsewhere.call(
         2,
         check.on_devices,
-        check.Case(method(lambda g, round: g.mean(axis=0)), problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)), None),
+        check.Case(
+            method(lambda g, round: g.mean(axis=0)),
+            problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)),
+            None,
+        ),
         jax.random.key(0),
         2,
         check._among_seeds,
@@ -172,6 +190,8 @@ def test_what_cannot_be_sent_is_said():
 
 @pytest.mark.long
 def test_a_process_that_fails_says_why():
-    with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError") as caught:
+    with pytest.raises(
+        elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError"
+    ) as caught:
         elsewhere.call(1, lambda: 1 // 0)
     assert caught.value.__notes__[0].startswith("Traceback"), "all that it said"

@@ -23,7 +23,11 @@ AXIS = workers.AXIS
 
 
 def failed(algorithm: dsgd.Algorithm) -> dict[str, str]:
-    return {finding.what: finding.found for finding in dsgd.check(algorithm, PROBLEM).findings if finding.holds is False}
+    return {
+        finding.what: finding.found
+        for finding in dsgd.check(algorithm, PROBLEM).findings
+        if finding.holds is False
+    }
 
 
 def next_device(g):
@@ -38,7 +42,9 @@ def scattered(g):
 
 def transposed(g):
     """Some elements of all workers, summed, on each device."""
-    return lax.all_gather(lax.all_to_all(g, AXIS, 1, 0, tiled=True).sum(axis=0), AXIS, tiled=True) / N
+    return (
+        lax.all_gather(lax.all_to_all(g, AXIS, 1, 0, tiled=True).sum(axis=0), AXIS, tiled=True) / N
+    )
 
 
 @jax.custom_vjp
@@ -55,9 +61,15 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
     "pmean": (lambda g, round: lax.pmean(g.mean(axis=0), AXIS), ["lax.psum"]),
     "pmax": (lambda g, round: round.mean(g) + 0 * lax.pmax(g[0], AXIS), ["lax.pmax"]),
     "pmin": (lambda g, round: round.mean(g) + 0 * lax.pmin(g[0], AXIS), ["lax.pmin"]),
-    "pbroadcast": (lambda g, round: round.mean(g) + 0 * lax.pbroadcast(g[0], (AXIS,), 0), ["lax.pbroadcast"]),
+    "pbroadcast": (
+        lambda g, round: round.mean(g) + 0 * lax.pbroadcast(g[0], (AXIS,), 0),
+        ["lax.pbroadcast"],
+    ),
     "ppermute": (lambda g, round: round.mean(next_device(g)), ["lax.ppermute"]),
-    "all_gather": (lambda g, round: lax.all_gather(g, AXIS, tiled=True).mean(axis=0), ["lax.all_gather"]),
+    "all_gather": (
+        lambda g, round: lax.all_gather(g, AXIS, tiled=True).mean(axis=0),
+        ["lax.all_gather"],
+    ),
     "psum_scatter": (lambda g, round: scattered(g), ["lax.all_gather", "lax.psum_scatter"]),
     "all_to_all": (lambda g, round: transposed(g), ["lax.all_gather", "lax.all_to_all"]),
     "workers.mean": (lambda g, round: workers.mean(g), ["lax.psum"]),
@@ -65,20 +77,40 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
     "workers.gather": (lambda g, round: workers.gather(g).mean(axis=0), ["lax.all_gather"]),
     "workers.mix": (lambda g, round: round.mean(workers.mix(g, RING)), ["lax.ppermute"]),
     "workers.shift": (lambda g, round: round.mean(workers.shift(g, 1)), ["lax.ppermute"]),
-    "in cond": (lambda g, round: lax.cond(round.step < 0, lambda g: g[0], lambda g: lax.psum(g.sum(axis=0), AXIS) / N, g), ["lax.psum"]),
-    "in scan": (lambda g, round: lax.scan(lambda c, _: (c, lax.psum(g.sum(axis=0), AXIS) / N), 0, jnp.arange(2))[1][0], ["lax.psum"]),
-    "in fori_loop": (lambda g, round: round.mean(lax.fori_loop(0, 2, lambda _, g: next_device(g), g)), ["lax.ppermute"]),
+    "in cond": (
+        lambda g, round: lax.cond(
+            round.step < 0, lambda g: g[0], lambda g: lax.psum(g.sum(axis=0), AXIS) / N, g
+        ),
+        ["lax.psum"],
+    ),
+    "in scan": (
+        lambda g, round: lax.scan(
+            lambda c, _: (c, lax.psum(g.sum(axis=0), AXIS) / N), 0, jnp.arange(2)
+        )[1][0],
+        ["lax.psum"],
+    ),
+    "in fori_loop": (
+        lambda g, round: round.mean(lax.fori_loop(0, 2, lambda _, g: next_device(g), g)),
+        ["lax.ppermute"],
+    ),
     "in vmap": (lambda g, round: jax.vmap(lambda c: workers.mean(g) + 0 * c)(g)[0], ["lax.psum"]),
     "in jit": (lambda g, round: jax.jit(workers.mean)(g), ["lax.psum"]),
     "in a function with its own derivative": (lambda g, round: own_derivative(g), ["lax.psum"]),
     "in checkpoint": (lambda g, round: jax.checkpoint(workers.mean)(g), ["lax.psum"]),
     "in round.when": (
-        lambda g, round: round.mean(round.when(round.step >= 0, lambda g: workers.own(workers.gather(g), N), g)),
+        lambda g, round: round.mean(
+            round.when(round.step >= 0, lambda g: workers.own(workers.gather(g), N), g)
+        ),
         ["lax.all_gather"],
     ),
-    "in round.every": (lambda g, round: round.mean(round.every(2, next_device, g)), ["lax.ppermute"]),
+    "in round.every": (
+        lambda g, round: round.mean(round.every(2, next_device, g)),
+        ["lax.ppermute"],
+    ),
     "in otherwise": (
-        lambda g, round: round.mean(round.when(round.step < 0, lambda g: g, g, otherwise=next_device)),
+        lambda g, round: round.mean(
+            round.when(round.step < 0, lambda g: g, g, otherwise=next_device)
+        ),
         ["lax.ppermute"],
     ),
     "beside a message in round.when": (
@@ -93,10 +125,14 @@ def unrecorded(mean: Callable) -> list[str]:
 
     def block(gradients):
         this = Round(jnp.int32(0), N, jax.random.key(0), problem=PROBLEM)
-        after, _ = communication.communicate(method(mean), State(jnp.zeros(D)), gradients, this, jax.random.key(1))
+        after, _ = communication.communicate(
+            method(mean), State(jnp.zeros(D)), gradients, this, jax.random.key(1)
+        )
         return after.server
 
-    spread = jax.shard_map(block, mesh=workers.mesh(N), in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    spread = jax.shard_map(
+        block, mesh=workers.mesh(N), in_specs=P(AXIS), out_specs=P(), check_vma=False
+    )
     return collectives.unrecorded(jax.make_jaxpr(spread)(jnp.zeros((N, D))))
 
 
@@ -112,8 +148,12 @@ ALLOWED = {
     "mean": lambda g, round: round.mean(g),
     "when": lambda g, round: round.when(round.step >= 0, round.average, g)[0],
     "every": lambda g, round: round.every(2, lambda g: round.mix(g, RING), g)[0],
-    "ids and the number of devices": lambda g, round: round.mean(g + 0 * (lax.psum(1, AXIS) + lax.axis_index(AXIS))),
-    "collectives within a device": lambda g, round: round.mean(g) + jax.vmap(lambda x: lax.psum(x, "own"), axis_name="own")(g[None])[0, 0],
+    "ids and the number of devices": lambda g, round: round.mean(
+        g + 0 * (lax.psum(1, AXIS) + lax.axis_index(AXIS))
+    ),
+    "collectives within a device": lambda g, round: (
+        round.mean(g) + jax.vmap(lambda x: lax.psum(x, "own"), axis_name="own")(g[None])[0, 0]
+    ),
 }
 
 
@@ -130,15 +170,22 @@ def test_check_names_all_collectives_that_are_not_recorded():
     assert found["bits"].startswith("update calls lax.all_gather (test_forgotten_messages.py:")
     for name in ("all_gather", "pmax", "ppermute"):
         assert f"lax.{name} (test_forgotten_messages.py:" in found["bits"]
-    assert "which is not recorded; use the calls of the round (round.mean, round.mix, ...), or round.unrecorded()" in found["bits"]
+    assert (
+        "which is not recorded; use the calls of the round (round.mean, round.mix, ...), or "
+        "round.unrecorded()" in found["bits"]
+    )
 
 
 def test_check_allows_unrecorded_collectives_that_are_declared():
-    """A diagnostic for the history; the bits are those of the mean alone, which `check` does not compare then."""
+    """A diagnostic for the history; the bits are those of the mean alone, which `check` does not
+    compare then.
+    """
 
     def update(g, round):
         with round.unrecorded():
-            round.log(largest=lax.pmax(jnp.abs(g).max(), AXIS), spread=workers.mean(jnp.square(g)).sum())
+            round.log(
+                largest=lax.pmax(jnp.abs(g).max(), AXIS), spread=workers.mean(jnp.square(g)).sum()
+            )
         return round.mean(g)
 
     assert unrecorded(update) == []
@@ -147,13 +194,17 @@ def test_check_allows_unrecorded_collectives_that_are_declared():
 HIDDEN = {
     "cond": lambda g, round: lax.cond(round.step > 2, round.mean, lambda g: g[0], g),
     "scan": lambda g, round: lax.scan(lambda c, _: (c, round.mean(g)), 0, jnp.arange(2))[1][0],
-    "while_loop": lambda g, round: lax.while_loop(lambda c: c[1] < 1, lambda c: (round.mean(g), c[1] + 1), (g[0], 0))[0],
+    "while_loop": lambda g, round: lax.while_loop(
+        lambda c: c[1] < 1, lambda c: (round.mean(g), c[1] + 1), (g[0], 0)
+    )[0],
     "fori_loop": lambda g, round: lax.fori_loop(0, 2, lambda _, x: round.mean(g), g[0]),
     "vmap": lambda g, round: jax.vmap(lambda c: round.mean(g))(jnp.arange(2))[0],
     "jit": lambda g, round: jax.jit(round.mean)(g),
     "checkpoint": lambda g, round: jax.checkpoint(round.mean)(g),
     "grad": lambda g, round: jax.grad(lambda g: round.mean(g).sum())(g)[0],
-    "a branch of round.when": lambda g, round: round.when(round.step > 2, lambda g: lax.cond(True, round.average, lambda g: g, g), g)[0],
+    "a branch of round.when": lambda g, round: round.when(
+        round.step > 2, lambda g: lax.cond(True, round.average, lambda g: g, g), g
+    )[0],
 }
 CALLS = {
     "average": lambda g, round: round.average(g)[0],
@@ -167,7 +218,10 @@ CALLS = {
     "refuse_if": lambda g, round: (round.refuse_if(g[0, 0] > 1e9, "too large"), g[0])[1],
     "warn_if": lambda g, round: (round.warn_if(g[0, 0] > 1e9, "too large"), g[0])[1],
     "computed": lambda g, round: (round.computed(jnp.ones(N)), g[0])[1],
-    "sent": lambda g, round: (round.sent(jnp.zeros((1, 4)), jnp.zeros((1, 4)), dsgd.network.local), g[0])[1],
+    "sent": lambda g, round: (
+        round.sent(jnp.zeros((1, 4)), jnp.zeros((1, 4)), dsgd.network.local),
+        g[0],
+    )[1],
     "event": lambda g, round: (round.event(g, jnp.array([0]), None, dsgd.network.local), g[0])[1],
 }
 
@@ -185,5 +239,8 @@ def test_every_call_knows_that_it_is_hidden(call):
     def hidden(g, round):
         return lax.cond(round.step > 2, lambda g: CALLS[call](g, round), lambda g: g[0], g)
 
-    with pytest.raises(ValueError, match=rf"mine: round.{'when' if call == 'every' else call} is called inside jax.lax.cond"):
+    with pytest.raises(
+        ValueError,
+        match=rf"mine: round.{'when' if call == 'every' else call} is called inside jax.lax.cond",
+    ):
         unrecorded(hidden)

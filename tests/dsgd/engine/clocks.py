@@ -1,4 +1,6 @@
-"""A round's messages in numpy, by absolute times: what the clock of a run is compared with, on clusters of four workers."""
+"""A round's messages in numpy, by absolute times: what the clock of a run is compared with, on
+clusters of four workers.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,15 @@ UNEQUAL = clusters.Cluster(
 )
 HETEROGENEOUS = clusters.Cluster(UNEQUAL.compute, UNEQUAL.up, UNEQUAL.down, latency=0.375)
 DRAW, INTERVAL = np.random.default_rng(0), 0.5
-UPS, DOWNS = DRAW.integers(16, 200, (N, 7)).astype(float), DRAW.integers(16, 200, (N, 5)).astype(float)
+UPS, DOWNS = (
+    DRAW.integers(16, 200, (N, 7)).astype(float),
+    DRAW.integers(16, 200, (N, 5)).astype(float),
+)
 CHANGING = clusters.Cluster(
-    clusters.constant([0.5, 1.75, 0.25, 1.0]), up=clusters.trace(UPS, INTERVAL), down=clusters.trace(DOWNS, INTERVAL), latency=0.375
+    clusters.constant([0.5, 1.75, 0.25, 1.0]),
+    up=clusters.trace(UPS, INTERVAL),
+    down=clusters.trace(DOWNS, INTERVAL),
+    latency=0.375,
 )
 CLUSTERS = {
     "equal": EQUAL,
@@ -58,7 +66,13 @@ COMPUTE = {
 
 
 def run(method, problem, cluster, *, steps, **options):
-    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
+    return dsgd.run(
+        method,
+        problem,
+        steps=steps,
+        cluster=cluster,
+        **({"key": jax.random.key(0), "mesh": 1} | options),
+    )
 
 
 def bandwidths(cluster: clusters.Cluster) -> tuple[np.ndarray, np.ndarray]:
@@ -79,8 +93,14 @@ def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
 
 
 def through_server(finish, cluster, bits=VECTOR):
-    """Message after message: in pipelined order the ports are free as soon as the bits have left them."""
-    (up, down), latency, blocking = bandwidths(cluster), cluster.latency, cluster.convention == "blocking"
+    """Message after message: in pipelined order the ports are free as soon as the bits have left
+    them.
+    """
+    (up, down), latency, blocking = (
+        bandwidths(cluster),
+        cluster.latency,
+        cluster.convention == "blocking",
+    )
     free, arrived, done = 0.0, 0.0, np.zeros(N)
     for n in np.argsort(finish, kind="stable"):
         start = max(free, finish[n])
@@ -96,26 +116,40 @@ def through_server(finish, cluster, bits=VECTOR):
 
 
 def among_all(finish, cluster, bits=VECTOR, latencies=2 * (N - 1)):
-    """All-reduce: each worker begins with the last one; each port carries 2 (N - 1) / N of the bits."""
+    """All-reduce: each worker begins with the last one; each port carries 2 (N - 1) / N of the
+    bits.
+    """
     up, down = bandwidths(cluster)
     begin, each = finish.max(), 2 * (N - 1) / N * bits
-    busy = [takes(each, begin, up[n]) for n in range(N)] + [takes(each, begin + cluster.latency, down[n]) for n in range(N)]
+    busy = [takes(each, begin, up[n]) for n in range(N)] + [
+        takes(each, begin + cluster.latency, down[n]) for n in range(N)
+    ]
     return np.full(N, begin + latencies * cluster.latency + max(busy))
 
 
 def to_neighbours(finish, cluster, links, bits=VECTOR):
-    """Each port from when its own neighbourhood is ready; each message as long as the slower of its two ports needs."""
-    (up, down), held = bandwidths(cluster), cluster.latency if cluster.convention == "blocking" else 0
+    """Each port from when its own neighbourhood is ready; each message as long as the slower of its
+    two ports needs.
+    """
+    (up, down), held = (
+        bandwidths(cluster),
+        cluster.latency if cluster.convention == "blocking" else 0,
+    )
     near = [sorted({i, *links[links[:, 0] == i, 1], *links[links[:, 1] == i, 0]}) for i in range(N)]
     ready = np.array([finish[group].max() for group in near])
     out, into = (np.bincount(links[:, end], minlength=N) for end in (0, 1))
     each_up = [takes(out[n] * bits, ready[n], up[n]) / max(out[n], 1) for n in range(N)]
-    each_down = [takes(into[n] * bits, ready[n] + cluster.latency, down[n]) / max(into[n], 1) for n in range(N)]
+    each_down = [
+        takes(into[n] * bits, ready[n] + cluster.latency, down[n]) / max(into[n], 1)
+        for n in range(N)
+    ]
     sends, receives = np.zeros(N), np.zeros(N)
     for sender, receiver in links:
         sends[sender] += max(each_up[sender], each_down[receiver]) + held
         receives[receiver] += max(each_up[sender], each_down[receiver]) + held
-    busy = np.maximum(sends, receives) + (0 if held else cluster.latency) * np.isin(np.arange(N), links)
+    busy = np.maximum(sends, receives) + (0 if held else cluster.latency) * np.isin(
+        np.arange(N), links
+    )
     return np.array([ready[n] + busy[near[n]].max() for n in range(N)])
 
 
@@ -124,7 +158,9 @@ def exchange(name, finish, cluster, t, bits=VECTOR):
     if name == "server":
         return through_server(finish, cluster, bits)
     if name == "servers":
-        return among_all(finish, cluster, bits, 2 * (N - 1) if cluster.convention == "blocking" else 2)
+        return among_all(
+            finish, cluster, bits, 2 * (N - 1) if cluster.convention == "blocking" else 2
+        )
     if name == "mb-sgd" or (name == "local" and t % 3 == 2):
         return among_all(finish, cluster, bits)
     if name == "ring":

@@ -12,7 +12,10 @@ import dsgd
 from dsgd.engine import accumulate, oracle
 
 
-@pytest.mark.parametrize(("M", "at_once"), [(10, 3), (10, 4), (9, 2), (7, 6), (7, 1), (1, 1), (10, 10), (10, 99), (10, None)])
+@pytest.mark.parametrize(
+    ("M", "at_once"),
+    [(10, 3), (10, 4), (9, 2), (7, 6), (7, 1), (1, 1), (10, 10), (10, 99), (10, None)],
+)
 def test_every_row_counts_once(M, at_once):
     rows = {"number": jnp.arange(1, M + 1), "square": jnp.arange(1, M + 1) ** 2}
     lengths = []
@@ -23,7 +26,10 @@ def test_every_row_counts_once(M, at_once):
 
     found = accumulate.total(sums, 3, rows, at_once)
     numbers = np.arange(1, M + 1)
-    assert {name: int(value) for name, value in found.items()} == {"number": 3 * numbers.sum(), "square": 3 * (numbers**2).sum()}
+    assert {name: int(value) for name, value in found.items()} == {
+        "number": 3 * numbers.sum(),
+        "square": 3 * (numbers**2).sum(),
+    }
     assert max(lengths) <= (at_once or M)
 
 
@@ -55,10 +61,14 @@ def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
     def needs(params, rows, counted):
         return jnp.sum(jnp.exp(rows)) + jnp.sum(jnp.exp(params))
 
-    shapes = jax.ShapeDtypeStruct((100_000,), jnp.float32), jax.ShapeDtypeStruct((M, d), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((100_000,), jnp.float32),
+        jax.ShapeDtypeStruct((M, d), jnp.float32),
+    )
     a_row = 4 * d
     for rows in (1, 5, 30):
-        monkeypatch.setattr(accumulate, "BUDGET", (2 * a_row) * rows)  # a copy of the row, and its exponentials
+        # a copy of the row, and its exponentials
+        monkeypatch.setattr(accumulate, "BUDGET", (2 * a_row) * rows)
         assert accumulate.fitting(needs, *shapes) == rows
     monkeypatch.setattr(accumulate, "BUDGET", a_row * M)  # where all fit, no row is copied
     assert accumulate.fitting(needs, *shapes) == M
@@ -85,7 +95,9 @@ def wide(workers: int, dimension: int = 400) -> dsgd.Problem:
         return jnp.mean(jnp.cos(jnp.sin(x[None, :] * mine[:, None]) * mine[:, None]))
 
     data = jnp.linspace(-1, 1, workers * 64).reshape(workers, 64)
-    return dsgd.Problem(init=lambda key: jnp.ones(dimension), loss=loss, data=data, sample=lambda key, mine: mine)
+    return dsgd.Problem(
+        init=lambda key: jnp.ones(dimension), loss=loss, data=data, sample=lambda key, mine: mine
+    )
 
 
 def evaluation(problem: dsgd.Problem, mesh):
@@ -93,7 +105,9 @@ def evaluation(problem: dsgd.Problem, mesh):
         return oracle.evaluate(problem, params, data, shared)
 
     specs = (P(), P("workers"), P())
-    sharded = jax.jit(jax.shard_map(evaluate, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+    sharded = jax.jit(
+        jax.shard_map(evaluate, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    )
     return sharded.lower(problem.init(jax.random.key(0)), problem.data, problem.shared).compile()
 
 
@@ -105,8 +119,13 @@ def test_a_problem_of_one_s_own_is_evaluated_by_groups_of_workers(devices, monke
     whole = evaluation(problem, mesh)
     monkeypatch.setattr(accumulate, "BUDGET", 10 * 64 * 400 * 4)
     grouped = evaluation(problem, mesh)
-    (scalars, slope), (few, steep) = (program(params, problem.data, ()) for program in (whole, grouped))
+    (scalars, slope), (few, steep) = (
+        program(params, problem.data, ()) for program in (whole, grouped)
+    )
     np.testing.assert_allclose(few["loss"], scalars["loss"], rtol=1e-6)
     np.testing.assert_allclose(steep, slope, rtol=1e-4, atol=1e-8)
     if devices == 1:
-        assert grouped.memory_analysis().temp_size_in_bytes < whole.memory_analysis().temp_size_in_bytes / 5
+        assert (
+            grouped.memory_analysis().temp_size_in_bytes
+            < whole.memory_analysis().temp_size_in_bytes / 5
+        )

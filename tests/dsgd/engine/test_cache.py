@@ -32,7 +32,11 @@ print(len(compiled))
 def run(folder: Path) -> tuple[list[str], str]:
     """What the job prints, and its warnings."""
     done = subprocess.run(
-        [sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=os.environ | {"DSGD_CACHE": str(folder)}
+        [sys.executable, "-c", JOB],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"DSGD_CACHE": str(folder)},
     )
     return done.stdout.splitlines(), done.stderr
 
@@ -50,9 +54,15 @@ def test_a_second_process_compiles_nothing_and_says_nothing(tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Iterator[Path]:
-    """The user's cache directory on Linux; afterwards JAX's settings are as before. Nothing is compiled meanwhile."""
+    """The user's cache directory on Linux; afterwards JAX's settings are as before. Nothing is
+    compiled meanwhile.
+    """
     config: Any = jax.config
-    names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_compilation_cache_max_size",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
     before = {name: getattr(config, name) for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DSGD_CACHE", raising=False)
@@ -69,7 +79,9 @@ def test_off_keeps_nothing(home, monkeypatch):
     assert not home.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
+)
 def test_by_default_it_is_in_the_users_cache_directory_in_a_folder_for_this_processor(home):
     folder = cache.enable()
     assert folder is not None
@@ -94,18 +106,28 @@ def test_a_cache_that_the_user_gave_jax_stays(home, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cache .*file/inside: it cannot be written to .*; need a folder of yours, or 'off'"):
+    with pytest.raises(
+        ValueError,
+        match=r"cache .*file/inside: it cannot be written to .*; need a folder of yours, or 'off'",
+    ):
         cache.enable(tmp_path / "file" / "inside")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
+)
 def test_a_home_that_cannot_be_written_to_is_a_warning(home):
     home.touch()
-    with pytest.warns(UserWarning, match="programs are not kept, since the user's cache directory cannot be written to"):
+    with pytest.warns(
+        UserWarning,
+        match="programs are not kept, since the user's cache directory cannot be written to",
+    ):
         assert cache.enable() is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
+)
 def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
     def unknown(uid):
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -125,5 +147,7 @@ def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])
 def test_a_folder_of_the_environment_that_cannot_be_used_is_a_warning(home, monkeypatch, given):
     monkeypatch.setattr("os.environ", {**os.environ, "DSGD_CACHE": given})
-    with pytest.warns(UserWarning, match="set DSGD_CACHE to a folder that can be written to, or to 'off'"):
+    with pytest.warns(
+        UserWarning, match="set DSGD_CACHE to a folder that can be written to, or to 'off'"
+    ):
         assert cache.enable() is None

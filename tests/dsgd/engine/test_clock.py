@@ -14,7 +14,19 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import topologies
-from dsgd import Measured, Now, Problem, Round, Work, clusters, communication, counts, network, problems, workers
+from dsgd import (
+    Measured,
+    Now,
+    Problem,
+    Round,
+    Work,
+    clusters,
+    communication,
+    counts,
+    network,
+    problems,
+    workers,
+)
 from dsgd.engine import clock, measurements
 from dsgd.engine.queries import Asked
 from tests.dsgd import by_hand
@@ -72,8 +84,12 @@ def test_the_clock_is_that_of_the_loop(name, of, problem):
 
 
 def test_links_of_a_star_work_side_by_side(problem):
-    """Up from when each worker is ready, down from when the last has arrived; so are the seconds that workers measure."""
-    method = algorithms.observed(by_hand.method(lambda gradient, round: round.mean(gradient, network.star)))
+    """Up from when each worker is ready, down from when the last has arrived; so are the seconds
+    that workers measure.
+    """
+    method = algorithms.observed(
+        by_hand.method(lambda gradient, round: round.mean(gradient, network.star))
+    )
     history, latency, done = run(method, problem, CHANGING).history, CHANGING.latency, np.zeros(N)
     for t in range(24):
         finish = done + COMPUTE["changing"]
@@ -83,12 +99,17 @@ def test_links_of_a_star_work_side_by_side(problem):
         done = received + latency + down
         np.testing.assert_allclose(history["clock"][t + 1], done.max(), rtol=2e-6)
         if t < 3:  # as long as float32 holds the clock, where a message begins, well enough
-            np.testing.assert_allclose([history[f"measured_{way}"][t + 2] for way in ("up", "down")], [up, down], rtol=1e-5)
+            np.testing.assert_allclose(
+                [history[f"measured_{way}"][t + 2] for way in ("up", "down")], [up, down], rtol=1e-5
+            )
 
 
 def test_workers_measure_the_seconds_in_which_messages_went(problem):
     """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
-    history, done = run(algorithms.observed(METHODS["ring"]), problem, CHANGING, steps=4).history, np.zeros(N)
+    history, done = (
+        run(algorithms.observed(METHODS["ring"]), problem, CHANGING, steps=4).history,
+        np.zeros(N),
+    )
     for t in range(3):
         finish = done + COMPUTE["changing"]
         ready = np.array([finish[[(n - 1) % N, n, (n + 1) % N]].max() for n in range(N)])
@@ -98,7 +119,9 @@ def test_workers_measure_the_seconds_in_which_messages_went(problem):
 
 
 def test_iterates_do_not_know_of_the_clock(problem):
-    with_clock, without = (run(METHODS["local schedule"], problem, cluster) for cluster in (UNEQUAL, None))
+    with_clock, without = (
+        run(METHODS["local schedule"], problem, cluster) for cluster in (UNEQUAL, None)
+    )
     assert "clock" not in without.history
     assert set(with_clock.history) == {*without.history, "clock"}
     for what in without.history:
@@ -108,10 +131,14 @@ def test_iterates_do_not_know_of_the_clock(problem):
 
 def test_sparse_records_show_the_clock_of_every_round(problem):
     history = run(METHODS["local"], problem, UNEQUAL, record_every=5).history
-    np.testing.assert_allclose(history["clock"], expected("local", "unequal", 24)[history["step"]], rtol=1e-6)
+    np.testing.assert_allclose(
+        history["clock"], expected("local", "unequal", 24)[history["step"]], rtol=1e-6
+    )
 
 
-RANDOM = clusters.Cluster(clusters.lognormal(0.0, 1.0), up=clusters.lognormal(4.0, 1.0), latency=0.25)
+RANDOM = clusters.Cluster(
+    clusters.lognormal(0.0, 1.0), up=clusters.lognormal(4.0, 1.0), latency=0.25
+)
 
 
 def test_each_seed_has_its_own_clock(problem):
@@ -119,7 +146,9 @@ def test_each_seed_has_its_own_clock(problem):
     assert clocks.shape == (3, 25)
     assert len(np.unique(clocks[:, -1])) == 3
     assert (np.diff(clocks, axis=1) >= 0).all()
-    alone = run(METHODS["ring"], problem, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]).history["clock"]
+    alone = run(
+        METHODS["ring"], problem, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]
+    ).history["clock"]
     np.testing.assert_allclose(alone, clocks[1], rtol=1e-6)
 
 
@@ -132,11 +161,15 @@ def test_sgd_computes_one_after_the_other(problem):
 
 
 def test_many_tiny_rounds_lose_no_seconds(problem):
-    """In float32, 150,000 times 0.001 s are off by many rounds. The clock that the cluster sees must not be: it turns at second 150."""
+    """In float32, 150,000 times 0.001 s are off by many rounds. The clock that the cluster sees
+    must not be: it turns at second 150.
+    """
     naive = np.add.accumulate(np.full(150_000, 1e-3, np.float32))[-1]
     assert abs(naive - 150) > 0.01
     turning = clusters.trace(np.array([1e-3, 2e-3]), 150.0)
-    result = run(METHODS["mb-sgd"], problem, clusters.Cluster(turning), steps=200_000, record_every=1000)
+    result = run(
+        METHODS["mb-sgd"], problem, clusters.Cluster(turning), steps=200_000, record_every=1000
+    )
     seconds = np.diff(result.history["clock"])
     np.testing.assert_allclose(seconds[:150], 1.0, atol=3e-3)
     np.testing.assert_allclose(seconds[150:], 2.0, atol=3e-3)
@@ -144,8 +177,12 @@ def test_many_tiny_rounds_lose_no_seconds(problem):
 
 def test_a_clock_that_stops_being_a_time_is_refused(problem):
     """From a custom quantity, whose draws cannot be checked before."""
-    wrong = clusters.Quantity(lambda key, clock, worker: jnp.where(clock > 3, -1.0, 1.0), "wrong", positive=True)
-    with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"):
+    wrong = clusters.Quantity(
+        lambda key, clock, worker: jnp.where(clock > 3, -1.0, 1.0), "wrong", positive=True
+    )
+    with pytest.raises(
+        ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"
+    ):
         run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=2)
 
 
@@ -164,14 +201,24 @@ def test_a_run_goes_on_with_its_clock(problem, tmp_path):
 
 @pytest.mark.parametrize("what", ["compute", "up", "down"])
 def test_a_cluster_of_another_number_of_workers_is_refused(what, problem):
-    cluster = clusters.Cluster(**({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])}))
-    with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"):
+    cluster = clusters.Cluster(
+        **({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])})
+    )
+    with pytest.raises(
+        ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"
+    ):
         run(METHODS["mb-sgd"], problem, cluster)
 
 
 def test_a_clock_starts_at_0():
     now, rounding, lead, measured = clock.at_zero(3)
-    assert (now.dtype, now.tolist(), rounding.tolist(), lead.tolist(), measured) == (jnp.float32, 0, 0, [0, 0, 0], ())
+    assert (now.dtype, now.tolist(), rounding.tolist(), lead.tolist(), measured) == (
+        jnp.float32,
+        0,
+        0,
+        [0, 0, 0],
+        (),
+    )
 
 
 # --- One tick, of rounds that are made up here: seconds, measurements, and when each worker begins.
@@ -179,15 +226,28 @@ def test_a_clock_starts_at_0():
 M = 2
 EACH = np.array([0.5, 1.75, 0.25, 3.0])
 
-CLUSTER = clusters.Cluster(clusters.constant(EACH), up=clusters.constant(UP), down=clusters.constant(DOWN), latency=0.25, micro_batches=M)
+CLUSTER = clusters.Cluster(
+    clusters.constant(EACH),
+    up=clusters.constant(UP),
+    down=clusters.constant(DOWN),
+    latency=0.25,
+    micro_batches=M,
+)
 PROBLEM = problems.random_quadratic(N, 3, seed=0)
 PRESENT = np.array([True, False, True, True])
 
 
 def a_round(
-    cluster: clusters.Cluster = CLUSTER, samples: Any = None, present: np.ndarray | None = None, problem: Problem | None = None
+    cluster: clusters.Cluster = CLUSTER,
+    samples: Any = None,
+    present: np.ndarray | None = None,
+    problem: Problem | None = None,
 ) -> Round:
-    work = None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(np.shape(samples)))
+    work = (
+        None
+        if samples is None
+        else Work(jnp.asarray(samples, jnp.int32), jnp.ones(np.shape(samples)))
+    )
     now = Now(cluster, jnp.float32(0), present=None if present is None else jnp.asarray(present))
     return Round(jnp.int32(0), N, jax.random.key(0), now, work, problem)
 
@@ -197,7 +257,9 @@ def sized(samples: int, batch_size: int) -> Problem:
 
 
 class Sent(NamedTuple):
-    """What an update recorded: one gossip round of these bits, and how long each worker computed."""
+    """What an update recorded: one gossip round of these bits, and how long each worker
+    computed.
+    """
 
     bits: communication.Bits
     compute: jax.Array | None = None
@@ -211,21 +273,37 @@ class Sent(NamedTuple):
 
 
 def sent(up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: Any = None) -> Sent:
-    bits = [None if each is None else counts.of(jnp.asarray(each, jnp.uint32), N) for each in (up, down, lost)]
+    bits = [
+        None if each is None else counts.of(jnp.asarray(each, jnp.uint32), N)
+        for each in (up, down, lost)
+    ]
     assert bits[0] is not None
     assert bits[1] is not None
-    return Sent(communication.Bits(bits[0], bits[1], bits[2]), None if compute is None else jnp.asarray(compute, jnp.float32))
+    return Sent(
+        communication.Bits(bits[0], bits[1], bits[2]),
+        None if compute is None else jnp.asarray(compute, jnp.float32),
+    )
 
 
-def ticked(before: clock.Clock, round: Round, sent: Sent, query: Asked | None = None, problem: Problem = PROBLEM) -> clock.Clock:
+def ticked(
+    before: clock.Clock,
+    round: Round,
+    sent: Sent,
+    query: Asked | None = None,
+    problem: Problem = PROBLEM,
+) -> clock.Clock:
     asked = Asked(()) if query is None else query
 
     def one(before, present, sent):
         now = round._replace(now=round.now._replace(present=present))
         record = sent.record()
-        return clock.tick(before, "mine", problem, now, asked, record.sendings(), record.statistics(now.workers))
+        return clock.tick(
+            before, "mine", problem, now, asked, record.sendings(), record.statistics(now.workers)
+        )
 
-    return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(before, round.present, sent)
+    return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(
+        before, round.present, sent
+    )
 
 
 def begun(*lead: float) -> clock.Clock:
@@ -264,9 +342,15 @@ def test_a_worker_that_was_done_earlier_begins_earlier():
 
 
 def test_seconds_that_a_method_states_are_charged():
-    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0)), sent(compute=jnp.array([0.5, 0.25, 0.0, 0.125])))
+    found = ticked(
+        begun(),
+        a_round(replace(CLUSTER, latency=0.0)),
+        sent(compute=jnp.array([0.5, 0.25, 0.0, 0.125])),
+    )
     np.testing.assert_allclose(found.now, 10.5)
-    np.testing.assert_array_equal(np.isnan(measured(found).compute), [[False, True], [True, True], [True, True], [True, True]])
+    np.testing.assert_array_equal(
+        np.isnan(measured(found).compute), [[False, True], [True, True], [True, True], [True, True]]
+    )
 
 
 def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_nothing():
@@ -276,7 +360,9 @@ def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_no
     assert np.isnan(measured(found).compute[1]).all()
     assert not np.isnan(np.asarray(measured(found).compute)[PRESENT]).any()
     empty = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), sent())
-    np.testing.assert_allclose(empty.now, 13.5, err_msg="the slowest would have computed until then")
+    np.testing.assert_allclose(
+        empty.now, 13.5, err_msg="the slowest would have computed until then"
+    )
     ahead = ticked(begun(*[9.0] * N), a_round(present=np.zeros(N, bool)), sent())
     np.testing.assert_allclose(ahead.now, 10.0, err_msg="it does not go back")
 
@@ -300,13 +386,24 @@ def test_an_exact_gradient_is_of_all_samples_once(exact, samples, batch_size, wo
 
 
 @pytest.mark.parametrize(
-    ("samples", "seconds"), [([[10, 10]] * N, 6.0), ([[3, 0], [1, 0], [0, 2], [0, 0]], 3.5), ([[0, 0]] * 3 + [[1, 1]], 6.0)]
+    ("samples", "seconds"),
+    [
+        ([[10, 10]] * N, 6.0),
+        ([[3, 0], [1, 0], [0, 2], [0, 0]], 3.5),
+        ([[0, 0]] * 3 + [[1, 1]], 6.0),
+    ],
 )
 def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(samples, seconds):
     """Of 40: four batches, which are two micro-batches twice."""
     per_sample = clusters.Cluster(clusters.constant(0.0), per_sample=clusters.constant(EACH / 10))
     problem = sized(40, 10)
-    found = ticked(begun(), a_round(per_sample, samples=samples, problem=problem), sent(), Asked((), exact=True), problem)
+    found = ticked(
+        begun(),
+        a_round(per_sample, samples=samples, problem=problem),
+        sent(),
+        Asked((), exact=True),
+        problem,
+    )
     np.testing.assert_allclose(found.now, 10 + 2 * seconds)
 
 
@@ -315,28 +412,47 @@ def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measur
     query = Asked((), workers=jnp.array([2, 1]))
     found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), sent(), query)
     np.testing.assert_allclose(found.now, 10 + M * 1.75)
-    np.testing.assert_array_equal(np.isnan(measured(found).compute).all(axis=1), [True, False, False, True])
+    np.testing.assert_array_equal(
+        np.isnan(measured(found).compute).all(axis=1), [True, False, False, True]
+    )
 
 
 def test_latencies_are_of_what_was_computed_to_its_end():
-    """Up to rounding of the seconds that the method states; micro-batches without samples are NaN."""
+    """Up to rounding of the seconds that the method states; micro-batches without samples are
+    NaN.
+    """
     latencies = np.tile(EACH[:, None], (1, M))
-    for computed, cut in (([1.0, 3.5, 0.5, 6.0], False), (np.array([1.0, 3.5, 0.5, 6.0]) * (1 - 1e-4), True)):
+    for computed, cut in (
+        ([1.0, 3.5, 0.5, 6.0], False),
+        (np.array([1.0, 3.5, 0.5, 6.0]) * (1 - 1e-4), True),
+    ):
         found = clock._latencies(PROBLEM, a_round(), Asked(()), jnp.float32(computed))
         np.testing.assert_array_equal(np.isnan(found[:, 1]), [cut] * N)
         np.testing.assert_allclose(found[:, 0], latencies[:, 0])
-    some = clock._latencies(PROBLEM, a_round(samples=[[1, 0], [0, 1], [1, 1], [0, 0]]), Asked(()), None)
-    np.testing.assert_array_equal(np.isnan(some), [[False, True], [True, False], [False, False], [True, True]])
+    some = clock._latencies(
+        PROBLEM, a_round(samples=[[1, 0], [0, 1], [1, 1], [0, 0]]), Asked(()), None
+    )
+    np.testing.assert_array_equal(
+        np.isnan(some), [[False, True], [True, False], [False, False], [True, True]]
+    )
 
 
 @pytest.mark.parametrize(
-    ("computed", "expected"), [(None, [0.25, 0.5, 0.125, 1.0]), ([0.125, 1.0, 0.0625, 2.0], [0.125, 0.5, 0.0625, 1.0])]
+    ("computed", "expected"),
+    [(None, [0.25, 0.5, 0.125, 1.0]), ([0.125, 1.0, 0.0625, 2.0], [0.125, 0.5, 0.0625, 1.0])],
 )
 def test_a_backward_pass_is_no_longer_than_what_was_computed(computed, expected):
-    overlap = clusters.Overlap(clusters.constant([0.25, 0.5, 0.125, 1.0]), clusters.constant(0.0), 0.25, 0.125)
-    cluster, said = replace(CLUSTER, overlap=overlap), None if computed is None else jnp.float32(computed)
+    overlap = clusters.Overlap(
+        clusters.constant([0.25, 0.5, 0.125, 1.0]), clusters.constant(0.0), 0.25, 0.125
+    )
+    cluster, said = (
+        replace(CLUSTER, overlap=overlap),
+        None if computed is None else jnp.float32(computed),
+    )
     np.testing.assert_array_equal(clock._backward(a_round(cluster), Asked(()), said), expected)
-    np.testing.assert_array_equal(clock._backward(a_round(cluster), Asked((), workers=jnp.array([0])), said), np.zeros(N))
+    np.testing.assert_array_equal(
+        clock._backward(a_round(cluster), Asked((), workers=jnp.array([0])), said), np.zeros(N)
+    )
     np.testing.assert_array_equal(clock._backward(a_round(), Asked(()), said), np.zeros(N))
 
 

@@ -21,11 +21,18 @@ from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
 WORKERS = 8
-RANDOM = clusters.Cluster(clusters.lognormal(0.0, 0.5), up=clusters.lognormal(4.0, 1.0), latency=0.1, micro_batches=2, noise=0.2)
+RANDOM = clusters.Cluster(
+    clusters.lognormal(0.0, 0.5),
+    up=clusters.lognormal(4.0, 1.0),
+    latency=0.1,
+    micro_batches=2,
+    noise=0.2,
+)
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
 run = partial(clocks.run, steps=12)
-ROUNDING = 10 * 2.0**-24  # of a round's seconds, some ten operations, which two programs need not round alike
+# of a round's seconds, some ten operations, which two programs need not round alike
+ROUNDING = 10 * 2.0**-24
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
 
@@ -36,9 +43,19 @@ def eight() -> dsgd.Problem:
 
 def test_workers_measure_the_round_before(problem):
     """All that the clock charged, and what was sent."""
-    history = run(algorithms.observed(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))), problem, UNEQUAL).history
+    history = run(
+        algorithms.observed(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))),
+        problem,
+        UNEQUAL,
+    ).history
     up, down = np.array([64.0, 16.0, 128.0, 32.0]), np.array([128.0, 96.0, 24.0, 64.0])
-    values = (np.array([1.0, 3.5, 0.5, 6.0]), 2 * VECTOR / up, 2 * VECTOR / down, np.full(N, 2 * VECTOR), np.full(N, 2 * VECTOR))
+    values = (
+        np.array([1.0, 3.5, 0.5, 6.0]),
+        2 * VECTOR / up,
+        2 * VECTOR / down,
+        np.full(N, 2 * VECTOR),
+        np.full(N, 2 * VECTOR),
+    )
     for name, value in zip(NAMES, values, strict=True):
         assert history[name].shape == (13, N)
         assert np.isnan(history[name][:2]).all()
@@ -46,11 +63,19 @@ def test_workers_measure_the_round_before(problem):
 
 
 def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
-    noisy, exact = (run(algorithms.observed(RING), eight, cluster, steps=300).history for cluster in (RANDOM, SILENT))
+    noisy, exact = (
+        run(algorithms.observed(RING), eight, cluster, steps=300).history
+        for cluster in (RANDOM, SILENT)
+    )
     for name in exact:
         if name not in NAMES or "bits" in name:
-            np.testing.assert_allclose(noisy[name], exact[name], rtol=ROUNDING if name == "clock" else 0)
-    logs = {name: np.log(noisy[name][2:] / exact[name][2:]).ravel() for name in ("measured_up", "measured_down")}
+            np.testing.assert_allclose(
+                noisy[name], exact[name], rtol=ROUNDING if name == "clock" else 0
+            )
+    logs = {
+        name: np.log(noisy[name][2:] / exact[name][2:]).ravel()
+        for name in ("measured_up", "measured_down")
+    }
     for values in logs.values():
         assert abs(values.mean()) < 5 * 0.2 / np.sqrt(values.size)
         assert values.std() == pytest.approx(0.2, rel=5 / np.sqrt(2 * values.size))
@@ -61,7 +86,9 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
 
 def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
     for method, reads in ((RING, False), (algorithms.observed(RING), True)):
-        plan = plans.make_plan(plans.Always(method), method, eight, 1, runs=0, size=1, record_every=1, cluster=RANDOM)
+        plan = plans.make_plan(
+            plans.Always(method), method, eight, 1, runs=0, size=1, record_every=1, cluster=RANDOM
+        )
         assert plan.measures is reads
 
 
@@ -74,7 +101,9 @@ def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
 
 
 def controller(M: int = 3) -> dsgd.Algorithm:
-    """Who measured more than two seconds for its first micro-batch computes no more than it, of so many; the slow stop after 3 seconds."""
+    """Who measured more than two seconds for its first micro-batch computes no more than it, of so
+    many; the slow stop after 3 seconds.
+    """
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
     def query(state, round):
@@ -92,7 +121,9 @@ def controller(M: int = 3) -> dsgd.Algorithm:
 
 
 def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
-    """Those that were cut off, or not computed, were not measured; its own seconds are charged. The cluster's usual two are not asked."""
+    """Those that were cut off, or not computed, were not measured; its own seconds are charged. The
+    cluster's usual two are not asked.
+    """
     history = run(controller(), problem, UNEQUAL, steps=4).history
     micro_batches = np.stack([history[f"micro_batch_{m}"] for m in range(3)], axis=-1)
     each = np.array([0.5, 1.75, 0.25, 3.0])
@@ -108,7 +139,9 @@ def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
 def test_one_round_has_measured_nothing(problem):
     method, key = controller(), jax.random.key(0)
     state = method.init(problem.init(key), N)
-    state, statistics = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(state, key, problem.data)
+    state, statistics = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(
+        state, key, problem.data
+    )
     assert state.step == 1
     assert np.isnan(statistics.metrics["micro_batch_0"]).all()
 
@@ -118,9 +151,14 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
 
     def query(state, round):
         M = 1 + round.measured.compute.shape[1]
-        return method.query(state, round)._replace(work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M))))
+        return method.query(state, round)._replace(
+            work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M)))
+        )
 
-    with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 if it sees those measured; expected one number"):
+    with pytest.raises(
+        ValueError,
+        match="query gives work in 3 micro-batches, and in 4 if it sees those measured; expected one number",
+    ):
         run(method._replace(query=query), problem, UNEQUAL)
 
 
@@ -138,12 +176,16 @@ OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25,
 
 @pytest.mark.parametrize("overlap", [None, OVERLAP])
 def test_what_is_measured_of_a_round_is_in_its_place(overlap):
-    """Without noise they are exact; a worker without computation has no backward pass. Before the first round all are NaN."""
+    """Without noise they are exact; a worker without computation has no backward pass. Before the
+    first round all are NaN.
+    """
     cluster = replace(UNEQUAL, overlap=overlap)
     latencies = jnp.array([[1.0, 2.0], [3.0, jnp.nan], [jnp.nan, jnp.nan], [jnp.nan, 4.0]])
     ports = went([5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0])
     now = dsgd.Round(jnp.int32(0), N, jax.random.key(0), dsgd.Now(cluster))
-    found = measurements.of_round(now, latencies, jnp.array([0.5, 1.0, 1.5, 2.0]), ports, 2 * ports.up, 3 * ports.down)
+    found = measurements.of_round(
+        now, latencies, jnp.array([0.5, 1.0, 1.5, 2.0]), ports, 2 * ports.up, 3 * ports.down
+    )
     np.testing.assert_array_equal(found.compute, latencies)
     for values, expected in (
         (found.up, ports.up),
@@ -165,7 +207,9 @@ def test_what_is_measured_of_a_round_is_in_its_place(overlap):
 def test_times_have_noise_of_their_own_and_bits_have_none():
     cluster = replace(UNEQUAL, noise=0.5, overlap=OVERLAP)
     now, ones = dsgd.Round(jnp.int32(0), N, jax.random.key(0), dsgd.Now(cluster)), jnp.ones(N)
-    found = measurements.of_round(now, jnp.ones((N, 3)), ones, went([1.0] * N, [1.0] * N), ones, ones)
+    found = measurements.of_round(
+        now, jnp.ones((N, 3)), ones, went([1.0] * N, [1.0] * N), ones, ones
+    )
     times = [found.compute, found.up, found.down, found.backward, 4 * found.first]
     values = np.concatenate([np.ravel(each) for each in times])
     assert len(np.unique(values)) == N * (3 + 4)

@@ -1,4 +1,6 @@
-"""The oracle: the work that a query says, beside the same samples one worker and micro-batch at a time."""
+"""The oracle: the work that a query says, beside the same samples one worker and micro-batch at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def make(name: str) -> dsgd.Problem:
     options: dict[str, Any] = {"workers": N, "batch_size": B}
     return {
         "logistic": lambda: problems.logistic_regression((INPUTS, CLASSES), **options),
-        "mlp": lambda: problems.neural_network(problems.MLP(3, (5,)), (INPUTS, CLASSES), l2=0.1, **options),
+        "mlp": lambda: problems.neural_network(
+            problems.MLP(3, (5,)), (INPUTS, CLASSES), l2=0.1, **options
+        ),
         "robust": lambda: problems.robust_regression(N, 6, samples=12, batch_size=B),
         "quadratic": lambda: problems.random_quadratic(N, 6, noise=0.5),
         "own": own_problem,
@@ -53,13 +57,18 @@ def make(name: str) -> dsgd.Problem:
 
 def of_size(batch_size: int, name: str) -> dsgd.Problem:
     """A custom problem that cannot cut its batches."""
-    return make("own")._replace(sample=dsgd.Sampler(make("own").sample, batch_size=batch_size), name=name)
+    return make("own")._replace(
+        sample=dsgd.Sampler(make("own").sample, batch_size=batch_size), name=name
+    )
 
 
 def some_work(problem: dsgd.Problem) -> Work:
     """Of unequal sizes; of problems that cannot cut batches, as many whole ones."""
     if problem.take is None:
-        return work.weighted(np.linspace(0.5, 2, N * M).reshape(N, M) * (np.array(SIZES)[:, None] > B * np.arange(M)[None]))
+        return work.weighted(
+            np.linspace(0.5, 2, N * M).reshape(N, M)
+            * (np.array(SIZES)[:, None] > B * np.arange(M)[None])
+        )
     return work.local_batches(SIZES, batch_size=B, micro_batches=M)
 
 
@@ -67,10 +76,20 @@ def models(problem: dsgd.Problem) -> Any:
     """A different one for each worker, leaves `[N, ...]`."""
     rng = np.random.default_rng(1)
     params = jax.jit(problem.init)(jax.random.key(0))
-    return jax.tree.map(lambda leaf: np.asarray(leaf) + 0.1 * rng.normal(size=(N, *leaf.shape)).astype(np.float32), params)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf) + 0.1 * rng.normal(size=(N, *leaf.shape)).astype(np.float32),
+        params,
+    )
 
 
-def asked(problem: dsgd.Problem, given: Work, axis: int | None = 0, chosen: list[int] | None = None, D: int = 2, **fields: Any) -> Any:
+def asked(
+    problem: dsgd.Problem,
+    given: Work,
+    axis: int | None = 0,
+    chosen: list[int] | None = None,
+    D: int = 2,
+    **fields: Any,
+) -> Any:
     """Gradients, of chosen workers or of all; a device has several workers, and not all of them."""
     params = models(problem) if axis == 0 else jax.tree.map(lambda leaf: leaf[0], models(problem))
 
@@ -82,12 +101,16 @@ def asked(problem: dsgd.Problem, given: Work, axis: int | None = 0, chosen: list
     own, all_ = P(workers.AXIS), P()
     specs = ((own if axis == 0 else all_), own), (own if chosen is None else all_)
     mesh = workers.mesh(D)
-    return jax.jit(jax.shard_map(block, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False))(params, problem.data)
+    return jax.jit(
+        jax.shard_map(block, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    )(params, problem.data)
 
 
 @cache
 def one_by_one(name: str) -> Any:
-    """Each worker's gradient of its work at its own model, leaves `[N, ...]`: means of those of the samples that count, one at a time."""
+    """Each worker's gradient of its work at its own model, leaves `[N, ...]`: means of those of the
+    samples that count, one at a time.
+    """
     problem = make(name)
     given = some_work(problem)
     gradient = problem.gradient or jax.grad(problem.loss)
@@ -95,13 +118,17 @@ def one_by_one(name: str) -> Any:
 
     def micro_batch(key, n, params, mine):
         batch = problem.sample(jax.random.fold_in(key, n), mine)
-        one_each = jax.tree.map(lambda leaf: leaf[:, None] if isinstance(batch, Examples) else leaf[None], batch)
+        one_each = jax.tree.map(
+            lambda leaf: leaf[:, None] if isinstance(batch, Examples) else leaf[None], batch
+        )
         return jax.vmap(gradient, (None, 0))(params, one_each)
 
     @jax.jit
     @jax.vmap
     def of_worker(*worker):
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(micro_batch(key, *worker) for key in keys))
+        return jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(micro_batch(key, *worker) for key in keys)
+        )
 
     gradients = of_worker(np.arange(N), models(problem), problem.data)  # [N, M, samples, ...]
     samples = np.asarray(work.in_samples(given, problem.batch_size).samples)[:, :, None]
@@ -139,8 +166,14 @@ def test_exact_gradients_have_the_sum_of_the_weights():
     exact = oracle_rows(problem, exact=True)
     given = some_work(problem)
     total = np.asarray(given.weights).sum(axis=1)
-    weighed = jax.tree.map(lambda leaf: np.asarray(leaf) * total.reshape(-1, *[1] * (leaf.ndim - 1)), exact)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), asked(problem, given, exact=True), weighed)
+    weighed = jax.tree.map(
+        lambda leaf: np.asarray(leaf) * total.reshape(-1, *[1] * (leaf.ndim - 1)), exact
+    )
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        asked(problem, given, exact=True),
+        weighed,
+    )
 
 
 def oracle_rows(problem: dsgd.Problem, **fields: Any) -> Any:
@@ -163,9 +196,13 @@ def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit():
 
 
 def test_what_is_not_computed_cannot_spoil_the_rest():
-    """A worker whose draws are NaN, of which nothing is asked; and a weight where nothing is computed."""
+    """A worker whose draws are NaN, of which nothing is asked; and a weight where nothing is
+    computed.
+    """
     problem = make("own")
-    poisoned = problem._replace(data=jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), problem.data))
+    poisoned = problem._replace(
+        data=jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), problem.data)
+    )
     given = some_work(problem)
     given = given._replace(weights=np.where(given.samples, given.weights, 7.0))
     assert_rows(asked(poisoned, given), one_by_one("own"))
@@ -188,8 +225,8 @@ def unequal(given: Work) -> dsgd.Algorithm:
 
 
 def test_the_history_shows_samples_and_the_loss_over_those_that_count(mesh):
-    """Of batches from outside: micro-batch m is the m-th part, of which the first samples count. In the second round, with the weight 0 of
-    every other worker."""
+    """Of batches from outside: micro-batch m is the m-th part, of which the first samples count. In
+    the second round, with the weight 0 of every other worker."""
     problem = make("robust")
     given = some_work(problem)
     halved = np.where(np.arange(N)[:, None] % 2, given.weights, 0)
@@ -198,16 +235,24 @@ def test_the_history_shows_samples_and_the_loss_over_those_that_count(mesh):
         return given._replace(weights=jnp.where(round.step == 0, given.weights, halved))
 
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.0)), in_turn)
-    history = dsgd.run(method, problem, steps=2, key=KEY, mesh=mesh, train_loss=True, batches=batches_of(M * B)).history
+    history = dsgd.run(
+        method, problem, steps=2, key=KEY, mesh=mesh, train_loss=True, batches=batches_of(M * B)
+    ).history
     np.testing.assert_array_equal(history["samples"][1:], [SIZES] * 2)
     assert np.isnan(history["samples"][0]).all()
     losses = []
     for batch, _ in zip(batches_of(M * B), range(2), strict=False):
         each = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, *leaf.shape[2:]), batch)
-        of_sample = jax.jit(jax.vmap(problem.loss, (None, 0)))(np.zeros(6, np.float32), each).reshape(N, M * B)
-        losses.append([of_worker[:size] for of_worker, size in zip(np.asarray(of_sample), SIZES, strict=True)])
+        of_sample = jax.jit(jax.vmap(problem.loss, (None, 0)))(
+            np.zeros(6, np.float32), each
+        ).reshape(N, M * B)
+        losses.append(
+            [of_worker[:size] for of_worker, size in zip(np.asarray(of_sample), SIZES, strict=True)]
+        )
     assert history["train_loss"][1] == pytest.approx(np.mean(np.concatenate(losses[0])), rel=1e-5)
-    assert history["train_loss"][2] == pytest.approx(np.mean(np.concatenate(losses[1][1::2])), rel=1e-5)
+    assert history["train_loss"][2] == pytest.approx(
+        np.mean(np.concatenate(losses[1][1::2])), rel=1e-5
+    )
 
 
 @pytest.mark.long
@@ -224,7 +269,9 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
 
 
 def test_runs_that_are_mapped_over_share_the_loop_s_condition():
-    """JAX's own rule asks whether any run goes on, and then keeps what each has by a select, in every turn."""
+    """JAX's own rule asks whether any run goes on, and then keeps what each has by a select, in
+    every turn.
+    """
 
     def compute(rows, m, samples):
         return samples.astype(jnp.float32)
@@ -234,7 +281,11 @@ def test_runs_that_are_mapped_over_share_the_loop_s_condition():
 
     runs = jnp.array([[[2, 1, 0], [0, 0, 3]], [[0, 0, 0], [0, 1, 0]], [[1, 1, 1], [2, 2, 2]]])
     np.testing.assert_array_equal(jax.vmap(total)(runs), np.sum(runs, axis=2))
-    (loop,) = (equation for equation in jax.make_jaxpr(jax.vmap(total))(runs).eqns if equation.primitive.name == "while")
+    (loop,) = (
+        equation
+        for equation in jax.make_jaxpr(jax.vmap(total))(runs).eqns
+        if equation.primitive.name == "while"
+    )
     assert [condition.shape for condition in loop.params["cond_jaxpr"].out_avals] == [()]
 
 
@@ -244,17 +295,33 @@ def plain_work(samples: float, weights: float = 1.0) -> Work:
 
 
 REFUSED = {
-    "a cut": ("own8", work.local_batches(SIZES, batch_size=8, micro_batches=2), "own8 cannot cut its batches .* need 0 or 8"),
-    "more than a batch": ("robust", plain_work(8), "work of 8 to 8 samples in a micro-batch; need 0 to 4"),
+    "a cut": (
+        "own8",
+        work.local_batches(SIZES, batch_size=8, micro_batches=2),
+        "own8 cannot cut its batches .* need 0 or 8",
+    ),
+    "more than a batch": (
+        "robust",
+        plain_work(8),
+        "work of 8 to 8 samples in a micro-batch; need 0 to 4",
+    ),
     "nothing at all": ("robust", plain_work(0), "work with samples: 0 for everybody"),
-    "negative weights": ("robust", plain_work(1, -1.0), "work with weights -1 to -1: need finite numbers, at least 0"),
+    "negative weights": (
+        "robust",
+        plain_work(1, -1.0),
+        "work with weights -1 to -1: need finite numbers, at least 0",
+    ),
     "negative samples": ("robust", plain_work(-1), "work of -1 to -1 samples"),
     "another shape": (
         "robust",
         plain_work(1)._replace(weights=np.ones((N, 1), np.float32)),
         r"work with weights as float32\[8, 1\]; need floating-point numbers \[8, M\]",
     ),
-    "one number": ("robust", Work(3, 1.0), r"work with samples as 3; need integers or bool \[8, M\]"),  # type: ignore[arg-type]
+    "one number": (
+        "robust",
+        Work(3, 1.0),
+        r"work with samples as 3; need integers or bool \[8, M\]",
+    ),  # type: ignore[arg-type]
     "no work": ("robust", 3, "work as 3; need a dsgd.Work"),
 }
 
@@ -264,34 +331,49 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
     name, given, message = REFUSED[mistake]
     problem = of_size(8, "own8") if name == "own8" else make(name)
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    wrong = method._replace(query=lambda state, round: method.query(state, round)._replace(work=given))
-    with pytest.raises(ValueError, match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}"):
+    wrong = method._replace(
+        query=lambda state, round: method.query(state, round)._replace(work=given)
+    )
+    with pytest.raises(
+        ValueError,
+        match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}",
+    ):
         dsgd.compile_round(wrong, problem, mesh)
 
 
 def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_are_not(mesh):
     problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    traced = algorithms.unequal_work(method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B))
+    traced = algorithms.unequal_work(
+        method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B)
+    )
     with pytest.raises(ValueError, match=r"mine cannot cut its batches .* need bool samples"):
         dsgd.compile_round(traced, problem, mesh)
-    whole = algorithms.unequal_work(method, lambda state, round: work.micro_batches(jnp.ones((N, 2), bool) & (state.step >= 0)))
+    whole = algorithms.unequal_work(
+        method, lambda state, round: work.micro_batches(jnp.ones((N, 2), bool) & (state.step >= 0))
+    )
     history = dsgd.run(whole, problem, steps=1, key=KEY, mesh=mesh).history
     np.testing.assert_array_equal(history["samples"][1], 2 * B)
 
 
 @pytest.mark.parametrize(
     ("name", "length", "message"),
-    [("own", 10, "10 samples a worker, for 3 .* need a multiple of 3"), ("robust", 15, r"15 samples .* need 12 \(3 x batch_size = 4\)")],
+    [
+        ("own", 10, "10 samples a worker, for 3 .* need a multiple of 3"),
+        ("robust", 15, r"15 samples .* need 12 \(3 x batch_size = 4\)"),
+    ],
 )
 def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):
     problem = make(name)
-    batches = ((batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length))
+    batches = (
+        (batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length)
+    )
     with pytest.raises(ValueError, match=message):
         dsgd.run(unequal(some_work(problem)), problem, steps=1, key=KEY, mesh=mesh, batches=batches)
 
 
-# --- Numbers that can be followed by eye: of worker n's batch of b samples the loss and the gradient are 1 + n + 10 b.
+# --- Numbers that can be followed by eye: of worker n's batch of b samples the loss and the
+# gradient are 1 + n + 10 b.
 
 
 def distinct() -> dsgd.Problem:
@@ -300,16 +382,22 @@ def distinct() -> dsgd.Problem:
         loss=lambda x, batch: x * (batch[0] + 10 * batch[1]),
         data=jnp.arange(1.0, N + 1),
         sample=dsgd.Sampler(
-            lambda key, mine: (mine, jnp.float32(B)), batch_size=B, take=lambda batch, b: (batch[0], b.astype(jnp.float32))
+            lambda key, mine: (mine, jnp.float32(B)),
+            batch_size=B,
+            take=lambda batch, b: (batch[0], b.astype(jnp.float32)),
         ),
     )
 
 
 SOME_SAMPLES = np.array([[4, 2], [0, 0], [1, 4], [4, 4], [0, 3], [2, 0], [4, 1], [3, 3]])
-SOME_WEIGHTS = np.where(np.arange(2 * N).reshape(N, 2) % 5 == 0, 0.0, 0.5 + np.arange(2 * N).reshape(N, 2) / 8)
+SOME_WEIGHTS = np.where(
+    np.arange(2 * N).reshape(N, 2) % 5 == 0, 0.0, 0.5 + np.arange(2 * N).reshape(N, 2) / 8
+)
 
 
-def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2) -> tuple[float, Any]:
+def losses_and_gradients(
+    chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2
+) -> tuple[float, Any]:
     problem, all_, own = distinct(), P(), P(workers.AXIS)
 
     def block(data):
@@ -317,7 +405,11 @@ def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: 
         there = None if present is None else jnp.array(present)
         return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
 
-    specs = {"in_specs": own, "out_specs": (all_, own if chosen is None else all_), "check_vma": False}
+    specs = {
+        "in_specs": own,
+        "out_specs": (all_, own if chosen is None else all_),
+        "check_vma": False,
+    }
     loss, gradients = jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(problem.data)
     return float(loss), np.asarray(gradients)
 
@@ -333,10 +425,18 @@ def test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count
     np.testing.assert_allclose(gradients, whole)
     of_samples = each[:, None] + 10 * SOME_SAMPLES
     counted = np.where(SOME_WEIGHTS > 0, SOME_SAMPLES, 0)
-    loss, gradients = losses_and_gradients(chosen, Work(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D)
+    loss, gradients = losses_and_gradients(
+        chosen, Work(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D
+    )
     total = counted[asked].sum()
-    assert loss == pytest.approx((counted * of_samples)[asked].sum() / total if total else np.nan, rel=1e-6, nan_ok=True)
-    np.testing.assert_allclose(gradients, np.sum(np.where(SOME_SAMPLES > 0, SOME_WEIGHTS, 0) * of_samples, axis=1)[asked], rtol=1e-6)
+    assert loss == pytest.approx(
+        (counted * of_samples)[asked].sum() / total if total else np.nan, rel=1e-6, nan_ok=True
+    )
+    np.testing.assert_allclose(
+        gradients,
+        np.sum(np.where(SOME_SAMPLES > 0, SOME_WEIGHTS, 0) * of_samples, axis=1)[asked],
+        rtol=1e-6,
+    )
 
 
 def test_without_work_the_loss_is_over_the_workers_that_participate():
@@ -347,10 +447,19 @@ def test_without_work_the_loss_is_over_the_workers_that_participate():
     assert np.isnan(losses_and_gradients(None, None, [False] * N)[0])
 
 
-@pytest.mark.parametrize(("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])])
+@pytest.mark.parametrize(
+    ("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])]
+)
 def test_samples_are_those_of_the_workers_that_are_asked(chosen, asked_for):
-    query = Asked((), workers=None if chosen is None else jnp.array(chosen), work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS))
-    np.testing.assert_array_equal(oracle.samples(query), np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0))
+    query = Asked(
+        (),
+        workers=None if chosen is None else jnp.array(chosen),
+        work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS),
+    )
+    np.testing.assert_array_equal(
+        oracle.samples(query),
+        np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0),
+    )
 
 
 def test_the_mean_loss_of_all_is_in_pieces_what_it_is_at_once():
@@ -361,7 +470,15 @@ def test_the_mean_loss_of_all_is_in_pieces_what_it_is_at_once():
         def block(data):
             return oracle.mean_loss(lambda x, mine: x**2 * mine, jnp.float32(3.0), data)
 
-        return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))(data)
+        return jax.jit(
+            jax.shard_map(
+                block,
+                mesh=workers.mesh(D),
+                in_specs=P(workers.AXIS),
+                out_specs=P(),
+                check_vma=False,
+            )
+        )(data)
 
     for D in (1, 4):
         value, slope = found(D)
@@ -370,6 +487,10 @@ def test_the_mean_loss_of_all_is_in_pieces_what_it_is_at_once():
 
 def test_keys_of_micro_batches_are_the_rounds_and_then_folded():
     found = jax.random.key_data(oracle.of_turns(KEY, 3))
-    keys = [KEY, jax.random.fold_in(KEY, np.uint32(2**31 + 1)), jax.random.fold_in(KEY, np.uint32(2**31 + 2))]
+    keys = [
+        KEY,
+        jax.random.fold_in(KEY, np.uint32(2**31 + 1)),
+        jax.random.fold_in(KEY, np.uint32(2**31 + 2)),
+    ]
     np.testing.assert_array_equal(found, [jax.random.key_data(key) for key in keys])
     assert oracle.of_turns(KEY, 1).shape == (1,)

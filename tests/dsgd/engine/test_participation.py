@@ -1,4 +1,6 @@
-"""What a round makes of workers that do not participate: their rows, their samples, their losses."""
+"""What a round makes of workers that do not participate: their rows, their samples, their
+losses.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,52 @@ BOTH = {"nothing stated": None, "absent": lambda before, after: 100 * before + a
 
 
 def a_round(present: np.ndarray | None) -> Round:
-    return Round(jnp.int32(0), N, jax.random.key(0), Now(CLUSTER, present=None if present is None else jnp.asarray(present)))
+    return Round(
+        jnp.int32(0),
+        N,
+        jax.random.key(0),
+        Now(CLUSTER, present=None if present is None else jnp.asarray(present)),
+    )
 
 
 def on_devices(function: Any, *rows: Any, D: int, out: Any = None) -> Any:
-    return jax.jit(jax.shard_map(function, mesh=workers.mesh(D), in_specs=P(workers.AXIS), out_specs=out or P(), check_vma=False))(*rows)
+    return jax.jit(
+        jax.shard_map(
+            function,
+            mesh=workers.mesh(D),
+            in_specs=P(workers.AXIS),
+            out_specs=out or P(),
+            check_vma=False,
+        )
+    )(*rows)
 
 
 @pytest.mark.parametrize("present", [SOME, ~SOME, np.ones(N, bool), np.zeros(N, bool), None])
 @pytest.mark.parametrize("stated", BOTH)
 @pytest.mark.parametrize("D", [2])
-def test_workers_that_do_not_participate_keep_their_state_or_get_what_the_method_states(present, stated, D):
+def test_workers_that_do_not_participate_keep_their_state_or_get_what_the_method_states(
+    present, stated, D
+):
     """If none participates, the server keeps its state, too. Rounds are counted."""
     before, after = np.arange(1.0, N + 1), 10 * np.arange(1.0, N + 1)
 
     def block(before, after):
-        one, other = State({"x": jnp.float32(1)}, before, jnp.int32(3)), State({"x": jnp.float32(2)}, after, jnp.int32(4))
-        found = participation.state(Method(method(absent=BOTH[stated]), PROBLEM, N), one, other, a_round(present))
+        one, other = (
+            State({"x": jnp.float32(1)}, before, jnp.int32(3)),
+            State({"x": jnp.float32(2)}, after, jnp.int32(4)),
+        )
+        found = participation.state(
+            Method(method(absent=BOTH[stated]), PROBLEM, N), one, other, a_round(present)
+        )
         return found.step, found.server["x"], found.workers
 
     step, server, rows = on_devices(block, before, after, D=D, out=(P(), P(), P(workers.AXIS)))
     there = np.ones(N, bool) if present is None else present
     assert step == 4
     assert server == (2 if there.any() else 1)
-    np.testing.assert_array_equal(rows, np.where(there, after, 100 * before + after if BOTH[stated] else before))
+    np.testing.assert_array_equal(
+        rows, np.where(there, after, 100 * before + after if BOTH[stated] else before)
+    )
 
 
 def test_a_method_states_rows_like_those_before():
@@ -58,7 +82,10 @@ def test_a_method_states_rows_like_those_before():
         absent=lambda before, after: before[:1],
     )
     cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.5, 1.0))
-    with pytest.raises(ValueError, match=r"mine: absent gives State.workers as float32\[1, 3\]; expected float32\[4, 3\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine: absent gives State.workers as float32\[1, 3\]; expected float32\[4, 3\]",
+    ):
         dsgd.compile_round(wrong, PROBLEM, mesh=1, cluster=cluster)
 
 
@@ -73,12 +100,23 @@ def test_absent_workers_compute_no_samples_and_weights_stay():
 
 
 @pytest.mark.parametrize(
-    ("present", "mean"), [(SOME, 2.5), (np.arange(N) == 1, 2.0), (np.ones(N, bool), 2.5), (np.zeros(N, bool), np.nan), (None, 2.5)]
+    ("present", "mean"),
+    [
+        (SOME, 2.5),
+        (np.arange(N) == 1, 2.0),
+        (np.ones(N, bool), 2.5),
+        (np.zeros(N, bool), np.nan),
+        (None, 2.5),
+    ],
 )
 @pytest.mark.parametrize("D", [1, 2])
 def test_mean_losses_are_over_the_workers_that_participate(present, mean, D):
     """The losses of the others may be NaN."""
-    losses = np.arange(1.0, N + 1) if present is None else np.where(present, np.arange(1.0, N + 1), np.nan)
+    losses = (
+        np.arange(1.0, N + 1)
+        if present is None
+        else np.where(present, np.arange(1.0, N + 1), np.nan)
+    )
     there = None if present is None else jnp.asarray(present)
     found = on_devices(lambda rows: oracle._mean(rows, there), jnp.asarray(losses), D=D)
     np.testing.assert_allclose(found, mean)

@@ -73,11 +73,17 @@ def test_a_text_that_would_lack_its_constants_is_refused(mesh):
     """Two runs that differ in a matrix would be one."""
     jax.config.update("jax_use_simplified_jaxpr_constants", True)
     try:
-        with pytest.raises(ValueError, match="a program's text lacks its constants: need the flag off for checkpoints"):
+        with pytest.raises(
+            ValueError,
+            match="a program's text lacks its constants: need the flag off for checkpoints",
+        ):
             programs.text(add, Plan(1, mesh), jax.ShapeDtypeStruct((), np.int32))
     finally:
         jax.config.update("jax_use_simplified_jaxpr_constants", False)
-    one, other = (programs.text(add, Plan(number, mesh), jax.ShapeDtypeStruct((), np.int32)) for number in (1, 2))
+    one, other = (
+        programs.text(add, Plan(number, mesh), jax.ShapeDtypeStruct((), np.int32))
+        for number in (1, 2)
+    )
     assert one != other
 
 
@@ -94,7 +100,9 @@ def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
 def test_programs_are_lowered_for_their_platform(monkeypatch, mesh):
     """By `xla.lower`, which has the random bits of CPUs; once for a program that is compiled."""
     lowered = []
-    monkeypatch.setattr(xla, "lower", lambda traced, platform: lowered.append(platform) or traced.lower())
+    monkeypatch.setattr(
+        xla, "lower", lambda traced, platform: lowered.append(platform) or traced.lower()
+    )
     programs.clear()
     assert programs.call(add, Plan(2, mesh), np.int32(1)) == 3
     assert lowered == ["cpu"]

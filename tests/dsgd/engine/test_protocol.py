@@ -1,4 +1,6 @@
-"""A user's own method, or problem, that returns something else than the protocol asks for: told at once, by name."""
+"""A user's own method, or problem, that returns something else than the protocol asks for: told at
+once, by name.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def problem() -> dsgd.Problem:
 
 def updating(change: Callable) -> dsgd.Algorithm:
     """The method whose update gives `change(state)`."""
-    return method(update=lambda state, gradients, round: change(method().update(state, gradients, round)))
+    return method(
+        update=lambda state, gradients, round: change(method().update(state, gradients, round))
+    )
 
 
 def calling(call: Callable) -> dsgd.Algorithm:
@@ -48,12 +52,19 @@ def two_patterns(round: dsgd.Communicator, gradients: Any) -> None:
 
 RING = topologies.ring(N)
 WRONG = {
-    "init gives a tuple": (method(init=lambda params, N: (0, params)), "mine: init gives a tuple; expected a dsgd.State"),
+    "init gives a tuple": (
+        method(init=lambda params, N: (0, params)),
+        "mine: init gives a tuple; expected a dsgd.State",
+    ),
     "init leaves out the axis": (
         method(init=lambda params, N: dsgd.State(params, {"y": params})),
-        r"mine: init gives State.workers['y'] of shape (3,); expected the leading axis of the 4 workers",
+        r"mine: init gives State.workers['y'] of shape (3,); expected the leading axis of the 4 "
+        r"workers",
     ),
-    "query gives params": (method(query=lambda state, round: state.server), "mine: query gives float32[3]; expected a dsgd.Query"),
+    "query gives params": (
+        method(query=lambda state, round: state.server),
+        "mine: query gives float32[3]; expected a dsgd.Query",
+    ),
     "query is of other models than the workers'": (
         method(query=lambda state, round: dsgd.Query(jnp.zeros((3, 3)))),
         "mine: query gives params as float32[3, 3]; expected float32[4, 3]",
@@ -70,7 +81,10 @@ WRONG = {
         method(query=lambda state, round: dsgd.Query(round.mean(state.server))),
         "mine: query calls round.mean; only update can send",
     ),
-    "update gives no state": (updating(lambda state: state.server), "mine: update gives float32[3]; expected a dsgd.State"),
+    "update gives no state": (
+        updating(lambda state: state.server),
+        "mine: update gives float32[3]; expected a dsgd.State",
+    ),
     "update changes a shape": (
         updating(lambda state: state._replace(server=state.server[:2])),
         "mine: update gives State.server as float32[2]; expected float32[3]",
@@ -88,7 +102,11 @@ WRONG = {
         "mine: round.log gets 'size' as float32[3]; expected a scalar, or [4]",
     ),
     "a metric of a branch is text": (
-        calling(lambda round, g: round.when(round.step > 1, lambda g: (round.log(size="large"), g)[1], g)),
+        calling(
+            lambda round, g: round.when(
+                round.step > 1, lambda g: (round.log(size="large"), g)[1], g
+            )
+        ),
         "round.log gets 'size' as 'large'; expected a scalar",
     ),
     "computed of a block": (
@@ -96,11 +114,20 @@ WRONG = {
         "mine: round.computed gets float32[2]; expected seconds [4]",
     ),
     "computed in a branch": (
-        calling(lambda round, g: round.when(round.step > 1, lambda g: (round.computed(jnp.zeros(N)), g)[1], g)),
-        "mine: round.computed gives seconds of some rounds only, in round.when; call it in every round",
+        calling(
+            lambda round, g: round.when(
+                round.step > 1, lambda g: (round.computed(jnp.zeros(N)), g)[1], g
+            )
+        ),
+        "mine: round.computed gives seconds of some rounds only, in round.when; call it in every "
+        "round",
     ),
     "elapsed is one each": (
-        calling(lambda round, g: round.event(g, jnp.array([0]), jnp.zeros(N), network.asynchronous_server)),
+        calling(
+            lambda round, g: round.event(
+                g, jnp.array([0]), jnp.zeros(N), network.asynchronous_server
+            )
+        ),
         "mine: round.event gets elapsed as float32[4]; expected a scalar",
     ),
     "a refusal of many": (
@@ -113,7 +140,8 @@ WRONG = {
     ),
     "a topology for others": (
         calling(lambda round, g: round.mix(g, topologies.ring(5))),
-        "mine on ring(5): the topology has 5 nodes but the problem has 4 workers; need the same number",
+        "mine on ring(5): the topology has 5 nodes but the problem has 4 workers; need the same "
+        "number",
     ),
     # Under pytest annotations would refuse these two; a user has only the checks inside.
     "no topology": (
@@ -142,11 +170,13 @@ WRONG = {
     ),
     "a branch with more results": (
         calling(lambda round, g: round.every(2, lambda g: (g, g), g)),
-        "mine: round.when: without messages with leaves itself; expected the tree with leaves [0], [1]",
+        "mine: round.when: without messages with leaves itself; expected the tree with leaves "
+        "[0], [1]",
     ),
     "two patterns in one message": (
         calling(two_patterns),
-        "mine: round.joint joins gossip(ring(4)) and ring_all_reduce; expected exchanges of one pattern",
+        "mine: round.joint joins gossip(ring(4)) and ring_all_reduce; expected exchanges of one "
+        "pattern",
     ),
     "model gives the state": (
         method(model=lambda state: state),
@@ -164,7 +194,9 @@ def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
     wrong, message = WRONG[mistake]
     whole = mistake.startswith("model")  # of which a single round does not ask
     with pytest.raises(ValueError) as caught:
-        dsgd.run(wrong, problem, steps=2, key=key, mesh=mesh) if whole else dsgd.compile_round(wrong, problem, mesh)
+        dsgd.run(wrong, problem, steps=2, key=key, mesh=mesh) if whole else dsgd.compile_round(
+            wrong, problem, mesh
+        )
     assert message in str(caught.value)
 
 
@@ -199,10 +231,17 @@ def test_an_error_inside_a_member_says_in_which(problem, key, mesh):
 
 PROBLEMS = {
     "gradient": (
-        {"loss": dsgd.Loss(lambda params, batch: params.sum(), lambda params, batch: jnp.zeros(()))},
+        {
+            "loss": dsgd.Loss(
+                lambda params, batch: params.sum(), lambda params, batch: jnp.zeros(())
+            )
+        },
         "gradient gives a tree as float32[]; expected float32[3]",
     ),
-    "loss": ({"loss": lambda params, batch: params}, "loss gives float32[3]; need one floating-point scalar"),
+    "loss": (
+        {"loss": lambda params, batch: params},
+        "loss gives float32[3]; need one floating-point scalar",
+    ),
     "slope": (
         {"evaluate": lambda params, data, shared: ({"loss": jnp.zeros(())}, jnp.zeros((3, 1)))},
         "evaluate gives a slope as float32[3, 1]; expected float32[3]",
@@ -229,6 +268,9 @@ def test_what_a_problems_functions_return_is_refused_by_name(part, problem, key,
 
 def test_the_right_method_is_minibatch_sgd(problem, key, mesh):
     """None of what is refused above was wrong with the method itself."""
-    mine, known = (dsgd.run(m, problem, steps=5, key=key, mesh=mesh) for m in (method(), algorithms.minibatch_sgd(optax.sgd(0.1))))
+    mine, known = (
+        dsgd.run(m, problem, steps=5, key=key, mesh=mesh)
+        for m in (method(), algorithms.minibatch_sgd(optax.sgd(0.1)))
+    )
     np.testing.assert_allclose(mine.params, known.params, rtol=1e-6)
     np.testing.assert_array_equal(mine.history["bits"], known.history["bits"])

@@ -1,4 +1,6 @@
-"""Micro-batches as a list of units of work, with numbers that show the row, the place and the samples of each."""
+"""Micro-batches as a list of units of work, with numbers that show the row, the place and the
+samples of each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def numbers(rows: Any, m: Any, samples: Any) -> Any:
     return 100.0 * rows + 10.0 * m + samples
 
 
-def summed(samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray]) -> tuple[Any, list[tuple[int, ...]]]:
+def summed(
+    samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray]
+) -> tuple[Any, list[tuple[int, ...]]]:
     n, asked = len(samples), []
 
     def compute(rows, m, samples):
@@ -61,7 +65,10 @@ def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
 
 
 def test_rows_of_weight_0_are_0_even_if_not_finite():
-    rows = {"a": jnp.array([jnp.nan, 2.0, jnp.inf]), "b": jnp.array([[1.0, jnp.nan], [3.0, 4.0], [5.0, 6.0]])}
+    rows = {
+        "a": jnp.array([jnp.nan, 2.0, jnp.inf]),
+        "b": jnp.array([[1.0, jnp.nan], [3.0, 4.0], [5.0, 6.0]]),
+    }
     found = units.scaled(jnp.array([0.0, 0.5, 0.0]), rows)
     np.testing.assert_array_equal(found["a"], [0, 1, 0])
     np.testing.assert_array_equal(found["b"], [[0, 0], [1.5, 2], [0, 0]])

@@ -1,4 +1,6 @@
-"""What the clock charges for unequal work, and for messages that go while it is done, against loops in numpy."""
+"""What the clock charges for unequal work, and for messages that go while it is done, against loops
+in numpy.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,15 @@ from dsgd import Round, Work, clusters, network, problems
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
 
-# By round, worker and micro-batch, of at most 8 samples: some micro-batches have none, and some workers have none.
-SAMPLES = np.array([[[8, 8], [3, 0], [0, 1], [8, 2]], [[0, 0], [8, 8], [1, 1], [5, 0]], [[1, 8], [2, 7], [0, 0], [0, 4]]])
+# By round, worker and micro-batch, of at most 8 samples: some micro-batches have none, and some
+# workers have none.
+SAMPLES = np.array(
+    [
+        [[8, 8], [3, 0], [0, 1], [8, 2]],
+        [[0, 0], [8, 8], [1, 1], [5, 0]],
+        [[1, 8], [2, 7], [0, 0], [0, 4]],
+    ]
+)
 PER_SAMPLE = np.array([0.25, 0.125, 1.0, 0.5])
 FIXED = np.array([0.5, 1.75, 0.25, 3.0])
 WORKING = replace(UNEQUAL, per_sample=clusters.constant(PER_SAMPLE), micro_batches=1)
@@ -30,7 +39,9 @@ run = partial(clocks.run, steps=STEPS)
 def sized() -> dsgd.Problem:
     """A problem whose batches have 8 samples, of which some may count; 96 bits."""
     problem = problems.random_quadratic(N, 3, noise=0.3, seed=0)
-    return problem._replace(sample=dsgd.Sampler(problem.sample, batch_size=8, take=lambda batch, samples: batch))
+    return problem._replace(
+        sample=dsgd.Sampler(problem.sample, batch_size=8, take=lambda batch, samples: batch)
+    )
 
 
 def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
@@ -50,7 +61,9 @@ def seconds_of(samples: np.ndarray) -> np.ndarray:
 
 
 def round_of(samples: np.ndarray | None = None, **options) -> Round:
-    work = None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+    work = (
+        None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+    )
     return Round(jnp.int32(0), N, jax.random.key(0), work=work, **options)
 
 
@@ -59,21 +72,40 @@ def test_micro_batches_are_affine_in_their_samples(sized):
     for samples in SAMPLES:
         found = WORKING.latencies(round_of(samples), everybody)
         assert found.tolist() == seconds_of(samples).tolist()
-        assert WORKING.seconds(round_of(samples), everybody).tolist() == seconds_of(samples).sum(axis=1).tolist()
-        assert WORKING.latencies(round_of(samples), jnp.array([3, 1])).tolist() == seconds_of(samples)[[3, 1]].tolist()
+        assert (
+            WORKING.seconds(round_of(samples), everybody).tolist()
+            == seconds_of(samples).sum(axis=1).tolist()
+        )
+        assert (
+            WORKING.latencies(round_of(samples), jnp.array([3, 1])).tolist()
+            == seconds_of(samples)[[3, 1]].tolist()
+        )
     without = replace(WORKING, micro_batches=3)
-    assert without.latencies(round_of(problem=sized), everybody).tolist() == seconds_of(np.full((N, 3), 8)).tolist()
-    assert without.latencies(round_of(), everybody).tolist() == seconds_of(np.full((N, 3), 1)).tolist()
+    assert (
+        without.latencies(round_of(problem=sized), everybody).tolist()
+        == seconds_of(np.full((N, 3), 8)).tolist()
+    )
+    assert (
+        without.latencies(round_of(), everybody).tolist() == seconds_of(np.full((N, 3), 1)).tolist()
+    )
 
 
 def test_whole_work_takes_what_a_batch_takes(sized):
-    """Draw by draw; where there are fewer micro-batches, those that are there take as long as before."""
-    cluster = clusters.Cluster(clusters.exponential(1.0), micro_batches=3, per_sample=clusters.exponential(0.1))
+    """Draw by draw; where there are fewer micro-batches, those that are there take as long as
+    before.
+    """
+    cluster = clusters.Cluster(
+        clusters.exponential(1.0), micro_batches=3, per_sample=clusters.exponential(0.1)
+    )
     plain = cluster.latencies(round_of(problem=sized), jnp.arange(N))
     assert len(np.unique(plain)) == 3 * N
-    np.testing.assert_array_equal(cluster.latencies(round_of(np.full((N, 3), 8)), jnp.arange(N)), plain)
+    np.testing.assert_array_equal(
+        cluster.latencies(round_of(np.full((N, 3), 8)), jnp.arange(N)), plain
+    )
     some = np.array([[8, 0, 8]] * N)
-    np.testing.assert_array_equal(cluster.latencies(round_of(some), jnp.arange(N)), plain * (some > 0))
+    np.testing.assert_array_equal(
+        cluster.latencies(round_of(some), jnp.arange(N)), plain * (some > 0)
+    )
 
 
 def expected(name: str) -> np.ndarray:
@@ -101,7 +133,9 @@ def test_a_worker_that_is_asked_alone_is_charged_for_its_own_work(sized):
 
 
 def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.ndarray]]:
-    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m, gamma, the last bucket's share, more."""
+    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m,
+    gamma, the last bucket's share, more.
+    """
     draw = np.random.default_rng(seed)
     each = {name: draw.uniform(0.1, 1.0, N) for name in "qskm"}
     more = {
@@ -110,7 +144,9 @@ def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.n
         "share": draw.uniform(0.02, 0.4),
         "latency": draw.uniform(0, 0.1),
     }
-    overlap = clusters.Overlap(clusters.constant(each["m"]), clusters.constant(each["k"]), more["gamma"], more["share"])
+    overlap = clusters.Overlap(
+        clusters.constant(each["m"]), clusters.constant(each["k"]), more["gamma"], more["share"]
+    )
     cluster = clusters.Cluster(
         clusters.constant(each["s"] + each["m"]),
         up=clusters.constant(more["speed"]),
@@ -122,7 +158,9 @@ def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.n
 
 
 def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
-    """Of both kinds of bottleneck; without latency two buckets round a ring take as long in the event simulation."""
+    """Of both kinds of bottleneck; without latency two buckets round a ring take as long in the
+    event simulation.
+    """
     bottlenecks = []
     for seed, latency in ((0, True), (1, True), (0, False)):
         cluster, samples, of = overlapping(seed)
@@ -130,13 +168,18 @@ def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
             cluster, of["latency"] = replace(cluster, latency=0.0), 0.0
         b, rounds = samples[0, :, 0], 2 * (N - 1)
         a, P = of["q"] * b + of["s"], of["k"] * b + of["m"]
-        whole, last = (rounds * (of["latency"] + share * VECTOR / N / of["speed"]) for share in (1.0, of["share"]))
+        whole, last = (
+            rounds * (of["latency"] + share * VECTOR / N / of["speed"])
+            for share in (1.0, of["share"])
+        )
         T = max(*(a + P + last), *(a + of["gamma"] * P + whole))
         bottlenecks.append(max(a + P + last) < T)
         clock = run(working(METHODS["mb-sgd"], samples), sized, cluster, steps=3).history["clock"]
         np.testing.assert_allclose(clock, T * np.arange(4), rtol=1e-5)
         if not latency:
-            np.testing.assert_allclose(two_buckets(max(a + of["gamma"] * P), max(a + P), of), T, rtol=1e-5)
+            np.testing.assert_allclose(
+                two_buckets(max(a + of["gamma"] * P), max(a + P), of), T, rtol=1e-5
+            )
     assert set(bottlenecks) == {False, True}
 
 
@@ -151,7 +194,9 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
         np.testing.assert_array_equal(apart.history[name], whole.history[name], err_msg=name)
     P = of["k"] * pieces[0].sum(axis=1) + of["m"]
     np.testing.assert_allclose(apart.history["measured_backward"][2:], [P] * 2, rtol=1e-6)
-    np.testing.assert_allclose(apart.history["measured_first"][2:], [of["gamma"] * P] * 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        apart.history["measured_first"][2:], [of["gamma"] * P] * 2, rtol=1e-6
+    )
 
 
 def two_buckets(first: float, end: float, of: dict[str, np.ndarray]) -> float:
@@ -160,15 +205,24 @@ def two_buckets(first: float, end: float, of: dict[str, np.ndarray]) -> float:
     for ready, share in ((first, 1 - of["share"]), (end, of["share"])):
         before = len(buckets)
         ring = network.ring_all_reduce.messages(N)
-        buckets += [message._replace(size=share / N, after=tuple(before + i for i in message.after), ready=ready) for message in ring]
+        buckets += [
+            message._replace(
+                size=share / N, after=tuple(before + i for i in message.after), ready=ready
+            )
+            for message in ring
+        ]
     return network.simulate(buckets, 0.0, VECTOR / of["speed"]).seconds
 
 
 @pytest.mark.parametrize("name", ["server", "local schedule"])
-def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(name, sized):
+def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(
+    name, sized
+):
     """Worker by worker, of the last micro-batch that has samples."""
     backward, first, share = 0.4, 0.25, 0.125
-    overlap = clusters.Overlap(clusters.constant(backward * FIXED), clusters.constant(backward * PER_SAMPLE), first, share)
+    overlap = clusters.Overlap(
+        clusters.constant(backward * FIXED), clusters.constant(backward * PER_SAMPLE), first, share
+    )
     done, expected = np.zeros(N), [0.0]
     for t in range(STEPS):
         each = seconds_of(SAMPLES)[t % len(SAMPLES)]
@@ -188,11 +242,18 @@ def test_a_backward_pass_is_never_more_than_the_micro_batch():
 
 
 @pytest.mark.parametrize(
-    "method", [algorithms.asynchronous_sgd(OPTIMIZER), algorithms.asynchronous_gossip_sgd(OPTIMIZER, topologies.ring(N))]
+    "method",
+    [
+        algorithms.asynchronous_sgd(OPTIMIZER),
+        algorithms.asynchronous_gossip_sgd(OPTIMIZER, topologies.ring(N)),
+    ],
 )
 def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
-    with pytest.raises(ValueError, match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without"):
+    with pytest.raises(
+        ValueError,
+        match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without",
+    ):
         run(method, sized, replace(EQUAL, overlap=overlap))
 
 
@@ -212,7 +273,8 @@ def test_devices_charge_the_same(sized):
     assert len(np.unique(one["clock"])) == one["clock"].size
     for name in ("clock", "measured_compute", "measured_bits_up", "measured_bits_down"):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-6)
-    rounding = 2 * np.spacing(np.float32(one["clock"][-1]))  # a message's seconds are of two times of the clock, in float32
+    # a message's seconds are of two times of the clock, in float32
+    rounding = 2 * np.spacing(np.float32(one["clock"][-1]))
     for name in ("measured_up", "measured_down"):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-6, atol=rounding)
 

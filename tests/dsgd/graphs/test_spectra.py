@@ -34,7 +34,12 @@ def pushed(n: int, seed: int) -> np.ndarray:
 TOPOLOGIES = {
     "chain": topologies.chain(40),
     "lazy hypercube": topologies.hypercube(6, topologies.lazy),
-    "negative end": renamed([0.1 * np.eye(31) + 0.45 * (np.roll(np.eye(31), 1, axis=0) + np.roll(np.eye(31), -1, axis=0))]),
+    "negative end": renamed(
+        [
+            0.1 * np.eye(31)
+            + 0.45 * (np.roll(np.eye(31), 1, axis=0) + np.roll(np.eye(31), -1, axis=0))
+        ]
+    ),
     "renamed exponential": renamed(dense(topologies.exponential(24))),
     "push-sum": topologies.from_matrix(pushed(30, 0)),
     "schedule": topologies.random_matchings(21, 8, seed=2),
@@ -55,7 +60,10 @@ def test_lanczos_finds_what_the_dense_matrix_has(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["chain", "random"])
 def test_lanczos_finds_the_smallest_eigenvalue(name, monkeypatch):
-    topology = {"chain": topologies.chain(150), "random": topologies.random_regular(150, 3, seed=0)}[name]
+    topology = {
+        "chain": topologies.chain(150),
+        "random": topologies.random_regular(150, 3, seed=0),
+    }[name]
     by_numpy = np.linalg.eigvals(topology.W).real.min()
     assert topology.smallest_eigenvalue == pytest.approx(by_numpy, abs=1e-12)
     monkeypatch.setattr(spectra, "_DENSE", 4)
@@ -68,20 +76,28 @@ def test_lanczos_finds_the_smallest_eigenvalue(name, monkeypatch):
         *(topologies.ring(n) for n in (8, 33)),
         topologies.exponential(7),
         topologies.one_peer_exponential(6),
-        topologies.from_matrix(0.6 * np.eye(9) + 0.41 * np.roll(np.eye(9), 2, axis=0) - 0.01 * np.roll(np.eye(9), -1, axis=0), "negative"),
+        topologies.from_matrix(
+            0.6 * np.eye(9)
+            + 0.41 * np.roll(np.eye(9), 2, axis=0)
+            - 0.01 * np.roll(np.eye(9), -1, axis=0),
+            "negative",
+        ),
     ],
     ids=lambda topology: topology.name,
 )
 def test_fourier_finds_what_the_dense_matrix_has(topology):
     assert all(spectra.circulant(W) for W in topology.matrices)
     other = renamed(dense(topology))
-    assert topology.rho == pytest.approx(other.rho, abs=1e-7)  # a product of many rounds may be defective
+    # a product of many rounds may be defective
+    assert topology.rho == pytest.approx(other.rho, abs=1e-7)
     if topology.symmetric:
         assert topology.smallest_eigenvalue == pytest.approx(other.smallest_eigenvalue, abs=1e-13)
 
 
 def test_only_a_matrix_whose_rows_are_shifts_of_one_is_circulant():
-    """The same places with other weights, as many a row at other places, and rows of different lengths are not."""
+    """The same places with other weights, as many a row at other places, and rows of different
+    lengths are not.
+    """
     ring = topologies.ring(5).W
     weights, places = ring.copy(), ring.copy()
     weights[0, 0] += 0.1
@@ -100,7 +116,9 @@ def test_one_round_that_is_not_circulant_takes_a_schedule_off_fourier():
 
 def test_rho_of_a_large_ring_is_the_closed_form():
     n = 50_001
-    assert topologies.ring(n).rho == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-15 + 1e-13 / n)
+    assert topologies.ring(n).rho == pytest.approx(
+        (1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-15 + 1e-13 / n
+    )
 
 
 def test_rho_of_large_graphs_is_the_closed_form():
@@ -116,7 +134,9 @@ def test_second_largest_of_one_worker_is_nothing():
 
 def test_product_size_symmetric():
     first, second = (scipy.sparse.csr_array(pushed(4, seed)) for seed in (0, 1))
-    np.testing.assert_allclose(spectra.product([first, second]), second.toarray() @ first.toarray(), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        spectra.product([first, second]), second.toarray() @ first.toarray(), rtol=0, atol=1e-15
+    )
     np.testing.assert_array_equal(spectra.product([first]), first.toarray())
     assert spectra.size(first) == 4
     assert not spectra.symmetric(first)

@@ -1,4 +1,6 @@
-"""A mixing matrix knows its rho, its senders and receivers and how soon it mixes; a wrong one is refused with the entry that is wrong."""
+"""A mixing matrix knows its rho, its senders and receivers and how soon it mixes; a wrong one is
+refused with the entry that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,21 @@ SYMMETRIC = {
     "star": star(6),
     "path": metropolis([(i, i + 1) for i in range(6)], 7),
     "weighted": np.array([[0.5, 0.4, 0.1], [0.4, 0.35, 0.25], [0.1, 0.25, 0.65]]),
-    "irregular with as many entries a row": np.array([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]),
-    "one place, other weights": np.array([[0.5, 0.2, 0, 0.3], [0.2, 0.7, 0.1, 0], [0, 0.1, 0.5, 0.4], [0.3, 0, 0.4, 0.3]]),
+    "irregular with as many entries a row": np.array(
+        [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]
+    ),
+    "one place, other weights": np.array(
+        [[0.5, 0.2, 0, 0.3], [0.2, 0.7, 0.1, 0], [0, 0.1, 0.5, 0.4], [0.3, 0, 0.4, 0.3]]
+    ),
 }
 DOUBLY = {
     "directed cycle": cycle(5),
-    "directed circulant": 0.5 * np.eye(7) + 0.3 * np.roll(np.eye(7), 1, axis=0) + 0.2 * np.roll(np.eye(7), 3, axis=0),
-    "directed, mixed": 0.2 * np.eye(6) + 0.3 * np.roll(np.eye(6), 1, axis=0) + 0.5 * np.eye(6)[[1, 0, 2, 4, 3, 5]],
+    "directed circulant": 0.5 * np.eye(7)
+    + 0.3 * np.roll(np.eye(7), 1, axis=0)
+    + 0.2 * np.roll(np.eye(7), 3, axis=0),
+    "directed, mixed": 0.2 * np.eye(6)
+    + 0.3 * np.roll(np.eye(6), 1, axis=0)
+    + 0.5 * np.eye(6)[[1, 0, 2, 4, 3, 5]],
 }
 PUSH_SUM = {
     "push-sum": arcs([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], 4),
@@ -86,7 +96,11 @@ SCHEDULES = {
         np.kron(np.eye(2), np.full((2, 2), 0.5)),
         np.array([[1, 0, 0, 0], [0, 0.6, 0.4, 0], [0, 0.4, 0.6, 0], [0, 0, 0, 1.0]]),
     ],
-    "push-sum in turn": [arcs([(0, 1), (2, 1)], 4), arcs([(1, 3)], 4), arcs([(3, 0), (3, 2), (0, 2)], 4)],
+    "push-sum in turn": [
+        arcs([(0, 1), (2, 1)], 4),
+        arcs([(1, 3)], 4),
+        arcs([(3, 0), (3, 2), (0, 2)], 4),
+    ],
     "ring, then star": [circulant(6, {1: 1 / 3}), star(6)],
 }
 
@@ -118,12 +132,19 @@ def strongly_connected(draw) -> tuple[int, list[tuple[int, int]]]:
     n = draw(st.integers(2, 7))
     order = draw(st.permutations(range(n)))
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
-    return n, sorted({*zip(order, order[1:] + order[:1], strict=True), *draw(st.lists(st.sampled_from(pairs), max_size=8))})
+    return n, sorted(
+        {
+            *zip(order, order[1:] + order[:1], strict=True),
+            *draw(st.lists(st.sampled_from(pairs), max_size=8)),
+        }
+    )
 
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_matrix_knows_what_it_is(name):
-    """Renamed, a circulant matrix is none any more, and its eigenvalues are found in another way."""
+    """Renamed, a circulant matrix is none any more, and its eigenvalues are found in another
+    way.
+    """
     W = MATRICES[name]
     topology, n = Topology("W", W), len(W)
     order = np.random.default_rng(1).permutation(n)
@@ -133,7 +154,9 @@ def test_a_matrix_knows_what_it_is(name):
     assert topology.symmetric == (name in SYMMETRIC)
     assert topology.doubly_stochastic == (name not in PUSH_SUM)
     if name in SYMMETRIC:
-        assert topology.smallest_eigenvalue == pytest.approx(np.linalg.eigvals(W).real.min(), abs=1e-12)
+        assert topology.smallest_eigenvalue == pytest.approx(
+            np.linalg.eigvals(W).real.min(), abs=1e-12
+        )
     received = [sum(W[i, j] != 0 for j in range(n) if j != i) for i in range(n)]
     sent = [sum(W[i, j] != 0 for i in range(n) if j != i) for j in range(n)]
     assert (topology.n, topology.period, topology.uniform) == (n, 1, False)
@@ -144,8 +167,12 @@ def test_a_matrix_knows_what_it_is(name):
 
 @pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
 def test_rho_of_a_schedule_is_that_of_its_product(rounds):
-    """Up to the square root of a rounding: a product that is defective has ill-conditioned eigenvalues."""
-    assert Topology("in turn", np.stack(rounds)).rho == pytest.approx(second_largest(product(rounds)), abs=1e-7)
+    """Up to the square root of a rounding: a product that is defective has ill-conditioned
+    eigenvalues.
+    """
+    assert Topology("in turn", np.stack(rounds)).rho == pytest.approx(
+        second_largest(product(rounds)), abs=1e-7
+    )
 
 
 @given(connected())
@@ -170,12 +197,16 @@ def test_rho_of_random_directed_graphs(graph):
     assert topology.rho == pytest.approx(second_largest(W), abs=1e-6)  # some are defective
     assert topology.symmetric == (W == W.T).all()
     back_and_forth = {(i, j) for i, j in pairs if i < j}
-    assert list(map(tuple, topology.edges.tolist())) == sorted(back_and_forth if topology.symmetric else pairs)
+    assert list(map(tuple, topology.edges.tolist())) == sorted(
+        back_and_forth if topology.symmetric else pairs
+    )
 
 
 def test_one_directed_round_makes_a_schedule_directed():
     both = Topology("both", np.stack([circulant(5, {1: 0.3}), cycle(5)]))
-    push = Topology("push", np.stack([arcs([(i, (i + 1) % 5) for i in range(5)], 5), arcs([(0, 2)], 5)]))
+    push = Topology(
+        "push", np.stack([arcs([(i, (i + 1) % 5) for i in range(5)], 5), arcs([(0, 2)], 5)])
+    )
     assert (both.symmetric, both.doubly_stochastic) == (False, True)
     assert (push.symmetric, push.doubly_stochastic) == (False, False)
     assert Topology("twice", np.stack([circulant(5, {1: 0.3}), star(5)])).symmetric
@@ -189,14 +220,27 @@ def test_a_schedule_counts_messages_by_round_and_edges_once():
     assert topology.degree == 2
     assert topology.edges.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
     assert (topology.period, topology.n) == (3, 3)
-    assert Topology("pairs", np.stack(SCHEDULES["pairs in turn"])).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert Topology("pairs", np.stack(SCHEDULES["pairs in turn"])).edges.tolist() == [
+        [0, 1],
+        [1, 2],
+        [2, 3],
+    ]
 
 
 def test_one_worker():
     alone = Topology("alone", np.ones((1, 1)))
-    assert (alone.n, alone.rho, alone.degree, alone.uniform, alone.symmetric, alone.smallest_eigenvalue) == (1, 0.0, 0, True, True, 1.0)
+    assert (
+        alone.n,
+        alone.rho,
+        alone.degree,
+        alone.uniform,
+        alone.symmetric,
+        alone.smallest_eigenvalue,
+    ) == (1, 0.0, 0, True, True, 1.0)
     assert alone.edges.shape == (0, 2)
-    assert alone.mixing_time(0.5) == Topology("alone, twice", np.ones((2, 1, 1))).mixing_time(0.5) == 0
+    assert (
+        alone.mixing_time(0.5) == Topology("alone, twice", np.ones((2, 1, 1))).mixing_time(0.5) == 0
+    )
 
 
 def test_almost_equal_weights_are_not_uniform():
@@ -299,26 +343,37 @@ def test_mixing_time_of_random_directed_graphs_is_when_they_fall_below(graph, ep
     assert left[-2] > eps * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("rho", "eps", "rounds"), [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)])
+@pytest.mark.parametrize(
+    ("rho", "eps", "rounds"),
+    [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)],
+)
 def test_mixing_time_where_a_power_of_rho_is_eps(rho, eps, rounds):
     W = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
     assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
 
 
 def test_negative_weights_and_nothing_of_ones_own_are_fine_in_a_doubly_stochastic_matrix():
-    W = 1.1 * np.roll(np.eye(5), 1, axis=0) / 2 + np.roll(np.eye(5), 2, axis=0) / 2 - 0.05 * np.roll(np.eye(5), -1, axis=0)
+    W = (
+        1.1 * np.roll(np.eye(5), 1, axis=0) / 2
+        + np.roll(np.eye(5), 2, axis=0) / 2
+        - 0.05 * np.roll(np.eye(5), -1, axis=0)
+    )
     assert Topology("mine", W).rho == pytest.approx(second_largest(W), abs=1e-12)
 
 
 def test_steps_around_a_ring_connect_it_or_it_is_refused():
-    """Everybody sends the same few steps ahead: whether all are reached is seen in the n-th power."""
+    """Everybody sends the same few steps ahead: whether all are reached is seen in the n-th
+    power.
+    """
     for n in (2, 3, 4, 6, 9, 12):
         for steps in [(s, t) for s in range(1, n) for t in range(s, n)]:
             W = np.eye(n) / 2 + sum(np.roll(np.eye(n), s, axis=0) for s in steps) / 4
             if (np.linalg.matrix_power(W, n) > 0).all():
                 assert Topology("mine", W).n == n
             else:
-                with pytest.raises(ValueError, match=rf"falls into {np.gcd.reduce([n, *steps])} components"):
+                with pytest.raises(
+                    ValueError, match=rf"falls into {np.gcd.reduce([n, *steps])} components"
+                ):
                     Topology("mine", W)
 
 
@@ -327,7 +382,8 @@ def test_rounds_need_to_connect_only_together():
     together = Topology("together", np.stack([pairs, (others + np.eye(4)) / 2]))
     assert together.rho < 1
     with pytest.raises(
-        ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{0, 1\}; need a connected graph, or"
+        ValueError,
+        match=r"mine: the graph falls into 2 components, one of them workers \{0, 1\}; need a connected graph, or",
     ):
         Topology("mine", np.stack([pairs, pairs]))
 
@@ -379,7 +435,9 @@ def test_roundings_of_float64_are_no_asymmetry():
     assert fixed.symmetric
     np.testing.assert_array_equal(fixed.W, fixed.W.T)
     W[0, 1] += 1e-5
-    with pytest.raises(ValueError, match=r"W\[0, 1\] = 0.20001 but W\[1, 0\] = 0.2 \(off by 1e-05\)"):
+    with pytest.raises(
+        ValueError, match=r"W\[0, 1\] = 0.20001 but W\[1, 0\] = 0.2 \(off by 1e-05\)"
+    ):
         Topology("star", W)
 
 
@@ -402,32 +460,60 @@ REFUSED = {
     "ragged": ([[1.0], [0.5, 0.5]], "W: got rows of different lengths"),
     "asymmetric": (
         changed(star(5), W13=0.25),
-        r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25; need a sym",
+        r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25; "
+        r"need a sym",
     ),
-    "the transpose": (PUSH_SUM["push-sum"].T, r"columns that do \(its rows do: is it the transpose\?\)$"),
-    "no transpose": (PUSH_SUM["push-sum"] + 0.1 * np.eye(4)[[3, 3, 1, 3]] * (np.arange(4)[:, None] == 2), "columns that do$"),
-    "a row": (changed(star(5), W33=star(5)[3, 3] - 0.02), r"mine: row 3 of W sums to 0.98, not 1 \(off by 0.02\)"),
+    "the transpose": (
+        PUSH_SUM["push-sum"].T,
+        r"columns that do \(its rows do: is it the transpose\?\)$",
+    ),
+    "no transpose": (
+        PUSH_SUM["push-sum"] + 0.1 * np.eye(4)[[3, 3, 1, 3]] * (np.arange(4)[:, None] == 2),
+        "columns that do$",
+    ),
+    "a row": (
+        changed(star(5), W33=star(5)[3, 3] - 0.02),
+        r"mine: row 3 of W sums to 0.98, not 1 \(off by 0.02\)",
+    ),
     "a negative weight": (
         changed(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
-        r"mine: row 1 of W sums to 0.333333, not 1, as for push-sum, and W\[1, 0\] = -0.16.*need weights >= 0",
+        r"mine: row 1 of W sums to 0.333333, not 1, as for push-sum, and W\[1, 0\] = -0.16.*need "
+        r"weights >= 0",
     ),
-    "nothing kept": (changed(THREE, W11=0, W21=1), r"mine: W\[1, 1\] = 0; need a part that each worker keeps, for push-sum"),
+    "nothing kept": (
+        changed(THREE, W11=0, W21=1),
+        r"mine: W\[1, 1\] = 0; need a part that each worker keeps, for push-sum",
+    ),
     "nan": (changed(star(5), W24=np.nan), r"mine: W\[2, 4\] = nan; need finite weights"),
     "infinite": (changed(star(5), W24=-np.inf), r"mine: W\[2, 4\] = -inf; need finite weights"),
-    "two components": (PAIRS, r"mine: the graph falls into 2 components, one of them workers \{(0, 1|2, 3)\}; need a conn\w+ graph, or"),
+    "two components": (
+        PAIRS,
+        r"mine: the graph falls into 2 components, one of them workers \{(0, 1|2, 3)\}; need a "
+        r"conn\w+ graph, or",
+    ),
     "a directed path": (
         arcs([(0, 1), (1, 2), (2, 3)], 4),
-        r"falls into 4 components, one of them workers \{0\}; need a connected graph \(a directed one strongly\)",
+        r"falls into 4 components, one of them workers \{0\}; need a connected graph \(a directed "
+        r"one strongly\)",
     ),
     "eight workers": (np.kron(np.eye(2), np.full((8, 8), 1 / 8)), r"\{0, 1, 2, 3, 4, 5, 6, 7\}"),
-    "nine workers": (np.kron(np.eye(2), np.full((9, 9), 1 / 9)), r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}"),
+    "nine workers": (
+        np.kron(np.eye(2), np.full((9, 9), 1 / 9)),
+        r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}",
+    ),
     "rounds of different sizes": (
         [star(4), star(5), star(6)],
         r"mine, round 1: W has shape \(5, 5\), the first round's \(4, 4\); need as many workers",
     ),
-    "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "mine, round 2: row 0 of W sums to 2, not 1"),
+    "a wrong round": (
+        [star(4), star(4), star(4) + np.eye(4)],
+        "mine, round 2: row 0 of W sums to 2, not 1",
+    ),
     "no rounds": ([], "mine: W is a schedule of no rounds; need at least one mixing matrix"),
-    "no rounds in an array": (np.zeros((0, 4, 4)), "mine: W is a schedule of no rounds; need at least one mixing matrix"),
+    "no rounds in an array": (
+        np.zeros((0, 4, 4)),
+        "mine: W is a schedule of no rounds; need at least one mixing matrix",
+    ),
     "two halves swapped": (circulant(6, {1: 0.5}), DIVERGES.format(1)),
     "a permutation": (np.roll(np.eye(5), 1, axis=0), DIVERGES.format(1)),
     "models run apart": (circulant(8, {1: -0.1}), DIVERGES.format(1.4)),

@@ -23,7 +23,11 @@ def aligned(values: np.ndarray) -> np.ndarray:
 def test_they_are_copies_of_their_own_type_or_of_that_given():
     values = aligned(np.arange(6.0, dtype=np.float32).reshape(2, 3))
     there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
-    same, short, put = arrays.from_host(values), arrays.from_host(values, jnp.bfloat16), arrays.put({"x": values}, there)["x"]
+    same, short, put = (
+        arrays.from_host(values),
+        arrays.from_host(values, jnp.bfloat16),
+        arrays.put({"x": values}, there)["x"],
+    )
     values += 1
     assert put.sharding == there
     for found, kind in ((same, jnp.float32), (short, jnp.bfloat16), (put, jnp.float32)):
@@ -38,7 +42,15 @@ def test_problems_do_not_see_what_becomes_of_the_arrays_that_they_were_made_of()
         quadratic = problems.quadratic(A, b)
         model = problems.Model(lambda key: jnp.zeros(8), lambda params, inputs: inputs @ params)
         samples = inputs, classes
-        regression = problems.finite_sum(model, optax.l2_loss, samples, 3, batch_size=1, test=samples, metrics={"test_loss": optax.l2_loss})
+        regression = problems.finite_sum(
+            model,
+            optax.l2_loss,
+            samples,
+            3,
+            batch_size=1,
+            test=samples,
+            metrics={"test_loss": optax.l2_loss},
+        )
         held = quadratic.data, quadratic.shared, regression.data, regression.shared
         before = jax.tree.map(np.array, held)
         for given in (A, b, *samples):
@@ -51,7 +63,11 @@ def test_no_program_is_compiled_for_the_shapes_of_a_problem(caplog):
         caplog.clear()
         with jax.log_compiles():
             make()
-        return [record.getMessage() for record in caplog.records if "XLA compilation" in record.getMessage()]
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if "XLA compilation" in record.getMessage()
+        ]
 
     assert compiled(lambda: jnp.ones((3, 29, 1)) + 1)
     assert not compiled(lambda: problems.random_quadratic(3, 29, noise=0.1))

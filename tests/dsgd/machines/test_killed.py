@@ -1,4 +1,6 @@
-"""Processes that are killed: the others say which one it was, and the same command goes on from the last checkpoint."""
+"""Processes that are killed: the others say which one it was, and the same command goes on from the
+last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,36 @@ import pytest
 from dsgd.contract import elsewhere
 from dsgd.machines import watch
 
-KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60  # the last: in which the other process ends, on a busy machine
+# the last: in which the other process ends, on a busy machine
+KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60
 
 
 @pytest.fixture(scope="module")
 def killed(long, tmp_path_factory):
-    """The folder of a run that was killed so often at random rounds, and then came to its end; and what was seen at each kill. Before,
-    each of its processes is stopped once: its connections stay."""
+    """The folder of a run that was killed so often at random rounds, and then came to its end; and
+    what was seen at each kill. Before, each of its processes is stopped once: its connections
+    stay."""
     folder, draw, seen = tmp_path_factory.mktemp("killed"), random.Random(0), []
-    command = [sys.executable, "-c", f"import many, pathlib; many.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})"]
-    with subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
+    command = [
+        sys.executable,
+        "-c",
+        f"import many, pathlib; many.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})",
+    ]
+    with subprocess.Popen(
+        command,
+        env=elsewhere.environment(1),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as nursery:
         try:
             rounds = sorted(draw.sample(range(many.EVERY, many.ROUNDS), KILLS))
             stopped = [(victim, many.EVERY, signal.SIGSTOP) for victim in range(2)]
-            for victim, at, by in [*stopped, *((draw.randrange(2), at, signal.SIGKILL) for at in rounds), (-1, 0, 0)]:
+            for victim, at, by in [
+                *stopped,
+                *((draw.randrange(2), at, signal.SIGKILL) for at in rounds),
+                (-1, 0, 0),
+            ]:
                 print(victim, at, int(by), file=nursery.stdin, flush=True)
                 seen.append((victim, *json.loads(nursery.stdout.readline())))
             nursery.communicate(timeout=SECONDS)
@@ -54,7 +72,11 @@ def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
         )
     )
     for i in range(2):
-        jax.tree.map(np.testing.assert_array_equal, cloudpickle.loads((folder / f"{i}.result").read_bytes()), straight)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            cloudpickle.loads((folder / f"{i}.result").read_bytes()),
+            straight,
+        )
 
 
 def test_who_was_not_killed_ends_soon_and_says_who_was(killed):

@@ -1,4 +1,6 @@
-"""Shaped links between processes in network namespaces: they carry what they are told to, and nothing is left of them."""
+"""Shaped links between processes in network namespaces: they carry what they are told to, and
+nothing is left of them.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allow
 
 
 def transfers(rate: Rate, cross) -> dict[float, float]:
-    """Called in two processes: the median of three messages in each turn of the rate, bits per second."""
+    """Called in two processes: the median of three messages in each turn of the rate, bits per
+    second.
+    """
     first = jax.process_index() == 0
     with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
         multihost_utils.sync_global_devices("listening")
-        one = listening.accept()[0] if first else socket.create_connection((cross, 5000), timeout=20)
+        one = (
+            listening.accept()[0] if first else socket.create_connection((cross, 5000), timeout=20)
+        )
     one.settimeout(20)
     found: dict[float, list[float]] = {bits: [] for bits in rate.bits}
     turn = rate.period / len(rate.bits)
@@ -87,7 +93,9 @@ def space_and_transfers(rate: Rate):
 @pytest.mark.long
 @allowed
 def test_links_carry_what_they_are_told_to_and_follow_its_changes():
-    (here, found), (there, _) = links.shaped(2, partial(space_and_transfers, RATE), RATE, timeout=120)
+    (here, found), (there, _) = links.shaped(
+        2, partial(space_and_transfers, RATE), RATE, timeout=120
+    )
     assert len({here, there, str(Path("/proc/self/ns/net").readlink())}) == 3
     assert found == {bits: pytest.approx(bits, rel=0.2) for bits in RATE.bits}
     assert gone([here, there])
@@ -99,7 +107,12 @@ def test_nothing_is_left_after_an_error(monkeypatch):
 
     def fail(name, sites, function, timeout):
         for site in sites:
-            inside = subprocess.run([*site.enter, "readlink", "/proc/self/ns/net"], capture_output=True, text=True, check=True)
+            inside = subprocess.run(
+                [*site.enter, "readlink", "/proc/self/ns/net"],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             spaces.append(inside.stdout.strip())
         raise RuntimeError("on the way")
 
@@ -122,7 +135,9 @@ def wait(name, sites, function, timeout):
 local_processes.called = wait
 links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         spaces = [process.stdout.readline().strip() for _ in range(2)]
         assert all(map(alive, spaces))
@@ -131,7 +146,9 @@ links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
 
 
 def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
-    """By a tool that takes too long on a busy machine, say: what was measured since was measured at another rate."""
+    """By a tool that takes too long on a busy machine, say: what was measured since was measured at
+    another rate.
+    """
     failed = threading.Event()
 
     def called(command, lines=""):
@@ -142,7 +159,10 @@ def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
     monkeypatch.setattr(links, "_called", called)
     with subprocess.Popen(["true"]) as nobody:
         ends = [(nobody, "eth0")]
-    with pytest.raises(ValueError, match="tc took more than 30 s"), links._kept_at(ends, Rate((1e6, 2e6), 0.05)):
+    with (
+        pytest.raises(ValueError, match="tc took more than 30 s"),
+        links._kept_at(ends, Rate((1e6, 2e6), 0.05)),
+    ):
         assert failed.wait(20)
     with pytest.raises(KeyError), links._kept_at(ends, Rate((1e6, 2e6), 0.05)):
         raise KeyError  # an error of the block comes first
@@ -174,7 +194,9 @@ def test_where_it_is_not_allowed_it_says_why(monkeypatch):
         links.need_allowed()
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    with pytest.raises(ValueError, match=r"shaped links without tc: need these commands \(util-linux, iproute2\)"):
+    with pytest.raises(
+        ValueError, match=r"shaped links without tc: need these commands \(util-linux, iproute2\)"
+    ):
         links.need_allowed()
     monkeypatch.setattr(links.sys, "platform", "darwin")
     with pytest.raises(ValueError, match="shaped links on darwin: need Linux"):

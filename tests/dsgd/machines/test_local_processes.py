@@ -26,7 +26,9 @@ def test_refusals():
 
 @pytest.fixture
 def started(monkeypatch):
-    """All processes that are started. They only run a script, in which `index` is known: for what is about processes."""
+    """All processes that are started. They only run a script, in which `index` is known: for what
+    is about processes.
+    """
     there, really = [], subprocess.Popen
 
     def start(command, **options):
@@ -38,14 +40,24 @@ def started(monkeypatch):
 
 
 def runs(script, monkeypatch):
-    monkeypatch.setattr(local_processes, "_SCRIPT", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
+    monkeypatch.setattr(
+        local_processes, "_SCRIPT", f"import os, sys, time; index = int(sys.argv[2])\n{script}"
+    )
 
 
 @pytest.mark.parametrize(
     ("script", "timeout", "message"),
     [
-        ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
-        ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)", 30.0, "process 0 of 2 was ended by SIGKILL"),
+        (
+            "if index: sys.exit('boom')\ntime.sleep(60)",
+            30.0,
+            "process 1 of 2 ended with status 1: boom",
+        ),
+        (
+            "if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)",
+            30.0,
+            "process 0 of 2 was ended by SIGKILL",
+        ),
         ("sys.exit(0)", 30.0, "process 0 of 2 ended, with status 0, before the function did"),
         ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
     ],
@@ -84,8 +96,11 @@ def test_an_interruption_ends_all(monkeypatch, started):
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     """However that ended: all that it sees is that its input does."""
     (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
-    join = [sys.executable, "-c", local_processes._SCRIPT, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
-    with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    # which waits for another that never comes
+    join = [sys.executable, "-c", local_processes._SCRIPT, str(tmp_path), "0", "2", "1"]
+    with subprocess.Popen(
+        join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             process.communicate(timeout=30)
         finally:

@@ -1,4 +1,6 @@
-"""Runs of several processes: what one process finds on as many devices, and what becomes of mistakes, signals and differences."""
+"""Runs of several processes: what one process finds on as many devices, and what becomes of
+mistakes, signals and differences.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +56,27 @@ def four():
 @pytest.mark.long
 @pytest.mark.parametrize("exchange", many.OF_FOUR)
 def test_four_processes_are_one_with_four_devices(exchange, four):
-    """To the bit in all processes, and beside one process where no all-reduce adds up in another order."""
+    """To the bit in all processes, and beside one process where no all-reduce adds up in another
+    order.
+    """
     expected = many.iterates(exchange, 4)
     if exchange in ("permutes", "gather"):
-        crossing = dsgd.workers.traffic(dsgd.compile_round(many.method(exchange), many.quadratic(), 4))
+        crossing = dsgd.workers.traffic(
+            dsgd.compile_round(many.method(exchange), many.quadratic(), 4)
+        )
         assert set(crossing) == {"collective-permute" if exchange == "permutes" else "all-gather"}
     for found in four:
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
-        assert_equal(found[exchange]["state"], expected["state"], **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}))
+        assert_equal(
+            found[exchange]["state"],
+            expected["state"],
+            **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}),
+        )
         assert_equal(found[exchange], four[0][exchange])
-        assert found["mesh"] == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
+        assert (
+            found["mesh"]
+            == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
+        )
 
 
 @pytest.mark.long
@@ -100,7 +113,11 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(both, folder):
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("method", "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(star(4)) in process 1"),
+        (
+            "method",
+            "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(star(4)) in "
+            "process 1",
+        ),
         ("steps", "steps = 3 in process 0, 4 in process 1"),
         ("calls", "process 0 asks for what is run, process 1 for data by worker"),
     ],
@@ -131,9 +148,17 @@ def test_process_0_says_when_it_is_enough(both):
 
 def test_processes_that_do_not_divide_the_workers_are_refused(both):
     for found in both:
-        assert found["workers"] == "ValueError: mesh of 2 devices for 3 workers: need a number of devices that divides 3: mesh=1, say"
-        assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
-        assert found["mesh"].startswith("ValueError: data of which other processes have a part, on this process's devices alone")
+        assert (
+            found["workers"]
+            == "ValueError: mesh of 2 devices for 3 workers: need a number of devices that divides 3: mesh=1, say"
+        )
+        assert (
+            found["rows"]
+            == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
+        )
+        assert found["mesh"].startswith(
+            "ValueError: data of which other processes have a part, on this process's devices alone"
+        )
 
 
 def test_folders_that_cannot_be_are_told_in_all_processes(both, folder):
@@ -150,7 +175,10 @@ def test_a_method_is_checked_on_the_devices_of_both_processes(both):
         bad, *good = found["checked"]
         assert all(findings.holds for findings in good)
         by_name = {finding.what: finding for finding in bad.findings}
-        assert {name for name, finding in by_name.items() if finding.holds is False} == {"2 devices", "4 devices"}
+        assert {name for name, finding in by_name.items() if finding.holds is False} == {
+            "2 devices",
+            "4 devices",
+        }
         assert "is not the same on every device" in by_name["2 devices"].found
 
 

@@ -1,4 +1,6 @@
-"""Where a process stands among others, as what started it says; and a coordinator that nobody reaches, or too few."""
+"""Where a process stands among others, as what started it says; and a coordinator that nobody
+reaches, or too few.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,21 @@ from dsgd import problems
 from dsgd.contract import elsewhere
 from dsgd.machines import runtime, watch
 
-SLURM = {"SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[07-09],far", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
-MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-FOUR = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}  # as version 4 has it
+SLURM = {
+    "SLURM_JOB_ID": "4097",
+    "SLURM_STEP_NODELIST": "node[07-09],far",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+}
+MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+# as version 4 has it
+FOUR = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
 
 
 @pytest.fixture
@@ -48,8 +62,16 @@ def environment(monkeypatch):
         (SLURM, ("other:99", 2, 0), ("other:99", 2, 0, None)),
         ({**SLURM, "SLURM_NTASKS": "1"}, (None, None, None), None),
         (MPI | FOUR, (None, None, None), ("10.96.0.1:62624", 4, 3, 3)),
-        (MPI | {"PMIX_NAMESPACE": "prterun-vm-1@1"}, (None, None, None), ("127.0.0.1:61453", 4, 3, 3)),
-        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ("node1:99", None, None), ("node1:99", 4, 3, 3)),
+        (
+            MPI | {"PMIX_NAMESPACE": "prterun-vm-1@1"},
+            (None, None, None),
+            ("127.0.0.1:61453", 4, 3, 3),
+        ),
+        (
+            {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            ("node1:99", None, None),
+            ("node1:99", 4, 3, 3),
+        ),
     ],
 )
 def test_where_a_process_stands(variables, given, place, environment):
@@ -62,7 +84,10 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
     environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="4 processes of mpirun on several machines: need --coordinator host:port of rank 0, or mpi4py"):
+    with pytest.raises(
+        ValueError,
+        match="4 processes of mpirun on several machines: need --coordinator host:port of rank 0, or mpi4py",
+    ):
         runtime._place(None, None, None, timeout=1.0)
 
 
@@ -71,22 +96,34 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # where nobody listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(dsgd.Lost, match=rf"the coordinator {address} cannot be reached within 0.3 s \(.*\): need process 0 there"):
+        with pytest.raises(
+            dsgd.Lost,
+            match=rf"the coordinator {address} cannot be reached within 0.3 s \(.*\): need process 0 there",
+        ):
             dsgd.join(address, 2, 1, timeout=0.3)
     assert time.monotonic() - began < 20
 
 
 def by_worker(load, **options):
-    model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, inputs: inputs @ params)
+    model = problems.Model(
+        lambda key: np.zeros(3, np.float32), lambda params, inputs: inputs @ params
+    )
     return problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), 2, **options)
 
 
 def test_data_by_worker_must_be_of_one_kind():
-    with pytest.raises(ValueError, match=r"data of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*: need one kind of samples"):
+    with pytest.raises(
+        ValueError,
+        match=r"data of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*: need one kind of samples",
+    ):
         by_worker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
-    with pytest.raises(ValueError, match="data of worker 0: inputs has entries that are not finite"):
+    with pytest.raises(
+        ValueError, match="data of worker 0: inputs has entries that are not finite"
+    ):
         by_worker(lambda n: (np.full((5, 3), np.nan), np.ones(5)))
-    with pytest.raises(ValueError, match="worker 1 has 5 samples; expected at least min_samples = 6"):
+    with pytest.raises(
+        ValueError, match="worker 1 has 5 samples; expected at least min_samples = 6"
+    ):
         by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), min_samples=6)
 
 
@@ -116,9 +153,14 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
         begin = "import os, signal, sys, time\nimport dsgd\nfrom dsgd.machines import agreement, watch\n"
-        commands = [[sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"] for i in range(processes)]
+        commands = [
+            [sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"]
+            for i in range(processes)
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        there = [subprocess.Popen(command, env=elsewhere.environment(1), **pipes) for command in commands]
+        there = [
+            subprocess.Popen(command, env=elsewhere.environment(1), **pipes) for command in commands
+        ]
         try:
             said, _ = there[asked].communicate(timeout=240)
         finally:
@@ -131,14 +173,20 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
 def test_processes_that_do_not_come_are_told_of_by_the_first():
     status, said = run(ALONE, 1, 0)
     assert status == watch.STATUS
-    assert re.match(r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1])
+    assert re.match(
+        r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1]
+    )
 
 
 @pytest.mark.long
 def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
-    """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
+    """Killed before it has said its name; a coordinator that stands still while another process
+    ends in order.
+    """
     with ThreadPoolExecutor() as pool:  # they mostly wait
-        (joined, said_first), (hung, said_other) = pool.map(run, (JUST_JOINED, HOST_HANGS), (2, 2), (0, 1))
+        (joined, said_first), (hung, said_other) = pool.map(
+            run, (JUST_JOINED, HOST_HANGS), (2, 2), (0, 1)
+        )
     assert (joined, hung) == (watch.STATUS, watch.STATUS)
     assert "process 1 of 2 (which had just joined) was not heard of for 3 s" in said_first
     assert "which coordinates, did not answer for 3 s" in said_other
@@ -159,5 +207,9 @@ class Store(dict):
 def test_what_process_0_has_said_is_not_said_again(monkeypatch, state, words, same):
     """Also by who looks only when process 0 has left."""
     monkeypatch.setattr(watch, "leave_at_once", lambda *_: None)
-    monkeypatch.setattr(watch, "_watch", watch._Watch(Store({"dsgd/alive/0": f"{state}: {words}"}), 1, ["first", "second"], 3.0))
+    monkeypatch.setattr(
+        watch,
+        "_watch",
+        watch._Watch(Store({"dsgd/alive/0": f"{state}: {words}"}), 1, ["first", "second"], 3.0),
+    )
     assert watch.end("why") == (True, same)

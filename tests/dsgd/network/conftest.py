@@ -12,8 +12,12 @@ import dsgd.network.switch
 
 @pytest.fixture(scope="session")
 def simulate():
-    """`network.simulate` without the checks of annotations, which in many thousand messages take ten times as long as the simulation."""
-    spec = importlib.util.spec_from_file_location("unchecked_switch", Path(dsgd.network.switch.__file__))
+    """`network.simulate` without the checks of annotations, which in many thousand messages take
+    ten times as long as the simulation.
+    """
+    spec = importlib.util.spec_from_file_location(
+        "unchecked_switch", Path(dsgd.network.switch.__file__)
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

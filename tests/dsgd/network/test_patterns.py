@@ -1,4 +1,6 @@
-"""Patterns: closed forms against the table of the notes, and against the event simulation; and what they do to workers' clocks."""
+"""Patterns: closed forms against the table of the notes, and against the event simulation; and what
+they do to workers' clocks.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,31 @@ from dsgd.graphs.matchings import matchings
 from dsgd.network.switch import CONVENTIONS
 
 LATENCY, TRANSFER = Fraction(3, 7), Fraction(5, 11)
-TIMES = [(LATENCY, TRANSFER), (Fraction(0), TRANSFER), (LATENCY, Fraction(0)), (Fraction(5), Fraction(1, 3))]
-FEW, SIZES = (1, 2, 3, 4), (5, 8, 16, 33)  # odd ones, even ones, powers of two; the closed forms have one branch, at N = 1
+TIMES = [
+    (LATENCY, TRANSFER),
+    (Fraction(0), TRANSFER),
+    (LATENCY, Fraction(0)),
+    (Fraction(5), Fraction(1, 3)),
+]
+# odd ones, even ones, powers of two; the closed forms have one branch, at N = 1
+FEW, SIZES = (1, 2, 3, 4), (5, 8, 16, 33)
 ONE_SERVER = [network.parameter_server, network.star]
 TOGETHER = [network.multi_server, network.ring_all_reduce, network.ring_all_reduce_unpartitioned]
 ALL_REDUCES = [*ONE_SERVER, *TOGETHER]
 ROWS = [network.all_gather, network.ring_shift]  # each worker's own vector goes to others
 
 TABLE = {
-    "parameter server": (network.parameter_server, lambda N, l, r: 2 * N * (l + r), lambda N, l, r: 2 * (l + N * r)),
+    "parameter server": (
+        network.parameter_server,
+        lambda N, l, r: 2 * N * (l + r),
+        lambda N, l, r: 2 * (l + N * r),
+    ),
     "star": (network.star, *[lambda N, l, r: 2 * (l + r)] * 2),
     "ring": (network.ring_all_reduce, *[lambda N, l, r: 2 * (N - 1) * (l + r / N)] * 2),
-    "whole ring": (network.ring_all_reduce_unpartitioned, *[lambda N, l, r: 2 * (N - 1) * (l + r)] * 2),
+    "whole ring": (
+        network.ring_all_reduce_unpartitioned,
+        *[lambda N, l, r: 2 * (N - 1) * (l + r)] * 2,
+    ),
     "multi-server": (
         network.multi_server,
         lambda N, l, r: 2 * (N - 1) * (l + r / N),
@@ -59,7 +74,10 @@ TABLE = {
         lambda N, l, r: max(1, Fraction(2, N)) * (l + r),
         lambda N, l, r: max(r, Fraction(2, N) * (l + r)),
     ),
-    "asynchronous gossip": (network.asynchronous_gossip, *[lambda N, l, r: (l + r) / (N // 2) if N > 1 else 0] * 2),
+    "asynchronous gossip": (
+        network.asynchronous_gossip,
+        *[lambda N, l, r: (l + r) / (N // 2) if N > 1 else 0] * 2,
+    ),
 }
 
 
@@ -80,8 +98,14 @@ GRAPHS = {
     "directed": directed,
 }
 SIMULATED = {
-    **{pattern.name: lambda N, pattern=pattern: pattern for pattern in (*ALL_REDUCES, *ROWS, network.local)},
-    **{f"gossip on {name}": lambda N, build=build: network.gossip(build(N)) for name, build in GRAPHS.items()},
+    **{
+        pattern.name: lambda N, pattern=pattern: pattern
+        for pattern in (*ALL_REDUCES, *ROWS, network.local)
+    },
+    **{
+        f"gossip on {name}": lambda N, build=build: network.gossip(build(N))
+        for name, build in GRAPHS.items()
+    },
 }
 SCHEDULES = [topologies.random_matchings(7, period=5), topologies.one_peer_exponential(3)]
 
@@ -93,7 +117,9 @@ def pattern_of(name: str, N: int):
 
 
 def in_parts(messages, N: int):
-    """The messages with sizes in parts of 1 / N of a vector, as ints, with which the simulation is exact and fast."""
+    """The messages with sizes in parts of 1 / N of a vector, as ints, with which the simulation is
+    exact and fast.
+    """
     parts = [N * message.size for message in messages]
     assert all(part == int(part) for part in parts)
     return [message._replace(size=int(part)) for message, part in zip(messages, parts, strict=True)]
@@ -109,7 +135,9 @@ def test_costs_are_the_tables_exactly(name):
     for N in (*FEW, *SIZES):
         pattern = pattern_of(name, N)
         assert network.cost(pattern, N, LATENCY, TRANSFER) == blocking(N, LATENCY, TRANSFER)
-        assert network.cost(pattern, N, LATENCY, TRANSFER, "pipelined") == pipelined(N, LATENCY, TRANSFER)
+        assert network.cost(pattern, N, LATENCY, TRANSFER, "pipelined") == pipelined(
+            N, LATENCY, TRANSFER
+        )
 
 
 @pytest.mark.parametrize("name", SIMULATED)
@@ -122,10 +150,17 @@ def test_costs_are_what_the_simulation_takes(simulate, name):
             for convention in CONVENTIONS:
                 simulated = simulate(messages, latency, transfer, convention).seconds
                 whole = transfer if N in FEW else Fraction(N * transfer)
-                assert network.cost(pattern, N, latency, whole, convention) == simulated, (N, latency, transfer, convention)
+                assert network.cost(pattern, N, latency, whole, convention) == simulated, (
+                    N,
+                    latency,
+                    transfer,
+                    convention,
+                )
         if name.startswith("gossip"):
             links = GRAPHS[name.removeprefix("gossip on ")](N).links[0]
-            assert sorted((message.sender, message.receiver) for message in messages) == sorted(map(tuple, links.tolist()))
+            assert sorted((message.sender, message.receiver) for message in messages) == sorted(
+                map(tuple, links.tolist())
+            )
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -139,32 +174,53 @@ def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, sch
         pairs = [(int(i), int(j)) for i, j in links]
         messages.append([network.Message(*pair) for group in matchings(pairs, N) for pair in group])
     seconds = [simulate(one, LATENCY, TRANSFER, convention).seconds for one in messages]
-    assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == Fraction(sum(seconds)) / len(seconds)
+    assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == Fraction(sum(seconds)) / len(
+        seconds
+    )
     assert pattern.vectors(N) == pytest.approx(sum(map(len, messages)) / N / len(messages))
 
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
 def test_messages_bring_everybody_the_sum_of_all(pattern):
-    """Followed from message to message: of whom the sums are that are sent. Who makes a part of the whole sum need not receive it. All
-    numbers from N on are one server's."""
+    """Followed from message to message: of whom the sums are that are sent. Who makes a part of the
+    whole sum need not receive it. All numbers from N on are one server's."""
     for N in (2, 3, 4, 9):
         messages, sums, whole = pattern.messages(N), [], [Fraction(0)] * (2 * N)
         for message in messages:
-            assert all(min(messages[j].receiver, N) == min(message.sender, N) for j in message.after)
+            assert all(
+                min(messages[j].receiver, N) == min(message.sender, N) for j in message.after
+            )
             sums.append({message.sender}.union(*(sums[j] for j in message.after)))
             if sums[-1] >= set(range(N)):
                 whole[message.receiver] += Fraction(message.size)
-        expected = {"parameter_server": [1] * N, "star": [1] * N, "ring_all_reduce_unpartitioned": [0] + [1] * (N - 1)}
+        expected = {
+            "parameter_server": [1] * N,
+            "star": [1] * N,
+            "ring_all_reduce_unpartitioned": [0] + [1] * (N - 1),
+        }
         assert sorted(whole[:N]) == expected.get(pattern.name, [1 - Fraction(1, N)] * N)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("pattern", [*ALL_REDUCES, network.gossip(topologies.star(6)), network.gossip(topologies.ring(6))], ids=id_of)
+@pytest.mark.parametrize(
+    "pattern",
+    [*ALL_REDUCES, network.gossip(topologies.star(6)), network.gossip(topologies.ring(6))],
+    ids=id_of,
+)
 def test_measured_bits_become_the_transfer_of_a_full_vector(pattern, convention):
     vector, bandwidth, latency, N = 1_000_003, 2.5e6, 0.125, 6
     sent = sum(message.size for message in pattern.messages(N) if message.sender < N)
-    seconds = network.round_seconds(pattern, N, float(sent * vector / N), latency=latency, bandwidth=bandwidth, convention=convention)
-    assert seconds == pytest.approx(network.cost(pattern, N, latency, vector / bandwidth, convention), rel=1e-12)
+    seconds = network.round_seconds(
+        pattern,
+        N,
+        float(sent * vector / N),
+        latency=latency,
+        bandwidth=bandwidth,
+        convention=convention,
+    )
+    assert seconds == pytest.approx(
+        network.cost(pattern, N, latency, vector / bandwidth, convention), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
@@ -172,16 +228,26 @@ def test_cost_of_an_array_of_latencies(convention):
     latency, transfer = np.array([0.5, 1.0, 2.0]), np.array([1.0, 0.0, 3.0])
     for name in TABLE:
         pattern = pattern_of(name, 4)
-        one_by_one = [network.cost(pattern, 4, *pair, convention) for pair in zip(latency.tolist(), transfer.tolist(), strict=True)]
-        np.testing.assert_allclose(network.cost(pattern, 4, latency, transfer, convention), one_by_one)
+        one_by_one = [
+            network.cost(pattern, 4, *pair, convention)
+            for pair in zip(latency.tolist(), transfer.tolist(), strict=True)
+        ]
+        np.testing.assert_allclose(
+            network.cost(pattern, 4, latency, transfer, convention), one_by_one
+        )
 
 
 def cost(**change):
-    return network.cost(network.parameter_server, **{"workers": 4, "latency": 1, "transfer": 1} | change)
+    return network.cost(
+        network.parameter_server, **{"workers": 4, "latency": 1, "transfer": 1} | change
+    )
 
 
 def seconds(**change):
-    return network.round_seconds(network.ring_all_reduce, **{"workers": 4, "bits_up": 100.0, "latency": 1.0, "bandwidth": 1.0} | change)
+    return network.round_seconds(
+        network.ring_all_reduce,
+        **{"workers": 4, "bits_up": 100.0, "latency": 1.0, "bandwidth": 1.0} | change,
+    )
 
 
 NAN = float("nan")
@@ -192,17 +258,32 @@ REFUSED = [
     (lambda: cost(transfer=-0.5), "transfer = -0.5"),
     (lambda: cost(latency=np.array([1.0, -1.0])), "latency"),
     # Under pytest the annotation would catch it; a user has only the check inside.
-    (lambda: inspect.unwrap(network.cost)(network.star, 4, 1, 1, "duplex"), "unknown convention 'duplex': need 'blocking' or 'pipelined'"),
+    (
+        lambda: inspect.unwrap(network.cost)(network.star, 4, 1, 1, "duplex"),
+        "unknown convention 'duplex': need 'blocking' or 'pipelined'",
+    ),
     (lambda: seconds(bandwidth=0.0), "bandwidth = 0.0 bit/s: need > 0"),
     (lambda: seconds(bandwidth=NAN), "bandwidth = nan"),
     (lambda: seconds(bits_up=-1.0), "bits_up = -1.0: need >= 0"),
     (lambda: seconds(bits_up=NAN), "bits_up = nan"),
     (lambda: seconds(latency=-1.0), "latency = -1.0"),
     (lambda: seconds(workers=0), "round_seconds: workers = 0: need an integer, at least 1"),
-    (lambda: network.asynchronous_server_messages([]), "asynchronous_server_messages for no workers"),
-    (lambda: network.asynchronous_server_messages([[1]], 0), "asynchronous_server_messages: servers = 0: need an integer, at least 1"),
-    (lambda: network.simulate(network.asynchronous_server_messages([[1, NAN]]), 1, 1), "message 2: compute = nan"),
-    (lambda: network.gossip(topologies.ring(4)).vectors(5), r"gossip\(ring\(4\)\), of 4 workers, for 5 workers: need the same number"),
+    (
+        lambda: network.asynchronous_server_messages([]),
+        "asynchronous_server_messages for no workers",
+    ),
+    (
+        lambda: network.asynchronous_server_messages([[1]], 0),
+        "asynchronous_server_messages: servers = 0: need an integer, at least 1",
+    ),
+    (
+        lambda: network.simulate(network.asynchronous_server_messages([[1, NAN]]), 1, 1),
+        "message 2: compute = nan",
+    ),
+    (
+        lambda: network.gossip(topologies.ring(4)).vectors(5),
+        r"gossip\(ring\(4\)\), of 4 workers, for 5 workers: need the same number",
+    ),
 ]
 
 
@@ -218,7 +299,9 @@ def laps_of(N: int, compute, convention, servers: int = 1):
     laps = 24
     messages = network.asynchronous_server_messages([[compute] * laps] * N, servers)
     passages = network.simulate(messages, LATENCY, TRANSFER, convention).passages
-    arrivals = sorted(passage.arrived for passage in passages if passage.message.receiver == N + servers - 1)
+    arrivals = sorted(
+        passage.arrived for passage in passages if passage.message.receiver == N + servers - 1
+    )
     return (arrivals[20 * N - 1] - arrivals[10 * N - 1]) / (10 * N)
 
 
@@ -226,17 +309,23 @@ def laps_of(N: int, compute, convention, servers: int = 1):
 @pytest.mark.parametrize("N", [1, 2, 3, 8])
 def test_updates_of_an_asynchronous_server_come_as_often_as_in_the_simulation(N, convention):
     """As often as the server's busiest port lets them, or as all workers make them."""
-    assert laps_of(N, 0, convention) == network.cost(network.asynchronous_server, N, LATENCY, TRANSFER, convention)
+    assert laps_of(N, 0, convention) == network.cost(
+        network.asynchronous_server, N, LATENCY, TRANSFER, convention
+    )
     port = LATENCY + TRANSFER if convention == "blocking" else TRANSFER
     for compute in (Fraction(1, 5), Fraction(2), Fraction(9)):
-        assert laps_of(N, compute, convention) == max(port, (2 * (LATENCY + TRANSFER) + compute) / N)
+        assert laps_of(N, compute, convention) == max(
+            port, (2 * (LATENCY + TRANSFER) + compute) / N
+        )
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("servers", [1, 5])
 def test_a_lap_alone_through_several_servers(servers, convention):
     """Each part comes back while the next one is sent."""
-    assert laps_of(1, Fraction(2), convention, servers) == 2 + (servers + 1) * (LATENCY + TRANSFER / servers)
+    assert laps_of(1, Fraction(2), convention, servers) == 2 + (servers + 1) * (
+        LATENCY + TRANSFER / servers
+    )
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -244,18 +333,33 @@ def test_a_lap_alone_through_several_servers(servers, convention):
 def test_every_server_sees_the_gradients_in_one_order(servers, convention):
     draw = random.Random(servers)
     N, laps = 5, 6
-    compute = [[draw.choice([0, 1, Fraction(3, 2), draw.randint(0, 12)]) for _ in range(laps)] for _ in range(N)]
+    compute = [
+        [draw.choice([0, 1, Fraction(3, 2), draw.randint(0, 12)]) for _ in range(laps)]
+        for _ in range(N)
+    ]
     messages = network.asynchronous_server_messages(compute, servers)
     passages = network.simulate(messages, LATENCY, TRANSFER, convention).passages
     orders = []
     for server in range(N, N + servers):
-        own = sorted((passage for passage in passages if passage.message.receiver == server), key=lambda passage: passage.arrived)
+        own = sorted(
+            (passage for passage in passages if passage.message.receiver == server),
+            key=lambda passage: passage.arrived,
+        )
         orders.append([(passage.message.sender, passage.message.label) for passage in own])
     assert len(set(orders[0])) == N * laps
     assert all(order == orders[0] for order in orders)
     for worker in range(N):
-        own = [passage for passage in passages if worker in (passage.message.sender, passage.message.receiver)]
-        labels = [f"{what} {lap}" for lap in range(laps) for what in ("gradient", "model") for _ in range(servers)]
+        own = [
+            passage
+            for passage in passages
+            if worker in (passage.message.sender, passage.message.receiver)
+        ]
+        labels = [
+            f"{what} {lap}"
+            for lap in range(laps)
+            for what in ("gradient", "model")
+            for _ in range(servers)
+        ]
         assert [passage.message.label for passage in own] == labels
         assert all(passage.message.size == Fraction(1, servers) for passage in own)
         gradients = own[:: 2 * servers]
@@ -286,17 +390,23 @@ def test_asynchronous_messages_of_few_laps():
 
 
 def clock_of(pattern, convention):
-    """Many instances at once: (finish `[many, N]`, latency `[many]`, up and down `[many, N]`) to when everybody is done."""
+    """Many instances at once: (finish `[many, N]`, latency `[many]`, up and down `[many, N]`) to
+    when everybody is done.
+    """
 
     def one(finish, latency, up, down):
-        return network.elapse(pattern, finish, network.Ports(latency, up, down), convention, jnp.int32(0))
+        return network.elapse(
+            pattern, finish, network.Ports(latency, up, down), convention, jnp.int32(0)
+        )
 
     many = jax.jit(jax.vmap(one))
     return lambda *arrays: np.asarray(many(*(jnp.asarray(array, jnp.float32) for array in arrays)))
 
 
 def instances(seed: int, N: int, many: int = 60):
-    """Small whole numbers, which float32 adds without rounding: finish, latency, up, down. Ties, zeros and equal ports among them."""
+    """Small whole numbers, which float32 adds without rounding: finish, latency, up, down. Ties,
+    zeros and equal ports among them.
+    """
     draw = np.random.default_rng(seed)
     finish, up, down = draw.integers(0, 30, (3, many, N))
     finish[::5] //= 10
@@ -313,14 +423,19 @@ def test_the_servers_clock_is_the_simulation(simulate, pattern, N, convention):
     finish, latency, up, down = instances(N, N)
     done = clock_of(pattern, convention)(finish, latency, up, down)
     for k in range(len(done)):
-        messages = [m._replace(compute=int(finish[k, m.sender])) if m.sender < N else m for m in pattern.messages(N)]
+        messages = [
+            m._replace(compute=int(finish[k, m.sender])) if m.sender < N else m
+            for m in pattern.messages(N)
+        ]
         ports = {"transfer": [*up[k].tolist(), *[0] * N], "receive": [*down[k].tolist(), *[0] * N]}
         passages = simulate(messages, int(latency[k]), convention=convention, **ports).passages
         assert done[k].tolist() == [passage.arrived for passage in passages[N:]]
 
 
 def simulated(simulate, pattern, N: int, convention, start, latency, up, down):
-    """When each worker has sent and received all of it, where `up` and `down` are seconds of a full vector."""
+    """When each worker has sent and received all of it, where `up` and `down` are seconds of a full
+    vector.
+    """
     messages = [message._replace(ready=start[message.sender]) for message in pattern.messages(N)]
     done = list(start)
     for passage in simulate(messages, latency, up, convention, receive=down).passages:
@@ -335,13 +450,19 @@ def test_where_all_are_equal_clocks_of_gossip_show_the_closed_form(topology, con
     pattern, N, latency, transfer = network.gossip(topology), topology.n, 0.75, 2.5
     port = np.full(N, transfer * float(pattern.vectors(N)))
     done = clock_of(pattern, convention)([np.full(N, 4.0)], [latency], [port], [port])
-    np.testing.assert_allclose(done, 4 + float(network.cost(pattern, N, latency, transfer, convention)), rtol=1e-6)
+    np.testing.assert_allclose(
+        done, 4 + float(network.cost(pattern, N, latency, transfer, convention)), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("pattern", [*TOGETHER, *ROWS], ids=id_of)
-def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(simulate, pattern, convention):
-    """On rings that is never too early. Among servers, it is what they take if nobody begins before all can."""
+def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(
+    simulate, pattern, convention
+):
+    """On rings that is never too early. Among servers, it is what they take if nobody begins before
+    all can.
+    """
     N = 5
     finish, latency, up, down = instances(7, N, 20)
     vectors = float(pattern.vectors(N))
@@ -350,11 +471,31 @@ def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(simulate,
         last, slowest = finish[k].max().item(), max(up[k].max(), down[k].max()).item()
         cost = float(network.cost(pattern, N, latency[k].item(), slowest, convention))
         np.testing.assert_allclose(done, last + cost, rtol=1e-6)
-        together = simulated(simulate, pattern, N, convention, [last] * N, latency[k].item(), [slowest] * N, [slowest] * N)
+        together = simulated(
+            simulate,
+            pattern,
+            N,
+            convention,
+            [last] * N,
+            latency[k].item(),
+            [slowest] * N,
+            [slowest] * N,
+        )
         np.testing.assert_allclose(max(map(float, together)), last + cost, rtol=1e-6)
         if pattern in (network.ring_all_reduce, network.ring_all_reduce_unpartitioned):
-            alone = simulated(simulate, pattern, N, convention, finish[k].tolist(), latency[k].item(), up[k].tolist(), down[k].tolist())
-            assert all(float(end) <= shown * (1 + 1e-6) for end, shown in zip(alone, done, strict=True))
+            alone = simulated(
+                simulate,
+                pattern,
+                N,
+                convention,
+                finish[k].tolist(),
+                latency[k].item(),
+                up[k].tolist(),
+                down[k].tolist(),
+            )
+            assert all(
+                float(end) <= shown * (1 + 1e-6) for end, shown in zip(alone, done, strict=True)
+            )
 
 
 def around(topology, turn: int) -> list[list[int]]:
@@ -364,7 +505,9 @@ def around(topology, turn: int) -> list[list[int]]:
 
 
 def busy_ports(topology, turn: int, convention, latency, up, down):
-    """For how long each worker's busier port is held, where messages take as long as the slower of their two ports needs, `[n]`."""
+    """For how long each worker's busier port is held, where messages take as long as the slower of
+    their two ports needs, `[n]`.
+    """
     n, links = topology.n, topology.links[turn]
     sends, receives = np.zeros(n), np.zeros(n)
     for sender, receiver in links:
@@ -377,23 +520,43 @@ def busy_ports(topology, turn: int, convention, latency, up, down):
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_on_a_star_clocks_are_never_too_early(simulate, convention):
-    """All messages go through the middle, whose ports are taken for as long as the slower of the two needs."""
+    """All messages go through the middle, whose ports are taken for as long as the slower of the
+    two needs.
+    """
     topology = topologies.star(6)
     pattern = network.gossip(topology)
     finish, latency, up, down = instances(13, 6)
-    clock = clock_of(pattern, convention)(finish, latency, up * topology.sends[0], down * topology.receives[0])
+    clock = clock_of(pattern, convention)(
+        finish, latency, up * topology.sends[0], down * topology.receives[0]
+    )
     for k, done in enumerate(clock):
-        alone = simulated(simulate, pattern, 6, convention, finish[k].tolist(), latency[k].item(), up[k].tolist(), down[k].tolist())
+        alone = simulated(
+            simulate,
+            pattern,
+            6,
+            convention,
+            finish[k].tolist(),
+            latency[k].item(),
+            up[k].tolist(),
+            down[k].tolist(),
+        )
         assert all(end <= shown for end, shown in zip(alone, done, strict=True)), (alone, done)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("topology", [directed(7), topologies.star(5), topologies.complete(4), *SCHEDULES], ids=id_of)
-def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_among_them(topology, convention):
+@pytest.mark.parametrize(
+    "topology", [directed(7), topologies.star(5), topologies.complete(4), *SCHEDULES], ids=id_of
+)
+def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_among_them(
+    topology, convention
+):
     """A worker with nobody to exchange with waits for nobody, and for no latency."""
     n, period = topology.n, topology.period
     finish, latency, up, down = instances(17, n, 8)
-    ports = [np.where(topology.sends, up[:, None], 0), np.where(topology.receives, down[:, None], 0)]
+    ports = [
+        np.where(topology.sends, up[:, None], 0),
+        np.where(topology.receives, down[:, None], 0),
+    ]
     pattern = network.gossip(topology)
 
     def one(finish, latency, up, down, step):
@@ -402,18 +565,26 @@ def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_a
     many = jax.jit(jax.vmap(one, (0, 0, 0, 0, None)))
     for step in range(2 * period + 1):
         turn = step % period
-        arrays = [jnp.asarray(array, jnp.float32) for array in (finish, latency, ports[0][:, turn], ports[1][:, turn])]
+        arrays = [
+            jnp.asarray(array, jnp.float32)
+            for array in (finish, latency, ports[0][:, turn], ports[1][:, turn])
+        ]
         done = np.asarray(many(*arrays, jnp.int32(step)))
         for k, shown in enumerate(done):
             each = [
-                port[k, turn] / np.maximum(1, number[turn]) for port, number in zip(ports, (topology.sends, topology.receives), strict=True)
+                port[k, turn] / np.maximum(1, number[turn])
+                for port, number in zip(ports, (topology.sends, topology.receives), strict=True)
             ]
             busy = busy_ports(topology, turn, convention, latency[k], *each)
-            expected = [finish[k][group].max() + busy[group].max() for group in around(topology, turn)]
+            expected = [
+                finish[k][group].max() + busy[group].max() for group in around(topology, turn)
+            ]
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
 def test_local_work_waits_for_nobody():
     finish, port = jnp.array([3.0, 1.0]), jnp.zeros(2)
-    done = network.elapse(network.local, finish, network.Ports(1.0, port, port), "blocking", jnp.int32(0))
+    done = network.elapse(
+        network.local, finish, network.Ports(1.0, port, port), "blocking", jnp.int32(0)
+    )
     np.testing.assert_array_equal(done, finish)

@@ -1,4 +1,6 @@
-"""The switch, event by event, against a simulation that looks through all messages again and again."""
+"""The switch, event by event, against a simulation that looks through all messages again and
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from dsgd.network.switch import CONVENTIONS
 
 
 def naive(messages, latency, transfer, convention, receive=None):
-    """(ready, start, arrived) of each message: the one that can start first goes first, then the one ready first, then the list's first.
+    """(ready, start, arrived) of each message: the one that can start first goes first, then the
+    one ready first, then the list's first.
 
-    Blocking: a message holds both ports until it has arrived. Pipelined: the sender's while it leaves, the receiver's while it arrives.
+    Blocking: a message holds both ports until it has arrived. Pipelined: the sender's while it
+    leaves, the receiver's while it arrives.
     """
 
     def of(ports, worker):
@@ -31,19 +35,32 @@ def naive(messages, latency, transfer, convention, receive=None):
         candidates = []
         for i, message in enumerate(messages):
             if times[i] is None and all(times[j] is not None for j in message.after):
-                ready = max([message.ready, *(times[j][2] for j in message.after)]) + message.compute
-                start = max(ready, leaves.get(message.sender, ready), arrives.get(message.receiver, ready + head_start) - head_start)
+                ready = (
+                    max([message.ready, *(times[j][2] for j in message.after)]) + message.compute
+                )
+                start = max(
+                    ready,
+                    leaves.get(message.sender, ready),
+                    arrives.get(message.receiver, ready + head_start) - head_start,
+                )
                 candidates.append((start, ready, i))
         start, ready, i = min(candidates)
         sender, receiver = messages[i].sender, messages[i].receiver
-        takes = messages[i].size * max(of(transfer, sender), of(transfer if receive is None else receive, receiver))
+        takes = messages[i].size * max(
+            of(transfer, sender), of(transfer if receive is None else receive, receiver)
+        )
         times[i] = (ready, start, start + latency + takes)
-        leaves[sender], arrives[receiver] = start + latency + takes - head_start, start + latency + takes
+        leaves[sender], arrives[receiver] = (
+            start + latency + takes - head_start,
+            start + latency + takes,
+        )
     return times
 
 
 def lists(seed: int, count: int):
-    """Messages on few ports, with few different times, so that there are many ties; latency; the ports' transfers."""
+    """Messages on few ports, with few different times, so that there are many ties; latency; the
+    ports' transfers.
+    """
     draw = random.Random(seed)
     some = [Fraction(0), Fraction(1, 2), Fraction(1), Fraction(1), Fraction(7, 3), Fraction(5)]
     for _ in range(count):
@@ -52,12 +69,32 @@ def lists(seed: int, count: int):
         for i in range(draw.randint(0, 24)):
             sender, receiver = draw.sample(range(workers), 2)
             after = tuple(draw.choices(range(i), k=draw.choice([0, 0, 1, 3]))) if i else ()
-            size, compute, ready = draw.choice([1, 1, *some]), draw.choice([0, 0, *some]), draw.choice([0, 0, *some])
+            size, compute, ready = (
+                draw.choice([1, 1, *some]),
+                draw.choice([0, 0, *some]),
+                draw.choice([0, 0, *some]),
+            )
             messages.append(Message(sender, receiver, size, after, compute, ready))
         messages = shuffled(messages, draw)
-        ports = [[draw.choice(some) for _ in range(workers)], [draw.choice(some) for _ in range(workers)]]
-        transfer, receive = draw.choice([(Fraction(1), None), (Fraction(2, 3), ports[1]), (ports[0], None), (ports[0], ports[1])])
-        yield workers, messages, draw.choice([Fraction(0), Fraction(1), Fraction(1), Fraction(3, 4)]), transfer, receive
+        ports = [
+            [draw.choice(some) for _ in range(workers)],
+            [draw.choice(some) for _ in range(workers)],
+        ]
+        transfer, receive = draw.choice(
+            [
+                (Fraction(1), None),
+                (Fraction(2, 3), ports[1]),
+                (ports[0], None),
+                (ports[0], ports[1]),
+            ]
+        )
+        yield (
+            workers,
+            messages,
+            draw.choice([Fraction(0), Fraction(1), Fraction(1), Fraction(3, 4)]),
+            transfer,
+            receive,
+        )
 
 
 def shuffled(messages, draw):
@@ -88,10 +125,20 @@ def test_messages_go_when_the_rules_say(simulate, convention):
             assert passage.sent - passage.start == passage.arrived - passage.receiving == holds
             assert passage.arrived - passage.start == passage.transfer + latency
             assert passage.computing + passage.message.compute == passage.ready <= passage.start
-            assert passage.computing == max([passage.message.ready, *(passages[j].arrived for j in passage.message.after)])
+            assert passage.computing == max(
+                [passage.message.ready, *(passages[j].arrived for j in passage.message.after)]
+            )
         for worker in range(workers):
-            leaving = [(passage.start, passage.sent) for passage in passages if passage.message.sender == worker]
-            arriving = [(passage.receiving, passage.arrived) for passage in passages if passage.message.receiver == worker]
+            leaving = [
+                (passage.start, passage.sent)
+                for passage in passages
+                if passage.message.sender == worker
+            ]
+            arriving = [
+                (passage.receiving, passage.arrived)
+                for passage in passages
+                if passage.message.receiver == worker
+            ]
             for held in (leaving, arriving):
                 assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(held)))
 
@@ -101,36 +148,64 @@ def test_long_queues_go_when_the_rules_say(simulate, convention):
     """Hundreds of messages for a few ports: most wait, some for one port and then for the other."""
     draw = random.Random(3)
     for workers, ready in [(3, 1), (4, 400), (9, 60)]:
-        messages = [Message(*draw.sample(range(workers), 2), draw.randint(0, 3), ready=draw.randint(0, ready)) for _ in range(150)]
+        messages = [
+            Message(
+                *draw.sample(range(workers), 2), draw.randint(0, 3), ready=draw.randint(0, ready)
+            )
+            for _ in range(150)
+        ]
         for i in range(100, 150):
             messages[i] = messages[i]._replace(after=(draw.randrange(100), draw.randrange(100)))
         for latency in (0, 2):
-            assert times_of(simulate(messages, latency, 3, convention)) == naive(messages, latency, 3, convention)
+            assert times_of(simulate(messages, latency, 3, convention)) == naive(
+                messages, latency, 3, convention
+            )
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_numbers_of_any_type_do(simulate, convention):
-    """Fractions stay fractions. Of times that floats hold exactly, the timeline is the same in floats and in ints."""
-    messages = [Message(0, 1, 0.5, ready=0.25), Message(2, 1, 2, (0,), 0.75), Message(1, 0), Message(1, 2, 1.5, (1, 2)), Message(3, 1, 0)]
+    """Fractions stay fractions. Of times that floats hold exactly, the timeline is the same in
+    floats and in ints.
+    """
+    messages = [
+        Message(0, 1, 0.5, ready=0.25),
+        Message(2, 1, 2, (0,), 0.75),
+        Message(1, 0),
+        Message(1, 2, 1.5, (1, 2)),
+        Message(3, 1, 0),
+    ]
     floats = times_of(simulate(messages, 0.375, [1.0, 2.0, 0.5, 4.0], convention))
 
     def exact(message):
-        return message._replace(**{what: Fraction(getattr(message, what)) for what in ("size", "compute", "ready")})
+        return message._replace(
+            **{what: Fraction(getattr(message, what)) for what in ("size", "compute", "ready")}
+        )
 
     transfers = [Fraction(1), Fraction(2), Fraction(1, 2), Fraction(4)]
-    fractions = simulate([exact(message) for message in messages], Fraction(3, 8), transfers, convention)
+    fractions = simulate(
+        [exact(message) for message in messages], Fraction(3, 8), transfers, convention
+    )
     assert times_of(fractions) == floats
     assert all(isinstance(time, Fraction) for times in times_of(fractions) for time in times)
     eighths = [
-        message._replace(size=int(8 * message.size), compute=int(8 * message.compute), ready=8 * message.ready) for message in messages
+        message._replace(
+            size=int(8 * message.size), compute=int(8 * message.compute), ready=8 * message.ready
+        )
+        for message in messages
     ]
     ints = simulate(eighths, 3, [1, 2, 0.5, 4], convention)
     assert [tuple(time / 8 for time in times) for times in times_of(ints)] == floats
 
 
-@pytest.mark.parametrize(("transfer", "seconds"), [(Fraction(5), 14), (Fraction(5, 2), 9)], ids=["example 1.3.1", "compressed, 1.3.2"])
+@pytest.mark.parametrize(
+    ("transfer", "seconds"),
+    [(Fraction(5), 14), (Fraction(5, 2), 9)],
+    ids=["example 1.3.1", "compressed, 1.3.2"],
+)
 def test_the_surveys_example(transfer, seconds):
-    """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5 units."""
+    """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5
+    units.
+    """
     messages = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
     timeline = network.simulate(messages, Fraction(3, 2), transfer, "blocking")
     assert timeline.start == 5
@@ -150,7 +225,12 @@ def test_a_message_that_can_start_goes_before_one_that_was_ready_earlier():
 
 
 def test_the_slower_of_two_ports_sets_the_pace():
-    takes = [passage.transfer for passage in network.simulate([Message(0, 1, 2), Message(1, 0)], 0, [3, 5], receive=[7, 4]).passages]
+    takes = [
+        passage.transfer
+        for passage in network.simulate(
+            [Message(0, 1, 2), Message(1, 0)], 0, [3, 5], receive=[7, 4]
+        ).passages
+    ]
     assert takes == [2 * 4, 7]
     assert network.simulate([Message(0, 1)], 0, [3, 5]).seconds == 5
     assert network.simulate([Message(0, 1)], 0, 3, receive=[0, 5]).seconds == 5
@@ -165,7 +245,10 @@ def test_a_label_is_kept():
 def test_a_long_chain_is_no_cycle():
     """Nor too deep; and a message may wait twice for the same one."""
     count = 3000
-    messages = [Message(i % 2, 1 - i % 2, after=(i + 1, i + 1) if i + 1 < count else ()) for i in range(count)]
+    messages = [
+        Message(i % 2, 1 - i % 2, after=(i + 1, i + 1) if i + 1 < count else ())
+        for i in range(count)
+    ]
     assert network.simulate(messages, 1, 2).seconds == 3 * count
 
 
@@ -178,24 +261,50 @@ def test_on_ports_that_are_free_messages_start_when_they_are_ready():
 NAN, INFINITE = float("nan"), float("inf")
 PAIR = [Message(0, 1), Message(1, 0)]
 REFUSED = [
-    *((([], wrong, 1, None), f"simulate: latency = {wrong}: need seconds >= 0, finite") for wrong in (-1, Fraction(-1, 3), NAN)),
+    *(
+        (([], wrong, 1, None), f"simulate: latency = {wrong}: need seconds >= 0, finite")
+        for wrong in (-1, Fraction(-1, 3), NAN)
+    ),
     (([], 1, INFINITE, None), "simulate: transfer = inf: need seconds >= 0, finite"),
-    (([], 1, [0, 1, -1e-9], None), "simulate: transfer of worker 2 = -1e-09: need seconds >= 0, finite"),
+    (
+        ([], 1, [0, 1, -1e-9], None),
+        "simulate: transfer of worker 2 = -1e-09: need seconds >= 0, finite",
+    ),
     ((PAIR, 1, 1, [0, 1, NAN]), "simulate: receive of worker 2 = nan: need seconds >= 0, finite"),
     *(
-        (([Message(0, 1), PAIR[1]._replace(**{what: wrong})], 1, 1, None), f"message 1: {what} = {wrong}: need .* >= 0, finite")
-        for what, wrong in (("size", -1), ("size", INFINITE), ("compute", NAN), ("ready", Fraction(-1, 3)))
+        (
+            ([Message(0, 1), PAIR[1]._replace(**{what: wrong})], 1, 1, None),
+            f"message 1: {what} = {wrong}: need .* >= 0, finite",
+        )
+        for what, wrong in (
+            ("size", -1),
+            ("size", INFINITE),
+            ("compute", NAN),
+            ("ready", Fraction(-1, 3)),
+        )
     ),
     (([Message(0, 1), Message(0, -1)], 1, 1, None), "message 1 is to worker -1: need"),
     (([Message(-2, 1)], 1, 1, None), "message 0 is from worker -2: need"),
     (([Message(3, 0)], 1, [1, 1, 1], None), "message 0 is from worker 3: need one of 0 to 2"),
     (([Message(0, 2)], 1, [1, 1, 1], [1, 1]), "message 0 is to worker 2: need one of 0 to 1"),
     (([Message(2, 0)], 1, 1, [1, 1]), "message 0 is from worker 2: need one of 0 to 1"),
-    (([Message(0, 1), Message(3, 3)], 1, 1, None), "message 1 is from worker 3 to itself: need another receiver"),
-    (([Message(0, 1, after=(1,))], 1, 1, None), "message 0 comes after message 1: need one of 0 to 0"),
-    (([Message(0, 1), Message(0, 1, after=(0, -1))], 1, 1, None), "message 1 comes after message -1: need one of 0 to 1"),
+    (
+        ([Message(0, 1), Message(3, 3)], 1, 1, None),
+        "message 1 is from worker 3 to itself: need another receiver",
+    ),
+    (
+        ([Message(0, 1, after=(1,))], 1, 1, None),
+        "message 0 comes after message 1: need one of 0 to 0",
+    ),
+    (
+        ([Message(0, 1), Message(0, 1, after=(0, -1))], 1, 1, None),
+        "message 1 comes after message -1: need one of 0 to 1",
+    ),
     *(
-        (([Message(0, 1, after=places) for places in after], 1, 1, None), f"messages {named}: need an order, there is none in a cycle")
+        (
+            ([Message(0, 1, after=places) for places in after], 1, 1, None),
+            f"messages {named}: need an order, there is none in a cycle",
+        )
         for after, named in (
             ([(0,)], "0 after 0"),
             ([(1,), (0,)], "0 after 1 after 0"),
@@ -216,5 +325,7 @@ def test_what_cannot_be_sent_is_refused(arguments, error):
 
 def test_an_unknown_convention_is_refused():
     """Under pytest the annotation would catch it; a user has only the check inside."""
-    with pytest.raises(ValueError, match="unknown convention 'duplex': need 'blocking' or 'pipelined'"):
+    with pytest.raises(
+        ValueError, match="unknown convention 'duplex': need 'blocking' or 'pipelined'"
+    ):
         inspect.unwrap(network.simulate)([], 1, 1, "duplex")

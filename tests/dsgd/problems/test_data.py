@@ -27,7 +27,9 @@ BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
 
 class Files(NamedTuple):
-    """What was written to disk: images `[M, height, width, channels]` uint8 and labels `[M]`, the first `TRAIN` of them for training."""
+    """What was written to disk: images `[M, height, width, channels]` uint8 and labels `[M]`, the
+    first `TRAIN` of them for training.
+    """
 
     folder: Path
     paths: dict[str, Path]
@@ -37,27 +39,42 @@ class Files(NamedTuple):
 
 def planes(image: np.ndarray) -> bytes:
     """3,072 bytes: the red plane row by row, then green, then blue."""
-    return b"".join(bytes([image[row, column, channel]]) for channel in range(3) for row in range(32) for column in range(32))
+    return b"".join(
+        bytes([image[row, column, channel]])
+        for channel in range(3)
+        for row in range(32)
+        for column in range(32)
+    )
 
 
 def binary_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
-    return b"".join(bytes([label]) + planes(image) for image, label in zip(images, labels, strict=True))
+    return b"".join(
+        bytes([label]) + planes(image) for image, label in zip(images, labels, strict=True)
+    )
 
 
 def python_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
     pixels = np.frombuffer(b"".join(planes(image) for image in images), np.uint8).reshape(-1, 3072)
-    return python_2_pickle({"batch_label": "training batch 1 of 5", "labels": labels.tolist(), "data": pixels})
+    return python_2_pickle(
+        {"batch_label": "training batch 1 of 5", "labels": labels.tolist(), "data": pixels}
+    )
 
 
 def python_2_pickle(value: Any) -> bytes:
-    """As Python 2's `cPickle.dump(value, file, 2)` wrote the published batches: byte strings, and numpy's module path of the time."""
+    """As Python 2's `cPickle.dump(value, file, 2)` wrote the published batches: byte strings, and
+    numpy's module path of the time.
+    """
     return b"\x80\x02" + _python_2(value) + b"."
 
 
 def _python_2(value: Any) -> bytes:
     match value:
         case dict():
-            return b"}(" + b"".join(_python_2(key) + _python_2(item) for key, item in value.items()) + b"u"
+            return (
+                b"}("
+                + b"".join(_python_2(key) + _python_2(item) for key, item in value.items())
+                + b"u"
+            )
         case list():
             return b"](" + b"".join(_python_2(item) for item in value) + b"e"
         case int():
@@ -69,28 +86,51 @@ def _python_2(value: Any) -> bytes:
             empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
             shape = b"(" + b"".join(_python_2(size) for size in value.shape) + b"t"
             order, code = value.dtype.str[:1].encode(), value.dtype.str[1:].encode()
-            dtype = b"cnumpy\ndtype\nU\x02" + code + b"K\x00K\x01\x87R(K\x03U\x01" + order + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+            dtype = (
+                b"cnumpy\ndtype\nU\x02"
+                + code
+                + b"K\x00K\x01\x87R(K\x03U\x01"
+                + order
+                + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+            )
             return empty + b"(K\x01" + shape + dtype + b"\x89" + _python_2(value.tobytes()) + b"tb"
     raise TypeError(type(value))
 
 
 def idx(array: np.ndarray) -> bytes:
-    """The MNIST page's format: magic number 2049 (labels) or 2051 (images), big-endian sizes, bytes row by row."""
+    """The MNIST page's format: magic number 2049 (labels) or 2051 (images), big-endian sizes, bytes
+    row by row.
+    """
     magic = {1: 2049, 3: 2051}[array.ndim]
-    return struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_mnist(
-    folder: Path, inner: str = "", mark: str = "-", packed: str = "", prefix: str = "", test: str = "t10k", first: int = 0
+    folder: Path,
+    inner: str = "",
+    mark: str = "-",
+    packed: str = "",
+    prefix: str = "",
+    test: str = "t10k",
+    first: int = 0,
 ) -> Files:
-    """The four files, whose paths are those by the name `{prefix}train-images` and so on; labels count from `first`."""
+    """The four files, whose paths are those by the name `{prefix}train-images` and so on; labels
+    count from `first`.
+    """
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (TRAIN + TEST, 28, 28, 1)), rng.permutation(TRAIN + TEST) % 10 + first
+    images, labels = (
+        rng.integers(0, 256, (TRAIN + TEST, 28, 28, 1)),
+        rng.permutation(TRAIN + TEST) % 10 + first,
+    )
     (folder / inner).mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, part in (("train", slice(TRAIN)), (test, slice(TRAIN, None))):
         for kind, array in (("images", images[part, ..., 0]), ("labels", labels[part])):
-            paths[f"{name}-{kind}"] = folder / inner / f"{prefix}{name}-{kind}{mark}idx{array.ndim}-ubyte{packed}"
+            paths[f"{name}-{kind}"] = (
+                folder / inner / f"{prefix}{name}-{kind}{mark}idx{array.ndim}-ubyte{packed}"
+            )
             write_idx(paths[f"{name}-{kind}"], idx(array))
     return Files(folder, paths, images, labels)
 
@@ -109,11 +149,15 @@ def write_idx(path: Path, raw: bytes) -> None:
 
 
 def write_cifar(folder: Path, version: str) -> Files:
-    inner, suffix, encode = {"binary": ("cifar-10-batches-bin", ".bin", binary_batch), "python": ("cifar-10-batches-py", "", python_batch)}[
-        version
-    ]
+    inner, suffix, encode = {
+        "binary": ("cifar-10-batches-bin", ".bin", binary_batch),
+        "python": ("cifar-10-batches-py", "", python_batch),
+    }[version]
     rng = np.random.default_rng(1)
-    images, labels = rng.integers(0, 256, (TRAIN + TEST, 32, 32, 3)), rng.integers(0, 10, TRAIN + TEST)
+    images, labels = (
+        rng.integers(0, 256, (TRAIN + TEST, 32, 32, 3)),
+        rng.integers(0, 10, TRAIN + TEST),
+    )
     (folder / inner).mkdir()
     ends = [*range(0, TRAIN + 1, TRAIN // 5), TRAIN + TEST]
     paths = {}
@@ -155,7 +199,10 @@ def everything(dataset: problems.Dataset) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-@pytest.mark.parametrize(("name", "samples", "shape", "classes"), [("digits", 1797, (8, 8, 1), 10), ("breast-cancer", 569, (30,), 2)])
+@pytest.mark.parametrize(
+    ("name", "samples", "shape", "classes"),
+    [("digits", 1797, (8, 8, 1), 10), ("breast-cancer", 569, (30,), 2)],
+)
 def test_bundled_data_have_their_published_sizes(name, samples, shape, classes):
     dataset = problems.load(name)
     assert dataset.train_inputs.shape[1:] == dataset.test_inputs.shape[1:] == shape
@@ -179,19 +226,24 @@ def test_bundled_data_hold_out_a_stratified_fifth_that_is_the_same_every_time(na
 def test_digits_are_in_the_train_or_the_test_set_and_never_in_both():
     """As a multiset, the two are scikit-learn's images, whose pixels go from 0 to 16."""
     pixels, labels = load_digits(return_X_y=True)
-    np.testing.assert_array_equal(rows(*everything(problems.load("digits"))), rows(pixels / 16, labels))
+    np.testing.assert_array_equal(
+        rows(*everything(problems.load("digits"))), rows(pixels / 16, labels)
+    )
 
 
 def test_digits_are_upright_images():
     images = {image.tobytes() for image in load_digits().images.astype(np.float32)}
-    assert all((16 * image[..., 0]).tobytes() in images for image in problems.load("digits").test_inputs)
+    assert all(
+        (16 * image[..., 0]).tobytes() in images for image in problems.load("digits").test_inputs
+    )
 
 
 def test_breast_cancer_is_standardised_by_its_training_samples():
     dataset = problems.load("breast-cancer")
     np.testing.assert_allclose(dataset.train_inputs.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(dataset.train_inputs.std(axis=0), 1, atol=1e-4)
-    # One increasing affine map a feature for train and test: the sorted columns are collinear with those of the raw data.
+    # One increasing affine map a feature for train and test: the sorted columns are collinear with
+    # those of the raw data.
     raw = np.sort(load_breast_cancer(return_X_y=True)[0], axis=0)
     ours = np.sort(everything(dataset)[0].astype(np.float64), axis=0)
     for feature in range(30):
@@ -200,13 +252,18 @@ def test_breast_cancer_is_standardised_by_its_training_samples():
 
 
 def test_cifar_files_are_read_back_exactly(cifar):
-    """Planes become channels, red first; the five batches keep their order; the folder is the archive's, or the one above it."""
+    """Planes become channels, red first; the five batches keep their order; the folder is the
+    archive's, or the one above it.
+    """
     for folder in (cifar.folder, cifar.paths["test_batch"].parent, str(cifar.folder)):
         assert_read_back(problems.load("cifar-10", folder), cifar)
 
 
 def test_missing_files_are_named(mnist, python_cifar):
-    for data, files, missing in (("mnist", mnist, "t10k-labels"), ("cifar-10", python_cifar, "test_batch")):
+    for data, files, missing in (
+        ("mnist", mnist, "t10k-labels"),
+        ("cifar-10", python_cifar, "test_batch"),
+    ):
         files.paths[missing].unlink()
         with pytest.raises(FileNotFoundError, match=re.escape(str(files.paths[missing]))):
             problems.load(data, files.folder)
@@ -234,7 +291,10 @@ def test_malformed_mnist_file_is_refused(mnist, spoil):
 
 @pytest.mark.parametrize(
     "spoil",
-    [pytest.param(lambda raw: raw[: len(raw) // 2], id="truncated"), pytest.param(lambda raw: b"no gzip" + raw, id="not compressed")],
+    [
+        pytest.param(lambda raw: raw[: len(raw) // 2], id="truncated"),
+        pytest.param(lambda raw: b"no gzip" + raw, id="not compressed"),
+    ],
 )
 @pytest.mark.parametrize("mnist", [".gz"], indirect=True)
 def test_broken_gzip_file_is_refused(mnist, spoil):
@@ -258,7 +318,10 @@ def test_mnist_labels_that_are_not_classes_of_the_images_are_refused(mnist, name
         problems.load("mnist", mnist.folder)
 
 
-@pytest.mark.parametrize("spoil", [pytest.param(lambda raw: b"", id="empty"), pytest.param(lambda raw: raw[:-1], id="truncated")])
+@pytest.mark.parametrize(
+    "spoil",
+    [pytest.param(lambda raw: b"", id="empty"), pytest.param(lambda raw: raw[:-1], id="truncated")],
+)
 def test_malformed_cifar_file_is_refused(cifar, spoil):
     path = cifar.paths["data_batch_3"]
     path.write_bytes(spoil(path.read_bytes()))
@@ -279,9 +342,15 @@ def test_cifar_label_beyond_its_ten_classes_is_refused(cifar):
         pytest.param([1, 2], id="no dictionary"),
         pytest.param({"labels": [1, 2]}, id="no data"),
         pytest.param({"data": np.zeros((2, 3072), np.uint8)}, id="no labels"),
-        pytest.param({"labels": [1, 2], "data": np.zeros((2, 3071), np.uint8)}, id="a pixel is missing"),
-        pytest.param({"labels": [1, 2, 3], "data": np.zeros((2, 3072), np.uint8)}, id="a label too many"),
-        pytest.param({"labels": [1, 2], "data": np.zeros((2, 3072), np.float32)}, id="pixels are no bytes"),
+        pytest.param(
+            {"labels": [1, 2], "data": np.zeros((2, 3071), np.uint8)}, id="a pixel is missing"
+        ),
+        pytest.param(
+            {"labels": [1, 2, 3], "data": np.zeros((2, 3072), np.uint8)}, id="a label too many"
+        ),
+        pytest.param(
+            {"labels": [1, 2], "data": np.zeros((2, 3072), np.float32)}, id="pixels are no bytes"
+        ),
     ],
 )
 def test_pickled_cifar_batch_of_other_content_is_refused(python_cifar, content):
@@ -291,7 +360,9 @@ def test_pickled_cifar_batch_of_other_content_is_refused(python_cifar, content):
 
 
 def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(python_cifar):
-    """Handed to numpy, that one byte is a segmentation fault. What it says of the array is not needed."""
+    """Handed to numpy, that one byte is a segmentation fault. What it says of the array is not
+    needed.
+    """
     path = python_cifar.paths["data_batch_1"]
     raw = path.read_bytes()
     assert raw.count(b"|NNNJ") == 1
@@ -314,13 +385,22 @@ def peak(folder: Path, data: str, match: str) -> int:
 @pytest.mark.parametrize("shape", [(2**32 - 1, 28, 28), (2, 2**16, 2**16), (60_001, 28, 28)])
 def test_sizes_that_no_mnist_file_has_are_refused_unread(mnist, shape):
     write_idx(mnist.paths["train-images"], struct.pack(">HBB3I", 0, 8, 3, *shape))
-    assert peak(mnist.folder, "mnist", r"train-images.* its header says .*need at most \(60000, 28, 28\)") < 1 << 20
+    assert (
+        peak(
+            mnist.folder,
+            "mnist",
+            r"train-images.* its header says .*need at most \(60000, 28, 28\)",
+        )
+        < 1 << 20
+    )
 
 
 @pytest.mark.parametrize("mnist", [".gz"], indirect=True)
 def test_what_a_gzip_file_has_beyond_its_header_is_not_unpacked(mnist):
     """32 MiB of zeros in 32 KiB: two images are declared."""
-    write_idx(mnist.paths["train-images"], struct.pack(">HBB3I", 0, 8, 3, 2, 28, 28) + bytes(32 << 20))
+    write_idx(
+        mnist.paths["train-images"], struct.pack(">HBB3I", 0, 8, 3, 2, 28, 28) + bytes(32 << 20)
+    )
     assert peak(mnist.folder, "mnist", "train-images.* more bytes of data") < 1 << 20
 
 
@@ -330,7 +410,10 @@ def test_a_cifar_file_longer_than_any_batch_is_refused(tmp_path, suffix):
     path = tmp_path / f"data_batch_1{suffix}"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ValueError, match=r"data_batch_1.* 1099511627776 bytes; need at most \d+, a CIFAR-10 batch of 10000 images"):
+    with pytest.raises(
+        ValueError,
+        match=r"data_batch_1.* 1099511627776 bytes; need at most \d+, a CIFAR-10 batch of 10000 images",
+    ):
         problems.load("cifar-10", tmp_path)
 
 
@@ -348,7 +431,10 @@ BOMBS = {
     "labels": (pickle.dumps({b"labels": doubled(30)}, 3), "no integers"),
     # The same text, 1 MB, as bytes again and again.
     "text": (
-        b"\x80\x02c_codecs\nencode\nq\x00X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20) + b"X\x06\x00\x00\x00latin1\x86q\x01"
+        b"\x80\x02c_codecs\nencode\nq\x00X"
+        + struct.pack("<I", 1 << 20)
+        + b"x" * (1 << 20)
+        + b"X\x06\x00\x00\x00latin1\x86q\x01"
         b"](" + b"h\x00h\x01R" * 50 + b"e.",
         "again and again",
     ),
@@ -392,7 +478,9 @@ def test_arrays_keep_every_sample_with_its_class_and_classes_count_from_zero():
     assert dataset.classes == 3
     assert dataset.train_inputs.shape == (48, 4, 5)
     np.testing.assert_array_equal(np.bincount(dataset.test_targets), [4, 2, 6])
-    np.testing.assert_array_equal(rows(*everything(dataset)), rows(inputs, np.repeat([1, 0, 2], [10, 20, 30])))
+    np.testing.assert_array_equal(
+        rows(*everything(dataset)), rows(inputs, np.repeat([1, 0, 2], [10, 20, 30]))
+    )
 
 
 def changed(inputs: np.ndarray, entry: float) -> np.ndarray:
@@ -410,8 +498,14 @@ def changed(inputs: np.ndarray, entry: float) -> np.ndarray:
         ((np.zeros((20, 3)), np.full(20, 5)), "1 class"),
         ((changed(np.zeros((20, 3)), np.nan), np.arange(20) % 2), "not finite"),
         ((changed(np.zeros((20, 3)), -np.inf), np.arange(20) % 2), "not finite"),
-        ((np.zeros((30, 3)), np.resize([0.0, 1.0, np.nan], 30)), "targets have entries that are not finite"),
-        ((np.zeros((30, 3)), np.linspace(0, 1, 30)), "targets have the entry .*: need classes, whole numbers"),
+        (
+            (np.zeros((30, 3)), np.resize([0.0, 1.0, np.nan], 30)),
+            "targets have entries that are not finite",
+        ),
+        (
+            (np.zeros((30, 3)), np.linspace(0, 1, 30)),
+            "targets have the entry .*: need classes, whole numbers",
+        ),
         ("mnist", "'mnist'.*data_dir"),
         ("mnits", "'mnits'.*digits, breast-cancer, mnist.*cifar-10"),
     ],
@@ -428,7 +522,10 @@ def svmlight(matrix: sp.csr_array, labels: Any, first: int = 1) -> bytes:
     rows = []
     for i, label in enumerate(labels):
         begin, end = matrix.indptr[i : i + 2]
-        pairs = (f"{place + first}:{value:.9g}" for place, value in zip(matrix.indices[begin:end], matrix.data[begin:end], strict=True))
+        pairs = (
+            f"{place + first}:{value:.9g}"
+            for place, value in zip(matrix.indices[begin:end], matrix.data[begin:end], strict=True)
+        )
         rows.append(" ".join([str(label), *pairs]))
     return ("\n".join(rows) + "\n").encode()
 
@@ -438,18 +535,30 @@ def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, la
     classes = np.arange(40) % 2
     narrow = SPARSE[:10, :20]
     (tmp_path / "a9a").write_bytes(svmlight(SPARSE, [labels[c] for c in classes]))
-    (tmp_path / "a9a.t").write_bytes(svmlight(sp.csr_array(narrow), [labels[c] for c in classes[:10]]))
+    (tmp_path / "a9a.t").write_bytes(
+        svmlight(sp.csr_array(narrow), [labels[c] for c in classes[:10]])
+    )
     found = problems.load("a9a", tmp_path)
     np.testing.assert_array_equal(found.labels, kept)
     np.testing.assert_array_equal(found.train_targets, classes)
     np.testing.assert_allclose(found.train_inputs.toarray(), SPARSE.toarray(), rtol=1e-6)
-    np.testing.assert_allclose(found.test_inputs.toarray(), np.pad(narrow.toarray(), ((0, 0), (0, 10))), rtol=1e-6)
-    assert problems.logistic_regression("a9a", 2, data_dir=tmp_path).name == "logistic_regression(a9a, iid)"
+    np.testing.assert_allclose(
+        found.test_inputs.toarray(), np.pad(narrow.toarray(), ((0, 0), (0, 10))), rtol=1e-6
+    )
+    assert (
+        problems.logistic_regression("a9a", 2, data_dir=tmp_path).name
+        == "logistic_regression(a9a, iid)"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "data", "first"),
-    [("w8a.txt.gz", "w8a", 1), ("w8a.xz", "w8a.xz", 0), ("rcv1_train.binary.bz2", "rcv1", 0), ("real.svm", "real", 1)],
+    [
+        ("w8a.txt.gz", "w8a", 1),
+        ("w8a.xz", "w8a.xz", 0),
+        ("rcv1_train.binary.bz2", "rcv1", 0),
+        ("real.svm", "real", 1),
+    ],
 )
 def test_libsvm_files_are_found_by_their_published_names(tmp_path, name, data, first):
     packed = {".bz2": bz2, ".gz": gzip, ".xz": lzma}
@@ -462,7 +571,11 @@ def test_libsvm_files_are_found_by_their_published_names(tmp_path, name, data, f
 
 
 def test_libsvm_test_files_are_found_by_their_published_names(tmp_path):
-    for train, test in (("rcv1_train.binary.bz2", "rcv1_test.binary.bz2"), ("ijcnn1.tr.bz2", "ijcnn1.t.bz2"), ("w1a.txt", "w1a.t.txt")):
+    for train, test in (
+        ("rcv1_train.binary.bz2", "rcv1_test.binary.bz2"),
+        ("ijcnn1.tr.bz2", "ijcnn1.t.bz2"),
+        ("w1a.txt", "w1a.t.txt"),
+    ):
         for name, rows in ((train, 40), (test, 7)):
             raw = svmlight(SPARSE[:rows], CLASSES[:rows])
             (tmp_path / name).write_bytes(bz2.compress(raw) if name.endswith("bz2") else raw)
@@ -505,8 +618,14 @@ def test_truncated_libsvm_archives_are_named(tmp_path, end, library):
 
 def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text('\ufeffa,kind,"b, quoted"\n' + "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30)), encoding="utf-8")
-    for found in (problems.load("table.csv", tmp_path, target="kind"), problems.load(path, target="kind")):
+    path.write_text(
+        '\ufeffa,kind,"b, quoted"\n' + "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30)),
+        encoding="utf-8",
+    )
+    for found in (
+        problems.load("table.csv", tmp_path, target="kind"),
+        problems.load(path, target="kind"),
+    ):
         assert list(found.labels) == ["x", "y", "z"]
         np.testing.assert_array_equal(found.train_inputs[:, 0], 2 * found.train_inputs[:, 1])
         np.testing.assert_array_equal(found.train_inputs[:, 0] % 3, found.train_targets)
@@ -563,7 +682,9 @@ def test_images_in_the_format_of_mnist_are_read_back(tmp_path, data, inner, mark
         ("digits", 0, 10, "2"),
     ],
 )
-def test_emnist_images_are_upright_and_classes_count_from_zero(tmp_path, split, first, classes, label):
+def test_emnist_images_are_upright_and_classes_count_from_zero(
+    tmp_path, split, first, classes, label
+):
     files = write_mnist(tmp_path, "gzip", "-", ".gz", f"emnist-{split}-", "test", first)
     found = problems.load(f"emnist-{split}", tmp_path)
     upright = files._replace(images=files.images.swapaxes(1, 2), labels=files.labels - first)
@@ -578,30 +699,43 @@ def test_emnist_letters_with_a_label_of_zero_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "classes", "label", "binary"), [("cifar-100", 100, "fine_labels", True), ("cifar-100-coarse", 20, "coarse_labels", False)]
+    ("data", "classes", "label", "binary"),
+    [("cifar-100", 100, "fine_labels", True), ("cifar-100-coarse", 20, "coarse_labels", False)],
 )
 def test_cifar_100_is_read_binary_and_pickled(tmp_path, data, classes, label, binary):
     rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (3, 3072), np.uint8), {"coarse_labels": [19, 0, 3], "fine_labels": [99, 1, 2]}
+    pixels, labels = (
+        rng.integers(0, 256, (3, 3072), np.uint8),
+        {"coarse_labels": [19, 0, 3], "fine_labels": [99, 1, 2]},
+    )
     folder = tmp_path / ("cifar-100-binary" if binary else "cifar-100-python")
     folder.mkdir()
     for part in ("train", "test"):
         if binary:
-            (folder / f"{part}.bin").write_bytes(np.column_stack([*labels.values(), pixels]).astype(np.uint8).tobytes())
+            (folder / f"{part}.bin").write_bytes(
+                np.column_stack([*labels.values(), pixels]).astype(np.uint8).tobytes()
+            )
         else:
             content = {b"data": pixels, **{name.encode(): each for name, each in labels.items()}}
             (folder / part).write_bytes(pickle.dumps(content, 2))
     found = problems.load(data, tmp_path)
     assert found.classes == classes
     np.testing.assert_array_equal(found.train_targets, labels[label])
-    np.testing.assert_allclose(found.train_inputs.transpose(0, 3, 1, 2).reshape(3, -1) * 255, pixels, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.train_inputs.transpose(0, 3, 1, 2).reshape(3, -1) * 255, pixels, rtol=1e-6
+    )
     damaged = next(folder.iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-7])
-    with pytest.raises(ValueError, match=f"{damaged.name}.*(need a multiple of 3074|not a pickled CIFAR-100 batch)"):
+    with pytest.raises(
+        ValueError, match=f"{damaged.name}.*(need a multiple of 3074|not a pickled CIFAR-100 batch)"
+    ):
         problems.load(data, tmp_path)
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no one can read from its beginning")
+@pytest.mark.skipif(
+    not Path("/proc/self/mem").exists(),
+    reason="needs a file that no one can read from its beginning",
+)
 @pytest.mark.parametrize("load", [problems.load, problems.language_model], ids=["data", "text"])
 def test_files_that_cannot_be_read_are_named(load, tmp_path):
     for name, inner in (("closed.csv", ""), ("closed", ""), ("folder/a.txt", "folder")):
@@ -615,8 +749,13 @@ def test_files_that_cannot_be_read_are_named(load, tmp_path):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("data", "folder"), [("mnist", "nul\0byte"), ("cifar-10", "x" * 5000), ("a9a", "x" * 5000), ("nul\0byte", "")])
+@pytest.mark.parametrize(
+    ("data", "folder"),
+    [("mnist", "nul\0byte"), ("cifar-10", "x" * 5000), ("a9a", "x" * 5000), ("nul\0byte", "")],
+)
 def test_paths_that_cannot_be_are_one_line(data, folder):
-    with pytest.raises((ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes") as error:
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes"
+    ) as error:
         problems.load(data, folder)
     assert "\n" not in str(error.value)

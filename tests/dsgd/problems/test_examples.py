@@ -19,7 +19,9 @@ LIMIT = 5  # standard errors
 
 
 def examples(sizes: list[int]) -> problems.Examples:
-    """Workers with so many samples: sample i has the input `[i]` and the target i, and no two workers share one."""
+    """Workers with so many samples: sample i has the input `[i]` and the target i, and no two
+    workers share one.
+    """
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     ids = np.arange(sum(sizes))
     return pad(ids[:, None].astype(float), ids, parts)
@@ -36,7 +38,9 @@ def worker(data: problems.Examples, n: int) -> problems.Examples:
 
 @pytest.mark.parametrize("replacement", [True, False])
 def test_pairs_of_a_batch_are_uniform(replacement):
-    """All ordered pairs are equally likely, of equal samples only with replacement; padding never comes."""
+    """All ordered pairs are equally likely, of equal samples only with replacement; padding never
+    comes.
+    """
     M = 5
     batches = draw(problems.minibatch(2, replacement), worker(examples([M, 9]), 0))
     counts = np.zeros((9, 9), int)

@@ -1,4 +1,6 @@
-"""`finite_sum`: models and losses of one's own, against loops in numpy; in pieces as in one; and what it refuses."""
+"""`finite_sum`: models and losses of one's own, against loops in numpy; in pieces as in one; and
+what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,24 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 def regression(**options: Any) -> dsgd.Problem:
     test = (jax.tree.map(lambda leaf: leaf[:11], INPUTS), TARGETS[:11])
-    options = {"batch_size": 1, "test": test, "metrics": {"test_loss": optax.squared_error}, **options}
+    options = {
+        "batch_size": 1,
+        "test": test,
+        "metrics": {"test_loss": optax.squared_error},
+        **options,
+    }
     return problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), N, PARTS, **options)
 
 
 def sequences(**options: Any) -> dsgd.Problem:
-    test, metrics = (TOKENS[:4, :-1], TOKENS[:4, 1:]), {"test_bits": lambda *outputs: cross_entropy(*outputs) / np.log(2)}
+    test, metrics = (
+        (TOKENS[:4, :-1], TOKENS[:4, 1:]),
+        {"test_bits": lambda *outputs: cross_entropy(*outputs) / np.log(2)},
+    )
     options = {"batch_size": 1, "test": test, "metrics": metrics, **options}
-    return problems.finite_sum(BIGRAMS, cross_entropy, (TOKENS[:, :-1], TOKENS[:, 1:]), N, PARTS, **options)
+    return problems.finite_sum(
+        BIGRAMS, cross_entropy, (TOKENS[:, :-1], TOKENS[:, 1:]), N, PARTS, **options
+    )
 
 
 class Linen(nn.Module):
@@ -77,12 +89,16 @@ def made(rngs: nnx.Rngs) -> Nnx:
 
 
 def of_module(model: Any) -> dsgd.Problem:
-    return problems.finite_sum(model, optax.squared_error, (INPUTS["left"], TARGETS), 4, batch_size=2)
+    return problems.finite_sum(
+        model, optax.squared_error, (INPUTS["left"], TARGETS), 4, batch_size=2
+    )
 
 
 def on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any, params: Any) -> Any:
     """Of (params, data, shared), in one program."""
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=out, check_vma=False)
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=out, check_vma=False
+    )
     return jax.jit(mapped)(params, problem.data, problem.shared)
 
 
@@ -120,7 +136,10 @@ def test_regression_is_that_of_numpy(chunk, devices):
 
 def test_a_loss_of_every_position_is_averaged_over_them(mesh):
     logits = TABLE[TOKENS[:, :-1]]
-    of_position = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, TOKENS[:, 1:, None].astype(int), axis=-1)[..., 0]
+    of_position = (
+        np.log(np.exp(logits).sum(axis=-1))
+        - np.take_along_axis(logits, TOKENS[:, 1:, None].astype(int), axis=-1)[..., 0]
+    )
     expected = np.mean([of_position[part].mean() for part in PARTS])
     with jax.enable_x64(True):
         problem = sequences(chunk=7)
@@ -130,7 +149,9 @@ def test_a_loss_of_every_position_is_averaged_over_them(mesh):
     np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
 
 
-@pytest.mark.parametrize("model", [Linen(), made, Nnx(nnx.Rngs(3))], ids=["linen", "function", "module"])
+@pytest.mark.parametrize(
+    "model", [Linen(), made, Nnx(nnx.Rngs(3))], ids=["linen", "function", "module"]
+)
 def test_each_seed_has_its_own_start_if_the_model_draws_it(model):
     start = jax.jit(of_module(model).init)
     one, other = (jax.tree.leaves(start(jax.random.key(seed)))[-1] for seed in (0, 1))
@@ -138,10 +159,18 @@ def test_each_seed_has_its_own_start_if_the_model_draws_it(model):
 
 
 def test_of_a_batch_the_first_samples_may_count_alone():
-    problem = problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), 2, batch_size=6, l2=0.2)
+    problem = problems.finite_sum(
+        LINEAR, optax.squared_error, (INPUTS, TARGETS), 2, batch_size=6, l2=0.2
+    )
     assert problem.take is not None
-    batch = jax.jit(problem.sample)(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
-    slope, take, x = jax.jit(jax.value_and_grad(problem.loss)), jax.jit(problem.take), X.astype(np.float32)
+    batch = jax.jit(problem.sample)(
+        jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data)
+    )
+    slope, take, x = (
+        jax.jit(jax.value_and_grad(problem.loss)),
+        jax.jit(problem.take),
+        X.astype(np.float32),
+    )
     for b in (1, 4, 6):
         alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023 (called at once)
         found, expected = slope(x, take(batch, b)), slope(x, alone)
@@ -154,14 +183,18 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
     model = problems.Model(lambda key: jnp.zeros((256, 256)), looked_up)
     windows = np.zeros((215_000, 64), np.uint8)
     problem = problems.finite_sum(model, cross_entropy, (windows, windows), 16, "blocks")
-    shapes = jax.eval_shape(lambda *arrays: arrays, problem.init(jax.random.key(0)), problem.data, problem.shared)
+    shapes = jax.eval_shape(
+        lambda *arrays: arrays, problem.init(jax.random.key(0)), problem.data, problem.shared
+    )
 
     def run(params, data, shared):
         if what == "evaluation":
             return oracle.evaluate(problem, params, data, shared)
         return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
 
-    sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
+    sharded = jax.shard_map(
+        run, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False
+    )
     analysis = jax.jit(sharded).lower(*shapes).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < accumulate.BUDGET
 
@@ -171,7 +204,11 @@ class Keeps(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = nn.BatchNorm(use_running_average=True)(x) if self.layer == "norm" else nn.Dropout(0.1, deterministic=False)(x)
+        x = (
+            nn.BatchNorm(use_running_average=True)(x)
+            if self.layer == "norm"
+            else nn.Dropout(0.1, deterministic=False)(x)
+        )
         return nn.Dense(1)(x)[:, 0]
 
 
@@ -184,8 +221,16 @@ class Flatten(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Keeps("norm"), "model Keeps keeps batch_stats that no training updates; expected an argument of its __call__"),
-        (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode .*; expected an argument"),
+        (
+            Keeps("norm"),
+            "model Keeps keeps batch_stats that no training updates; expected an argument of its "
+            "__call__",
+        ),
+        (
+            Keeps("drop"),
+            "model Keeps keeps dropout or batch norm that is always in training mode .*; expected "
+            "an argument",
+        ),
         (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
         (Linen, "model = the class Linen: need a flax module"),
         (lambda rngs: 3, "gives 3: need a flax module"),
@@ -200,7 +245,12 @@ def test_what_is_no_model_is_refused(model, message):
 COLUMN = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: (inputs @ x)[:, None])
 VECTOR = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: inputs @ x)
 X_AND_Y = INPUTS["left"], TARGETS
-GOOD: dict[str, Any] = {"model": VECTOR, "loss": optax.squared_error, "data": (INPUTS["left"], TARGETS), "workers": 3}
+GOOD: dict[str, Any] = {
+    "model": VECTOR,
+    "loss": optax.squared_error,
+    "data": (INPUTS["left"], TARGETS),
+    "workers": 3,
+}
 
 
 def broadcast(outputs, targets):
@@ -217,29 +267,62 @@ METRIC = {"test_loss": optax.squared_error}
             {"model": COLUMN, "loss": broadcast},
             r"finite_sum: loss gives float32\[2, 2\] for 2 samples, float32\[3, 3\] for 3; need",
         ),
-        ({"loss": lambda outputs, targets: jnp.mean(outputs)}, r"loss gives float32\[\] for 2 samples"),
+        (
+            {"loss": lambda outputs, targets: jnp.mean(outputs)},
+            r"loss gives float32\[\] for 2 samples",
+        ),
         ({"loss": lambda outputs, targets: outputs > targets}, r"loss gives bool\[2\]"),
-        ({"data": (INPUTS["left"], TARGETS[:-1])}, r"data: targets has shape \(60,\); need \[M, ...\] with one M"),
-        ({"data": (np.ones((61, 0)), TARGETS)}, r"data: inputs has shape \(61, 0\); need .* at least one element a sample"),
+        (
+            {"data": (INPUTS["left"], TARGETS[:-1])},
+            r"data: targets has shape \(60,\); need \[M, ...\] with one M",
+        ),
+        (
+            {"data": (np.ones((61, 0)), TARGETS)},
+            r"data: inputs has shape \(61, 0\); need .* at least one element a sample",
+        ),
         ({"data": [X_AND_Y] * 3}, r"for 3 workers' own data pass problems\.ByWorker"),
-        ({"data": (X_AND_Y, (INPUTS["left"][:4], TARGETS[:4]))}, r"need .* for all arrays; or, for workers' own data, problems\.ByWorker"),
+        (
+            {"data": (X_AND_Y, (INPUTS["left"][:4], TARGETS[:4]))},
+            r"need .* for all arrays; or, for workers' own data, problems\.ByWorker",
+        ),
         ({"data": ((), TARGETS)}, r"inputs = \(\) has no arrays"),
-        ({"data": (INPUTS["left"], np.where(TARGETS > 0, np.nan, 0))}, "data: targets has entries that are not finite"),
-        ({"data": ({"a": [["x"]]}, TARGETS)}, r"data: inputs\['a'\]: got text .*; expected numbers"),
-        ({"partition": "by-label"}, r"partition 'by-label' of targets that are no classes: need integers \[61\]"),
+        (
+            {"data": (INPUTS["left"], np.where(TARGETS > 0, np.nan, 0))},
+            "data: targets has entries that are not finite",
+        ),
+        (
+            {"data": ({"a": [["x"]]}, TARGETS)},
+            r"data: inputs\['a'\]: got text .*; expected numbers",
+        ),
+        (
+            {"partition": "by-label"},
+            r"partition 'by-label' of targets that are no classes: need integers \[61\]",
+        ),
         ({"partition": "random"}, "unknown partition 'random'"),
         ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
         ({"batch_size": 0}, "batch_size = 0: need an integer, at least 1"),
         ({"l2": -1e-9}, "l2 = -1e-09"),
         ({"l2": float("nan")}, "l2 = nan"),
-        ({"partition": [[*range(16)], [2], [3]], "min_samples": 2}, "worker 1 has 1 samples; expected at least min_samples = 2"),
+        (
+            {"partition": [[*range(16)], [2], [3]], "min_samples": 2},
+            "worker 1 has 1 samples; expected at least min_samples = 2",
+        ),
         ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
         ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
         ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
-        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float32\[\d\]; expected"),
-        ({"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}}, "metrics: 'bits' = .* by other names than arrived"),
         (
-            {"test": (INPUTS["left"], TARGETS), "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)}},
+            {"test": (INPUTS["right"], TARGETS), "metrics": METRIC},
+            r"test: inputs of a sample as float32\[\d\]; expected",
+        ),
+        (
+            {"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}},
+            "metrics: 'bits' = .* by other names than arrived",
+        ),
+        (
+            {
+                "test": (INPUTS["left"], TARGETS),
+                "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)},
+            },
             "finite_sum: mean gives float32",
         ),
     ],

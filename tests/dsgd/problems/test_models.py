@@ -43,14 +43,18 @@ def test_convolution_is_that_of_xla():
     variables = layer.init(jax.random.key(1), x)
     assert set(variables["params"]) == {"kernel"}
     kernel = variables["params"]["kernel"].reshape(3, 3, 3, 5)
-    expected = jax.lax.conv_general_dilated(x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    expected = jax.lax.conv_general_dilated(
+        x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     np.testing.assert_allclose(layer.apply(variables, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_convolution_adds_its_bias():
     x, bias = np.ones((1, 4, 4, 2), np.float32), np.arange(3, dtype=np.float32)
     variables = {"params": {"kernel": np.zeros((18, 3), np.float32), "bias": bias}}
-    np.testing.assert_array_equal(Convolution(3).apply(variables, x), np.broadcast_to(bias, (1, 4, 4, 3)))
+    np.testing.assert_array_equal(
+        Convolution(3).apply(variables, x), np.broadcast_to(bias, (1, 4, 4, 3))
+    )
 
 
 def test_a_residual_block_that_computes_nothing_passes_its_input_on():
@@ -64,14 +68,18 @@ def test_a_residual_block_that_computes_nothing_passes_its_input_on():
 
 
 def test_resnet_sees_each_sample_whole_and_on_its_own():
-    """A change in a corner reaches the logits; the other samples of a batch do not matter, as they would to batch norm."""
+    """A change in a corner reaches the logits; the other samples of a batch do not matter, as they
+    would to batch norm.
+    """
     network = problems.ResNet18(3, width=4, groups=2)
     x = np.random.default_rng(1).normal(size=(2, 8, 8, 1)).astype(np.float32)
     cornered, others = np.array(x), np.array(x)
     cornered[0, 7, 7] = 100
     others[1] += 1
     apply, variables = jax.jit(network.apply), drawn(network, x)
-    logits, moved, same = (np.asarray(apply(variables, inputs))[0] for inputs in (x, cornered, others))
+    logits, moved, same = (
+        np.asarray(apply(variables, inputs))[0] for inputs in (x, cornered, others)
+    )
     assert np.abs(moved - logits).min() > 1e-2
     np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5)
 

@@ -53,7 +53,9 @@ def test_samples_become_logits_each_on_its_own(network, shape):
 
 
 def test_start_knows_nothing_and_gradient_descent_learns(problem, batch):
-    """The first loss is near that of a guess among ten classes; a few steps on eight samples halve it."""
+    """The first loss is near that of a guess among ten classes; a few steps on eight samples halve
+    it.
+    """
 
     @jax.jit
     def descend(params):
@@ -74,7 +76,9 @@ def test_module_of_one_s_own_is_used(key):
     mine = jax.tree.map(lambda leaf: leaf[0], problem.data)
     logits = np.asarray(OneLayer(2).apply({"params": params}, mine.inputs), np.float64)
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), mine.targets]
-    expected = np.average(losses, weights=mine.weights) + 0.1 * float(optax.tree.norm(params, squared=True))
+    expected = np.average(losses, weights=mine.weights) + 0.1 * float(
+        optax.tree.norm(params, squared=True)
+    )
     assert float(jax.jit(problem.loss)(params, mine)) == pytest.approx(expected, rel=1e-5)
 
 

@@ -73,7 +73,9 @@ def test_partitions_that_cannot_be_are_refused(labels, workers, partition, alpha
 
 
 def test_dirichlet_cuts_each_class_where_the_drawn_shares_end():
-    """Class by class: its members in random order, in pieces whose ends are rounded; then each worker's samples, in random order."""
+    """Class by class: its members in random order, in pieces whose ends are rounded; then each
+    worker's samples, in random order.
+    """
     labels, workers, alpha = np.random.default_rng(5).integers(0, 3, 60), 4, 2.0
     draw, shares = np.random.default_rng(8), [[] for _ in range(workers)]
     for label in range(3):
@@ -85,7 +87,9 @@ def test_dirichlet_cuts_each_class_where_the_drawn_shares_end():
             shares[n] += members[begin:end].tolist()
             begin = end
     expected = [draw.permutation(share) for share in shares]
-    for part, own in zip(split(labels, workers, "dirichlet", alpha=alpha, seed=8), expected, strict=True):
+    for part, own in zip(
+        split(labels, workers, "dirichlet", alpha=alpha, seed=8), expected, strict=True
+    ):
         np.testing.assert_array_equal(part, own)
 
 
@@ -103,7 +107,10 @@ def test_indices_that_are_given_are_those_of_samples():
     found = need_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
     assert [part.tolist() for part in found] == [[0, 9], [9], [3]]
     for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):
-        with pytest.raises(ValueError, match=r"partition: worker 1(: got text| has .*; need indices from 0 to 9, at least one)"):
+        with pytest.raises(
+            ValueError,
+            match=r"partition: worker 1(: got text| has .*; need indices from 0 to 9, at least one)",
+        ):
             need_parts([[0], wrong, [1]], 10, 3)
     for parts in ([[0], [1]], [[0]] * 4):
         with pytest.raises(ValueError, match=rf"partition of {len(parts)} parts, workers = 3"):

@@ -1,4 +1,6 @@
-"""Which problems share one compiled program: those that differ in numbers only, and the same one built twice."""
+"""Which problems share one compiled program: those that differ in numbers only, and the same one
+built twice.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def made(rngs: nnx.Rngs) -> Nnx:
 
 
 def of_module(model: Any) -> dsgd.Problem:
-    return problems.finite_sum(model, optax.softmax_cross_entropy_with_integer_labels, (B, np.arange(4) % 2), 2, batch_size=2)
+    return problems.finite_sum(
+        model,
+        optax.softmax_cross_entropy_with_integer_labels,
+        (B, np.arange(4) % 2),
+        2,
+        batch_size=2,
+    )
 
 
 def quadratic(seed: int, **options: Any) -> dsgd.Problem:
@@ -54,11 +62,23 @@ def robust(seed: int, **options: Any) -> dsgd.Problem:
 
 
 PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
-    "quadratic": (quadratic, [lambda seed: quadratic(seed, start=np.ones(3)), lambda seed: problems.quadratic(np.ones((4, 3)), B)]),
-    "robust regression": (robust, [lambda seed: robust(seed, replacement=False), lambda seed: robust(seed, batch_size=2)]),
+    "quadratic": (
+        quadratic,
+        [
+            lambda seed: quadratic(seed, start=np.ones(3)),
+            lambda seed: problems.quadratic(np.ones((4, 3)), B),
+        ],
+    ),
+    "robust regression": (
+        robust,
+        [lambda seed: robust(seed, replacement=False), lambda seed: robust(seed, batch_size=2)],
+    ),
     "logistic regression": (
         lambda seed: problems.logistic_regression("breast-cancer", 4),
-        [lambda seed, l2=l2: problems.logistic_regression("breast-cancer", 4, l2=l2) for l2 in (0.0, 0.5)],
+        [
+            lambda seed, l2=l2: problems.logistic_regression("breast-cancer", 4, l2=l2)
+            for l2 in (0.0, 0.5)
+        ],
     ),
     "neural network": (
         lambda seed: problems.neural_network("mlp", "breast-cancer", 4),

@@ -20,7 +20,9 @@ LIMIT = 5  # standard errors
 
 
 def make_hessians(kind: str) -> np.ndarray:
-    """Different ones; that of worker 0 is negative and the largest of all, their mean is positive definite."""
+    """Different ones; that of worker 0 is negative and the largest of all, their mean is positive
+    definite.
+    """
     rng = np.random.default_rng(0)
     shift = np.array([-9.0, 4.0, 4.0, 4.0]) + 1.0
     if kind == "diagonal":
@@ -47,7 +49,9 @@ def worker(data, n: int):
 
 def evaluate(problem, x, mesh):
     measure = partial(oracle.evaluate, problem)
-    over_workers = jax.shard_map(measure, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
+    over_workers = jax.shard_map(
+        measure, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False
+    )
     return jax.jit(over_workers)(x, problem.data, problem.shared)
 
 
@@ -64,13 +68,21 @@ def test_constants_are_those_of_brute_force(hessians):
     eigenvalues = [linalg.eigvals(a).real for a in dense(hessians)]
     assert np.min(eigenvalues) < -np.max(eigenvalues)
     best = optimize.minimize(
-        partial(value, hessians), np.zeros(D), jac=lambda x: slopes(hessians, x).mean(axis=0), method="BFGS", tol=1e-10
+        partial(value, hessians),
+        np.zeros(D),
+        jac=lambda x: slopes(hessians, x).mean(axis=0),
+        method="BFGS",
+        tol=1e-10,
     )
     assert known.smoothness == pytest.approx(np.abs(eigenvalues).max(), rel=1e-9)
-    assert known.strong_convexity == pytest.approx(linalg.eigvals(dense(hessians).mean(axis=0)).real.min(), rel=1e-9)
+    assert known.strong_convexity == pytest.approx(
+        linalg.eigvals(dense(hessians).mean(axis=0)).real.min(), rel=1e-9
+    )
     assert known.minimum == pytest.approx(best.fun, rel=1e-9)
     np.testing.assert_allclose(known.minimizer, best.x, rtol=1e-6)
-    assert known.heterogeneity == pytest.approx(np.sqrt(np.mean(np.sum(slopes(hessians, best.x) ** 2, axis=1))), rel=1e-6)
+    assert known.heterogeneity == pytest.approx(
+        np.sqrt(np.mean(np.sum(slopes(hessians, best.x) ** 2, axis=1))), rel=1e-6
+    )
     assert known.noise == 0.7
 
 
@@ -95,17 +107,25 @@ def test_gradient_is_that_of_the_loss(hessians, key):
         x = jnp.asarray(np.random.default_rng(4).normal(size=D))
         for n in (0, N - 1):
             mine = worker(problem.data, n)
-            np.testing.assert_allclose(problem.gradient(x, mine), slopes(hessians, np.asarray(x))[n], rtol=1e-12)
+            np.testing.assert_allclose(
+                problem.gradient(x, mine), slopes(hessians, np.asarray(x))[n], rtol=1e-12
+            )
             for batch in (mine, problem.sample(key, mine)):
-                np.testing.assert_allclose(problem.gradient(x, batch), jax.grad(problem.loss)(x, batch), rtol=1e-12)
+                np.testing.assert_allclose(
+                    problem.gradient(x, batch), jax.grad(problem.loss)(x, batch), rtol=1e-12
+                )
 
 
 def test_noise_is_normal_and_has_the_variance_asked_for():
-    r"""$g_n - f_n'$ is $N(0, \sigma^2 I / d)$: unbiased, $E |\xi|^2 = \sigma^2$, and no coordinate knows of another."""
+    r"""$g_n - f_n'$ is $N(0, \sigma^2 I / d)$: unbiased, $E |\xi|^2 = \sigma^2$, and no coordinate
+    knows of another.
+    """
     sigma = 3.0
     problem = problems.quadratic(make_hessians("dense"), B, noise=sigma)
     mine, x = worker(problem.data, 1), jnp.ones(D)
-    drawn = jax.jit(jax.vmap(lambda key: problem.gradient(x, problem.sample(key, mine))))(jax.random.split(jax.random.key(0), DRAWS))
+    drawn = jax.jit(jax.vmap(lambda key: problem.gradient(x, problem.sample(key, mine))))(
+        jax.random.split(jax.random.key(0), DRAWS)
+    )
     xi = np.asarray(drawn - problem.gradient(x, mine)[None], np.float64)
     squares = np.sum(xi**2, axis=1)
     assert abs(squares.mean() - sigma**2) <= LIMIT * squares.std() / np.sqrt(DRAWS)
@@ -132,20 +152,48 @@ def spoiled(entry: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("A", "b", "options", "message"),
     [
-        pytest.param(np.ones((N, D + 1)), B, {}, r"A has shape \(4, 4\), b \(4, 3\)", id="diagonals too long"),
-        pytest.param(np.ones((N + 1, D)), B, {}, r"A has shape \(5, 3\), b \(4, 3\)", id="more Hessians than workers"),
-        pytest.param(np.ones((N, D, D + 1)), B, {}, r"A has shape \(4, 3, 4\)", id="Hessians not square"),
+        pytest.param(
+            np.ones((N, D + 1)), B, {}, r"A has shape \(4, 4\), b \(4, 3\)", id="diagonals too long"
+        ),
+        pytest.param(
+            np.ones((N + 1, D)),
+            B,
+            {},
+            r"A has shape \(5, 3\), b \(4, 3\)",
+            id="more Hessians than workers",
+        ),
+        pytest.param(
+            np.ones((N, D, D + 1)), B, {}, r"A has shape \(4, 3, 4\)", id="Hessians not square"
+        ),
         pytest.param(np.eye(D), B[0], {}, r"b \(3,\)", id="no worker axis"),
         pytest.param(np.ones((0, D)), np.ones((0, D)), {}, r"\(0, 3\)", id="no worker"),
         pytest.param(spoiled(0.5), B, {}, r"A\[2\] is not symmetric", id="asymmetric"),
         pytest.param(spoiled(np.nan), B, {}, "not finite", id="A not finite"),
-        pytest.param(np.ones((N, D)), B + np.array([0, np.inf, 0]), {}, "not finite", id="b not finite"),
+        pytest.param(
+            np.ones((N, D)), B + np.array([0, np.inf, 0]), {}, "not finite", id="b not finite"
+        ),
         pytest.param(-make_hessians("dense"), B, {}, "eigenvalue -", id="mean indefinite"),
-        pytest.param(np.ones((N, D)) * np.array([1, 0, 1]), B, {}, "eigenvalue 0", id="mean singular"),
+        pytest.param(
+            np.ones((N, D)) * np.array([1, 0, 1]), B, {}, "eigenvalue 0", id="mean singular"
+        ),
         pytest.param(np.ones((N, D)), B, {"noise": -0.1}, "noise = -0.1", id="negative noise"),
-        pytest.param(np.ones((N, D)), B, {"noise": float("inf")}, "noise = inf", id="infinite noise"),
-        pytest.param(np.ones((N, D)), B, {"start": np.zeros(D + 1)}, r"start has shape \(4,\)", id="start too long"),
-        pytest.param(np.ones((N, D)), B, {"start": [0.0, np.nan, 0.0]}, "start.*not finite", id="start not finite"),
+        pytest.param(
+            np.ones((N, D)), B, {"noise": float("inf")}, "noise = inf", id="infinite noise"
+        ),
+        pytest.param(
+            np.ones((N, D)),
+            B,
+            {"start": np.zeros(D + 1)},
+            r"start has shape \(4,\)",
+            id="start too long",
+        ),
+        pytest.param(
+            np.ones((N, D)),
+            B,
+            {"start": [0.0, np.nan, 0.0]},
+            "start.*not finite",
+            id="start not finite",
+        ),
     ],
 )
 def test_quadratic_that_is_none_is_refused(A, b, options, message):
@@ -155,7 +203,9 @@ def test_quadratic_that_is_none_is_refused(A, b, options, message):
 
 @pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
 def test_asymmetry_is_judged_by_the_size_of_the_worker_s_own_hessian(unit):
-    """In other units, or beside a much steeper worker, half an eigenvalue of asymmetry is no rounding error."""
+    """In other units, or beside a much steeper worker, half an eigenvalue of asymmetry is no
+    rounding error.
+    """
     A = np.stack([np.eye(D), 1e8 * np.eye(D)])
     A[0, 0, 1] = 0.5
     with pytest.raises(ValueError, match=r"A\[0\] is not symmetric"):
@@ -233,5 +283,11 @@ def test_random_quadratic_that_cannot_be_is_refused(workers, dimension, options,
 def test_one_worker_or_one_dimension_can_be():
     alone = problems.random_quadratic(1, 4, heterogeneity=0.0).constants
     assert (alone.smoothness, alone.strong_convexity) == (pytest.approx(1.0), pytest.approx(0.1))
-    line = problems.random_quadratic(5, 1, smoothness=2.0, strong_convexity=2.0, heterogeneity=3.0).constants
-    assert (line.smoothness, line.strong_convexity, line.heterogeneity) == (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(3.0))
+    line = problems.random_quadratic(
+        5, 1, smoothness=2.0, strong_convexity=2.0, heterogeneity=3.0
+    ).constants
+    assert (line.smoothness, line.strong_convexity, line.heterogeneity) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+        pytest.approx(3.0),
+    )

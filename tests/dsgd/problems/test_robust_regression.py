@@ -1,4 +1,6 @@
-"""Robust regression: its constants against points, samples and batches, in numpy; and what it refuses."""
+"""Robust regression: its constants against points, samples and batches, in numpy; and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,12 @@ def points(problem, count: int = 40) -> np.ndarray:
     """Near and far; and where samples, or all of a worker's first ones, are steepest."""
     rng = np.random.default_rng(1)
     a, y = arrays(problem)
-    steep = [np.linalg.lstsq(a[n, :D], y[n, :D] + LARGEST_SLOPE_AT, rcond=None)[0] for n in range(N)]
-    return np.concatenate([rng.normal(size=(count, D)) * 10 ** rng.uniform(-2, 2, (count, 1)), steep])
+    steep = [
+        np.linalg.lstsq(a[n, :D], y[n, :D] + LARGEST_SLOPE_AT, rcond=None)[0] for n in range(N)
+    ]
+    return np.concatenate(
+        [rng.normal(size=(count, D)) * 10 ** rng.uniform(-2, 2, (count, 1)), steep]
+    )
 
 
 def worker(problem, n: int):
@@ -69,17 +75,26 @@ def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
         for n in range(N):
             value, slope = both(jnp.asarray(x), worker(problem, n))
             assert float(value) == pytest.approx(np.mean(phi(a[n] @ x - y[n])), rel=1e-12)
-            np.testing.assert_allclose(slope, sample_gradients(problem, x)[n].mean(axis=0), rtol=1e-9, atol=1e-15)
+            np.testing.assert_allclose(
+                slope, sample_gradients(problem, x)[n].mean(axis=0), rtol=1e-9, atol=1e-15
+            )
 
 
 def test_smoothness_bounds_every_worker_s_hessian_and_is_reached():
-    """Where all residuals are 0 phi'' is 1, and the steepest worker's Hessian has this eigenvalue."""
+    """Where all residuals are 0 phi'' is 1, and the steepest worker's Hessian has this
+    eigenvalue.
+    """
     problem = make(residual=0.0, seed=1)
     hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
     L, best = problem.constants.smoothness, problem.constants.minimizer
-    largest = [np.abs(np.linalg.eigvalsh(hessian(jnp.asarray(x), problem.data))).max() for x in points(problem)]
+    largest = [
+        np.abs(np.linalg.eigvalsh(hessian(jnp.asarray(x), problem.data))).max()
+        for x in points(problem)
+    ]
     assert max(largest) <= L * (1 + 1e-12)
-    assert np.linalg.eigvalsh(hessian(jnp.asarray(best), problem.data)).max() == pytest.approx(L, rel=1e-9)
+    assert np.linalg.eigvalsh(hessian(jnp.asarray(best), problem.data)).max() == pytest.approx(
+        L, rel=1e-9
+    )
 
 
 def test_gradients_of_workers_are_as_far_apart_as_is_said():
@@ -96,7 +111,13 @@ def test_gradients_of_workers_are_as_far_apart_as_is_said():
 def test_noise_bounds_the_variance_of_every_batch_there_is(batch_size, replacement):
     """All of them, each as likely, at many points."""
     problem = make(batch_size=batch_size, replacement=replacement, residual=1.0)
-    batches = np.array(list(product(range(M), repeat=batch_size) if replacement else combinations(range(M), batch_size)))
+    batches = np.array(
+        list(
+            product(range(M), repeat=batch_size)
+            if replacement
+            else combinations(range(M), batch_size)
+        )
+    )
     largest = 0.0
     for x in points(problem):
         each = sample_gradients(problem, x)
@@ -120,8 +141,12 @@ def test_noise_is_that_of_one_sample_divided():
         (M, False, 0),
         (M + 2, False, 0),
     ]:
-        assert make(batch_size=batch_size, replacement=replacement).constants.noise == pytest.approx(sqrt(one * factor))
-    assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0, "one sample of one has none: it is a bound"
+        assert make(
+            batch_size=batch_size, replacement=replacement
+        ).constants.noise == pytest.approx(sqrt(one * factor))
+    assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0, (
+        "one sample of one has none: it is a bound"
+    )
 
 
 def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
@@ -160,5 +185,7 @@ def test_constants_are_of_the_numbers_that_are_used():
     ],
 )
 def test_regression_that_cannot_be_is_refused(arguments, options, message):
-    with pytest.raises(ValueError, match=f"robust_regression: .*{message}|robust_regression: {message}"):
+    with pytest.raises(
+        ValueError, match=f"robust_regression: .*{message}|robust_regression: {message}"
+    ):
         problems.robust_regression(*arguments, **options)

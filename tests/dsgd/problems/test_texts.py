@@ -12,7 +12,14 @@ from dsgd.problems import grammar, language_model, texts
 
 
 def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
-    for name, raw in {"b": b"2", "a/z": b"1\xff\r\n", "c": b"", ".hidden": b"x", ".git/d": b"x", "a/.e": b"x"}.items():
+    for name, raw in {
+        "b": b"2",
+        "a/z": b"1\xff\r\n",
+        "c": b"",
+        ".hidden": b"x",
+        ".git/d": b"x",
+        "a/.e": b"x",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(raw)
     assert texts.documents(tmp_path, 0) == [b"1\xff\r\n", b"2"]
@@ -20,7 +27,10 @@ def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
 
 
 def test_a_text_that_is_not_there_or_empty_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"text = 'digits', and no such file .*need 'docstrings', 'grammar', a file or a folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"text = 'digits', and no such file .*need 'docstrings', 'grammar', a file or a folder",
+    ):
         texts.documents("digits", 0)
     with pytest.raises(ValueError, match="text = '', and no such file"):
         texts.documents("", 0)
@@ -33,7 +43,8 @@ def test_a_text_that_is_not_there_or_empty_is_refused(tmp_path):
 
 def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path):
     (tmp_path / "b.py").write_text(
-        '"""B."""\nclass A:\n    """  In\n    two lines."""\n    async def f(): "F."\ndef g(): pass\ndef h(): "H."\n'
+        '"""B."""\nclass A:\n    """  In\n    two lines."""\n    async def f(): "F."\ndef g(): '
+        'pass\ndef h(): "H."\n'
     )
     (tmp_path / "a.py").write_text('"""A."""\n')
     (tmp_path / "_private.py").write_text('"""P."""\n')
@@ -42,7 +53,9 @@ def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path
 
 
 def test_an_installation_without_sources_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"'docstrings'.*has no sources with docstrings; need 'grammar', or files"):
+    with pytest.raises(
+        ValueError, match=r"'docstrings'.*has no sources with docstrings; need 'grammar', or files"
+    ):
         texts.docstrings(tmp_path)
 
 
@@ -61,13 +74,17 @@ def test_the_grammars_probabilities_add_up_to_1():
 
 
 def test_entropy_of_a_grammar_that_can_be_summed_by_hand():
-    """Two bits a sentence, of two words on average, each with one byte after it, and a line's end."""
+    """Two bits a sentence, of two words on average, each with one byte after it, and a line's
+    end.
+    """
     rules = {"SENTENCE": {"x REST": 1.0}, "REST": {"SENTENCE": 0.5, "DONE": 0.5}, "DONE": {"": 1.0}}
     assert grammar.bits_per_byte(rules) == pytest.approx(2 / (2 * 2 + 1))
 
 
 def derivations(sentence: str) -> list[float]:
-    """The probability of each derivation of the sentence: one of what its words could come from, by trying all."""
+    """The probability of each derivation of the sentence: one of what its words could come from, by
+    trying all.
+    """
     words = sentence.removesuffix(".\n").split()
 
     @cache
@@ -86,7 +103,9 @@ def derivations(sentence: str) -> list[float]:
 
 
 def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entropy():
-    """The mean of -log2 p over sentences that are drawn is the entropy, within four standard errors."""
+    """The mean of -log2 p over sentences that are drawn is the entropy, within four standard
+    errors.
+    """
     sentences = b"".join(grammar.documents(0)[:32]).decode().splitlines(keepends=True)
     found = [derivations(sentence) for sentence in sentences]
     assert all(len(each) == 1 for each in found)

@@ -36,15 +36,23 @@ def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
     np.testing.assert_array_equal(one.params, other.params)
 
 
-def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(method, problem, key, tmp_path):
+def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(
+    method, problem, key, tmp_path
+):
     options = {"key": key, "seeds": 3, "mesh": 2, "record_every": 2}
     straight = dsgd.run(method, problem, steps=30, **options)
     dsgd.run(method, problem, steps=20, checkpoint=tmp_path / "run", **options)
-    assert_equal(dsgd.run(method, problem, steps=30, checkpoint=tmp_path / "run", **options), straight)
-    assert_equal(dsgd.run(method, problem, steps=30, checkpoint=tmp_path / "run", **options), straight)
+    assert_equal(
+        dsgd.run(method, problem, steps=30, checkpoint=tmp_path / "run", **options), straight
+    )
+    assert_equal(
+        dsgd.run(method, problem, steps=30, checkpoint=tmp_path / "run", **options), straight
+    )
 
 
-def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(method, problem, mesh, key, tmp_path):
+def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(
+    method, problem, mesh, key, tmp_path
+):
     """Batches that were used are skipped."""
     everybody = jax.tree.map(np.asarray, problem.data._replace(noise=np.zeros((N, 3), np.float32)))
 
@@ -63,10 +71,20 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(method, probl
         dsgd.run(method, problem, batches=batches(60), checkpoint=tmp_path, **options)
     done = stopped.value.history["step"][-1]
     assert 0 < done <= 60
-    np.testing.assert_array_equal(stopped.value.history["loss"], straight.history["loss"][: done + 1])
-    assert_equal(dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options), straight)
+    np.testing.assert_array_equal(
+        stopped.value.history["loss"], straight.history["loss"][: done + 1]
+    )
+    assert_equal(
+        dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options), straight
+    )
     with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, eights here"):
-        dsgd.run(method, problem, batches=dsgd.Batches(batches(None), "eights"), checkpoint=tmp_path, **options)
+        dsgd.run(
+            method,
+            problem,
+            batches=dsgd.Batches(batches(None), "eights"),
+            checkpoint=tmp_path,
+            **options,
+        )
     with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, None here"):
         dsgd.run(method, problem, checkpoint=tmp_path, **options)
     with pytest.raises(ValueError, match=r"do not tell who they are.*dsgd\.Batches"):
@@ -88,7 +106,9 @@ def l2(strength: float) -> dsgd.Problem:
     def loss(params, batch):
         return jnp.sum((params - batch) ** 2) + strength * jnp.sum(params**2)
 
-    return dsgd.Problem(init=lambda key: jnp.zeros(3), loss=loss, data=inputs, sample=lambda key, mine: mine)
+    return dsgd.Problem(
+        init=lambda key: jnp.zeros(3), loss=loss, data=inputs, sample=lambda key, mine: mine
+    )
 
 
 def momentum(decay: float) -> dsgd.Algorithm:
@@ -106,7 +126,10 @@ OTHER_RUNS = {
     "key": ({"key": jax.random.key(7)}, "key = "),
     "seeds": ({"seeds": 2}, "seeds = None there, 2 here"),
     "evaluate_every": ({"evaluate_every": 2}, "evaluate_every = 1 there, 2 here"),
-    "cluster": ({"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))}, "cluster = None there"),
+    "cluster": (
+        {"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))},
+        "cluster = None there",
+    ),
 }
 
 
@@ -123,8 +146,17 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run, key)
     """Also where names, shapes and the first step are the same."""
     options, message = OTHER_RUNS[other]
     options = {"method": momentum(0.5), "problem": l2(0.1), "key": key, **options}
-    with pytest.raises(ValueError, match=rf"holds another run \({message}.*\); need another folder"):
-        dsgd.run(options.pop("method"), options.pop("problem"), steps=3, mesh=1, checkpoint=one_run, **options)
+    with pytest.raises(
+        ValueError, match=rf"holds another run \({message}.*\); need another folder"
+    ):
+        dsgd.run(
+            options.pop("method"),
+            options.pop("problem"),
+            steps=3,
+            mesh=1,
+            checkpoint=one_run,
+            **options,
+        )
 
 
 def test_the_same_run_made_anew_is_the_same_and_never_goes_back(one_run, key):
@@ -133,7 +165,9 @@ def test_the_same_run_made_anew_is_the_same_and_never_goes_back(one_run, key):
         dsgd.run(momentum(0.5), l2(0.1), steps=2, key=key, mesh=1, checkpoint=one_run)
 
 
-def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one(method, problem, mesh, key, tmp_path):
+def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one(
+    method, problem, mesh, key, tmp_path
+):
     """Its own last record stays."""
     options = {"key": key, "mesh": mesh, "record_every": 10}
     straight = dsgd.run(method, problem, steps=50, **options)
@@ -160,12 +194,19 @@ dsgd.run(method, problem, steps=2_000_000_000, key=jax.random.key(0), record_eve
 """
 
 
-def test_killed_within_a_save_it_goes_on_also_on_another_number_of_devices(method, problem, key, tmp_path):
+def test_killed_within_a_save_it_goes_on_also_on_another_number_of_devices(
+    method, problem, key, tmp_path
+):
     """What is left of half a save is taken away; what is not ours stays."""
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "own.txt").write_text("mine")
     (tmp_path / "notes.npz").write_text("mine")
-    job = subprocess.run([sys.executable, "-c", JOB, "4", str(tmp_path), "2"], check=False, capture_output=True, text=True)
+    job = subprocess.run(
+        [sys.executable, "-c", JOB, "4", str(tmp_path), "2"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert job.returncode == -signal.SIGKILL, job.stderr
     assert len(list(tmp_path.glob(".dsgd-run-*.npz"))) == 1
     with np.load(tmp_path / "dsgd-run.npz") as saved:
@@ -175,10 +216,18 @@ def test_killed_within_a_save_it_goes_on_also_on_another_number_of_devices(metho
     straight = dsgd.run(method, problem, mesh=1, **options)
     np.testing.assert_array_equal(resumed.history["step"], straight.history["step"])
     np.testing.assert_array_equal(resumed.history["bits"], straight.history["bits"])
-    np.testing.assert_allclose(resumed.history["loss"], straight.history["loss"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        resumed.history["loss"], straight.history["loss"], rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_allclose(resumed.params, straight.params, rtol=1e-4, atol=1e-6)
-    assert {entry.name for entry in tmp_path.iterdir()} - {"dsgd-run.lock"} == {"12", "notes.npz", "dsgd-run.npz"}
-    assert (tmp_path / "12" / "own.txt").read_text() == (tmp_path / "notes.npz").read_text() == "mine"
+    assert {entry.name for entry in tmp_path.iterdir()} - {"dsgd-run.lock"} == {
+        "12",
+        "notes.npz",
+        "dsgd-run.npz",
+    }
+    assert (
+        (tmp_path / "12" / "own.txt").read_text() == (tmp_path / "notes.npz").read_text() == "mine"
+    )
 
 
 def half_written(file, **arrays):
@@ -186,7 +235,9 @@ def half_written(file, **arrays):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(method, problem, mesh, key, tmp_path, monkeypatch):
+def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(
+    method, problem, mesh, key, tmp_path, monkeypatch
+):
     options = {"key": key, "mesh": mesh, "checkpoint": tmp_path}
     dsgd.run(method, problem, steps=20, **options)
     before = (tmp_path / "dsgd-run.npz").read_bytes()
@@ -198,14 +249,26 @@ def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(method, problem,
     assert {entry.name for entry in tmp_path.iterdir()} == {"dsgd-run.lock", "dsgd-run.npz"}
 
 
-def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, method, mesh, key, tmp_path, monkeypatch):
+def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(
+    problem, method, mesh, key, tmp_path, monkeypatch
+):
     def batches():
         yield from itertools.repeat(jax.tree.map(np.asarray, problem.data), 5)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoints.np, "savez", half_written)
-    with pytest.raises(dsgd.Interrupted, match=r"its checkpoint could not be written: .*No space left") as stopped:
-        dsgd.run(method, problem, steps=99, key=key, mesh=mesh, checkpoint=tmp_path, batches=dsgd.Batches(batches(), "five"))
+    with pytest.raises(
+        dsgd.Interrupted, match=r"its checkpoint could not be written: .*No space left"
+    ) as stopped:
+        dsgd.run(
+            method,
+            problem,
+            steps=99,
+            key=key,
+            mesh=mesh,
+            checkpoint=tmp_path,
+            batches=dsgd.Batches(batches(), "five"),
+        )
     assert stopped.value.history["step"][-1] > 0
     assert not (tmp_path / "dsgd-run.npz").exists()
 
@@ -213,10 +276,16 @@ def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, me
 def test_one_flipped_bit_anywhere_is_noticed(one_run, key, tmp_path):
     """Also where the file is cut, or is none of ours."""
     whole = (one_run / "dsgd-run.npz").read_bytes()
-    broken = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 25)]
+    broken = [
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+        for at in range(0, len(whole), len(whole) // 25)
+    ]
     for contents in (*broken, whole[:-1], whole[: len(whole) // 2], b"", whole + b"0", b"a text"):
         (tmp_path / "dsgd-run.npz").write_bytes(contents)
-        with pytest.raises(ValueError, match=r"checkpoint .*dsgd-run.npz is damaged \(.*\); need it as it was written, or without it"):
+        with pytest.raises(
+            ValueError,
+            match=r"checkpoint .*dsgd-run.npz is damaged \(.*\); need it as it was written, or without it",
+        ):
             checkpoints.Checkpoint(tmp_path, {})
         assert (tmp_path / "dsgd-run.npz").read_bytes() == contents
     (tmp_path / "dsgd-run.npz").write_bytes(whole)
@@ -250,7 +319,10 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
-    with checkpoints.Checkpoint(tmp_path, ABOUT), pytest.raises(ValueError, match="another run is using it; need another folder"):
+    with (
+        checkpoints.Checkpoint(tmp_path, ABOUT),
+        pytest.raises(ValueError, match="another run is using it; need another folder"),
+    ):
         checkpoints.Checkpoint(tmp_path, ABOUT)
     opened(tmp_path)
 
@@ -261,13 +333,17 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_pa
 
     def init(params, N):
         state = sgd.init(params, N)
-        return state._replace(server=(state.server, jax.random.key(5, impl="rbg"), jnp.full(2, 0.5, jnp.bfloat16)))
+        return state._replace(
+            server=(state.server, jax.random.key(5, impl="rbg"), jnp.full(2, 0.5, jnp.bfloat16))
+        )
 
     def update(state, gradients, round):
         inner, own, half = state.server
         after = sgd.update(state._replace(server=inner), gradients, round)
         own = jax.random.split(own)[0]
-        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16)))
+        return after._replace(
+            server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16))
+        )
 
     def bare(member):
         return lambda state, *rest: member(state._replace(server=state.server[0]), *rest)
@@ -276,8 +352,12 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_pa
     straight = dsgd.run(method, l2(0.1), steps=6, key=key, mesh=mesh)
     dsgd.run(method, l2(0.1), steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
     resumed = dsgd.run(method, l2(0.1), steps=6, key=key, mesh=mesh, checkpoint=tmp_path)
-    np.testing.assert_array_equal(resumed.state.server[2].view(jnp.uint16), straight.state.server[2].view(jnp.uint16))
-    np.testing.assert_array_equal(jax.random.key_data(resumed.state.server[1]), jax.random.key_data(straight.state.server[1]))
+    np.testing.assert_array_equal(
+        resumed.state.server[2].view(jnp.uint16), straight.state.server[2].view(jnp.uint16)
+    )
+    np.testing.assert_array_equal(
+        jax.random.key_data(resumed.state.server[1]), jax.random.key_data(straight.state.server[1])
+    )
 
 
 ABOUT = {"method": "one", "program": "a"}
@@ -294,7 +374,9 @@ def opened(folder: Path) -> None:
 
 
 def test_after_an_error_the_folder_is_free_while_the_error_is_still_looked_at(tmp_path):
-    """Damaged files, another run's, what cannot be taken away, and errors of a run: each keeps what it was raised in."""
+    """Damaged files, another run's, what cannot be taken away, and errors of a run: each keeps what
+    it was raised in.
+    """
     path, kept = tmp_path / "dsgd-run.npz", []
     with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
         mine.save(carried(x=jnp.zeros(2)), {"step": np.zeros(1)})
@@ -327,7 +409,9 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
     with checkpoints.Checkpoint(tmp_path, ABOUT) as first:
         assert first.restore(jax.eval_shape(lambda: carry)) is None
         first.save(carry, records)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), carry)
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), carry
+    )
     with checkpoints.Checkpoint(tmp_path, ABOUT) as second:
         found = second.restore(like)
     assert found is not None
@@ -339,7 +423,10 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
         ({"x": n, "n": n}, r"x.* is float32\[3\], this run's int32\[\]"),
         ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\], this run's float32\[\]"),
     ):
-        with checkpoints.Checkpoint(tmp_path, ABOUT) as again, pytest.raises(ValueError, match=words):
+        with (
+            checkpoints.Checkpoint(tmp_path, ABOUT) as again,
+            pytest.raises(ValueError, match=words),
+        ):
             again.restore(like._replace(state=like.state._replace(server=wrong)))
 
 

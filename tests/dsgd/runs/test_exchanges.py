@@ -23,13 +23,23 @@ def twice(topology, period):
     def update(state, gradients, round):
         x = round.mix(state.workers, topology)
         x = round.every(period, round.average, x)
-        round.log(norm=optax.tree.norm(round.when(round.step > 2, round.mean, x, otherwise=lambda x: x[0])))
+        round.log(
+            norm=optax.tree.norm(
+                round.when(round.step > 2, round.mean, x, otherwise=lambda x: x[0])
+            )
+        )
         return dsgd.State(workers=x)
 
     def init(params, N):
         return dsgd.State(workers=dsgd.workers.stack(params, N))
 
-    return dsgd.Algorithm("twice", init, lambda state, round: dsgd.Query(state.workers), update, lambda state: state.workers)
+    return dsgd.Algorithm(
+        "twice",
+        init,
+        lambda state, round: dsgd.Query(state.workers),
+        update,
+        lambda state: state.workers,
+    )
 
 
 def test_each_call_is_an_exchange_with_its_period_and_turns():
@@ -48,7 +58,10 @@ def test_each_call_is_an_exchange_with_its_period_and_turns():
         (algorithms.local_sgd(SGD, 3), Fraction(2 * (N - 1), 3) * (1 + Fraction(10, N))),
         (algorithms.scaffold(SGD, 2), (N - 1) * (1 + Fraction(10, N))),
         (algorithms.gradient_tracking(SGD, topologies.ring(N)), 2 * 11),
-        (algorithms.ef21(SGD, compressors.sign, compressors.sign), 2 * (N - 1) * (1 + Fraction(10, N))),
+        (
+            algorithms.ef21(SGD, compressors.sign, compressors.sign),
+            2 * (N - 1) * (1 + Fraction(10, N)),
+        ),
         (algorithms.parameter_server_sgd(SGD), 2 * N * 11),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -56,7 +69,10 @@ def test_each_call_is_an_exchange_with_its_period_and_turns():
 def test_seconds_of_a_round_are_those_of_its_exchanges_over_their_periods(method, cost):
     latency, transfer = Fraction(1), Fraction(10)
     found = dsgd.exchanges(method, PROBLEM)
-    assert sum(network.cost(each.pattern, N, latency, transfer) / each.period for each in found) == cost
+    assert (
+        sum(network.cost(each.pattern, N, latency, transfer) / each.period for each in found)
+        == cost
+    )
 
 
 def test_a_method_that_does_not_fit_is_refused():

@@ -1,4 +1,6 @@
-"""Batches from outside, chunk by chunk: which are on the devices, how many, and the number of a wrong one."""
+"""Batches from outside, chunk by chunk: which are on the devices, how many, and the number of a
+wrong one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def numbered(first: int = 0, last: int = 10**6):
         yield {"x": np.full((N, 3), t, np.float32), "n": np.full(N, t, np.int32)}
 
 
-@pytest.mark.parametrize(("record_every", "records"), [(1, 16), (3, 5), (5, 3), (8, 2), (16, 1), (17, 1), (100, 1)])
+@pytest.mark.parametrize(
+    ("record_every", "records"), [(1, 16), (3, 5), (5, 3), (8, 2), (16, 1), (17, 1), (100, 1)]
+)
 def test_sixteen_rounds_are_on_the_devices_or_the_rounds_of_one_record(record_every, records):
     feed = Feed(plan(record_every), numbered(), 1000)
     assert feed.records == records
@@ -39,7 +43,9 @@ def test_each_batch_is_taken_once_and_in_order():
     for rounds in (4, 15, 1, 3):
         taken = feed.take(rounds)
         seen += np.asarray(taken["n"])[:rounds, 0].tolist()
-        np.testing.assert_array_equal(np.asarray(taken["x"])[:rounds, :, 2], np.asarray(taken["n"])[:rounds])
+        np.testing.assert_array_equal(
+            np.asarray(taken["x"])[:rounds, :, 2], np.asarray(taken["n"])[:rounds]
+        )
     assert seen == list(range(23))
 
 
@@ -53,7 +59,10 @@ def test_rounds_that_are_done_are_skipped():
 
 def test_the_first_is_known_by_its_shapes():
     feed = Feed(plan(), numbered(), 100)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), feed.first) == {"n": ((N,), np.int32), "x": ((N, 3), np.float32)}
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), feed.first) == {
+        "n": ((N,), np.int32),
+        "x": ((N, 3), np.float32),
+    }
     assert feed.identity is None
 
 
@@ -61,7 +70,9 @@ def test_the_first_is_known_by_its_shapes():
 def test_batches_that_end_are_reported_with_the_round(before, rounds):
     feed = Feed(plan(), numbered(0, 5), 100)
     feed.take(before)
-    with pytest.raises(ValueError, match="batches ended after round 5: need one for each of the 100 rounds"):
+    with pytest.raises(
+        ValueError, match="batches ended after round 5: need one for each of the 100 rounds"
+    ):
         feed.take(rounds)
     feed = Feed(plan(), numbered(0, 5), 100)
     with pytest.raises(ValueError, match="batches ended after round 5"):
@@ -97,7 +108,11 @@ def test_the_first_batch_with_what_is_not_finite_is_reported_with_its_number():
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_batch_of_another_kind_is_reported_with_its_number(at):
     good = {"x": np.zeros((N, 3), np.float32), "n": np.zeros(N, np.int32)}
-    for other in ({**good, "x": np.zeros((N, 4), np.float32)}, {**good, "n": np.zeros(N, np.float32)}, {"x": good["x"]}):
+    for other in (
+        {**good, "x": np.zeros((N, 4), np.float32)},
+        {**good, "n": np.zeros(N, np.float32)},
+        {"x": good["x"]},
+    ):
         feed = Feed(plan(), itertools.chain(numbered(0, at), [other], numbered()), 100)
         feed.take(at)
         with pytest.raises(ValueError, match=f"batches: batch {at} is"):

@@ -50,7 +50,9 @@ def test_bits_are_added_up_exactly_of_each_run():
     each = np.stack([bits(0, large), bits(1, 3)])
     one.extend({"loss": np.ones((2, 2), np.float32), "bits": each}, 1)
     one.extend({"loss": np.ones((2, 1), np.float32), "bits": np.stack([bits(large), bits(5)])}, 2)
-    np.testing.assert_array_equal(one.history()["bits"], [[0, large / N, 2 * large / N], [0.5, 2, 4.5]])
+    np.testing.assert_array_equal(
+        one.history()["bits"], [[0, large / N, 2 * large / N], [0.5, 2, 4.5]]
+    )
 
 
 def test_what_is_kept_for_later_is_all_and_goes_on():
@@ -71,14 +73,21 @@ def test_what_is_kept_for_later_is_all_and_goes_on():
     [
         (0, [[3.0, 2.0]], 2.0),
         (1, [[[3.0, 2.0], [5.0, 6.0]]], 4.0),  # the mean over seeds
-        (2, [[[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]], 4.0),  # of the best point that is finite
+        # of the best point that is finite
+        (
+            2,
+            [[[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]],
+            4.0,
+        ),
         (1, [[[1.0, np.nan], [1.0, 2.0]]], np.nan),
     ],
 )
 def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, expected):
     one = log(runs=runs, record_every=1)
     values = np.array(losses[0], np.float32)
-    one.extend({"loss": values, "bits": np.zeros((*values.shape, 4), np.uint32)}, values.shape[-1] - 1)
+    one.extend(
+        {"loss": values, "bits": np.zeros((*values.shape, 4), np.uint32)}, values.shape[-1] - 1
+    )
     np.testing.assert_equal(one.last_loss(), expected)
 
 
@@ -113,7 +122,9 @@ def test_evaluated_records_of_several_runs_and_workers():
     np.testing.assert_array_equal(found["step"], [0, 2])
 
 
-def diverged(one: Log, name: str = "a method", reason: str = "") -> tuple[str, dict[str, np.ndarray], list[bool]]:
+def diverged(
+    one: Log, name: str = "a method", reason: str = ""
+) -> tuple[str, dict[str, np.ndarray], list[bool]]:
     asked = []
 
     def suspects(record, first, run):
@@ -131,7 +142,10 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     one.check("a method", lambda at_start: "never asked")
     one.extend(piece([np.inf, np.nan]), 12)
     words, history, asked = diverged(one)
-    assert words.startswith("a method: the loss is inf after round 9 (finite after 6); try a smaller step size (the error's .history")
+    assert words.startswith(
+        "a method: the loss is inf after round 9 (finite after 6); try a smaller step size (the "
+        "error's .history"
+    )
     assert asked == [False]
     np.testing.assert_array_equal(history["step"], [0, 3, 6, 9])
     np.testing.assert_array_equal(history["loss"], [5, 4, 3, np.inf])
@@ -163,7 +177,12 @@ def test_of_seeds_the_one_that_diverges_first_is_reported():
 
 def test_only_evaluated_records_are_looked_at():
     one = log(record_every=1)
-    one.extend(piece([1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)), 4)
+    one.extend(
+        piece(
+            [1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)
+        ),
+        4,
+    )
     words, history, _ = diverged(one)
     assert "the loss is inf after round 3 (finite after 0)" in words
     assert len(history["step"]) == 4
@@ -190,7 +209,10 @@ def test_a_clock_that_goes_back_or_is_not_finite_is_refused(before, clock, wrong
         one.extend(piece([1.0, 1.0], clock=seconds(clock)), 3)
 
     if wrong:
-        with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at (inf|nan|\S+ to \d\S*) s by round [13]"):
+        with pytest.raises(
+            ValueError,
+            match=r"the cluster's clock is not finite or goes back, at (inf|nan|\S+ to \d\S*) s by round [13]",
+        ):
             written()
     else:
         written()

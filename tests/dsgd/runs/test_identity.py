@@ -1,4 +1,6 @@
-"""Fingerprints of runs depend on all values, types, shapes and names; differences are reported by name."""
+"""Fingerprints of runs depend on all values, types, shapes and names; differences are reported by
+name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def changed(**parts: Any) -> dict[str, Any]:
 
 OTHERS = {
     "a value": changed(a=TREE["a"] + np.float32(1e-6)),
-    "a value far in": changed(a=np.where(np.arange(6).reshape(2, 3) == 5, 7, TREE["a"]).astype(np.float32)),
+    "a value far in": changed(
+        a=np.where(np.arange(6).reshape(2, 3) == 5, 7, TREE["a"]).astype(np.float32)
+    ),
     "a scalar": changed(b=(np.int32(6), np.zeros(0))),
     "a type": changed(b=(np.int64(5), np.zeros(0))),
     "a type of the same bytes": changed(a=TREE["a"].view(np.int32)),
@@ -53,11 +57,17 @@ def test_a_digest_is_of_further_words_too():
 
 
 def test_a_digest_of_keys_is_of_their_data():
-    found = [identity.digest(each) for each in (jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0)))]
+    found = [
+        identity.digest(each)
+        for each in (jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0)))
+    ]
     assert len(set(found)) == 3
 
 
-@pytest.mark.parametrize("what", ["a value", "a value far in", "a name", "a type of the same bytes", "rows in another order"])
+@pytest.mark.parametrize(
+    "what",
+    ["a value", "a value far in", "a name", "a type of the same bytes", "rows in another order"],
+)
 def test_digests_of_the_workers_data_are_row_by_row(what):
     """Of both workers, each by itself."""
     data = {"a": TREE["a"]}
@@ -79,7 +89,11 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
         ({"platform": "gpu"}, ""),
         ({"jax": "2", identity.PROGRAM: "q"}, "jax = 1 there, 2 here"),
         ({"jax": "2", "workers": "8"}, "workers = 4 there, 8 here"),
-        ({identity.PROGRAM: "q"}, "it computes something else: another hyperparameter, schedule, topology, loss or version of the code"),
+        (
+            {identity.PROGRAM: "q"},
+            "it computes something else: another hyperparameter, schedule, topology, loss or "
+            "version of the code",
+        ),
         ({identity.PROGRAM: "q", "workers": "8"}, "workers = 4 there, 8 here"),
         ({"seeds": "3"}, "seeds = None there, 3 here"),
     ],
@@ -94,12 +108,16 @@ def test_processes_with_another_configuration_are_refused_by_what_differs(monkey
     from dsgd.runs.identity import agreement, json
 
     def others(*runs):
-        monkeypatch.setattr(agreement, "exchange", lambda what, words: [json.dumps(each) for each in runs])
+        monkeypatch.setattr(
+            agreement, "exchange", lambda what, words: [json.dumps(each) for each in runs]
+        )
 
     others(RUN, RUN, RUN)
     identity.need_same(RUN)
     others(RUN, RUN, {**RUN, "workers": "8"})
-    with pytest.raises(ValueError, match=r"workers = 4 in process 0, 8 in process 2\): need the same call in all"):
+    with pytest.raises(
+        ValueError, match=r"workers = 4 in process 0, 8 in process 2\): need the same call in all"
+    ):
         identity.need_same(RUN)
     others(RUN, {**RUN, identity.PROGRAM: "q"})
     with pytest.raises(ValueError, match="it computes something else"):

@@ -40,7 +40,9 @@ def handlers_are_put_back() -> Iterator[None]:
 
 @contextmanager
 def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
-    """That signal reaches this process when the second chunk has been read; it must have an effect within three seconds."""
+    """That signal reaches this process when the second chunk has been read; it must have an effect
+    within three seconds.
+    """
     assert threading.current_thread() is threading.main_thread()
     assert signal.getsignal(number) != signal.SIG_IGN
     update, read, at = progress.Progress.update, itertools.count(1), []
@@ -59,10 +61,17 @@ def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, key, tmp_path, monkeypatch):
+def test_a_run_ends_with_its_history_and_its_checkpoint(
+    number, problem, mesh, key, tmp_path, monkeypatch
+):
     options = {"key": key, "mesh": mesh, "record_every": 1_000}
     dsgd.run(METHOD, problem, steps=1, **options)  # compiled
-    with sent(number, monkeypatch), pytest.raises(dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) ") as stopped:
+    with (
+        sent(number, monkeypatch),
+        pytest.raises(
+            dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) "
+        ) as stopped,
+    ):
         dsgd.run(METHOD, problem, steps=FOREVER, checkpoint=tmp_path, **options)
     assert isinstance(stopped.value, KeyboardInterrupt)
     done = int(stopped.value.history["step"][-1])
@@ -74,8 +83,16 @@ def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, k
         np.testing.assert_array_equal(values, stopped.value.history[name])
 
 
-def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, mesh, key, tmp_path, monkeypatch):
-    options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 1_000, "learning_rate": [0.01, 0.1, 0.2]}
+def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
+    problem, mesh, key, tmp_path, monkeypatch
+):
+    options = {
+        "key": key,
+        "mesh": mesh,
+        "seeds": 2,
+        "record_every": 1_000,
+        "learning_rate": [0.01, 0.1, 0.2],
+    }
     dsgd.sweep(factory, problem, steps=1, **options)
     with sent(signal.SIGTERM, monkeypatch), pytest.raises(dsgd.Interrupted) as stopped:
         dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
@@ -86,8 +103,16 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, 
     for name, values in straight.history.items():
         np.testing.assert_array_equal(resumed.history[name], values)
     np.testing.assert_array_equal(resumed.params, straight.params)
-    with pytest.raises(ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] there, \[0.5\] here"):
-        dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **(options | {"learning_rate": [0.5]}))
+    with pytest.raises(
+        ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] there, \[0.5\] here"
+    ):
+        dsgd.sweep(
+            factory,
+            problem,
+            steps=FOREVER,
+            checkpoint=tmp_path,
+            **(options | {"learning_rate": [0.5]}),
+        )
 
 
 def test_a_signal_at_the_very_end_is_not_swallowed(problem, mesh, key, monkeypatch):

@@ -1,4 +1,6 @@
-"""Metrics with one number for each worker: in histories of runs, of sweeps, of runs that diverge or go on, and in files."""
+"""Metrics with one number for each worker: in histories of runs, of sweeps, of runs that diverge or
+go on, and in files.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ def expected(steps: int) -> np.ndarray:
 
 @pytest.mark.parametrize("devices", [N])
 def test_they_are_recorded_worker_by_worker(devices, problem, key):
-    rounds = dsgd.run(counting(), problem, steps=STEPS, key=key, seeds=SEEDS, mesh=devices).history["rounds"]
+    rounds = dsgd.run(counting(), problem, steps=STEPS, key=key, seeds=SEEDS, mesh=devices).history[
+        "rounds"
+    ]
     np.testing.assert_allclose(rounds, np.broadcast_to(expected(STEPS), (SEEDS, STEPS + 1, N)))
-    alone = dsgd.run(counting(), problem, steps=STEPS, key=key, record_every=2, mesh=devices).history["rounds"]
+    alone = dsgd.run(
+        counting(), problem, steps=STEPS, key=key, record_every=2, mesh=devices
+    ).history["rounds"]
     np.testing.assert_allclose(alone, expected(STEPS)[[0, 2, 4, 5]])
 
 
 def test_a_sweep_has_them_for_each_point_and_does_not_choose_by_them(problem, key, mesh):
-    found = dsgd.sweep(counting, problem, steps=STEPS, key=key, seeds=SEEDS, mesh=mesh, size=[0.1, 0.2, 0.3])
+    found = dsgd.sweep(
+        counting, problem, steps=STEPS, key=key, seeds=SEEDS, mesh=mesh, size=[0.1, 0.2, 0.3]
+    )
     assert found.history["rounds"].shape == (3, SEEDS, STEPS + 1, N)
     np.testing.assert_allclose(found.at((2,))["rounds"][1], expected(STEPS))
     with pytest.raises(ValueError, match="best: metric = 'rounds' is no series of each run"):
@@ -60,7 +68,9 @@ def test_what_diverges_keeps_the_records_until_then(seeds, problem, key, mesh):
     assert N < count < 100
     assert history["rounds"].shape == (*np.shape(history["loss"]), N)
     assert history["loss"].shape[-1] == count
-    np.testing.assert_allclose(np.reshape(history["rounds"], (-1, count, N))[0], expected(count - 1))
+    np.testing.assert_allclose(
+        np.reshape(history["rounds"], (-1, count, N))[0], expected(count - 1)
+    )
 
 
 def test_the_mean_of_losses_near_the_largest_number_is_no_overflow():

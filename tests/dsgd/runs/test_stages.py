@@ -19,7 +19,9 @@ N = 4
 
 
 def factory(rate=0.1) -> dsgd.Algorithm:
-    return algorithms.decentralized_sgd(optax.sgd(rate, momentum=0.5), topologies.one_peer_exponential(N))
+    return algorithms.decentralized_sgd(
+        optax.sgd(rate, momentum=0.5), topologies.one_peer_exponential(N)
+    )
 
 
 METHOD = factory()
@@ -33,7 +35,13 @@ def assert_equal(one, other) -> None:
 @pytest.mark.parametrize(("first", "seeds"), [(20, None), (25, 2)])
 def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem, mesh, key):
     """Bits and clock begin at 0; the start's record is the last of the stage before."""
-    options = {"key": key, "mesh": mesh, "seeds": seeds, "record_every": 10, "cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(0.5))}
+    options = {
+        "key": key,
+        "mesh": mesh,
+        "seeds": seeds,
+        "record_every": 10,
+        "cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(0.5)),
+    }
     straight = dsgd.run(METHOD, problem, steps=40, **options)
     one = dsgd.run(METHOD, problem, steps=first, **options)
     kept = jax.tree.map(np.array, one.state)
@@ -43,9 +51,17 @@ def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem, mesh
         rounds = two.history["step"] - first
         np.testing.assert_array_equal(rounds, [0, 30 - first, 40 - first])
         np.testing.assert_array_equal(two.history["loss"][..., 0], one.history["loss"][..., -1])
-        np.testing.assert_array_equal(two.history["loss"][..., 1:], straight.history["loss"][..., -2:])
-        np.testing.assert_array_equal(two.history["bits"], np.broadcast_to(2 * 3 * 32 * rounds, two.history["bits"].shape))
-        np.testing.assert_allclose(two.history["clock"], np.broadcast_to(0.5 * rounds, two.history["clock"].shape), rtol=1e-6)
+        np.testing.assert_array_equal(
+            two.history["loss"][..., 1:], straight.history["loss"][..., -2:]
+        )
+        np.testing.assert_array_equal(
+            two.history["bits"], np.broadcast_to(2 * 3 * 32 * rounds, two.history["bits"].shape)
+        )
+        np.testing.assert_allclose(
+            two.history["clock"],
+            np.broadcast_to(0.5 * rounds, two.history["clock"].shape),
+            rtol=1e-6,
+        )
         assert_equal(one.state, kept)
 
 
@@ -74,16 +90,27 @@ def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch, me
     method = algorithms.minibatch_sgd(optax.sgd(1.0))
     batches = [np.full(N, float(t), np.float32) for t in range(30)]
     one = dsgd.run(method, gradient_is_batch, steps=20, key=key, mesh=mesh, batches=batches)
-    two = dsgd.run(method, gradient_is_batch, steps=10, key=key, mesh=mesh, batches=batches[20:], start=one)
+    two = dsgd.run(
+        method, gradient_is_batch, steps=10, key=key, mesh=mesh, batches=batches[20:], start=one
+    )
     np.testing.assert_array_equal(two.history["loss"], -np.cumsum([0, *range(30)])[20:])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state._replace(step=jnp.int32(-1)), r"state.step = -1: need one number of rounds"),
-        (lambda state: state._replace(step=jnp.array([3, 4])), r"need one number of rounds, at least 0, for all runs"),
-        (lambda state: state._replace(step=jnp.int32(2**31 - 5)), r"steps = 10 after round 2147483643: need fewer than 2\^31"),
+        (
+            lambda state: state._replace(step=jnp.int32(-1)),
+            r"state.step = -1: need one number of rounds",
+        ),
+        (
+            lambda state: state._replace(step=jnp.array([3, 4])),
+            r"need one number of rounds, at least 0, for all runs",
+        ),
+        (
+            lambda state: state._replace(step=jnp.int32(2**31 - 5)),
+            r"steps = 10 after round 2147483643: need fewer than 2\^31",
+        ),
         (
             lambda state: jax.tree.map(lambda leaf: leaf[None], state),
             r"start: state.workers.params as float32\[1, 4, 3\]; expected float32\[4, 3\]",
@@ -94,7 +121,8 @@ def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch, me
         ),
         (
             lambda state: state._replace(server=jnp.zeros(2)),
-            r"start: state with leaves .server, .workers.params, .*; expected the tree with leaves .workers.params, .*, .step",
+            r"start: state with leaves .server, .workers.params, .*; expected the tree with "
+            r"leaves .workers.params, .*, .step",
         ),
     ],
 )

@@ -16,7 +16,9 @@ N, STEPS = 4, 30
 
 
 def factory(learning_rate, momentum=0.0):
-    return algorithms.decentralized_sgd(optax.sgd(learning_rate, momentum=momentum), topologies.ring(N))
+    return algorithms.decentralized_sgd(
+        optax.sgd(learning_rate, momentum=momentum), topologies.ring(N)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +40,29 @@ def test_every_point_is_the_run_with_its_hyperparameters(swept, problem, mesh):
     """On another number of devices."""
     for i, j in ((0, 1), (1, 0)):
         assert swept.point((i, j)) == {"learning_rate": [0.01, 0.2][i], "momentum": [0.0, 0.5][j]}
-        alone = dsgd.run(factory(**swept.point((i, j))), problem, steps=STEPS, key=jax.random.key(0), seeds=2, mesh=mesh)
+        alone = dsgd.run(
+            factory(**swept.point((i, j))),
+            problem,
+            steps=STEPS,
+            key=jax.random.key(0),
+            seeds=2,
+            mesh=mesh,
+        )
         at = swept.at((i, j))
         for name, values in alone.history.items():
             np.testing.assert_allclose(at[name], values, rtol=2e-4, atol=1e-6)
         np.testing.assert_allclose(swept.params[i, j], alone.params, rtol=1e-4)
-        np.testing.assert_allclose(swept.state.workers.params[i, j], alone.state.workers.params, rtol=1e-4)
+        np.testing.assert_allclose(
+            swept.state.workers.params[i, j], alone.state.workers.params, rtol=1e-4
+        )
 
 
 def test_axes_are_the_grids_in_order_then_seeds_then_records(swept):
     assert swept.history["loss"].shape == (3, 2, 2, STEPS + 1)
     assert swept.history["step"].shape == (STEPS + 1,)
-    assert (swept.history["train_loss"][0, :, :, 2:] != swept.history["train_loss"][1, :, :, 2:]).all()
+    assert (
+        swept.history["train_loss"][0, :, :, 2:] != swept.history["train_loss"][1, :, :, 2:]
+    ).all()
     assert list(swept.grid) == ["learning_rate", "momentum"]
 
 
@@ -64,7 +77,9 @@ def test_a_point_that_diverges_does_not_stop_the_others_and_is_never_best(swept)
 
 def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem, mesh, key):
     def run(rates):
-        return dsgd.sweep(factory, problem, steps=5, key=key, seeds=2, mesh=mesh, learning_rate=rates)
+        return dsgd.sweep(
+            factory, problem, steps=5, key=key, seeds=2, mesh=mesh, learning_rate=rates
+        )
 
     before = programs.compiled()
     run(np.logspace(-3, -1, 20))
@@ -75,10 +90,17 @@ def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem, mesh, key)
 
 
 def test_all_points_diverged(swept):
-    diverged = swept._replace(history={**swept.history, "loss": np.full_like(swept.history["loss"], np.nan)})
-    with pytest.raises(ValueError, match=r"every point of the grid learning_rate = \[0.01, 0.2, 900.0\], momentum = .* diverged"):
+    diverged = swept._replace(
+        history={**swept.history, "loss": np.full_like(swept.history["loss"], np.nan)}
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"every point of the grid learning_rate = \[0.01, 0.2, 900.0\], momentum = .* diverged",
+    ):
         diverged.best()
-    with pytest.raises(ValueError, match="unknown metric 'accuracy': need one of step, bits, consensus"):
+    with pytest.raises(
+        ValueError, match="unknown metric 'accuracy': need one of step, bits, consensus"
+    ):
         swept.best("accuracy")
 
 
@@ -86,7 +108,10 @@ def test_all_points_diverged(swept):
     ("options", "message"),
     [
         ({}, "a sweep without a grid"),
-        ({"learning_rate": []}, "grid learning_rate = .*: need a non-empty sequence of finite numbers"),
+        (
+            {"learning_rate": []},
+            "grid learning_rate = .*: need a non-empty sequence of finite numbers",
+        ),
         ({"learning_rate": 0.1}, "need a non-empty sequence"),
         ({"learning_rate": [0.1, float("nan")]}, "finite"),
         ({"learning_rate": ["a"]}, "numbers"),

@@ -1,4 +1,6 @@
-"""Packed codes are what they say: as few bytes as planes can have, in a fixed order, and all there."""
+"""Packed codes are what they say: as few bytes as planes can have, in a fixed order, and all
+there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 
 from dsgd import codecs
 
-BITS = (*range(9), 13, 15, 16, 22, 29, 31, 32)  # every number of bits that are left of whole bytes, and of these
+# every number of bits that are left of whole bytes, and of these
+BITS = (*range(9), 13, 15, 16, 22, 29, 31, 32)
 SIZES = (0, 1, 7, 8, 13, 64)
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # most of these tests' time is compilation
 
@@ -35,7 +38,12 @@ def packed_by_hand(codes: list[int], bits: int) -> list[bytes]:
         bottom += width
         size, room = -(-len(codes) * width // 8), 8 // width
         digits = [code >> shift & 2**width - 1 for code in codes]
-        planes.append(bytes(sum(digit << k * width for k, digit in enumerate(digits[j::size][:room])) for j in range(size)))
+        planes.append(
+            bytes(
+                sum(digit << k * width for k, digit in enumerate(digits[j::size][:room]))
+                for j in range(size)
+            )
+        )
     return planes
 
 
@@ -65,8 +73,12 @@ def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
     for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
         assert unpacked.dtype == (np.uint8 if bits <= 8 else np.uint32)
         assert [plane.dtype for plane in packed] == [np.uint8] * len(packed)
-        assert [plane.shape[1] for plane in packed] == [-(-sent.shape[1] * width // 8) for width in widths(bits)]
-        rows = [[plane.tobytes() for plane in row] for row in zip(*map(np.asarray, packed), strict=True)]
+        assert [plane.shape[1] for plane in packed] == [
+            -(-sent.shape[1] * width // 8) for width in widths(bits)
+        ]
+        rows = [
+            [plane.tobytes() for plane in row] for row in zip(*map(np.asarray, packed), strict=True)
+        ]
         assert rows == [packed_by_hand(row.tolist(), bits) for row in sent] or bits == 0
         np.testing.assert_array_equal(unpacked, sent)
 
@@ -74,7 +86,9 @@ def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
 def test_codes_in_eights_take_exactly_their_bits():
     for bits in BITS:
         for d in (8, 64, 1000):
-            packed = jax.eval_shape(partial(codecs.pack, bits=bits), jax.ShapeDtypeStruct((d,), jnp.uint32))
+            packed = jax.eval_shape(
+                partial(codecs.pack, bits=bits), jax.ShapeDtypeStruct((d,), jnp.uint32)
+            )
             assert sum(8 * plane.size for plane in packed) == d * bits
 
 
@@ -89,15 +103,32 @@ def test_trits_come_back_five_from_a_byte():
     @partial(jax.jit, compiler_options=UNOPTIMIZED)
     def there_and_back(codes):
         packed = [jax.vmap(codecs.pack_trits)(of_size) for of_size in codes]
-        return packed, [jax.vmap(lambda code, d=d: codecs.unpack_trits(code, d))(one) for one, d in zip(packed, SIZES, strict=True)]
+        return packed, [
+            jax.vmap(lambda code, d=d: codecs.unpack_trits(code, d))(one)
+            for one, d in zip(packed, SIZES, strict=True)
+        ]
 
     codes = [contents(size, 3) for size in SIZES]
     for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
         assert packed.dtype == unpacked.dtype == np.uint8
         assert packed.shape[1] == -(-sent.shape[1] // 5)
-        assert [row.tobytes() for row in np.asarray(packed)] == [trits_by_hand(row.tolist()) for row in sent]
+        assert [row.tobytes() for row in np.asarray(packed)] == [
+            trits_by_hand(row.tolist()) for row in sent
+        ]
         np.testing.assert_array_equal(unpacked, sent)
 
 
 def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
-    assert [codecs.index_bits(d) for d in (1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]
+    assert [codecs.index_bits(d) for d in (1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31)] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        10,
+        10,
+        11,
+        31,
+    ]

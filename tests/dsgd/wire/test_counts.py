@@ -15,13 +15,21 @@ MOST = 2**64 - 1
 WORKERS = 5
 
 carry, total, times, of_array = (
-    jax.jit(function) for function in (counts.carry, counts.total, counts.times, lambda bits: counts.of(bits, WORKERS))
+    jax.jit(function)
+    for function in (
+        counts.carry,
+        counts.total,
+        counts.times,
+        lambda bits: counts.of(bits, WORKERS),
+    )
 )
 
 
 def count_of(*values: int) -> np.ndarray:
     """Base-2^16 digits, least significant first, by Python's arithmetic."""
-    return np.array([[value // 2 ** (16 * i) % 2**16 for i in range(4)] for value in values], np.uint32)
+    return np.array(
+        [[value // 2 ** (16 * i) % 2**16 for i in range(4)] for value in values], np.uint32
+    )
 
 
 def number(count: jax.Array) -> list[int] | int:
@@ -29,8 +37,15 @@ def number(count: jax.Array) -> list[int] | int:
 
 
 def whole(largest: int):
-    """Integers up to `largest`, with its end and the edges of digits, of a float32 and of a float64."""
-    edges = [edge for bits in (0, 16, 24, 31, 32, 48, 53) for edge in (2**bits - 1, 2**bits, 2**bits + 1) if edge <= largest]
+    """Integers up to `largest`, with its end and the edges of digits, of a float32 and of a
+    float64.
+    """
+    edges = [
+        edge
+        for bits in (0, 16, 24, 31, 32, 48, 53)
+        for edge in (2**bits - 1, 2**bits, 2**bits + 1)
+        if edge <= largest
+    ]
     return st.one_of(st.integers(0, largest), st.sampled_from([*edges, largest]))
 
 
@@ -54,7 +69,9 @@ def test_to_int(values):
 
 
 def factor_and_count():
-    return st.integers(0, 2**16 - 1).flatmap(lambda factor: st.tuples(st.just(factor), whole(MOST // max(factor, 1))))
+    return st.integers(0, 2**16 - 1).flatmap(
+        lambda factor: st.tuples(st.just(factor), whole(MOST // max(factor, 1)))
+    )
 
 
 @given(st.lists(factor_and_count(), min_size=WORKERS, max_size=WORKERS))

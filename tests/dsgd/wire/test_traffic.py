@@ -1,4 +1,6 @@
-"""Bytes counted in compiled programs are the bytes that the collectives' definitions say, on every number of devices."""
+"""Bytes counted in compiled programs are the bytes that the collectives' definitions say, on every
+number of devices.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ FLOAT = 4  # bytes
 
 def compiled(function, *args, devices: int = D):
     """The program of `function` on every device's blocks."""
-    spread = jax.shard_map(function, mesh=workers.mesh(devices), in_specs=P(workers.AXIS), out_specs=P(workers.AXIS), check_vma=False)
+    spread = jax.shard_map(
+        function,
+        mesh=workers.mesh(devices),
+        in_specs=P(workers.AXIS),
+        out_specs=P(workers.AXIS),
+        check_vma=False,
+    )
     return jax.jit(spread).lower(*args).compile()
 
 
@@ -46,14 +54,22 @@ def test_a_sum_goes_twice_round_the_ring_in_pieces(devices):
 
 def test_a_sum_of_a_tree_counts_every_leaf(devices):
     """XLA may sum the leaves in one collective of many operands."""
-    tree = {"float": jnp.zeros((N, 24)), "matrix": jnp.zeros((N, 4, 16)), "integer": jnp.zeros((N, 8), jnp.int32)}
+    tree = {
+        "float": jnp.zeros((N, 24)),
+        "matrix": jnp.zeros((N, 4, 16)),
+        "integer": jnp.zeros((N, 8), jnp.int32),
+    }
     numbers = 24 + 4 * 16 + 8
-    assert traffic(compiled(workers.sum, tree, devices=devices)) == {"all-reduce": 2 * (devices - 1) * (numbers // devices) * FLOAT}
+    assert traffic(compiled(workers.sum, tree, devices=devices)) == {
+        "all-reduce": 2 * (devices - 1) * (numbers // devices) * FLOAT
+    }
 
 
 def test_a_gather_sends_the_block_to_every_peer(devices):
     block = N // devices * ROW * FLOAT
-    assert traffic(compiled(workers.gather, rows(), devices=devices)) == {"all-gather": (devices - 1) * block}
+    assert traffic(compiled(workers.gather, rows(), devices=devices)) == {
+        "all-gather": (devices - 1) * block
+    }
 
 
 def test_an_all_to_all_sends_every_peer_its_messages(devices):
@@ -65,7 +81,11 @@ def test_an_all_to_all_sends_every_peer_its_messages(devices):
 
 def test_a_reduce_scatter_goes_once_round_the_ring_in_pieces(devices):
     numbers = 24
-    program = compiled(lambda x: lax.psum_scatter(x, workers.AXIS, tiled=True), jnp.zeros((devices * numbers,)), devices=devices)
+    program = compiled(
+        lambda x: lax.psum_scatter(x, workers.AXIS, tiled=True),
+        jnp.zeros((devices * numbers,)),
+        devices=devices,
+    )
     assert traffic(program) == {"reduce-scatter": (devices - 1) * (numbers // devices) * FLOAT}
 
 
@@ -82,24 +102,39 @@ def test_several_collectives_are_told_apart_and_summed():
     def both(x):
         return workers.gather(x).sum() + workers.shift(workers.shift(x, 1) * x, -1)
 
-    assert traffic(compiled(both, rows())) == {"all-gather": (D - 1) * block, "collective-permute": 2 * ROW * FLOAT}
+    assert traffic(compiled(both, rows())) == {
+        "all-gather": (D - 1) * block,
+        "collective-permute": 2 * ROW * FLOAT,
+    }
 
 
 def test_one_device_sends_nothing():
     """Nor does a collective over a group of one, which stays in the program."""
 
     def everything(x):
-        return workers.sum(x)[None] + workers.gather(x) + workers.shift(x, 1) + psum(x) + lax.all_gather(x, workers.AXIS, tiled=True)
+        return (
+            workers.sum(x)[None]
+            + workers.gather(x)
+            + workers.shift(x, 1)
+            + psum(x)
+            + lax.all_gather(x, workers.AXIS, tiled=True)
+        )
 
     assert traffic(compiled(everything, rows(), devices=1)) == {}
-    endless = compiled(lambda x: lax.while_loop(lambda y: y[0, 0] < 5, lambda y: psum(y) + 1, x), rows(), devices=1)
+    endless = compiled(
+        lambda x: lax.while_loop(lambda y: y[0, 0] < 5, lambda y: psum(y) + 1, x), rows(), devices=1
+    )
     assert traffic(endless) == {}
 
 
 def test_only_devices_that_send_elsewhere_count():
-    """Two of eight devices swap their blocks, two send to themselves: in the mean a quarter of a block."""
+    """Two of eight devices swap their blocks, two send to themselves: in the mean a quarter of a
+    block.
+    """
     block = 1 * ROW * FLOAT
-    program = compiled(lambda x: lax.ppermute(x, workers.AXIS, [(0, 0), (1, 1), (2, 5), (5, 2)]), rows(D))
+    program = compiled(
+        lambda x: lax.ppermute(x, workers.AXIS, [(0, 0), (1, 1), (2, 5), (5, 2)]), rows(D)
+    )
     assert traffic(program) == {"collective-permute": block * 2 // D}
 
 
@@ -110,14 +145,22 @@ def test_a_mean_over_devices_need_not_be_whole():
 
 def test_groups_of_devices_send_among_themselves():
     groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
-    program = compiled(lambda x: lax.psum(x, workers.AXIS, axis_index_groups=groups), jnp.zeros((D, 24)))
+    program = compiled(
+        lambda x: lax.psum(x, workers.AXIS, axis_index_groups=groups), jnp.zeros((D, 24))
+    )
     assert traffic(program) == {"all-reduce": 2 * (4 - 1) * (24 // 4) * FLOAT}
 
 
 @pytest.mark.parametrize(("axes", "group"), [(("x",), 2), (("y",), 4), (("x", "y"), 8)])
 def test_collectives_over_some_axes_of_a_mesh(axes, group):
     grid = jax.sharding.Mesh(workers.mesh(8).devices.reshape(2, 4), ("x", "y"))
-    spread = jax.shard_map(lambda a: lax.psum(a, axes), mesh=grid, in_specs=P(("x", "y")), out_specs=P(("x", "y")), check_vma=False)
+    spread = jax.shard_map(
+        lambda a: lax.psum(a, axes),
+        mesh=grid,
+        in_specs=P(("x", "y")),
+        out_specs=P(("x", "y")),
+        check_vma=False,
+    )
     program = jax.jit(spread).lower(jnp.zeros((D, 24))).compile()
     assert traffic(program) == {"all-reduce": 2 * (group - 1) * (24 // group) * FLOAT}
 
@@ -138,14 +181,19 @@ def test_nested_loops_multiply():
     def outer(y):
         return repeat(3, lambda z: jnp.sin(workers.shift(z, 1)))(y) + workers.gather(y).sum()
 
-    assert traffic(compiled(repeat(5, outer), rows())) == {"all-gather": 5 * (D - 1) * block, "collective-permute": 5 * 3 * ROW * FLOAT}
+    assert traffic(compiled(repeat(5, outer), rows())) == {
+        "all-gather": 5 * (D - 1) * block,
+        "collective-permute": 5 * 3 * ROW * FLOAT,
+    }
 
 
 def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
     def until(send):
         return lambda x: psum(lax.while_loop(lambda y: y[0, 0] < 5, lambda y: send(y) + 1, x))
 
-    with pytest.raises(ValueError, match=r"loop with collective-permute and an unknown number.* compile one round"):
+    with pytest.raises(
+        ValueError, match=r"loop with collective-permute and an unknown number.* compile one round"
+    ):
         traffic(compiled(until(lambda y: workers.shift(y, 1)), rows()))
     block = 1 * ROW * FLOAT
     assert traffic(compiled(until(jnp.sin), rows(D))) == {"all-reduce": 2 * (D - 1) * block / D}
@@ -167,15 +215,22 @@ def test_a_number_of_iterations_that_is_an_argument_is_unknown():
 def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
     block = N // D * ROW * FLOAT
     branches = [lambda y: workers.shift(y, 1), lambda y: y + workers.gather(y).sum()]
-    program = compiled(lambda x: lax.cond(x[0, 0] > 5, *branches[:: -1 if swapped else 1], x), rows())
+    program = compiled(
+        lambda x: lax.cond(x[0, 0] > 5, *branches[:: -1 if swapped else 1], x), rows()
+    )
     assert traffic(program) == {"all-gather": (D - 1) * block}
 
 
 @pytest.mark.parametrize(
-    "given", [jax.jit(lambda x: x), jax.jit(lambda x: x).lower(1.0), "HloModule", None], ids=["jitted", "lowered", "text", "none"]
+    "given",
+    [jax.jit(lambda x: x), jax.jit(lambda x: x).lower(1.0), "HloModule", None],
+    ids=["jitted", "lowered", "text", "none"],
 )
 def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
-    with pytest.raises(ValueError, match=rf"traffic of {type(given).__name__}, .*{re.escape('jax.jit(f).lower(...).compile()')}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"traffic of {type(given).__name__}, .*{re.escape('jax.jit(f).lower(...).compile()')}",
+    ):
         traffic(given)
 
 
@@ -244,7 +299,9 @@ def test_bytes_of_types_and_layouts(shape, size):
         ("replica_groups=mesh[x=4,y=2] {y}", 2),
     ],
 )
-@pytest.mark.parametrize("attributes", ["channel_id=1, {}, use_global_device_ids=true, dimensions={{0}}", "{}"])
+@pytest.mark.parametrize(
+    "attributes", ["channel_id=1, {}, use_global_device_ids=true, dimensions={{0}}", "{}"]
+)
 def test_forms_of_groups(groups, size, attributes):
     text = f"  %p = f32[4]{{0}} parameter(0)\n  ROOT %g = f32[{4 * size}]{{0}} all-gather(%p), {attributes.format(groups)}"
     assert traffic(Written(text)) == {"all-gather": (size - 1) * 4 * FLOAT}
@@ -334,22 +391,43 @@ def computation(name: str, kind: str) -> str:
         ("call-start(%q), to_apply=%one", 1),
         ("conditional(%q, %q, %q), true_computation=%one, false_computation=%ten", 10),
         ("conditional(%q, %q, %q, %q), branch_computations={%one, %ten, %one}", 10),
-        ('while(%q), condition=%none, body=%one, backend_config={"dynamic":[],"known_trip_count":{"n":"7"},"x":1}', 7),
-        (r'while(%q), condition=%none, body=%one, backend_config="{\"known_trip_count\":{\"n\":\"7\"}}"', 7),
-        ('while(%q), condition=%ten, body=%one, backend_config={"known_trip_count":{"n":"7"}}', 7 + 8 * 10),
+        (
+            "while(%q), condition=%none, body=%one, "
+            'backend_config={"dynamic":[],"known_trip_count":{"n":"7"},"x":1}',
+            7,
+        ),
+        (
+            r"while(%q), condition=%none, body=%one, "
+            r'backend_config="{\"known_trip_count\":{\"n\":\"7\"}}"',
+            7,
+        ),
+        (
+            'while(%q), condition=%ten, body=%one, backend_config={"known_trip_count":{"n":"7"}}',
+            7 + 8 * 10,
+        ),
         ('while(%q), condition=%none, body=%one, backend_config={"known_trip_count":{"n":"0"}}', 0),
         ("while(%q), condition=%none, body=%none", 0),
     ],
 )
 def test_called_computations_are_followed(instruction, count):
-    """Computations shift by one byte and by ten; the condition of a loop is evaluated once more than its body."""
-    computations = computation("one", "u8[1]") + computation("ten", "u8[10]") + ADD.replace("%add ", "%none ")
-    sent = traffic(Written(f"  %q = f32[4]{{0}} parameter(0)\n  ROOT %r = f32[4]{{0}} {instruction}", computations))
+    """Computations shift by one byte and by ten; the condition of a loop is evaluated once more
+    than its body.
+    """
+    computations = (
+        computation("one", "u8[1]") + computation("ten", "u8[10]") + ADD.replace("%add ", "%none ")
+    )
+    sent = traffic(
+        Written(
+            f"  %q = f32[4]{{0}} parameter(0)\n  ROOT %r = f32[4]{{0}} {instruction}", computations
+        )
+    )
     assert sent == ({"collective-permute": count} if count else {})
 
 
 def test_a_loop_whose_condition_sends_is_refused_without_a_count():
-    text = "  %q = f32[4]{0} parameter(0)\n  ROOT %r = f32[4]{0} while(%q), condition=%one, body=%none"
+    text = (
+        "  %q = f32[4]{0} parameter(0)\n  ROOT %r = f32[4]{0} while(%q), condition=%one, body=%none"
+    )
     with pytest.raises(ValueError, match="loop with collective-permute"):
         traffic(Written(text, computation("one", "u8[1]") + ADD.replace("%add ", "%none ")))
 
@@ -359,14 +437,19 @@ def test_computations_that_nobody_calls_send_nothing():
 
 
 def test_operands_printed_with_their_types():
-    text = shift_by_one().replace("collective-permute(%p)", "collective-permute(f32[4]{0:T(8,128)} %p)")
+    text = shift_by_one().replace(
+        "collective-permute(%p)", "collective-permute(f32[4]{0:T(8,128)} %p)"
+    )
     assert traffic(Written(text)) == {"collective-permute": 4 * FLOAT}
 
 
 @pytest.mark.parametrize(
     ("instruction", "reason"),
     [
-        ("ragged-all-to-all(%p, %p, %p, %p, %p, %p), replica_groups={}", "ragged-all-to-all: need collectives of known sizes"),
+        (
+            "ragged-all-to-all(%p, %p, %p, %p, %p, %p), replica_groups={}",
+            "ragged-all-to-all: need collectives of known sizes",
+        ),
         ("send(%p, %p), channel_id=1", "send: need collectives of known sizes"),
         ("all-gather(%p), replica_groups=@somehow", "groups in an unknown form"),
         ("all-gather(%p)", "groups in an unknown form"),

@@ -29,8 +29,16 @@ GRAPHS = {
     "star, lazy": topologies.star(N, topologies.lazy),
 }
 UP = np.array([[(min(i, j), max(i, j)) not in DOWN for j in range(N)] for i in range(N)])
-SOME = workers.Attendance(jnp.asarray(HERE), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(UP & HERE & HERE[:, None])[i, j])
-NOBODY = workers.Attendance(jnp.zeros(N, bool), jnp.zeros(N, bool), lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool))
+SOME = workers.Attendance(
+    jnp.asarray(HERE),
+    jnp.asarray(COUNTED),
+    lambda i, j: jnp.asarray(UP & HERE & HERE[:, None])[i, j],
+)
+NOBODY = workers.Attendance(
+    jnp.zeros(N, bool),
+    jnp.zeros(N, bool),
+    lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool),
+)
 
 
 ROWS, ONE = P("workers"), P()
@@ -39,11 +47,15 @@ ROWS, ONE = P("workers"), P()
 def spread(function, devices: int, *arguments: Any, out: Any = ROWS) -> Any:
     """What it gives of blocks of the arguments."""
     mesh = workers.mesh(devices)
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ROWS, out_specs=out, check_vma=False))(*arguments)
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=ROWS, out_specs=out, check_vma=False)
+    )(*arguments)
 
 
 def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray]:
-    """W', whose rows (or columns) sum to 1, and who has sent whom a message, `[receiver, sender]`."""
+    """W', whose rows (or columns) sum to 1, and who has sent whom a message, `[receiver,
+    sender]`.
+    """
     topology = GRAPHS[graph]
     W = topology.matrices[step % topology.period].toarray()
     sent = (W != 0) & ~np.eye(N, dtype=bool) & HERE & HERE[:, None]
@@ -65,7 +77,9 @@ def test_sums_are_over_those_that_count(devices):
 
     some, nobody, everybody = spread(function, devices, X, out=ONE)
     kept = X[COUNTED]
-    for found, expected in zip(some, (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0]), strict=True):
+    for found, expected in zip(
+        some, (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0]), strict=True
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert not any(np.any(found) for found in nobody)
     np.testing.assert_allclose(everybody, X.mean(axis=0), rtol=1e-6, atol=1e-7)
@@ -104,7 +118,9 @@ def test_gossip_goes_by_the_links_that_are_there(devices):
             np.testing.assert_allclose(pulled, rows @ X - X, rtol=1e-5, atol=2e-6)
             np.testing.assert_array_equal(np.asarray(mixed)[~HERE], X[~HERE])
         np.testing.assert_allclose(kept, columns @ X, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(np.asarray(kept).sum(axis=0), X.sum(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(kept).sum(axis=0), X.sum(axis=0), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("devices", "lengths"), [(1, "one for all"), (4, "by sender")])
@@ -127,7 +143,9 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         np.testing.assert_array_equal(up, sent.sum(axis=0) * each)
         np.testing.assert_array_equal(down, (sent & UP) @ each)
         np.testing.assert_array_equal(lost, (sent & ~UP) @ each)
-        np.testing.assert_array_equal(found.messages, np.stack([sent.sum(axis=0), (sent & UP).sum(axis=1)], axis=1))
+        np.testing.assert_array_equal(
+            found.messages, np.stack([sent.sum(axis=0), (sent & UP).sum(axis=1)], axis=1)
+        )
 
 
 def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
@@ -140,7 +158,11 @@ def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
             def arrives(i, j):
                 i, j = jnp.broadcast_arrays(i, j)
                 number = jnp.minimum(i, j) * N + jnp.maximum(i, j)
-                draw = jax.vmap(lambda n: jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, t), n), 0.4))
+                draw = jax.vmap(
+                    lambda n: jax.random.bernoulli(
+                        jax.random.fold_in(jax.random.fold_in(key, t), n), 0.4
+                    )
+                )
                 return draw(number.reshape(-1)).reshape(number.shape)
 
             everybody = jnp.ones(N, bool)
@@ -151,11 +173,15 @@ def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
 
     x, weights = map(np.asarray, spread(function, 4, X))
     assert weights.std() > 0.1, "messages were lost"
-    np.testing.assert_allclose(x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_functions_that_are_traced_once_see_each_rounds_attendance():
-    """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of them."""
+    """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of
+    them.
+    """
 
     @jax.jit
     def jitted(x):

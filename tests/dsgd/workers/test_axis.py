@@ -17,7 +17,9 @@ N = 16
 CHOSEN = np.array([3, 15, 0, 3, 8], np.int32)
 KEY = 7
 BLOCKS, SAME = P(workers.AXIS), P()
-SENDS = re.compile(r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
+SENDS = re.compile(
+    r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+)
 
 
 @cache
@@ -37,7 +39,10 @@ def rows() -> dict[str, np.ndarray]:
 def messages() -> dict[str, np.ndarray]:
     """`[sender, receiver, ...]`"""
     draw = np.random.default_rng(1)
-    return {"vector": draw.normal(size=(N, N, 3)).astype(np.float32), "byte": draw.integers(0, 255, (N, N), np.uint8)}
+    return {
+        "vector": draw.normal(size=(N, N, 3)).astype(np.float32),
+        "byte": draw.integers(0, 255, (N, N), np.uint8),
+    }
 
 
 def some(*names: str) -> dict[str, np.ndarray]:
@@ -59,12 +64,17 @@ def every_collective(rows, messages, everybody, chosen, key):
         "keys": jax.random.key_data(workers.keys(key, N)),
         "own": workers.own(everybody, N),
         "all_to_all": workers.all_to_all(messages),
-        "shift": {by: workers.shift({"matrix": rows["matrix"], "flag": rows["flag"]}, by) for by in range(-N, N + 1)},
+        "shift": {
+            by: workers.shift({"matrix": rows["matrix"], "flag": rows["flag"]}, by)
+            for by in range(-N, N + 1)
+        },
     }
     by_device = {
         "sum": workers.sum(rows),
         "mean": workers.mean(numbers),
-        "mean_over_devices": workers.mean_over_devices({"a": jnp.max(rows["scalar"]), "b": jnp.max(rows["matrix"], axis=0)}),
+        "mean_over_devices": workers.mean_over_devices(
+            {"a": jnp.max(rows["scalar"]), "b": jnp.max(rows["matrix"], axis=0)}
+        ),
         "mean_sqdist": workers.mean_sqdist({name: rows[name] for name in centers}, centers),
         "gather": workers.gather(rows),
         "select": asked,
@@ -76,8 +86,16 @@ def every_collective(rows, messages, everybody, chosen, key):
 @cache
 def compiled(mesh):
     args = (rows(), messages(), rows(), CHOSEN, jax.random.key(KEY))
-    spread = jax.shard_map(every_collective, mesh=mesh, in_specs=(BLOCKS, BLOCKS, SAME, SAME, SAME), out_specs=BLOCKS, check_vma=False)
-    program = jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
+    spread = jax.shard_map(
+        every_collective,
+        mesh=mesh,
+        in_specs=(BLOCKS, BLOCKS, SAME, SAME, SAME),
+        out_specs=BLOCKS,
+        check_vma=False,
+    )
+    program = (
+        jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
+    )
     by_worker, by_device = jax.tree.map(np.asarray, program(*args))
     return by_worker, by_device, program.as_text()
 
@@ -125,7 +143,9 @@ def test_ids_count_all_workers_once(any_mesh):
 
 
 def test_a_workers_key_depends_on_its_id_only(any_mesh):
-    expected = np.stack([jax.random.key_data(jax.random.fold_in(jax.random.key(KEY), i)) for i in range(N)])
+    expected = np.stack(
+        [jax.random.key_data(jax.random.fold_in(jax.random.key(KEY), i)) for i in range(N)]
+    )
     assert_identical(by_worker(any_mesh, "keys"), expected)
 
 
@@ -149,8 +169,14 @@ def test_stack_repeats_every_leaf():
 def test_sum_is_over_all_workers_and_keeps_the_dtype(any_mesh):
     result = by_device(any_mesh, "sum")
     names = ("matrix", "scalar", "half", "count")
-    assert {name: result[name].dtype for name in names} == {name: rows()[name].dtype for name in names}
-    assert_close({name: result[name] for name in names[:3]}, jax.tree.map(lambda leaf: leaf.sum(0), exact(some(*names[:3]))), roundings=4)
+    assert {name: result[name].dtype for name in names} == {
+        name: rows()[name].dtype for name in names
+    }
+    assert_close(
+        {name: result[name] for name in names[:3]},
+        jax.tree.map(lambda leaf: leaf.sum(0), exact(some(*names[:3]))),
+        roundings=4,
+    )
     np.testing.assert_array_equal(result["count"], rows()["count"].sum(0))
 
 
@@ -161,11 +187,16 @@ def test_sum_of_flags_counts_them(any_mesh):
 def test_mean_is_over_all_workers(any_mesh):
     result = by_device(any_mesh, "mean")
     assert result["half"].dtype == jnp.bfloat16
-    assert_close(result, jax.tree.map(lambda leaf: leaf.mean(0), exact(some("matrix", "scalar", "half"))))
+    assert_close(
+        result, jax.tree.map(lambda leaf: leaf.mean(0), exact(some("matrix", "scalar", "half")))
+    )
 
 
 def test_mean_over_devices_averages_what_the_blocks_gave(any_mesh):
-    blocks = {name: exact(rows()[name]).reshape(any_mesh.size, -1, *rows()[name].shape[1:]) for name in ("scalar", "matrix")}
+    blocks = {
+        name: exact(rows()[name]).reshape(any_mesh.size, -1, *rows()[name].shape[1:])
+        for name in ("scalar", "matrix")
+    }
     expected = {"a": blocks["scalar"].max(1).mean(0), "b": blocks["matrix"].max(1).mean(0)}
     assert_close(by_device(any_mesh, "mean_over_devices"), expected)
 
@@ -186,17 +217,27 @@ def test_find_and_select_give_the_chosen_rows_to_every_device(any_mesh, name):
 
 
 def test_all_to_all_delivers_each_message_to_its_receiver(any_mesh):
-    assert_identical(by_worker(any_mesh, "all_to_all"), jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), messages()))
+    assert_identical(
+        by_worker(any_mesh, "all_to_all"),
+        jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), messages()),
+    )
 
 
 def test_shift_rolls_the_workers_by_any_number(any_mesh):
     for by, shifted in by_worker(any_mesh, "shift").items():
-        assert_identical(shifted, jax.tree.map(lambda leaf, by=by: np.roll(leaf, by, axis=0), some("matrix", "flag")))
+        assert_identical(
+            shifted,
+            jax.tree.map(lambda leaf, by=by: np.roll(leaf, by, axis=0), some("matrix", "flag")),
+        )
 
 
 def test_only_many_devices_send(any_mesh):
     kinds = set(SENDS.findall(compiled(any_mesh)[2]))
-    assert kinds == (set() if any_mesh.size == 1 else {"all-gather", "all-reduce", "all-to-all", "collective-permute"})
+    assert kinds == (
+        set()
+        if any_mesh.size == 1
+        else {"all-gather", "all-reduce", "all-to-all", "collective-permute"}
+    )
 
 
 def test_mesh_takes_devices_from_the_front():

@@ -1,4 +1,6 @@
-"""Gossip is the product with W on one device, two and eight, by every road; and it sends no more than the neighbours' rows."""
+"""Gossip is the product with W on one device, two and eight, by every road; and it sends no more
+than the neighbours' rows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ SEEDS = 3
 STEPS = 8  # two of the longest period
 FLOAT = 4  # bytes
 BLOCKS, SAME = P(workers.AXIS), P()
-SENDS = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
-FAST = {"xla_backend_optimization_level": 0}  # of what LLVM makes of the program, not of the program
+SENDS = re.compile(
+    r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+)
+# of what LLVM makes of the program, not of the program
+FAST = {"xla_backend_optimization_level": 0}
 
 
 def directed(n: int, seed: int) -> nx.DiGraph:
@@ -53,7 +58,12 @@ def fixed(n: int) -> dict[str, Topology]:
 
 @cache
 def schedules(n: int) -> dict[str, Topology]:
-    mixed = [topologies.ring(n), topologies.star(n), topologies.from_graph(directed(n, seed=1)), topologies.ring(n)]
+    mixed = [
+        topologies.ring(n),
+        topologies.star(n),
+        topologies.from_graph(directed(n, seed=1)),
+        topologies.ring(n),
+    ]
     graphs = [
         topologies.one_peer_exponential(n),
         topologies.from_matrix([graph.W for graph in mixed], "ring, star, directed, ring"),
@@ -108,21 +118,30 @@ def near(n: int) -> np.ndarray:
 
 
 def spread(function, devices: int = 2):
-    return jax.shard_map(function, mesh=workers.mesh(devices), in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
+    return jax.shard_map(
+        function, mesh=workers.mesh(devices), in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False
+    )
 
 
 def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
     """Results by what is called, and by graph."""
     n = len(jax.tree.leaves(rows)[0]) * workers.devices()
-    results: dict[str, dict[str, Any]] = {what: {} for what in ("mix", "codes", "heard", "pulled", "by hand", "stay")}
+    results: dict[str, dict[str, Any]] = {
+        what: {} for what in ("mix", "codes", "heard", "pulled", "by hand", "stay")
+    }
     vmapped, zero = {}, jnp.float32(0)
     for name, graph in graphs(n).items():
 
         def after(tree, zero=zero):
-            """The tree, once the last graph's are there: XLA may run independent collectives in another order on each device."""
+            """The tree, once the last graph's are there: XLA may run independent collectives in
+            another order on each device.
+            """
             return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), tree)
 
-        mine, table = after(rows), workers.fetch(after({"codes": codes, "counts": counts}), graph, step)
+        mine, table = (
+            after(rows),
+            workers.fetch(after({"codes": codes, "counts": counts}), graph, step),
+        )
         results["codes"][name] = table["codes"]
         results["heard"][name] = workers.sum_of_others(table["counts"], graph, step)
         results["mix"][name] = workers.mix(mine, graph, step)
@@ -132,7 +151,9 @@ def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
         if not graph.uniform:
             results["stay"][name] = workers.mix(after(agreed), graph, step)
         if name.startswith(("ring(", "one_peer")):
-            vmapped[name] = jax.vmap(lambda x, graph=graph: workers.mix(x, graph, step))(after(seeds))
+            vmapped[name] = jax.vmap(lambda x, graph=graph: workers.mix(x, graph, step))(
+                after(seeds)
+            )
         zero = 0 * results["mix"][name]["scalar"][0] + 0 * results["pulled"][name][0, 0]
     return results, vmapped
 
@@ -144,16 +165,22 @@ def arguments(n: int, step: int):
 def rounds(devices: int, n: int) -> tuple[list[Any], str]:
     """What `on_every_graph` gives in each round, by one program for all graphs, and its text."""
     across = P(None, workers.AXIS)
-    places = {"in_specs": (BLOCKS, across, BLOCKS, BLOCKS, SAME, BLOCKS, BLOCKS), "out_specs": (BLOCKS, across)}
+    places = {
+        "in_specs": (BLOCKS, across, BLOCKS, BLOCKS, SAME, BLOCKS, BLOCKS),
+        "out_specs": (BLOCKS, across),
+    }
     spread = jax.shard_map(on_every_graph, mesh=workers.mesh(devices), check_vma=False, **places)
     program = jax.jit(spread).lower(*arguments(n, 0)).compile(compiler_options=FAST)
-    return [jax.tree.map(np.asarray, program(*arguments(n, step))) for step in range(STEPS)], program.as_text()
+    return [
+        jax.tree.map(np.asarray, program(*arguments(n, step))) for step in range(STEPS)
+    ], program.as_text()
 
 
 @cache
 def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
-    """On eight devices in a process of its own: in whole runs of the tests, XLA has stopped in this program four times (seven devices
-    waited for each other in a permute, one in a gather) and then ended the process; in fresh processes not once in 8,000 rounds."""
+    """On eight devices in a process of its own: in whole runs of the tests, XLA has stopped in this
+    program four times (seven devices waited for each other in a permute, one in a gather) and then
+    ended the process; in fresh processes not once in 8,000 rounds."""
     return elsewhere.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
@@ -168,7 +195,9 @@ def W_at(graph: Topology, step: int) -> np.ndarray:
 def close(result: np.ndarray, expected: np.ndarray, message: str, *, roundings: float = 4) -> None:
     """Up to a few roundings at the size of the largest element; `expected` in float64."""
     atol = roundings * float(jnp.finfo(result.dtype).eps) * max(1.0, np.abs(expected).max())
-    np.testing.assert_allclose(np.asarray(result, np.float64), expected, rtol=0, atol=atol, err_msg=message)
+    np.testing.assert_allclose(
+        np.asarray(result, np.float64), expected, rtol=0, atol=atol, err_msg=message
+    )
 
 
 def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
@@ -185,14 +214,20 @@ def test_mix_is_the_product_with_W_in_every_round(devices, n):
         for name, mixed in results(devices, n, step)[0]["mix"].items():
             for leaf, row in rows(n).items():
                 assert mixed[leaf].dtype == row.dtype
-                close(mixed[leaf], product(W_at(graphs(n)[name], step), row), f"{name}, {leaf}, {step}")
+                close(
+                    mixed[leaf],
+                    product(W_at(graphs(n)[name], step), row),
+                    f"{name}, {leaf}, {step}",
+                )
 
 
 @every_n
 def test_a_schedule_takes_its_rounds_in_turn(devices, n):
     """Not the same one, and again after a period, to the bit."""
     for name, graph in schedules(n).items():
-        taken = [results(devices, n, step)[0]["mix"][name]["matrix"] for step in range(2 * graph.period)]
+        taken = [
+            results(devices, n, step)[0]["mix"][name]["matrix"] for step in range(2 * graph.period)
+        ]
         for step in range(graph.period):
             np.testing.assert_array_equal(taken[step], taken[step + graph.period])
         assert any((taken[0] != other).any() for other in taken[1:])
@@ -201,7 +236,12 @@ def test_a_schedule_takes_its_rounds_in_turn(devices, n):
 def pull(W: np.ndarray, leaf: np.ndarray, *, told: float = 1) -> np.ndarray:
     """Neighbour by neighbour, of what they tell."""
     x = np.asarray(leaf, np.float64)
-    return np.stack([sum(W[i, j] * (told * x[j] - x[i]) for j in range(len(W)) if j != i) for i in range(len(W))])
+    return np.stack(
+        [
+            sum(W[i, j] * (told * x[j] - x[i]) for j in range(len(W)) if j != i)
+            for i in range(len(W))
+        ]
+    )
 
 
 @every_n
@@ -214,12 +254,20 @@ def test_pull_takes_the_table_that_it_is_given(devices, n):
 
 @every_n
 def test_errors_of_a_pull_are_as_small_as_the_disagreement(devices, n):
-    """Which is 2^17 times smaller than the models, whose roundings would drown it; a mean over all is rounded as a model is."""
+    """Which is 2^17 times smaller than the models, whose roundings would drown it; a mean over all
+    is rounded as a model is.
+    """
     for step in (0, 1):
         for name, pulled in results(devices, n, step)[0]["pulled"].items():
             expected = pull(W_at(graphs(n)[name], step), near(n))
             size = near(n).max() if graphs(n)[name].uniform else np.ptp(near(n))
-            np.testing.assert_allclose(pulled, expected, rtol=0, atol=8 * float(size * np.finfo(np.float32).eps), err_msg=name)
+            np.testing.assert_allclose(
+                pulled,
+                expected,
+                rtol=0,
+                atol=8 * float(size * np.finfo(np.float32).eps),
+                err_msg=name,
+            )
 
 
 @every_n
@@ -273,7 +321,9 @@ def test_sum_of_others_is_exact(devices, n):
         for name, heard in results(devices, n, step)[0]["heard"].items():
             others = (W_at(graphs(n)[name], step) != 0) & ~np.eye(n, dtype=bool)
             assert heard.dtype == np.uint32
-            np.testing.assert_array_equal(heard, others.astype(np.int64) @ counts(n).astype(np.int64), err_msg=name)
+            np.testing.assert_array_equal(
+                heard, others.astype(np.int64) @ counts(n).astype(np.int64), err_msg=name
+            )
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -302,8 +352,13 @@ def test_rows_one_by_one_and_the_product_agree(devices, most):
         results = []
         for number in (0, 32):
             most(number)
-            assert all((routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some)
-            heard = [workers.sum_of_others(workers.fetch(counted, graph, step), graph, step) for graph in some]
+            assert all(
+                (routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some
+            )
+            heard = [
+                workers.sum_of_others(workers.fetch(counted, graph, step), graph, step)
+                for graph in some
+            ]
             results.append(([workers.mix(x, graph, step) for graph in some], heard))
         return results
 
@@ -312,13 +367,19 @@ def test_rows_one_by_one_and_the_product_agree(devices, most):
     x = rows(N)["matrix"]
     program = spread.lower(x, counts(N), jnp.int32(0)).compile(compiler_options=FAST)
     for step in (0, 3):
-        (by_product, counted), (one_by_one, counted_too) = jax.tree.map(np.asarray, program(x, counts(N), np.int32(step)))
-        for graph, left, right, heard, heard_too in zip(some, by_product, one_by_one, counted, counted_too, strict=True):
+        (by_product, counted), (one_by_one, counted_too) = jax.tree.map(
+            np.asarray, program(x, counts(N), np.int32(step))
+        )
+        for graph, left, right, heard, heard_too in zip(
+            some, by_product, one_by_one, counted, counted_too, strict=True
+        ):
             for mixed in (left, right):
                 close(mixed, product(W_at(graph, step), x), graph.name)
             others = (W_at(graph, step) != 0) & ~np.eye(N, dtype=bool)
             for exact in (heard, heard_too):
-                np.testing.assert_array_equal(exact, others.astype(np.int64) @ counts(N).astype(np.int64))
+                np.testing.assert_array_equal(
+                    exact, others.astype(np.int64) @ counts(N).astype(np.int64)
+                )
 
 
 def test_gradients_flow_through_mix():
@@ -333,14 +394,22 @@ def test_gradients_flow_through_mix():
     np.testing.assert_allclose(gradient, product(graph.W.T, c), rtol=0, atol=1e-14)
 
 
-def sends_of_a_mix(graph: Topology, devices: int = 8) -> tuple[list[tuple[str, str]], dict[str, int | float]]:
-    """Shape and kind of each of the devices' messages, for rows of three numbers; and the bytes that a device sends."""
+def sends_of_a_mix(
+    graph: Topology, devices: int = 8
+) -> tuple[list[tuple[str, str]], dict[str, int | float]]:
+    """Shape and kind of each of the devices' messages, for rows of three numbers; and the bytes
+    that a device sends.
+    """
 
     def mix(x, step):
         return workers.mix(x, graph, step)
 
-    spread = jax.shard_map(mix, mesh=workers.mesh(devices), in_specs=(BLOCKS, SAME), out_specs=BLOCKS, check_vma=False)
-    program = jax.jit(spread).lower(jnp.zeros((graph.n, 3)), jnp.int32(0)).compile(compiler_options=FAST)
+    spread = jax.shard_map(
+        mix, mesh=workers.mesh(devices), in_specs=(BLOCKS, SAME), out_specs=BLOCKS, check_vma=False
+    )
+    program = (
+        jax.jit(spread).lower(jnp.zeros((graph.n, 3)), jnp.int32(0)).compile(compiler_options=FAST)
+    )
     return SENDS.findall(program.as_text()), workers.traffic(program)
 
 
@@ -351,7 +420,12 @@ ROW = 3 * FLOAT
     ("graph", "rows_each_way"),
     [
         (topologies.ring(16), 1),
-        (topologies.from_matrix(circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"), 2),
+        (
+            topologies.from_matrix(
+                circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"
+            ),
+            2,
+        ),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -367,7 +441,9 @@ def test_neighbouring_blocks_exchange_one_message_each_way(graph, rows_each_way)
     [
         topologies.random_regular(8, 3),
         topologies.from_graph(directed(8, seed=3), name="push-sum"),
-        topologies.from_graph(nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)]), name="a star with a tail"),
+        topologies.from_graph(
+            nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)]), name="a star with a tail"
+        ),
     ],
     ids=lambda graph: graph.name,
 )
@@ -412,15 +488,23 @@ def test_one_device_sends_nothing(graph):
     assert sends_of_a_mix(graph, devices=1) == ([], {})
 
 
-@pytest.mark.parametrize("graph", [topologies.ring(N), topologies.complete(N)], ids=lambda graph: graph.name)
 @pytest.mark.parametrize(
-    ("leaf", "given"), [(np.zeros((8, 2), np.float32), "8 workers, float32"), (np.zeros((N, 2), np.int32), f"{N} workers, int32")]
+    "graph", [topologies.ring(N), topologies.complete(N)], ids=lambda graph: graph.name
+)
+@pytest.mark.parametrize(
+    ("leaf", "given"),
+    [
+        (np.zeros((8, 2), np.float32), "8 workers, float32"),
+        (np.zeros((N, 2), np.int32), f"{N} workers, int32"),
+    ],
 )
 def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
     """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
     needed = rf"; need floating-point leaves of {N} workers"
     for gossip in (workers.mix, workers.pull):
-        with pytest.raises(ValueError, match=rf"gossip over {re.escape(graph.name)}: a leaf of {given}{needed}"):
+        with pytest.raises(
+            ValueError, match=rf"gossip over {re.escape(graph.name)}: a leaf of {given}{needed}"
+        ):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
 
@@ -433,7 +517,11 @@ def test_one_worker_keeps_what_it_has():
         def alone(x, count, graph=graph):
             step = jnp.int32(1)
             table = workers.fetch(count, graph, step)
-            return workers.mix(x, graph, step), workers.pull(x, graph, step), workers.sum_of_others(table, graph, step)
+            return (
+                workers.mix(x, graph, step),
+                workers.pull(x, graph, step),
+                workers.sum_of_others(table, graph, step),
+            )
 
         mixed, pulled, heard = jax.jit(spread(alone, 1))(x, count)
         np.testing.assert_array_equal(mixed, x)
@@ -448,5 +536,8 @@ def test_a_schedule_needs_the_step(devices):
     if devices > 1:
         calls.append(lambda x: workers.fetch(x, graph))
     for call in calls:
-        with pytest.raises(ValueError, match=r"gossip over one_peer_exponential\(8\), a schedule of 3 rounds: need the step, round.step"):
+        with pytest.raises(
+            ValueError,
+            match=r"gossip over one_peer_exponential\(8\), a schedule of 3 rounds: need the step, round.step",
+        ):
             spread(call, devices)(np.zeros((8, 2), np.float32))

@@ -1,4 +1,6 @@
-"""Rows cross devices in as few permutes as there can be, and all that are needed arrive: followed with numpy, nothing compiled."""
+"""Rows cross devices in as few permutes as there can be, and all that are needed arrive: followed
+with numpy, nothing compiled.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,22 @@ Pairs = list[tuple[int, int]]
 
 @st.composite
 def gossip(draw) -> tuple[int, int, str, list[int], Pairs]:
-    """Devices, workers, a kind of graph, an order of the workers that it holds as a path, and other pairs."""
-    devices, block = draw(st.sampled_from([(1, 4), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2), (5, 2), (6, 1)]))
+    """Devices, workers, a kind of graph, an order of the workers that it holds as a path, and other
+    pairs.
+    """
+    devices, block = draw(
+        st.sampled_from([(1, 4), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2), (5, 2), (6, 1)])
+    )
     n = devices * block
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
     kind = draw(st.sampled_from(["undirected", "directed", "schedule"]))
-    return devices, n, kind, draw(st.permutations(range(n))), draw(st.lists(st.sampled_from(pairs), max_size=2 * n))
+    return (
+        devices,
+        n,
+        kind,
+        draw(st.permutations(range(n))),
+        draw(st.lists(st.sampled_from(pairs), max_size=2 * n)),
+    )
 
 
 def built(n: int, kind: str, order: list[int], some: Pairs) -> Topology:
@@ -35,7 +47,9 @@ def built(n: int, kind: str, order: list[int], some: Pairs) -> Topology:
     cycle = [*path, (order[-1], order[0])]
     if kind == "directed":
         return topologies.from_graph(graph(nx.DiGraph, n, [*cycle, *some]))
-    return topologies.from_matrix([topologies.uniform(adjacency(n, arcs)) for arcs in (cycle[::2], some, cycle[1::2])])
+    return topologies.from_matrix(
+        [topologies.uniform(adjacency(n, arcs)) for arcs in (cycle[::2], some, cycle[1::2])]
+    )
 
 
 def graph(kind: type[nx.Graph], n: int, pairs: Pairs) -> nx.Graph:
@@ -57,7 +71,9 @@ def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: 
         assert all(set(sent[sender] // block) == {sender} for sender, _ in pairs)
         senders = [sender for sender, receiver in pairs if receiver == device]
         assert len(senders) <= 1
-        found.append(rows[sent[senders[0]]] if senders else np.zeros((sent.shape[1], *rows.shape[1:])))
+        found.append(
+            rows[sent[senders[0]]] if senders else np.zeros((sent.shape[1], *rows.shape[1:]))
+        )
     brought = np.concatenate(found)
     assert len(brought) <= plan.length
     return np.concatenate([brought, np.full((plan.length - len(brought), *rows.shape[1:]), np.nan)])
@@ -86,27 +102,46 @@ def check_sums(plan: routes.Routes, topology: Topology, devices: int) -> None:
             weights = plan.weights[turn, device]
             if plan.places is not None:
                 assert ((plan.places >= 0) & (plan.places < plan.length)).all()
-            terms = np.broadcast_to(rows if plan.places is None else rows[plan.places[turn, device]], (*weights.shape, 2))
+            terms = np.broadcast_to(
+                rows if plan.places is None else rows[plan.places[turn, device]],
+                (*weights.shape, 2),
+            )
             own = slice(device * block, (device + 1) * block)
-            np.testing.assert_allclose(np.einsum("nk,nkd->nd", weights, terms), W[own] @ x, atol=1e-14)
-            np.testing.assert_allclose(np.einsum("nk,nkd->nd", weights != 0, terms), (W[own] != 0) @ x, atol=1e-14)
+            np.testing.assert_allclose(
+                np.einsum("nk,nkd->nd", weights, terms), W[own] @ x, atol=1e-14
+            )
+            np.testing.assert_allclose(
+                np.einsum("nk,nkd->nd", weights != 0, terms), (W[own] != 0) @ x, atol=1e-14
+            )
 
 
 def check_cost(plan: routes.Routes, topology: Topology, devices: int) -> None:
-    """As many permutes as a device has peers; less in all than a gather would bring, or the gather."""
+    """As many permutes as a device has peers; less in all than a gather would bring, or the
+    gather.
+    """
     block = topology.n // devices
     device = np.arange(topology.n) // block
     cost = []
     for turn, W in enumerate(topology.matrices):
         receivers, senders = np.nonzero(W.toarray())
-        crossing = {(device[j], device[i]) for i, j in zip(receivers, senders, strict=True) if device[i] != device[j]}
-        peers = max([pair[end] for pair in crossing].count(d) for end in (0, 1) for d in range(devices))
+        crossing = {
+            (device[j], device[i])
+            for i, j in zip(receivers, senders, strict=True)
+            if device[i] != device[j]
+        }
+        peers = max(
+            [pair[end] for pair in crossing].count(d) for end in (0, 1) for d in range(devices)
+        )
         if plan.permutes is not None:
             assert len(plan.permutes[turn]) == peers
             assert {pair for pairs, _ in plan.permutes[turn] for pair in pairs} == crossing
             for pairs, sent in plan.permutes[turn]:
                 for sender, receiver in pairs:
-                    needed = {j for i, j in zip(receivers, senders, strict=True) if device[i] == receiver and device[j] == sender}
+                    needed = {
+                        j
+                        for i, j in zip(receivers, senders, strict=True)
+                        if device[i] == receiver and device[j] == sender
+                    }
                     assert set(sent[sender, : len(needed)]) == needed
             cost.append(sum(sent.shape[1] for _, sent in plan.permutes[turn]))
     if plan.permutes is None:
@@ -119,7 +154,12 @@ def check_cost(plan: routes.Routes, topology: Topology, devices: int) -> None:
 
 @pytest.mark.parametrize(
     ("topology", "devices", "permutes"),
-    [(topologies.ring(64), 8, 2), (topologies.torus(8, 8), 8, 2), (topologies.hypercube(6), 8, 3), (topologies.exponential(8), 8, 3)],
+    [
+        (topologies.ring(64), 8, 2),
+        (topologies.torus(8, 8), 8, 2),
+        (topologies.hypercube(6), 8, 3),
+        (topologies.exponential(8), 8, 3),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permutes):
@@ -129,7 +169,14 @@ def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permute
 
 def test_sums_are_lists_where_neighbours_are_few():
     """Up to 2.5 times the root of the table, but never more than 32."""
-    for n, degree, few in [(16, 10, True), (16, 11, False), (64, 20, True), (64, 21, False), (400, 32, True), (400, 33, False)]:
+    for n, degree, few in [
+        (16, 10, True),
+        (16, 11, False),
+        (64, 20, True),
+        (64, 21, False),
+        (400, 32, True),
+        (400, 33, False),
+    ]:
         plan = routes.routes_of(topologies.random_regular(n, degree), 1)
         assert (plan.places is not None) == few
         assert plan.weights.shape == (1, 1, n, degree if few else n)
@@ -142,7 +189,9 @@ def test_a_plan_is_made_once():
 
 
 def test_rounds_that_differ_in_one_place_of_a_long_list_are_told_apart():
-    """numpy writes an array of more than 1000 elements with dots in the middle: rounds must not be told apart by how they are written."""
+    """numpy writes an array of more than 1000 elements with dots in the middle: rounds must not be
+    told apart by how they are written.
+    """
     workers = np.arange(1200)[None, :].repeat(2, axis=0)
     other = workers.copy()
     other[1, 600] = 7

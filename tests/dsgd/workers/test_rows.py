@@ -18,7 +18,9 @@ LONG = (2, 4096)  # a leaf whose sums are additions, also on eight devices
 
 
 def over_workers(function, mesh):
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False)
+    )
 
 
 def rows(dtype, N: int = 8) -> jax.Array:
@@ -27,17 +29,27 @@ def rows(dtype, N: int = 8) -> jax.Array:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
-    """To a rounding of the result, and on one device of nothing else: sums of half precision are not added up in it."""
+    """To a rounding of the result, and on one device of nothing else: sums of half precision are
+    not added up in it.
+    """
     with jax.enable_x64(dtype == "float64"):
         x = rows(dtype)
-        exact = np.asarray(x).astype(np.longdouble)  # of eight terms, exact for float64, too, but for a thousandth of its rounding
+        # of eight terms, exact for float64, too, but for a thousandth of its rounding
+        exact = np.asarray(x).astype(np.longdouble)
         total, mean = over_workers(lambda x: (workers.sum(x), workers.mean(x)), any_mesh)(x)
         assert total.dtype == mean.dtype == x.dtype
-        # Of float32 sums, each of the terms; of float64, three halves: eight terms are three additions deep.
-        roundings = 8 if dtype == "float32" or any_mesh.size > 1 else 1.5 if dtype == "float64" else 1
+        # Of float32 sums, each of the terms; of float64, three halves: eight terms are three
+        # additions deep.
+        roundings = (
+            8 if dtype == "float32" or any_mesh.size > 1 else 1.5 if dtype == "float64" else 1
+        )
         tolerance = roundings * float(jnp.finfo(dtype).eps)
-        np.testing.assert_allclose(np.asarray(total).astype(np.longdouble), exact.sum(axis=0), rtol=tolerance)
-        np.testing.assert_allclose(np.asarray(mean).astype(np.longdouble), exact.mean(axis=0), rtol=tolerance)
+        np.testing.assert_allclose(
+            np.asarray(total).astype(np.longdouble), exact.sum(axis=0), rtol=tolerance
+        )
+        np.testing.assert_allclose(
+            np.asarray(mean).astype(np.longdouble), exact.mean(axis=0), rtol=tolerance
+        )
 
 
 def test_the_same_bits_twice(mesh):
@@ -48,7 +60,9 @@ def test_the_same_bits_twice(mesh):
 
 @pytest.mark.parametrize(("shape", "grid", "seeds"), [((3,), 2, 2), ((50, 20), 2, 3)])
 def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
-    """Runs that are mapped over, twice, are added up each for itself: many elements by additions."""
+    """Runs that are mapped over, twice, are added up each for itself: many elements by
+    additions.
+    """
     x = 1e3 + jax.random.normal(jax.random.key(0), (grid, seeds, 8, *shape))
     mean = over_workers(jax.vmap(jax.vmap(workers.mean, 1), 1), mesh)
     rows = jnp.moveaxis(x, 2, 0)
@@ -61,7 +75,9 @@ def test_sums_of_long_rows_can_be_differentiated(mesh):
     x, change = rows("float32"), jax.random.normal(jax.random.key(1), (8, *LONG))
     values, changes = over_workers(lambda x: jax.jvp(workers.mean, (x,), (x,)), mesh)(x)
     np.testing.assert_allclose(changes, values, rtol=1e-6)
-    back = over_workers(lambda x: jax.vjp(workers.mean, x)[1](change[0])[0].sum(axis=0), workers.mesh(1))(x)
+    back = over_workers(
+        lambda x: jax.vjp(workers.mean, x)[1](change[0])[0].sum(axis=0), workers.mesh(1)
+    )(x)
     np.testing.assert_allclose(back, change[0], rtol=1e-5)
 
 
@@ -76,11 +92,20 @@ def test_flags_and_counts_are_added_as_they_are(mesh):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_consensus_distances_of_long_rows_are_those_of_numpy(dtype, any_mesh):
     """Of two leaves, around centers that need not be their means."""
-    tree, center = {"w": rows(dtype), "b": rows(dtype)[:, 0, :5]}, {"w": jnp.full(LONG, 992, dtype), "b": jnp.full(5, 1000, dtype)}
+    tree, center = (
+        {"w": rows(dtype), "b": rows(dtype)[:, 0, :5]},
+        {"w": jnp.full(LONG, 992, dtype), "b": jnp.full(5, 1000, dtype)},
+    )
     there = over_workers(lambda tree: workers.mean_sqdist(tree, center), any_mesh)(tree)
-    away = {name: np.asarray(tree[name] - center[name][None]).astype(np.float64) ** 2 for name in tree}
+    away = {
+        name: np.asarray(tree[name] - center[name][None]).astype(np.float64) ** 2 for name in tree
+    }
     assert there.dtype == "float32"
-    np.testing.assert_allclose(there, sum(squares.sum() for squares in away.values()) / 8, rtol=1e-6 if dtype == "float32" else 1e-2)
+    np.testing.assert_allclose(
+        there,
+        sum(squares.sum() for squares in away.values()) / 8,
+        rtol=1e-6 if dtype == "float32" else 1e-2,
+    )
 
 
 def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(any_mesh):
@@ -111,7 +136,13 @@ def test_of_a_tree_distances_are_summed_and_types_are_kept():
         assert (mean["a"].dtype, mean["b"].dtype) == (jnp.float32, jnp.bfloat16)
         np.testing.assert_allclose(mean["a"], middle["a"], rtol=1e-6)
         np.testing.assert_allclose(np.asarray(mean["b"], np.float64), middle["b"], rtol=2.0**-8)
-        squares = sum(((leaf - np.asarray(mean[name], np.float64)) ** 2).sum() for name, leaf in exact.items()) / 8
+        squares = (
+            sum(
+                ((leaf - np.asarray(mean[name], np.float64)) ** 2).sum()
+                for name, leaf in exact.items()
+            )
+            / 8
+        )
         np.testing.assert_allclose(apart, squares, rtol=1e-5)
 
 
@@ -119,14 +150,22 @@ def test_of_a_tree_distances_are_summed_and_types_are_kept():
 def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(shape):
     """Bit for bit, though their sum is rounded."""
     one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
-    mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(jnp.broadcast_to(one, (7, *shape)))
+    mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(
+        jnp.broadcast_to(one, (7, *shape))
+    )
     np.testing.assert_array_equal(mean, one)
     assert apart == 0
 
 
 def test_a_record_takes_both_in_one_pass():
-    """Equal workers agree for ever, and a record that took their mean by itself would find them a rounding from it."""
-    problem = problems.random_quadratic(7, 1024, heterogeneity=0.0, equal_hessians=True, diagonal=True)
+    """Equal workers agree for ever, and a record that took their mean by itself would find them a
+    rounding from it.
+    """
+    problem = problems.random_quadratic(
+        7, 1024, heterogeneity=0.0, equal_hessians=True, diagonal=True
+    )
     method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(7))
-    result = dsgd.run(method, problem, steps=20, key=jax.random.key(0), seeds=2, mesh=workers.mesh(1))
+    result = dsgd.run(
+        method, problem, steps=20, key=jax.random.key(0), seeds=2, mesh=workers.mesh(1)
+    )
     np.testing.assert_array_equal(result.history["consensus"], 0)

@@ -19,7 +19,9 @@ EDGES = [0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 1e-45]
 
 
 def test_all_bits_stay_as_they_are():
-    """For all types, and all numbers that the loop that never turns looks at: the first of each tree."""
+    """For all types, and all numbers that the loop that never turns looks at: the first of each
+    tree.
+    """
     with jax.enable_x64(True):
         trees = [jnp.array([255, 3, 7]).astype(dtype) for dtype in TYPES]
         trees += [{"a": jnp.array([edge, 1.0], jnp.float32), "b": jnp.arange(3)} for edge in EDGES]
@@ -31,7 +33,11 @@ def test_all_bits_stay_as_they_are():
 
 def test_under_vmap_it_is_one_loop_and_what_is_not_mapped_stays_so():
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(4.0)
-    mapped = jax.jit(jax.vmap(jax.vmap(lambda x, y: materialize((x, y)), (0, None), (0, None)), (0, None), (0, None)))
+    mapped = jax.jit(
+        jax.vmap(
+            jax.vmap(lambda x, y: materialize((x, y)), (0, None), (0, None)), (0, None), (0, None)
+        )
+    )
     lowered = mapped.lower(x, y)
     out = lowered.compile()(x, y)
     np.testing.assert_array_equal(out[0], x)
@@ -49,8 +55,12 @@ def test_it_is_the_identity_for_derivatives_and_of_nothing():
 
 @pytest.mark.parametrize("kept", [materialize, lambda x: x], ids=["materialized", "plain"])
 def test_what_makes_it_is_not_fused_with_its_uses(kept):
-    """Without it XLA needs no memory for the array; if XLA saw that the loop never turns, it would need none either."""
+    """Without it XLA needs no memory for the array; if XLA saw that the loop never turns, it would
+    need none either.
+    """
     x = jnp.linspace(0, 1, 1 << 16)
-    program = jax.jit(lambda x: jnp.roll(kept(jnp.sin(x) * jnp.cos(x) + 1), 1) + 1).lower(x).compile()
+    program = (
+        jax.jit(lambda x: jnp.roll(kept(jnp.sin(x) * jnp.cos(x) + 1), 1) + 1).lower(x).compile()
+    )
     between = program.memory_analysis().temp_size_in_bytes
     assert (between >= x.nbytes) == (kept is materialize)

@@ -1,4 +1,6 @@
-"""Both forms of each operation, where each is chosen, and that no other package knows about XLA on CPUs."""
+"""Both forms of each operation, where each is chosen, and that no other package knows about XLA on
+CPUs.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,23 @@ OPERATIONS = {
     "moments": (xla.moments, whole(17, 512)),
     "moments, derivatives": (lambda x: with_derivative(xla.moments, x), whole(17, 512)),
     "sum_elements": (jax.vmap(xla.sum_elements), whole(16, 700)),
-    "sum_elements, derivatives": (lambda x: with_derivative(jax.vmap(xla.sum_elements), x), whole(16, 300)),
+    "sum_elements, derivatives": (
+        lambda x: with_derivative(jax.vmap(xla.sum_elements), x),
+        whole(16, 300),
+    ),
     "inner": (xla.inner, whole(65, 64), whole(65, 64)),
     "sqnorm": (lambda x: xla.sqnorm([x, x[:3]]), whole(65, 64)),
-    "among_largest": (jax.vmap(lambda x: xla.among_largest(x, 3)), whole(110, 150).at[:, :9].set(20)),
+    "among_largest": (
+        jax.vmap(lambda x: xla.among_largest(x, 3)),
+        whole(110, 150).at[:, :9].set(20),
+    ),
     "materialize": (lambda x: jnp.roll(xla.materialize(2 * x), 1) + x, whole(40)),
-    "in_place": (lambda *given: xla.in_place(momentum, given[0], given[1:]), whole(3, 40), whole(3, 40), whole(3, 40)),
+    "in_place": (
+        lambda *given: xla.in_place(momentum, given[0], given[1:]),
+        whole(3, 40),
+        whole(3, 40),
+        whole(3, 40),
+    ),
     "convolve": (convolved, whole(2, 7, 8, 3), whole(3, 3, 3, 5)),
     "convolve, 1 x 1": (convolved, whole(2, 7, 8, 3), whole(1, 1, 3, 5)),
     "convolve, each worker": (jax.vmap(convolved), whole(2, 1, 7, 7, 3), whole(2, 3, 3, 3, 5)),
@@ -66,9 +79,11 @@ OPERATIONS = {
 
 
 def counted(lowered) -> Counter[str]:
-    """How often each of StableHLO's operations is in the program, but for the choice of a form and zeros in the place of the other form's
-    residuals."""
-    return Counter(re.findall(r"hlo\.(?!case|constant|return|broadcast_in_dim)(\w+)", lowered.as_text()))
+    """How often each of StableHLO's operations is in the program, but for the choice of a form and
+    zeros in the place of the other form's residuals."""
+    return Counter(
+        re.findall(r"hlo\.(?!case|constant|return|broadcast_in_dim)(\w+)", lowered.as_text())
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -86,16 +101,29 @@ def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monk
     plain = lowered("cpu")
     assert counted(elsewhere) == counted(lowered("cuda"))
     assert counted(on_cpus) != counted(plain)
-    for one, other in zip(jax.tree.leaves(on_cpus.compile()(*args)), jax.tree.leaves(plain.compile()(*args)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(on_cpus.compile()(*args)),
+        jax.tree.leaves(plain.compile()(*args)),
+        strict=True,
+    ):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
 def test_few_elements_have_the_plain_form():
     def text():
-        operations = (lambda x: xla.sum_elements(x[0]), xla.sum_rows, xla.moments, lambda x: xla.among_largest(x[0], 3))
+        operations = (
+            lambda x: xla.sum_elements(x[0]),
+            xla.sum_rows,
+            xla.moments,
+            lambda x: xla.among_largest(x[0], 3),
+        )
         step = lambda x: xla.in_place(momentum, x, (x, x))  # noqa: E731
-        return jax.jit(lambda x: [operation(x) for operation in (*operations, step)]).lower(whole(4, 1000)).as_text()
+        return (
+            jax.jit(lambda x: [operation(x) for operation in (*operations, step)])
+            .lower(whole(4, 1000))
+            .as_text()
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forms, "ENABLED", False)
@@ -104,7 +132,10 @@ def test_few_elements_have_the_plain_form():
 
 
 def test_a_wrong_value_of_the_variable_is_refused():
-    with pytest.raises(ValueError, match=r"^DSGD_XLA_WORKAROUNDS = 'no': expected 'on' or 'off'; unset it for 'on'$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^DSGD_XLA_WORKAROUNDS = 'no': expected 'on' or 'off'; unset it for 'on'$",
+    ):
         forms._enabled("no")
     assert forms._enabled("on")
     assert not forms._enabled("off")
@@ -130,20 +161,31 @@ print(all(same), before[2:] == after[2:], dsgd.xla.forms.ENABLED)
 
 
 def test_importing_dsgd_changes_nothing_in_jax_and_reads_the_variable():
-    """Functions of its compiler, rules that lower its operations, its settings, and the environment."""
+    """Functions of its compiler, rules that lower its operations, its settings, and the
+    environment.
+    """
     code = [sys.executable, "-c", IMPORTING]
-    done = subprocess.run(code, capture_output=True, text=True, env=os.environ | {forms.VARIABLE: "off"}, check=False)
+    done = subprocess.run(
+        code, capture_output=True, text=True, env=os.environ | {forms.VARIABLE: "off"}, check=False
+    )
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
 def sources(*packages: str) -> dict[Path, str]:
-    return {path.relative_to(ROOT): path.read_text() for package in packages for path in (ROOT / package).rglob("*.py")}
+    return {
+        path.relative_to(ROOT): path.read_text()
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+    }
 
 
 def test_only_this_package_knows_about_xla_on_cpus():
-    """Outside of it, nobody asks for the platform of a program, sets XLA's options for CPUs, or uses what is private in JAX, but for real
-    processes, whose store JAX does not make public."""
-    known = re.compile(r"platform_dependent|lowering_platforms|xla_cpu|_private_parameters|[!=]= ?[\"']cpu[\"']|XLA on CPUs|on CPUs,? XLA")
+    """Outside of it, nobody asks for the platform of a program, sets XLA's options for CPUs, or
+    uses what is private in JAX, but for real processes, whose store JAX does not make public."""
+    known = re.compile(
+        r"platform_dependent|lowering_platforms|xla_cpu|_private_parameters|[!=]= "
+        r"?[\"']cpu[\"']|XLA on CPUs|on CPUs,? XLA"
+    )
     private = re.compile(r"jax\._src|(?:from|import) jaxlib")
     for path, text in sources("dsgd", "algorithms", "topologies").items():
         if not path.is_relative_to("dsgd/xla"):
@@ -154,6 +196,14 @@ def test_only_this_package_knows_about_xla_on_cpus():
 
 def test_this_package_imports_only_the_types_that_all_share():
     for path, text in sources("dsgd/xla").items():
-        imported = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.module}
-        ours = {name for name in imported if name.split(".")[0] in ("dsgd", "algorithms", "topologies")}
-        assert all(name in ("dsgd.base", "dsgd.xla") or name.startswith("dsgd.xla.") for name in ours), path
+        imported = {
+            node.module
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        ours = {
+            name for name in imported if name.split(".")[0] in ("dsgd", "algorithms", "topologies")
+        }
+        assert all(
+            name in ("dsgd.base", "dsgd.xla") or name.startswith("dsgd.xla.") for name in ours
+        ), path

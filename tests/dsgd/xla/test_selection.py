@@ -9,13 +9,22 @@ import pytest
 
 from dsgd import xla
 
-# Runs, vectors, elements, k: side by side and one after the other; places of 8, 16 and 32 bits; few, which are sorted.
+# Runs, vectors, elements, k: side by side and one after the other; places of 8, 16 and 32 bits;
+# few, which are sorted.
 SIDE_BY_SIDE, LONG, ONE, FEW = (3, 60, 99, 7), (160, 157, 16), (1, 70_000, 69_000), (2, 41, 2)
-CASES = [(SIDE_BY_SIDE, "float32"), (LONG, "float32"), (ONE, "float32"), (FEW, "float32"), (LONG, "float64")]
+CASES = [
+    (SIDE_BY_SIDE, "float32"),
+    (LONG, "float32"),
+    (ONE, "float32"),
+    (FEW, "float32"),
+    (LONG, "float64"),
+]
 
 
 def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
-    """With equal elements in many places: some vectors have none, some some, some a single value."""
+    """With equal elements in many places: some vectors have none, some some, some a single
+    value.
+    """
     rng = np.random.default_rng(0)
     normal = rng.normal(size=shape)
     equal = np.round(normal * 8) / 8
@@ -26,12 +35,26 @@ def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
     scales = normal * 10 ** rng.uniform(-30, 30, shape)
     distinct = rng.permuted(np.broadcast_to(np.arange(1.0, shape[-1] + 1), shape), axis=-1)
     kth = shape[-1] + 1 - k
-    one_too_many = np.where(distinct == kth - 1, kth, distinct) * rng.choice([-1, 1], shape)  # the k-th and the next are equal
+    # the k-th and the next are equal
+    one_too_many = np.where(distinct == kth - 1, kth, distinct) * rng.choice([-1, 1], shape)
     in_one = distinct.copy()
     in_one[..., :1, :] = one_too_many[..., :1, :]
     zeros = np.where(rng.random(shape) < 0.5, 0.0, -0.0)
-    denormal = np.where(rng.random(shape) < k / 2 / shape[-1], np.finfo(dtype).smallest_subnormal, zeros)
-    names = ["normal", "equal", "few", "edges", "not_a_number", "scales", "one_too_many", "in_one", "zeros", "denormal"]
+    denormal = np.where(
+        rng.random(shape) < k / 2 / shape[-1], np.finfo(dtype).smallest_subnormal, zeros
+    )
+    names = [
+        "normal",
+        "equal",
+        "few",
+        "edges",
+        "not_a_number",
+        "scales",
+        "one_too_many",
+        "in_one",
+        "zeros",
+        "denormal",
+    ]
     return {name: values.astype(dtype) for name, values in locals().items() if name in names}
 
 
@@ -62,7 +85,9 @@ def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dty
         among = jax.jit(among)
         for name, x in examples(dtype, *shape, k=k).items():
             found = np.asarray(among(jnp.asarray(x)))
-            np.testing.assert_array_equal(found & (magnitudes(x) != 0), those_to_send(x, k), err_msg=name)
+            np.testing.assert_array_equal(
+                found & (magnitudes(x) != 0), those_to_send(x, k), err_msg=name
+            )
 
 
 def test_ranks_are_in_the_order_of_magnitudes():

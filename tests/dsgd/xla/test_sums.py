@@ -23,23 +23,39 @@ LENGTHS = [(1,), (100_000,), (16, 256), (5, 7, 120), (5_000, 1), (300, 15), (300
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums_of_elements_are_those_of_numpy(dtype):
     with jax.enable_x64(dtype == "float64"):
-        vectors = [(1e3 + jax.random.normal(jax.random.key(0), shape)).astype(dtype) for shape in LENGTHS]
+        vectors = [
+            (1e3 + jax.random.normal(jax.random.key(0), shape)).astype(dtype) for shape in LENGTHS
+        ]
         totals = jax.jit(lambda vectors: [mapped(xla.sum_elements, x) for x in vectors])(vectors)
         for x, total in zip(vectors, totals, strict=True):
             assert total.dtype == x.dtype
-            np.testing.assert_allclose(total, np.asarray(x, np.float64).sum(axis=-1), rtol=8 * float(jnp.finfo(dtype).eps))
+            np.testing.assert_allclose(
+                total, np.asarray(x, np.float64).sum(axis=-1), rtol=8 * float(jnp.finfo(dtype).eps)
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_inner_products_are_those_of_numpy_in_float32_at_least(dtype):
     with jax.enable_x64(dtype == "float64"):
-        pairs = [[jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in (0, 1)] for shape in [(), (63, 65), (64, 64)]]
-        found, squares = jax.jit(lambda pairs: ([xla.inner(x, y) for x, y in pairs], xla.sqnorm(pairs)))(pairs)
+        pairs = [
+            [jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in (0, 1)]
+            for shape in [(), (63, 65), (64, 64)]
+        ]
+        found, squares = jax.jit(
+            lambda pairs: ([xla.inner(x, y) for x, y in pairs], xla.sqnorm(pairs))
+        )(pairs)
         for (x, y), inner in zip(pairs, found, strict=True):
             exact = np.asarray(x, np.float64) * np.asarray(y, np.float64)
             assert inner.dtype == jnp.promote_types(dtype, "float32")
-            assert abs(inner - exact.sum()) <= 8 * float(jnp.finfo(inner.dtype).eps) * np.abs(exact).sum()
-        np.testing.assert_allclose(squares, sum((np.asarray(leaf, np.float64) ** 2).sum() for leaf in jax.tree.leaves(pairs)), rtol=1e-6)
+            assert (
+                abs(inner - exact.sum())
+                <= 8 * float(jnp.finfo(inner.dtype).eps) * np.abs(exact).sum()
+            )
+        np.testing.assert_allclose(
+            squares,
+            sum((np.asarray(leaf, np.float64) ** 2).sum() for leaf in jax.tree.leaves(pairs)),
+            rtol=1e-6,
+        )
 
 
 # Blocks of 1,024 float32 lie whole pages apart, and eight blocks of 64 rows of 256, but not twelve.
@@ -49,8 +65,12 @@ ROWS = [(512,), (8, 64), (256, 2), (512, 1), (1024,), (256,)]
 @pytest.mark.parametrize("n", [1, 7, 17, 64, 513])
 def test_sums_of_any_number_of_rows(n):
     """Of whole numbers they are exact: none is left out, none counted twice."""
-    given = [np.random.default_rng(0).integers(-10, 10, (8, n, *row)).astype(np.float32) for row in ROWS]
-    found = jax.jit(lambda given: [(jax.vmap(xla.sum_rows)(x), jax.vmap(xla.moments)(x)) for x in given])(given)
+    given = [
+        np.random.default_rng(0).integers(-10, 10, (8, n, *row)).astype(np.float32) for row in ROWS
+    ]
+    found = jax.jit(
+        lambda given: [(jax.vmap(xla.sum_rows)(x), jax.vmap(xla.moments)(x)) for x in given]
+    )(given)
     for x, (total, (differences, squares)) in zip(given, found, strict=True):
         np.testing.assert_array_equal(total, x.sum(axis=1))
         np.testing.assert_array_equal(differences, (x - x[:, :1]).sum(axis=1))
@@ -59,9 +79,13 @@ def test_sums_of_any_number_of_rows(n):
 
 @pytest.mark.parametrize("edge", [np.inf, np.nan])
 def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
-    """Of 17 rows the last block has number 14 of another block's, too, which does not count there."""
+    """Of 17 rows the last block has number 14 of another block's, too, which does not count
+    there.
+    """
     x = jnp.ones((17, 256)).at[14, 3].set(edge)
-    rows, (differences, squares), elements = jax.jit(lambda x: (xla.sum_rows(x), xla.moments(x), jax.vmap(xla.sum_elements)(x)))(x)
+    rows, (differences, squares), elements = jax.jit(
+        lambda x: (xla.sum_rows(x), xla.moments(x), jax.vmap(xla.sum_elements)(x))
+    )(x)
     for totals, spoilt in (rows, 3), (differences, 3), (squares, 3), (elements, 14):
         np.testing.assert_equal(np.array(totals)[spoilt], np.float32(edge))
         assert np.isfinite(np.delete(totals, spoilt)).all()
@@ -72,10 +96,19 @@ def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dty
     """What all rows have in common is not rounded with it."""
     with jax.enable_x64(dtype == "float64"):
         step = float(jnp.finfo(dtype).eps)
-        given = [np.float64(step) * np.random.default_rng(0).integers(0, 2, (n, 2048)) + 1 for n in (3, 40)]
-        found = jax.jit(lambda rows: [*map(xla.moments, rows)])([jnp.asarray(x, dtype) for x in given])
+        given = [
+            np.float64(step) * np.random.default_rng(0).integers(0, 2, (n, 2048)) + 1
+            for n in (3, 40)
+        ]
+        found = jax.jit(lambda rows: [*map(xla.moments, rows)])(
+            [jnp.asarray(x, dtype) for x in given]
+        )
         for x, (differences, squares) in zip(given, found, strict=True):
-            assert differences.dtype == squares.dtype == ("float64" if dtype == "float64" else "float32")
+            assert (
+                differences.dtype
+                == squares.dtype
+                == ("float64" if dtype == "float64" else "float32")
+            )
             np.testing.assert_array_equal(differences, (x - x[:1]).sum(axis=0))
             np.testing.assert_array_equal(squares, ((x - x[:1]) ** 2).sum(axis=0))
 

@@ -20,11 +20,16 @@ LOOP = "known_trip_count"  # of JAX's own rounds, once they are compiled
 
 
 def draws(keys: jax.Array) -> tuple[jax.Array, ...]:
-    """Of one key, of many and of none, of several widths and shapes: counters and keys broadcast in all ways."""
+    """Of one key, of many and of none, of several widths and shapes: counters and keys broadcast in
+    all ways.
+    """
     key = keys[0]
     many = jax.random.split(jax.random.fold_in(key, 7), (5, 3))
     each = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (7,))))(many)
-    bits = [jax.random.bits(key, shape, dtype) for shape, dtype in [((), jnp.uint8), ((1,), jnp.uint16), ((129,), jnp.uint32)]]
+    bits = [
+        jax.random.bits(key, shape, dtype)
+        for shape, dtype in [((), jnp.uint8), ((1,), jnp.uint16), ((129,), jnp.uint32)]
+    ]
     none = jax.vmap(jax.random.bits)(many[:0, 0])
     return none, jax.random.key_data(many), each, jax.vmap(jax.random.bits)(keys), *bits
 
@@ -53,7 +58,9 @@ def test_draws_are_those_of_jax_to_the_bit():
 
 @pytest.mark.usefixtures("optimised")
 def test_a_key_is_stored_before_its_words():
-    """In a loop that XLA does not see through: fused, keys of keys are code that does not end compiling (`--long` has such a program)."""
+    """In a loop that XLA does not see through: fused, keys of keys are code that does not end
+    compiling (`--long` has such a program).
+    """
     text = xla.lower(traced(), "cpu").compile().as_text()
     assert text.count(" while(") == 3
     assert LOOP not in text

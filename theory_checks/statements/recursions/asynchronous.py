@@ -26,7 +26,11 @@ LONG = 30  # updates: five of each worker
 
 def _table(draws: Draws) -> np.ndarray:
     """A staleness of three parts, for so many updates, over and over."""
-    return np.random.default_rng(draws.integer(0, 2**32 - 1)).integers(0, OLDEST + 1, (7, 3)).astype(np.int32)
+    return (
+        np.random.default_rng(draws.integer(0, 2**32 - 1))
+        .integers(0, OLDEST + 1, (7, 3))
+        .astype(np.int32)
+    )
 
 
 def _of_the_table(of: Instance) -> delays.Delays:
@@ -44,18 +48,32 @@ def _bits_of(*workers: int) -> Symbols:
 
 def _given(inputs: Inputs, aware: bool) -> Iterator[Symbols]:
     staleness = np.minimum(np.asarray(inputs.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
-    x = asynchronous.stale_steps(inputs.x, inputs.G, N, inputs.step, asked(inputs.found), staleness, aware=aware)
+    x = asynchronous.stale_steps(
+        inputs.x, inputs.G, N, inputs.step, asked(inputs.found), staleness, aware=aware
+    )
     for t in range(LONG):
         worker = asked(inputs.found)[t]
         yield {"x": x[t + 1], "worker": worker, "staleness": staleness[t].max(), **_bits_of(worker)}
 
 
-def _emergent(inputs: Inputs, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
+def _emergent(
+    inputs: Inputs, servers: int, convention: str, bound: float, aware: bool
+) -> Iterator[Symbols]:
     schedule = asynchronous.server_schedule(
-        inputs.more, latency=LATENCY, convention=convention, servers=servers, updates=LONG, bits=BITS, bound=bound
+        inputs.more,
+        latency=LATENCY,
+        convention=convention,
+        servers=servers,
+        updates=LONG,
+        bits=BITS,
+        bound=bound,
     )
-    x = asynchronous.stale_steps(inputs.x, inputs.G, N, inputs.step, schedule.worker, schedule.staleness, aware=aware)
-    for t, (worker, now, old) in enumerate(zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)):
+    x = asynchronous.stale_steps(
+        inputs.x, inputs.G, N, inputs.step, schedule.worker, schedule.staleness, aware=aware
+    )
+    for t, (worker, now, old) in enumerate(
+        zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)
+    ):
         yield {
             "x": x[t + 1],
             "worker": np.int64(worker),
@@ -81,7 +99,9 @@ def _stale(name: str, aware: bool, optimizer: str = "plain") -> Case:
     return Case(
         name,
         "(4.2)",
-        lambda optimizer, of: algorithms.asynchronous_sgd(optimizer, _of_the_table(of), servers=3, staleness_aware=aware),
+        lambda optimizer, of: algorithms.asynchronous_sgd(
+            optimizer, _of_the_table(of), servers=3, staleness_aware=aware
+        ),
         lambda inputs: _given(inputs, aware),
         _with_events,
         "given delays, three servers",
@@ -91,12 +111,24 @@ def _stale(name: str, aware: bool, optimizer: str = "plain") -> Case:
     )
 
 
-def _served(name: str, servers: int, convention: Any, bound: int | None = None, *, aware: bool = False, optimizer: str = "plain") -> Case:
+def _served(
+    name: str,
+    servers: int,
+    convention: Any,
+    bound: int | None = None,
+    *,
+    aware: bool = False,
+    optimizer: str = "plain",
+) -> Case:
     return Case(
         name,
         "section 4.1",
-        lambda optimizer, of: algorithms.asynchronous_sgd(optimizer, servers=servers, bound=bound, staleness_aware=aware),
-        lambda inputs: _emergent(inputs, servers, convention, np.inf if bound is None else bound, aware),
+        lambda optimizer, of: algorithms.asynchronous_sgd(
+            optimizer, servers=servers, bound=bound, staleness_aware=aware
+        ),
+        lambda inputs: _emergent(
+            inputs, servers, convention, np.inf if bound is None else bound, aware
+        ),
         _with_events,
         f"event by event; {servers} servers, {convention}",
         optimizer,
@@ -118,7 +150,9 @@ def partners(found: Trajectory) -> np.ndarray:
 def _pairs(inputs: Inputs) -> Iterator[Symbols]:
     numbers, found = inputs.more, inputs.found
     worker, partner = found.metrics["worker"], partners(found)
-    schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS)
+    schedule = asynchronous.gossip_schedule(
+        numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS
+    )
     steps = [inputs.steps() for _ in range(N)]
     X = asynchronous.pairwise_steps(inputs.X, inputs.G, steps, schedule.worker, schedule.partner)
     for t, (i, now) in enumerate(zip(schedule.worker, schedule.clock, strict=True)):

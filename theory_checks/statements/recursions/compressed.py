@@ -42,17 +42,35 @@ def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbo
 
 
 def beside(parts: Any) -> np.ndarray:
-    """The parts of all layers, one beside the other, `[..., N, part]`; of those that are padding only, which are not held, zeros."""
+    """The parts of all layers, one beside the other, `[..., N, part]`; of those that are padding
+    only, which are not held, zeros.
+    """
     each = [np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])]
-    return np.concatenate([np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)]) for leaf in each], axis=-1)
+    return np.concatenate(
+        [
+            np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)])
+            for leaf in each
+        ],
+        axis=-1,
+    )
 
 
-def _estimated(inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+def _estimated(
+    inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts
+) -> Iterator[Symbols]:
     for symbols in compressed.ef21(inputs.x, inputs.G, inputs.step, up, down, cutting):
         yield {**symbols, "mean of u_hat": symbols["u_hat"].mean(axis=0)}
 
 
-def _csgd(name: str, reference: str, via: Via, exchange: compressed.Exchange, Q: Any, q: compressed.Q, cutting: Parts) -> Case:
+def _csgd(
+    name: str,
+    reference: str,
+    via: Via,
+    exchange: compressed.Exchange,
+    Q: Any,
+    q: compressed.Q,
+    cutting: Parts,
+) -> Case:
     return Case(
         f"CSGD, {name}",
         reference,
@@ -64,7 +82,15 @@ def _csgd(name: str, reference: str, via: Via, exchange: compressed.Exchange, Q:
 
 
 def _two(
-    name: str, reference: str, method: Method, recursion: Callable, seen: Callable, up: Any, down: Any, cutting: Parts, **more
+    name: str,
+    reference: str,
+    method: Method,
+    recursion: Callable,
+    seen: Callable,
+    up: Any,
+    down: Any,
+    cutting: Parts,
+    **more,
 ) -> Case:
     (Up, u), (Down, d) = up, down
     return Case(
@@ -78,16 +104,29 @@ def _two(
     )
 
 
-def _squeezed_twice(inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+def _squeezed_twice(
+    inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts
+) -> Iterator[Symbols]:
     return compressed.double_squeeze(inputs.x, inputs.G, inputs.step, up, down, cutting)
 
 
 _EC, _EF = algorithms.error_compensated_sgd, algorithms.ef21
 _ALL = compressors.whole_model
 CASES = (
-    _csgd("server", "(3.4), (3.6)", "server", compressed.through_servers, SHORT, clipped, IN_LAYERS),
+    _csgd(
+        "server", "(3.4), (3.6)", "server", compressed.through_servers, SHORT, clipped, IN_LAYERS
+    ),
     _csgd("ring", "(3.5), (3.6)", "ring", compressed.around_ring, HALF, largest_half, IN_LAYERS),
-    _two("EC-SGD", "(3.10) to (3.14)", _EC, _squeezed_twice, _with_errors, (HALF, largest_half), (SHORT, clipped), IN_LAYERS),
+    _two(
+        "EC-SGD",
+        "(3.10) to (3.14)",
+        _EC,
+        _squeezed_twice,
+        _with_errors,
+        (HALF, largest_half),
+        (SHORT, clipped),
+        IN_LAYERS,
+    ),
     _two(
         "EC-SGD, whole model",
         "(3.10) to (3.14)",

@@ -13,13 +13,26 @@ from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D, N
 from theory_checks.recursions import compressed, decentralized, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
-from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, HALF_OF_ALL, SHORT_OF_ALL, SIGN, graph, matrices
+from theory_checks.statements.recursions.shared import (
+    BITS,
+    DOUBLE,
+    HALF,
+    HALF_OF_ALL,
+    SHORT_OF_ALL,
+    SIGN,
+    graph,
+    matrices,
+)
 
 ETA = 0.3
 
 
-def _between_neighbours(rounds: Iterator[Symbols], on: str, message: float, every: int = 1) -> Iterator[Symbols]:
-    """The same rounds, with a message of so many bits to each neighbour in the last of every few."""
+def _between_neighbours(
+    rounds: Iterator[Symbols], on: str, message: float, every: int = 1
+) -> Iterator[Symbols]:
+    """The same rounds, with a message of so many bits to each neighbour in the last of every
+    few.
+    """
     for t, symbols in enumerate(rounds, start=1):
         links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
         up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
@@ -27,13 +40,21 @@ def _between_neighbours(rounds: Iterator[Symbols], on: str, message: float, ever
 
 
 def _gossip(
-    name: str, reference: str, method: Method, recursion: Callable, on: str, optimizer: str = "plain", message: float = BITS
+    name: str,
+    reference: str,
+    method: Method,
+    recursion: Callable,
+    on: str,
+    optimizer: str = "plain",
+    message: float = BITS,
 ) -> Case:
     return Case(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on)),
-        lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message),
+        lambda inputs: _between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message
+        ),
         on_workers,
         f"on {on}",
         optimizer,
@@ -41,13 +62,23 @@ def _gossip(
 
 
 def _lossy_gossip(
-    name: str, reference: str, method: Method, recursion: Callable, on: str, C: Any, q: compressed.Q, message: float, **more: Any
+    name: str,
+    reference: str,
+    method: Method,
+    recursion: Callable,
+    on: str,
+    C: Any,
+    q: compressed.Q,
+    message: float,
+    **more: Any,
 ) -> Case:
     return Case(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message),
+        lambda inputs: _between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message
+        ),
         on_workers,
         f"on {on}; {C.name}",
         **more,
@@ -64,21 +95,57 @@ def _in_layers(q: compressed.Q) -> compressed.Q:
 
 
 CASES = (
-    _gossip("DSGD", "(5.2)", algorithms.decentralized_sgd, decentralized.decentralized, "exponential", "momentum"),
-    _gossip("DSGD, schedule", "(5.2)", algorithms.decentralized_sgd, decentralized.decentralized, "one peer"),
+    _gossip(
+        "DSGD",
+        "(5.2)",
+        algorithms.decentralized_sgd,
+        decentralized.decentralized,
+        "exponential",
+        "momentum",
+    ),
+    _gossip(
+        "DSGD, schedule",
+        "(5.2)",
+        algorithms.decentralized_sgd,
+        decentralized.decentralized,
+        "one peer",
+    ),
     Case(
         "local SGD, schedule",
         "Koloskova et al. 2020",
         lambda optimizer, of: algorithms.local_sgd(optimizer, 2, graph("one peer")),
         lambda inputs: _between_neighbours(
-            synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2), "one peer", BITS, 2
+            synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2),
+            "one peer",
+            BITS,
+            2,
         ),
         on_workers,
         "on one peer, every other round",
     ),
-    _gossip("D2", "Tang et al. 2018, algorithm 1", algorithms.d2, decentralized.d_squared, "lazy", "momentum"),
-    _gossip("EXTRA", "Shi et al. 2015, (2.13)", algorithms.extra, decentralized.shi, "irregular", "momentum"),
-    _gossip("exact diffusion", "Li et al. 2019, NIDS", algorithms.exact_diffusion, decentralized.nids, "star"),
+    _gossip(
+        "D2",
+        "Tang et al. 2018, algorithm 1",
+        algorithms.d2,
+        decentralized.d_squared,
+        "lazy",
+        "momentum",
+    ),
+    _gossip(
+        "EXTRA",
+        "Shi et al. 2015, (2.13)",
+        algorithms.extra,
+        decentralized.shi,
+        "irregular",
+        "momentum",
+    ),
+    _gossip(
+        "exact diffusion",
+        "Li et al. 2019, NIDS",
+        algorithms.exact_diffusion,
+        decentralized.nids,
+        "star",
+    ),
     _gossip(
         "gradient tracking",
         "Nedic et al. 2017, DIGing",

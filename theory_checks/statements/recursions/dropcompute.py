@@ -1,4 +1,6 @@
-"""DropCompute beside its recursion: the seconds of each micro-batch are those of a table, with many that end at the threshold."""
+"""DropCompute beside its recursion: the seconds of each micro-batch are those of a table, with many
+that end at the threshold.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ class Numbers(NamedTuple):
 
 
 def numbers(draws: Draws) -> Numbers:
-    """Eighths of a second, which float32 adds up exactly; about as long as the time that there is."""
+    """Eighths of a second, which float32 adds up exactly; about as long as the time that there
+    is.
+    """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     return Numbers(rng.integers(1, 9, (ROUNDS, N, M)) / 8, np.float32(draws.integer(6, 24) / 8))
 
 
 def _make(rule: dict[str, Any], optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
     period, more = rule.get("period", 1), of.more
-    method = algorithms.local_sgd(optimizer, period) if period > 1 else algorithms.minibatch_sgd(optimizer)
+    method = (
+        algorithms.local_sgd(optimizer, period)
+        if period > 1
+        else algorithms.minibatch_sgd(optimizer)
+    )
     return algorithms.drop_compute(method, period * more.threshold, M, **rule)
 
 
@@ -55,8 +63,16 @@ def _rounds(rule: dict[str, Any], inputs: Inputs) -> Iterator[Symbols]:
 
 def _seen(found: Trajectory, papers: Symbols) -> Symbols:
     own = found.states.server
-    models = {"x": trajectories.rows(own.method.params, 1)} if "x" in papers else {"params": trajectories.rows(found.states.workers.params)}
-    carried = {symbol: np.asarray(getattr(own, symbol)) for symbol in ("spent", "drawn") if symbol in papers}
+    models = (
+        {"x": trajectories.rows(own.method.params, 1)}
+        if "x" in papers
+        else {"params": trajectories.rows(found.states.workers.params)}
+    )
+    carried = {
+        symbol: np.asarray(getattr(own, symbol))
+        for symbol in ("spent", "drawn")
+        if symbol in papers
+    }
     return {**models, **carried, "seconds": found.compute, "dropped": found.metrics["dropped"]}
 
 
@@ -64,7 +80,17 @@ def _case(name: str, optimizer: str, **rule: Any) -> Case:
     hypotheses = "; ".join(f"{word}: {value}" for word, value in rule.items())
     make, rounds = partial(_make, rule), partial(_rounds, rule)
     place = lambda of: Timetable(of.more.seconds)  # noqa: E731
-    return Case(f"DropCompute{name}", "Algorithm 1", make, rounds, _seen, hypotheses, optimizer, numbers, place)
+    return Case(
+        f"DropCompute{name}",
+        "Algorithm 1",
+        make,
+        rounds,
+        _seen,
+        hypotheses,
+        optimizer,
+        numbers,
+        place,
+    )
 
 
 CASES = (

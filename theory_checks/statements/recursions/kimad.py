@@ -1,4 +1,6 @@
-"""Kimad beside its recursion: bandwidths that its monitors know are those of a table, by second, worker and direction."""
+"""Kimad beside its recursion: bandwidths that its monitors know are those of a table, by second,
+worker and direction.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from theory_checks.statements.recursions.shared import DOUBLE
 
 UP, DOWN = (0.1, 0.3, 0.6, 1.0), (0.2, 0.5)
 WEIGHTS = np.array([0.5, 0.25, 0.125, 0.125, 0.0, 1.0])
-# A round of a second, of which all numbers are exact in float32: one that computes for 1/4 has 1/2 for its message, the others have 1/4.
+# A round of a second, of which all numbers are exact in float32: one that computes for 1/4 has 1/2
+# for its message, the others have 1/4.
 COMPUTATION, CONGESTION = np.array([0.25, 0.625] * 3), 0.5
 UP_SECONDS, DOWN_SECONDS = np.array([0.5, 0.25] * 3), 0.125
 
@@ -40,7 +43,12 @@ class Bandwidths(NamedTuple):
 def bandwidths(draws: Draws) -> Bandwidths:
     """Whole numbers: from less than the smallest messages need to more than the largest do."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    return Bandwidths(*(np.rint(DOUBLE * D * 2 ** rng.uniform(low, high, (5, N))) for low, high in ((-1, 4), (1, 6))))
+    return Bandwidths(
+        *(
+            np.rint(DOUBLE * D * 2 ** rng.uniform(low, high, (5, N)))
+            for low, high in ((-1, 4), (1, 6))
+        )
+    )
 
 
 def placed(of: Instance) -> clusters.Cluster:
@@ -50,7 +58,12 @@ def placed(of: Instance) -> clusters.Cluster:
         def now(key, clock, worker):
             return table[jnp.floor(clock).astype(jnp.int32) % table.shape[0], worker]
 
-        return clusters.Quantity(now, "table", True, integral=lambda key, clock, seconds, worker: seconds * now(key, clock, worker))
+        return clusters.Quantity(
+            now,
+            "table",
+            True,
+            integral=lambda key, clock, seconds, worker: seconds * now(key, clock, worker),
+        )
 
     table: Any = of.more
     return clusters.Cluster(clusters.constant(0.0), port(table.up), port(table.down))
@@ -78,11 +91,24 @@ def _rounds(rule: Rule, inputs: Inputs) -> Iterator[Symbols]:
         up, down = (np.asarray(port)[len(rounds) % len(port)] for port in table)
         return up * UP_SECONDS, down.min() * DOWN_SECONDS
 
-    select_up, select_down = (kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, warm_up=1) for ratios in (UP, DOWN))
-    rounds = kimad.kimad(inputs.x, lambda k, x: at_one(inputs.G, k, x, N), inputs.step, select_up, select_down, budgets, WEIGHTS)
+    select_up, select_down = (
+        kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, warm_up=1)
+        for ratios in (UP, DOWN)
+    )
+    rounds = kimad.kimad(
+        inputs.x,
+        lambda k, x: at_one(inputs.G, k, x, N),
+        inputs.step,
+        select_up,
+        select_down,
+        budgets,
+        WEIGHTS,
+    )
     for symbols in rounds:
         sent = {"bits up": symbols["message_up"], "bits down": np.full(N, symbols["message_down"])}
-        yield {symbol: symbols[symbol] for symbol in ("x", "x_hat", "u_hat", "sum of w u_hat")} | sent
+        yield {
+            symbol: symbols[symbol] for symbol in ("x", "x_hat", "u_hat", "sum of w u_hat")
+        } | sent
 
 
 def _seen(found: Trajectory, papers: Symbols) -> Symbols:
@@ -98,7 +124,9 @@ def _seen(found: Trajectory, papers: Symbols) -> Symbols:
 def _case(name: str, rule: Callable, papers: Rule, optimizer: str) -> Case:
     hypotheses = f"compressors by bandwidths; {rule.__name__}"
     make, rounds = partial(_make, rule), partial(_rounds, papers)
-    return Case(name, "Kimad, algorithm 1", make, rounds, _seen, hypotheses, optimizer, bandwidths, placed)
+    return Case(
+        name, "Kimad, algorithm 1", make, rounds, _seen, hypotheses, optimizer, bandwidths, placed
+    )
 
 
 CASES = (

@@ -35,7 +35,9 @@ def asked(found: Trajectory) -> np.ndarray:
 
 
 def cluster(draws: Draws) -> asynchronous.Numbers:
-    """Dyadic seconds of three laps, bandwidths powers of two: float32 has every time exactly. With many ties."""
+    """Dyadic seconds of three laps, bandwidths powers of two: float32 has every time exactly. With
+    many ties.
+    """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     most = draws.choice((3, 40))
     up, down = (BITS * 2.0 ** rng.integers(-1, 4, size=N) for _ in range(2))
@@ -43,13 +45,19 @@ def cluster(draws: Draws) -> asynchronous.Numbers:
 
 
 def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
-    """Of these numbers, as `cluster` has them. Who begins to compute at a time takes one of its laps by that time."""
+    """Of these numbers, as `cluster` has them. Who begins to compute at a time takes one of its
+    laps by that time.
+    """
 
     def bandwidth(values):
-        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
+        return clusters.Quantity(
+            lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True
+        )
 
     def seconds(key, clock, worker):
-        return numbers.compute[worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]]
+        return numbers.compute[
+            worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]
+        ]
 
     computing = clusters.Quantity(seconds, "seconds", positive=False)
     return clusters.Cluster(computing, bandwidth(numbers.up), bandwidth(numbers.down), **options)
@@ -62,7 +70,8 @@ def placed(of: Instance, **options: Any) -> clusters.Cluster:
 
 _RING = [(n, (n + 1) % N) for n in range(N)]
 _IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]
-_DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]  # no two kinds of workers send, or receive, equally often: only columns sum to 1
+# no two kinds of workers send, or receive, equally often: only columns sum to 1
+_DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]
 
 
 @cache
@@ -81,10 +90,14 @@ def graph(name: str) -> Topology:
 
 
 def matrices(name: str) -> Matrices:
-    """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's own."""
+    """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's
+    own.
+    """
     written = {
         "lazy": lambda: [graphs.weighted("lazy", graphs.edges(N, _IRREGULAR))],
-        "star": lambda: [graphs.weighted("metropolis", graphs.edges(N, [(0, n) for n in range(1, N)]))],
+        "star": lambda: [
+            graphs.weighted("metropolis", graphs.edges(N, [(0, n) for n in range(1, N)]))
+        ],
         "irregular": lambda: [graphs.weighted("metropolis", graphs.edges(N, _IRREGULAR))],
         "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],
         "one peer": lambda: graphs.one_peer(N),

@@ -42,12 +42,19 @@ def _with_compute(found: Trajectory, papers: Symbols) -> Symbols:
 def _backup(inputs: Inputs) -> Iterator[Symbols]:
     numbers = inputs.more
     return synchronous.backup(
-        inputs.x, inputs.G, N, inputs.step, lambda t: np.array([numbers.seconds(n, float(t)) for n in range(N)]), BACKUPS
+        inputs.x,
+        inputs.G,
+        N,
+        inputs.step,
+        lambda t: np.array([numbers.seconds(n, float(t)) for n in range(N)]),
+        BACKUPS,
     )
 
 
 CASES = (
-    Case("GD", "(1.2)", _plainly(algorithms.gradient_descent), _exact, on_server, "exact gradients"),
+    Case(
+        "GD", "(1.2)", _plainly(algorithms.gradient_descent), _exact, on_server, "exact gradients"
+    ),
     Case(
         "SGD",
         "(1.10)",
@@ -57,8 +64,22 @@ CASES = (
         "of the worker that is asked",
         "adam",
     ),
-    Case("mb-SGD", "section 2.1.2", _plainly(algorithms.minibatch_sgd), _minibatch, on_server, optimizer="momentum"),
-    Case("mb-SGD, parameter server", "section 2.1.2", _plainly(algorithms.parameter_server_sgd), _minibatch, on_server, optimizer="adam"),
+    Case(
+        "mb-SGD",
+        "section 2.1.2",
+        _plainly(algorithms.minibatch_sgd),
+        _minibatch,
+        on_server,
+        optimizer="momentum",
+    ),
+    Case(
+        "mb-SGD, parameter server",
+        "section 2.1.2",
+        _plainly(algorithms.parameter_server_sgd),
+        _minibatch,
+        on_server,
+        optimizer="adam",
+    ),
     Case(
         "mb-SGD, model averaging",
         "section 2.1.2",
@@ -72,7 +93,9 @@ CASES = (
         "local SGD",
         "Stich 2019, algorithm 1",
         lambda optimizer, of: algorithms.local_sgd(optimizer, H),
-        lambda inputs: synchronous.local(inputs.X, inputs.G, lambda t: np.full((N, N), 1 / N), inputs.step, H),
+        lambda inputs: synchronous.local(
+            inputs.X, inputs.G, lambda t: np.full((N, N), 1 / N), inputs.step, H
+        ),
         on_workers,
         optimizer="momentum",
     ),
