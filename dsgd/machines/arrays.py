@@ -152,7 +152,7 @@ def own(leaf: Any) -> np.ndarray:
 
 
 def row(leaf: Any, n: int) -> np.ndarray:
-    """Returns the row of worker n, which must be a worker of this process, of an array `[N, ...]`."""
+    """Returns the row of worker n, a worker of this process, of an array `[N, ...]`."""
     first, rows = _own_part(leaf) if _elsewhere(leaf) else (0, np.asarray(leaf))
     return np.asarray(rows[n - first])
 

@@ -26,8 +26,8 @@ def mesh(name: str, N: int) -> Mesh:
     if jax.process_count() != N:
         found = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
         raise ValueError(
-            f"{name}: the problem has {N} workers, but there are {found}; expected one worker per "
-            f"process; dsgd.loopback({N}, ...) starts them"
+            f"{name}: {found} for {N} workers; expected one process per worker; "
+            f"dsgd.loopback({N}, ...) starts them"
         )
     first = {device.process_index: device for device in reversed(jax.devices())}
     return workers.mesh([first[n] for n in range(N)])

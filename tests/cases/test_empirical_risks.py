@@ -182,7 +182,7 @@ def test_weights_that_are_none_are_refused(weights):
 def test_a_checkpoint_knows_the_weights(tmp_path):
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     dsgd.run(method, means(), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"holds another run.*data = "):
+    with pytest.raises(ValueError, match=r"contains another run.*data = "):
         dsgd.run(method, means("equal"), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
 
 

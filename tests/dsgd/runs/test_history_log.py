@@ -152,7 +152,7 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     words, _, _ = diverged(one, "a method(allow_any)")
     assert "try a smaller step size, or a method without allow_any (" in words
     words, _, _ = diverged(one, reason="batch 3 is not finite")
-    assert ": batch 3 is not finite; need finite numbers" in words
+    assert ": batch 3 is not finite; expected finite numbers" in words
 
 
 def test_a_start_that_is_not_finite_and_a_record_each_round():
@@ -211,7 +211,7 @@ def test_a_clock_that_goes_back_or_is_not_finite_is_refused(before, clock, wrong
     if wrong:
         with pytest.raises(
             ValueError,
-            match=r"the cluster's clock is not finite or goes back, at (inf|nan|\S+ to \d\S*) s by round [13]",
+            match=r"the cluster's clock is not finite or decreases, at (inf|nan|\S+ to \d\S*) s by round [13]",
         ):
             written()
     else:
