@@ -420,8 +420,10 @@ class Evaluation(sameness.Compared):
 
 
 class Problem(NamedTuple):
-    r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n accesses only its own data; with
-    all $w_n = 1$ this is (5.1).
+    r"""A finite-sum problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
+    only its own data.
+
+    With all $w_n = 1$ this is problem (5.1) of the survey.
 
     Args:
         init: key -> params, all floating-point leaves of which are trained; or a `Parameters`,
@@ -436,7 +438,7 @@ class Problem(NamedTuple):
             all data of all workers.
         weights: w, `[N]`, at least 0 and with mean 1; None: all are 1. Workers compute gradients of
             $w_n f_n$, except in methods that call `round.weighted_mean`, `average` or `aggregate`:
-            these apply the weights in the mean instead.
+            these compute gradients of $f_n$ and apply the weights in the mean.
         constants: known constants of f.
         name: name in tables and error messages.
     """

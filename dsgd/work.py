@@ -39,14 +39,17 @@ def local_batches(
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
 ) -> Work:
-    r"""Worker n computes $b_n$ samples, in micro-batches of B samples, the last of which may be
-    smaller.
+    r"""Returns local work in which worker n computes $b_n$ samples, in micro-batches of B
+    samples.
+
+    The last micro-batch of a worker may be smaller. With the default weights, the mean of the
+    workers' gradients is
 
     $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad
     \text{(eq. 9 of Cannikin)} $$
 
-    $\bar g_n$ is the mean over worker n's samples. In the simulation a partial micro-batch costs as
-    much computation as a full one.
+    where $\bar g_n$ is the mean over worker n's samples. In the simulation a partial micro-batch
+    costs as much computation as a full one.
 
     Args:
         sizes: b, integers `[N]`, from 0 to M B.
@@ -56,6 +59,9 @@ def local_batches(
             $\bar g_n$ have equal weight, $r_n = 1 / N$ (0 for a worker without samples).
         present: participation, bool `[N]` (`Round.present`): sums, and N, include only the workers
             that participate, as does the mean that methods take; None: all workers participate.
+
+    Returns:
+        The `dsgd.Work`, with int32 samples `[N, M]`.
 
     Raises:
         ValueError: if `sizes` are not integers `[N]` from 0 to M B, or all of them are 0;
@@ -95,7 +101,9 @@ def micro_batches(
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
 ) -> Work:
-    r"""Worker n computes some of M micro-batches, each a full batch of the problem.
+    r"""Returns local work in which worker n computes some of M micro-batches, each a full batch.
+
+    With the default weights, the mean of the workers' gradients is
 
     $$ \frac1N \sum_n g_n = \frac{\sum_{nm} c_{nm} \bar g_{nm}}{\sum_{nm} c_{nm}} $$
 
@@ -105,6 +113,9 @@ def micro_batches(
             "workers": all workers have equal weight, independently of their numbers of
             micro-batches (0 for a worker without any).
         present: as in `local_batches`.
+
+    Returns:
+        The `dsgd.Work`, with bool samples `[N, M]`.
 
     Raises:
         ValueError: if `counted` is not bool `[N, M]` or entirely False, `average` is unknown, or
@@ -120,11 +131,16 @@ def micro_batches(
 
 @checks.arguments
 def weighted(weights: ArrayLike | jax.Array) -> Work:
-    r"""Full micro-batches with given weights, $g_n = \sum_m w_{nm} \bar g_{nm}$. Those of weight 0
-    are not computed.
+    r"""Returns local work of full micro-batches with given weights,
+    $g_n = \sum_m w_{nm} \bar g_{nm}$.
+
+    Micro-batches of weight 0 are not computed.
 
     Args:
         weights: w, floating-point numbers `[N, M]`, at least 0.
+
+    Returns:
+        The `dsgd.Work`, with bool samples `[N, M]`.
 
     Raises:
         ValueError: if `weights` are not floating-point numbers `[N, M]`, one of them is negative,

@@ -394,7 +394,9 @@ def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
     return Finding(
         f"{D} devices",
         not differ,
-        f"differs from one device in {differ}" if differ else "equals one device",
+        f"results differ from one device in {differ}"
+        if differ
+        else "results equal those of one device",
     )
 
 

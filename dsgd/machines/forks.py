@@ -54,5 +54,5 @@ def _in_child() -> None:
     _lacks_threads = _lacks_threads or _started
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # not available on Windows
     os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -97,7 +97,7 @@ def called(
         )
     try:
         sent = cloudpickle.dumps(function)
-    except Exception as error:  # anything may be what cannot be pickled
+    except Exception as error:  # an object's own pickling may raise anything
         raise ValueError(
             f"{name}: function = {checks.shown(function)} cannot be pickled ({error}); expected a "
             "function that can be sent to other processes"

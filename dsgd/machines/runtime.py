@@ -221,7 +221,7 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
         f"{timeout:g} s, or one was lost while they connected"
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is for `interrupts`
+    jax.config.update("jax_enable_preemption_service", False)  # `interrupts` handles SIGTERM
     if address := _towards(host):
         made: Any = importlib.import_module("jaxlib._jax")
         # By default gloo listens at the address of the machine's name, which may belong to another

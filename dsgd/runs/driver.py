@@ -1,5 +1,5 @@
-"""`run` runs a method on a problem, `compile_round` compiles one round, `exchanges` lists what a
-round sends.
+"""`run` executes a method on a problem, `compile_round` compiles one round of it, and `exchanges`
+lists the messages of a round.
 """
 
 from __future__ import annotations

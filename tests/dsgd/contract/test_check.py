@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
     "sum over the block's size, bits of the block": (
         {"mean": lambda g, round: by_devices(g, round) * N / g.shape[0]},
         DEVICES,
-        ("differs from one device in State.server", "history['bits']"),
+        ("results differ from one device in State.server", "history['bits']"),
     ),
     "records nothing": ({"mean": unrecorded}, {"bits"}, ("sends more than it records",)),
     "a query that sends": (
@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
     "records twice, a model that depends on the devices": (
         {"mean": recorded_twice, "model": lambda state: state.server * workers.devices()},
         {"bits", *DEVICES},
-        ("records more than it sends", "4 devices: differs from one device in params"),
+        ("records more than it sends", "4 devices: results differ from one device in params"),
     ),
     "another rule for seeds": (
         {"mean": lambda g, round: twice_among_seeds(round.mean(g))},

@@ -428,7 +428,7 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
         ({"x": x}, "the state has other leaves"),
         ({"x": x, "n": n, "y": n}, "the state has other leaves"),
         ({"x": n, "n": n}, r"x.* is float32\[3\]; expected int32\[\]"),
-        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\], this run's float32\[\]"),
+        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\]; expected float32\[\]"),
     ):
         with (
             checkpoints.Checkpoint(tmp_path, ABOUT) as again,

@@ -144,7 +144,7 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     words, history, asked = diverged(one)
     assert words.startswith(
         "a method: the loss is inf after round 9 (finite after 6); try a smaller step size (the "
-        "error's .history"
+        "error's attribute `history`"
     )
     assert asked == [False]
     np.testing.assert_array_equal(history["step"], [0, 3, 6, 9])
