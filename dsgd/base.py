@@ -420,7 +420,7 @@ class Evaluation(sameness.Compared):
 
 
 class Problem(NamedTuple):
-    r"""A finite-sum problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
+    r"""A distributed problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
     only its own data.
 
     With all $w_n = 1$ this is problem (5.1) of the survey.

@@ -261,8 +261,8 @@ def sweep(
         factory: keyword arguments -> Algorithm. It receives traced scalars, so it must not branch
             on their values, and integers that determine a shape (bits, a number of workers) cannot
             be swept.
-        problem, steps, key, batches, cluster, record_every, evaluate_every, mesh, checkpoint,
-            train_loss, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster: as in `dsgd.run`.
+        record_every, evaluate_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
         seeds: R runs for each grid point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 

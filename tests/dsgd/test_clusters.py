@@ -430,7 +430,7 @@ def test_no_numbers_are_refused(make):
         ),
         (lambda: clusters.trace(np.ones((1, 1, 1)), 1), r"trace of values of shape \(1, 1, 1\)"),
         (lambda: QUANTITY * True, "factor = True; expected a number"),
-        (lambda: QUANTITY + 1, "other = 1: need a quantity"),
+        (lambda: QUANTITY + 1, "other = 1; expected a quantity"),
         (
             lambda: clusters.constant([1, 2]) + clusters.constant([1, 2, 3]),
             "quantities for different numbers of workers: .* for 2, .* for 3",

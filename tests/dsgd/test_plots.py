@@ -114,7 +114,7 @@ def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
 def test_refusals():
     for arguments, words in (
         ({"x": "seconds"}, "x = 'seconds' is not in the history; expected one of step, loss"),
-        ({"y": "samples"}, "y = 'samples' has one number a worker"),
+        ({"y": "samples"}, "y = 'samples' has one number per worker"),
         ({"y": []}, r"y = \[\]; expected a name"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):

@@ -305,7 +305,7 @@ REFUSED = {
         plain_work(8),
         "work of 8 to 8 samples in a micro-batch; expected 0 to 4",
     ),
-    "nothing at all": ("robust", plain_work(0), "work with samples: 0 for everybody"),
+    "nothing at all": ("robust", plain_work(0), "work with samples: all values are 0"),
     "negative weights": (
         "robust",
         plain_work(1, -1.0),

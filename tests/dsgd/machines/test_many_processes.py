@@ -179,7 +179,7 @@ def test_a_method_is_checked_on_the_devices_of_both_processes(both):
             "2 devices",
             "4 devices",
         }
-        assert "is not the same on every device" in by_name["2 devices"].found
+        assert "differs between devices" in by_name["2 devices"].found
 
 
 def test_after_all_mistakes_they_still_run(both):
