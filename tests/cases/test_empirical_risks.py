@@ -168,7 +168,7 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(
         ValueError,
-        match=r"finite_sum: weights = .*(expected 4|expected 'equal'|need a string, a list)",
+        match=r"finite_sum: weights = .*(expected 4|expected 'equal'|expected a string, a list)",
     ):
         means.__wrapped__(weights)
     if not isinstance(weights, str):

@@ -119,7 +119,7 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):
             plots.curves(history(), **arguments)
-    with pytest.raises(ValueError, match="x = 'clock': the history of two has"):
+    with pytest.raises(ValueError, match="x = 'clock' is not in the history of two; expected"):
         plots.curves(
             {"one": history(), "two": {name: history()[name] for name in ("step", "loss")}}, "clock"
         )

@@ -116,7 +116,7 @@ REFUSED = [
         {"correction": -1.0},
         "train_processes: correction = -1.0: need a word, or a finite number >= 0",
     ),
-    ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0: need finite seconds >= 0"),
+    ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0; expected finite seconds >= 0"),
 ]
 
 
