@@ -340,7 +340,7 @@ def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(met
 def test_error_compensated_sgd_takes_one_that_does_not_contract_if_asked_to():
     rough = compressors.random_quantization(1)
     with pytest.raises(
-        ValueError, match=r"which states no contraction .* \(or allow_expanding=True\)"
+        ValueError, match=r" states no contraction .* \(or pass allow_expanding=True\)"
     ):
         error_compensated_sgd(STEP, rough, rough).init(jnp.zeros(25), N)
     error_compensated_sgd(STEP, rough, rough, allow_expanding=True).init(jnp.zeros(25), N)

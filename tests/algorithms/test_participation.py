@@ -343,7 +343,7 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
         method = algorithms.make(name, SGD, N)
         with pytest.raises(ValueError) as error:
             dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
-        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that goes on, such as "
+        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that tolerates this, such as "
         assert str(error.value).startswith(expected)
         assert str(error.value).removeprefix(expected) == GOES_ON
 

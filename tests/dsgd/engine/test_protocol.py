@@ -111,7 +111,7 @@ WRONG = {
     ),
     "computed of a block": (
         calling(lambda round, g: round.computed(jnp.zeros(2))),
-        "mine: round.computed gets float32[2]; expected seconds [4]",
+        "mine: round.computed: seconds = float32[2]; expected an array of shape [4]",
     ),
     "computed in a branch": (
         calling(
@@ -119,8 +119,8 @@ WRONG = {
                 round.step > 1, lambda g: (round.computed(jnp.zeros(N)), g)[1], g
             )
         ),
-        "mine: round.computed gives seconds of some rounds only, in round.when; call it in every "
-        "round",
+        "mine: round.computed is called inside round.when, and so sets the seconds of some rounds "
+        "only; expected a call in every round",
     ),
     "elapsed is one each": (
         calling(
@@ -146,19 +146,21 @@ WRONG = {
     # Under pytest annotations would refuse these two; a user has only the checks inside.
     "no topology": (
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mix)(round, g, "ring")),
-        "mine: round.mix on 'ring'; expected a topology of topologies",
+        "mine: round.mix: topology = 'ring'; expected a dsgd.Topology",
     ),
     "no pattern": (
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mean)(round, g, "ring")),
-        "mine: round.mean via 'ring'; expected a pattern of dsgd.network",
+        "mine: round.mean: via = 'ring'; expected a pattern of dsgd.network",
     ),
     "not in pairs": (
         calling(lambda round, g: round.exchange(g, np.array([1, 2, 3, 0]))),
-        "mine: round.exchange with partner = array([1, 2, 3, 0]); expected 4 workers in pairs",
+        "mine: round.exchange: partner = array([1, 2, 3, 0]); expected the partner of each of 4 "
+        "workers, in pairs",
     ),
     "an answer without a question": (
         calling(lambda round, g: round.from_servers(compressors.sign, g)),
-        "mine: round.from_servers without a message to them; expected round.to_servers before it",
+        "mine: round.from_servers is called without a preceding round.to_servers to reply to; "
+        "expected round.to_servers before it",
     ),
     "a branch with another result": (
         calling(lambda round, g: round.when(round.step > 1, round.mean, g)),
@@ -175,8 +177,8 @@ WRONG = {
     ),
     "two patterns in one message": (
         calling(two_patterns),
-        "mine: round.joint joins gossip(ring(4)) and ring_all_reduce; expected exchanges of one "
-        "pattern",
+        "mine: round.joint contains exchanges of different patterns, gossip(ring(4)) and "
+        "ring_all_reduce; expected exchanges of one pattern",
     ),
     "model gives the state": (
         method(model=lambda state: state),
