@@ -1,5 +1,5 @@
-"""Which rows cross devices for a topology, and where they are found there: planned on the host,
-once for each number of devices.
+"""Plans which rows are sent between devices for gossip on a topology, and where a device finds the
+rows that it received. Plans are made on the host, once for each number of devices.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from scipy.sparse import coo_array, csr_array
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 
-_MOST = 32  # neighbours that are summed one by one; the program grows with them
-# times the root of the table's length: up to so many are summed so. `python -m
-# experiments.benchmark mixing` measures it
+# Sums over up to so many neighbours are written term by term; the program grows with their number.
+_MOST = 32
+# Sums over up to this factor times the square root of the table's length are written term by term.
+# `python -m experiments.benchmark mixing` measures it.
 _ROOTS = 2.5
 
 
 class Permute(NamedTuple):
-    """One collective-permute: every device sends at most one message, and receives at most one.
+    """One collective-permute, in which every device sends and receives at most one message.
 
     Args:
         pairs: (sender, receiver), devices.
-        workers: whose rows each device sends, `[D, k]`; shorter lists are filled up with its first
-            worker's.
+        workers: workers whose rows each device sends, `[D, k]`; shorter lists are padded with the
+            device's first worker.
     """
 
     pairs: list[tuple[int, int]]
@@ -34,19 +35,20 @@ class Permute(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """How the rows that a device needs come to it, and what it makes of them.
+    """How a device receives the rows that it needs, and the weights with which it sums them.
 
-    It finds them in a *table* of m rows: its own block, then what each permute brings; or
-    everybody's rows.
+    The rows are in a *table* of m rows: either the device's own block followed by the rows of each
+    permute, or the rows of all workers.
 
     Args:
-        permutes: of each round of a period; None: everybody's rows are gathered.
+        permutes: permutes of each round of a period; None: the rows of all workers are gathered.
         length: m.
-        weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of
-            those, `[period, D, n, K]`.
-        places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no
+        weights: weights of other workers' rows, `[period, D, n, m]`, 0 for a worker's own row; or,
+            if few are not 0, lists of these, `[period, D, n, K]`.
+        places: positions in the table of the lists' rows, `[period, D, n, K]`; None: there are no
             lists.
-        whose: the worker whose row each of the table is, int32 `[period, D, m]`; -1: nobody's.
+        whose: number of the worker whose row is at each position of the table, int32
+            `[period, D, m]`; -1: an unused position.
     """
 
     permutes: list[list[Permute]] | None
@@ -58,13 +60,12 @@ class Routes(NamedTuple):
 
 @lru_cache(maxsize=64)
 def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
-    """The routes of a topology over D devices; `rows` is for timing one kind of sum, or the other.
-    What costs least is chosen:
+    """Returns the routes of a topology over D devices, with the cheaper of two choices each for:
 
-    - rows that cross devices: by permutes, one for each matching of sending with receiving devices;
-      by a gather where the permutes would bring as many rows;
-    - sums: of a few rows of the table where a worker has few neighbours, else by a product with all
-      of it.
+    - rows sent between devices: permutes, one for each matching of sending with receiving devices;
+      or a gather, if permutes would send as many rows;
+    - sums: over a few rows of the table, if workers have few neighbours; or else by a product with
+      the whole table. `rows`, if given, forces the first or the second, for measurements.
     """
     n = topology.n // devices
     permutes = [_permutes(_needed(W, n, devices), n, devices) for W in topology.matrices]
@@ -104,8 +105,8 @@ def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Rou
 
 
 def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.ndarray]:
-    """The rounds that differ in who sends what to whom, and which of them each round is, int32
-    `[period]`.
+    """Returns the different rounds (which differ in senders, receivers or rows), and the index of
+    each round among them, int32 `[period]`.
     """
     keys = [
         tuple((tuple(pairs), workers.tobytes()) for pairs, workers in round) for round in permutes
@@ -115,7 +116,9 @@ def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.nd
 
 
 def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
-    """By (sender, receiver): the workers of the one that the other needs, in order."""
+    """Returns, by (sender, receiver), the sorted workers of the sender whose rows the receiver
+    needs.
+    """
     needed = {}
     for receiver in range(devices):
         workers = np.unique(W[receiver * n : (receiver + 1) * n].indices)
@@ -139,8 +142,8 @@ def _permutes(needed: dict[tuple[int, int], np.ndarray], n: int, devices: int) -
 
 
 def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
-    """Whose rows the table of a device has: its own, then what each permute brings; -1 for
-    nobody's.
+    """Returns the workers whose rows the table of a device has: its own, then those of each
+    permute; -1 for unused positions.
     """
     table = [np.arange(device * n, (device + 1) * n)]
     for pairs, workers in permutes:
@@ -152,8 +155,8 @@ def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
 def _find(
     block: csr_array, table: np.ndarray, first: int, N: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every weight of another worker in a block of W: its row, its place in the table, and the
-    weight.
+    """Returns, for every weight of another worker in a block of W, its row, its position in the
+    table, and the weight.
     """
     place = np.zeros(N, int)
     known = np.flatnonzero(table >= 0)
@@ -164,16 +167,18 @@ def _find(
 
 
 def _few(row, place, weight, n: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lists `[n, most]` of weights and places; filled up with the block's rows, weight 0."""
+    """Returns lists `[n, most]` of weights and positions, padded with the block's rows at weight
+    0.
+    """
     weights = np.zeros((n, most))
     places = np.repeat(np.arange(n, dtype=np.int32)[:, None], most, axis=1)
-    slot = np.arange(len(row)) - np.searchsorted(row, row)  # rows come in order
+    slot = np.arange(len(row)) - np.searchsorted(row, row)  # rows are sorted
     weights[row, slot], places[row, slot] = weight, place
     return weights, places
 
 
 def _all(row, place, weight, n: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix `[n, length]` of weights; the places are the columns."""
+    """Returns a matrix `[n, length]` of weights; the positions are its columns."""
     weights = np.zeros((n, length))
     weights[row, place] = weight
     return weights, np.zeros((n, 0), np.int32)

@@ -31,13 +31,13 @@ DAMAGED = {
     ),
     "nested ten thousand deep": (b"[" * 10_000, "nested too deep"),
     "objects nested deep": (b'{"a":' * 100_000, "nested too deep"),
-    "a name twice": (GOOD.replace("}", ', "latency": 2}').encode(), "'latency' is there twice"),
-    "NaN": (with_latency("NaN"), "NaN is no number of JSON"),
-    "overflow": (with_latency("1e400"), "latency = inf: need a finite number"),
-    "UTF-16": (GOOD.encode("utf-16"), r"no text in UTF-8 \(byte 0\)"),
-    "nothing": (b"", "it is no JSON, in line 1, column 1"),
-    "cut off": (GOOD[:-10].encode(), "it is no JSON, in line 1"),
-    "a list": (b"[1, 2]", r"kind = \[1, 2\]: need 'dsgd cluster"),
+    "a name twice": (GOOD.replace("}", ', "latency": 2}').encode(), "'latency' occurs twice"),
+    "NaN": (with_latency("NaN"), "NaN is not a JSON number"),
+    "overflow": (with_latency("1e400"), "latency = inf; expected a finite number"),
+    "UTF-16": (GOOD.encode("utf-16"), r"not UTF-8 text \(byte 0\)"),
+    "nothing": (b"", "it is not JSON, in line 1, column 1"),
+    "cut off": (GOOD[:-10].encode(), "it is not JSON, in line 1"),
+    "a list": (b"[1, 2]", r"kind = \[1, 2\]; expected 'dsgd cluster"),
     "a text as a number": (with_latency('"1 ms"'), "latency = '1 ms': need a number"),
     "true": (with_latency("true"), "latency = True: need a number"),
 }
@@ -77,7 +77,7 @@ def test_paths_that_are_none_are_refused(function, tmp_path):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="it is no file; expected a JSON file"):
+    with pytest.raises(ValueError, match="it is not a file; expected a JSON file"):
         clusters.load(tmp_path / "pipe")
 
 

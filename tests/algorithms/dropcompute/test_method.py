@@ -360,7 +360,7 @@ REFUSED = [
     (lambda: run(drop_compute(WHOLE, TAU, M)), "states itself what"),
     (
         lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)),
-        "seconds, which another call has given",
+        "seconds of the round, which another call has already set",
     ),
     (lambda: run(drop_compute(METHOD, CHOSEN, M), cluster=AWAY), "pass a threshold in seconds"),
     (

@@ -119,7 +119,7 @@ BAD = [
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)),
-        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down: need both",
+        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down; expected both",
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]),
