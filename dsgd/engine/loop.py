@@ -1,9 +1,9 @@
-"""The one loop, compiled: `first_carry` makes the first state, `advance` runs rounds and records.
+"""The compiled loop: `first_carry` makes the first state, `advance` runs rounds and records.
 
-Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs
-(`seeds`, and the grid of a sweep) as `vmap`s inside. How many rounds to run is an argument, not a
-shape: one compiled program serves every `steps`. Arrays of the problem are arguments too, so that
-they are sharded and never constants of the program; everything else is in the static, hashable
+`programs` compiles both. They are `shard_map`s over the axis `"workers"`, with the independent runs
+(`seeds`, and the grid of a sweep) as `vmap`s inside. The number of rounds is an argument, not a
+shape: one compiled program serves every `steps`. The arrays of the problem are arguments too, so
+that they are sharded and never constants of the program; everything else is in the static, hashable
 `Plan`.
 """
 
@@ -42,7 +42,7 @@ from dsgd.engine.queries import Asked
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-# with which a run's key is folded for numbered draws: rounds are fewer
+# Folded into a run's key for numbered draws; numbers of rounds are smaller.
 _STREAM = np.uint32(2**32 - 1)
 _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = (
     "bits",
@@ -53,17 +53,17 @@ _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = (
     "present",
 )
 _ARRIVED = "arrived"
-_COUNTED = (_BITS, _ARRIVED)  # over all rounds of a record, as counts
+_COUNTED = (_BITS, _ARRIVED)  # counts that are summed over all rounds of a record
 
 
 class Carry(NamedTuple):
-    """What goes round the loop.
+    """State of the loop.
 
     Args:
-        state: of the method.
-        clock: () if the run has no cluster.
-        drawn: batches that each worker has drawn, int32 `[N]`, of problems whose draws are
-            numbered; () of others.
+        state: state of the method.
+        clock: the simulated clock; () if the run has no cluster.
+        drawn: number of batches that each worker has drawn, int32 `[N]`, for problems whose batches
+            are numbered; () for others.
     """
 
     state: State
@@ -72,14 +72,14 @@ class Carry(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Which rounds one call of `advance` runs, int32 scalars, the same for all runs: what a method
-    does in some rounds only is a branch.
+    """The rounds that one call of `advance` runs: int32 scalars, the same for all runs, so that
+    conditions on the round are branches of the program.
 
     Args:
-        done: rounds before these.
-        rounds: how many, of at most `Plan.capacity` records.
-        fresh: 1 where the run begins here, else 0.
-        end: rounds done by the run's last record, which is evaluated.
+        done: number of rounds before these.
+        rounds: number of rounds; at most those of `Plan.capacity` records.
+        fresh: 1 if the run begins here, else 0.
+        end: number of rounds done at the run's last record, which is always evaluated.
     """
 
     done: Any
@@ -89,21 +89,22 @@ class Chunk(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that the compiled program depends on besides shapes.
+    """Everything that the compiled program depends on besides shapes.
 
     Args:
-        build: hyperparameters -> Algorithm, called inside the trace.
-        problem: its functions, without its arrays.
-        mesh: of the axis "workers".
+        build: hyperparameters -> Algorithm, called while the program is traced.
+        problem: the problem's functions, without its arrays.
+        mesh: mesh with the axis "workers".
         N: number of workers.
-        runs: how many leading axes of independent runs there are: 0, 1 (seeds) or 2 (grid, seeds).
+        runs: number of leading axes of independent runs: 0, 1 (seeds) or 2 (grid, seeds).
         record_every: rounds between records.
-        capacity: records that one call of `advance` has room for.
-        cluster: on which the run is simulated; None: it has no clock.
-        train_loss: whether the records have the loss on the drawn batches.
+        capacity: number of records that one call of `advance` can make.
+        cluster: cluster on which the run is simulated; None: the run has no clock.
+        train_loss: whether records include the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
-        measures: whether the method reads what the workers measured, which is then carried.
-        weighs: whether the method's means have the workers' weights; else its gradients have them.
+        measures: whether the method reads timings of the workers, which are then carried.
+        weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
+            are multiplied by them.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -121,14 +122,14 @@ class Plan(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What an update does, as its trace shows it.
+    """Properties of an update, found by tracing it.
 
     Args:
-        sendings: its exchanges; their arrays are of the trace.
+        sendings: its exchanges; their arrays belong to the trace.
         measures, weighs: as in `Plan`.
-        asks_some: whether only some workers are asked for gradients, which then cross devices in
-            the simulation.
-        micro_batches: M, of a round's work; 1 without any.
+        asks_some: whether only some workers are asked for gradients, which the simulation then
+            sends between devices.
+        micro_batches: M, the number of micro-batches of a round's local work; 1 without local work.
     """
 
     sendings: tuple[Sending, ...]
@@ -139,9 +140,9 @@ class Description(NamedTuple):
 
 
 def without_arrays(problem: Problem) -> Problem:
-    """The problem's functions and its workers' weights, hashable."""
+    """Returns the problem's functions and its workers' weights, hashable and without arrays."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
-    # a tree of bools may have no hash
+    # A tree of bools may not be hashable.
     init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))
     evaluation = replace(problem.evaluation, shared=())
     return problem._replace(
@@ -150,12 +151,12 @@ def without_arrays(problem: Problem) -> Problem:
 
 
 def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What every run begins with, leaves `[grid?, seeds?, ...]`.
+    """Returns the state in which every run begins, leaves `[grid?, seeds?, ...]`.
 
     Args:
         plan: static.
-        points: hyperparameters by name, `[grid]` each where `plan.runs` is 2.
-        keys: one a run, `[seeds]`.
+        points: hyperparameters by name, `[grid]` each if `plan.runs` is 2.
+        keys: one key per run, `[seeds]`.
     """
 
     def init(point, key):
@@ -172,9 +173,7 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is
-    compiled.
-    """
+    """Returns the shapes, types and shardings of the result of `first_carry`, without compiling."""
     carry = jax.eval_shape(partial(first_carry, plan), points, keys)
     return _placed(
         plan,
@@ -184,7 +183,7 @@ def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
 
 def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
-    """`place(leaf, sharding)` of each leaf."""
+    """Returns `place(leaf, sharding)` for each leaf."""
 
     def part(tree, spec):
         return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
@@ -207,21 +206,21 @@ def advance(
     batches: PyTree,
     chunk: Chunk,
 ) -> tuple[Carry, Records]:
-    """Runs the next rounds, with a record after every `plan.record_every` of them and after the
-    last; where they are the first, also of the start.
+    """Runs the next rounds, with a record after every `plan.record_every` rounds and after the last
+    one; if they are the first rounds, also a record of the start.
 
     Args:
         plan: static.
-        carry: of every run; donated.
+        carry: state of every run; donated.
         points, keys: as in `first_carry`.
-        data: of the problem, leaves `[N, ...]`.
-        shared: what it has besides.
-        batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
+        data: the problem's data, leaves `[N, ...]`.
+        shared: arguments of the problem's evaluation that all devices hold.
+        batches: batches supplied by the user, leaves `[at least rounds, N, ...]`, or None.
         chunk: the rounds.
 
     Returns:
-        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the
-        first ceil(rounds / record_every) count, and one more where the start is among them.
+        The new carry; and records by name, `[grid?, seeds?, capacity, ...]`, of which the first
+        ceil(rounds / record_every) are valid, and one more if the start is recorded.
     """
 
     def run(points, keys, carry, data, shared, batches, chunk):
@@ -239,8 +238,8 @@ def advance(
 
 
 def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
-    """The model that each run would take home, with what it estimates from the data, leaves
-    `[grid?, seeds?, ...]`.
+    """Returns the model that each run would return, including the statistics that are estimated
+    from the data, leaves `[grid?, seeds?, ...]`.
     """
 
     def take_home(points, state, data):
@@ -258,19 +257,20 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
 
 
 def taken_home(plan: Plan, method: Method, state: State) -> Params:
-    """The model that the method gives, or the mean of its local models."""
+    """Returns the method's model, or the mean of its local models."""
     params, stacked = method.models(state)
     with workers.weighted(_weights(plan)):
         return workers.mean(params) if stacked else params
 
 
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Statistics]:
-    """One round on its own: query, gradients, update, and what it sent.
+    """Runs a single round: query, gradients, update. Returns the state and the communication
+    statistics.
 
     Args:
         plan: static, without independent runs or hyperparameters.
         state, data: as in `advance`.
-        key: of the run's rounds.
+        key: key of the run's rounds.
     """
 
     def body(state, key, data):
@@ -294,15 +294,15 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
 
 def describe(plan: Plan, algorithm: Algorithm) -> Description:
-    """What one update of the method does, of a trace of which nothing is compiled.
+    """Traces one update of the method and returns its properties; nothing is compiled.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         algorithm: the method with its hyperparameters.
 
     Raises:
-        ValueError: the method cannot go on without workers that do not participate on the plan's
-            cluster, or messages that are lost; or as a run of it.
+        ValueError: if the plan's cluster has workers that do not participate or messages that are
+            lost, and the method cannot run without them; or for the same reasons as a run.
     """
     alone, method = (
         plan._replace(runs=0, measures=False),
@@ -353,8 +353,8 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
-    """What is carried of the workers' measurements for a method that reads them; `state` is of one
-    run, of all workers.
+    """Returns the initial timings of the workers, for a method that reads them; else (). `state` is
+    that of one run, of all workers.
     """
     if not plan.measures:
         return ()
@@ -368,7 +368,9 @@ def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measu
 
 
 def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured:
-    """Of as many micro-batches as the method asks for; its query may look at what was measured."""
+    """Returns the timings before the first round, for as many micro-batches as the method asks for
+    (its query may read the timings).
+    """
     assert plan.cluster is not None
     cluster, usual = plan.cluster, plan.cluster.micro_batches
 
@@ -381,13 +383,15 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
 
     M = asked(usual)
     if (again := asked(M)) != M:
-        found = f"query gives work in {M} micro-batches, and in {again} if it sees those measured"
-        raise ValueError(f"{method.name}: {found}; expected one number of them")
+        found = (
+            f"query returns work in {M} micro-batches, but in {again} if it reads that many timings"
+        )
+        raise ValueError(f"{method.name}: {found}; expected the same number of micro-batches")
     return measurements.nothing(plan.N, M, cluster)
 
 
 def _method(plan: Plan, point: dict[str, jax.Array]) -> Method:
-    """The method with these hyperparameters."""
+    """Returns the method with the given hyperparameters."""
     return Method(plan.build(point), plan.problem, plan.N)
 
 
@@ -396,7 +400,7 @@ def _block(plan: Plan) -> int:
 
 
 def _weights(plan: Plan) -> tuple[float, ...] | None:
-    """Of the means of local models."""
+    """Returns the weights of the means of local models."""
     return plan.problem.weights if plan.weighs else None
 
 
@@ -416,13 +420,13 @@ def _carry_spec(plan: Plan) -> Any:
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
-    # What collectives make equal on every device (all-gathered averages, say), the check of varying
-    # axes cannot see.
+    # Values that collectives make equal on every device (for example all-gathered averages) are not
+    # recognised as such by the check of varying axes.
     return jax.shard_map(f, mesh=plan.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _over_runs(plan: Plan, f, grid_axes, seed_axes):
-    """`f` for every run: mapped over seeds, then over the grid."""
+    """Returns `f` for every run: mapped over seeds, then over the grid."""
     if plan.runs >= 1:
         f = jax.vmap(f, seed_axes)
     if plan.runs == 2:
@@ -431,7 +435,7 @@ def _over_runs(plan: Plan, f, grid_axes, seed_axes):
 
 
 def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The key of a run's start and that of its rounds."""
+    """Returns the key of a run's start and the key of its rounds."""
     first, rounds = jax.random.split(key)
     return first, rounds
 
@@ -441,14 +445,14 @@ def _advance_one(
 ):
     key, every = split(key)[1], plan.record_every
     done, rounds, fresh, end = chunk
-    # Both are asked for their shapes first: traced once, and inlined.
+    # Both are evaluated for their shapes first; with an inlined jit they are traced only once.
     run_round, measure = (
         jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure)
     )
 
     def one_round(i, so_far):
-        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the
-        # loops' conditions scalar.
+        # The round's index is from the chunk, not from the state: it is the same for all runs, so
+        # that the loops' conditions remain scalars under `vmap`.
         carry, sums = so_far
         batch = jax.tree.map(
             lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches
@@ -461,7 +465,9 @@ def _advance_one(
         return carry, {**news, **kept, **counted}
 
     def record(carry, i):
-        """The i-th record, and the rounds before it: of record -1, the start, none."""
+        """Returns record i after the rounds that belong to it; record -1 is the start, without
+        rounds.
+        """
         last = jnp.minimum((i + 1) * every, rounds)
         carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
         at = done + last
@@ -469,20 +475,20 @@ def _advance_one(
         measured = measure(key, carry, data, shared, at, due)
         if set(measured) & set(news) or "step" in news:
             raise ValueError(
-                f"{method.name} has metrics {sorted(news)}; need other names than step, "
+                f"{method.name} logs metrics {sorted(news)}; expected names other than step, "
                 f"{', '.join(measured)}"
             )
         return carry, jax.tree.map(_as_float, {**measured, **news})
 
-    # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
+    # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
     _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
     zeros = {_CLOCK, *_COUNTED}
     nothing = {
         name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)
         for name, leaf in news.items()
     }
-    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits
-    # of counts are exact as floats.
+    # A record is one row of one buffer, so that there is one write per record for any number of
+    # scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -512,8 +518,8 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[Carry, Records]:
-    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's
-    own metrics.
+    """Runs one round. Returns the new carry and the round's numbers by name: bits (up and down of
+    all workers together), the clock after the round, and the metrics that the method logs.
     """
     state, record, this, asked, done = _gradients_and_update(
         plan, method, key, carry, data, batches, step
@@ -523,8 +529,8 @@ def _round(
         statistics.metrics
     ):
         raise ValueError(
-            f"{method.name} has metrics {sorted(taken)}; need other names, these are the "
-            "history's own"
+            f"{method.name} logs metrics {sorted(taken)}; expected other names, since the history "
+            "uses these itself"
         )
     news = jax.tree.map(_as_float, {**statistics.metrics, **done})
     if this.present is not None:
@@ -559,8 +565,8 @@ def _none_drawn(plan: Plan) -> Any:
 
 
 def _drawn(before: Any, query: Asked, round: Round) -> Any:
-    """How many batches each worker has drawn after the round: one, or those micro-batches of its
-    work that have samples.
+    """Returns how many batches each worker has drawn after the round. In a round it draws one, or
+    as many as there are micro-batches with samples in its local work.
     """
     if isinstance(before, tuple) or query.exact:
         return before
@@ -578,9 +584,10 @@ def _drawn(before: Any, query: Asked, round: Round) -> Any:
 def _gradients_and_update(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[State, Record, Round, Asked, Records]:
-    """The method in this round, and the round as its update saw it; last what the oracle did, by
-    name: the mean loss on the batches, if it is wanted, and each worker's samples, if the query
-    says how many."""
+    """Runs the method's query, the oracle and the update. Returns the new state, the record, the
+    round as the update saw it, the query, and numbers of the oracle by name: the mean loss on the
+    batches, if requested, and each worker's number of samples, if the query has local work.
+    """
     this = _this_round(plan, key, carry, step)
     asked = _query(plan, method, carry.state, this)
     numbered = (
@@ -623,28 +630,28 @@ def _there(plan: Plan, this: Round) -> workers.Attendance | None:
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
-    """Of a round: the query's, the samples' and the update's."""
+    """Returns the keys of a round: those of the query, the samples and the update."""
     return jax.random.split(jax.random.fold_in(key, step), 3)
 
 
 def stream(key: jax.Array) -> jax.Array:
-    """The key of numbered draws, of a run's rounds' key."""
+    """Returns the key of numbered draws, derived from the key of the run's rounds."""
     return jax.random.fold_in(key, _STREAM)
 
 
 def batch_of(
     problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0
 ) -> PyTree:
-    """What one worker alone draws in a round, as all workers together do in the loop.
+    """Returns the batch that one worker draws in a round, equal to its batch in the loop.
 
     Args:
-        problem: whose batches.
-        key: of the run's rounds.
-        step: of the round.
-        n: the worker.
-        data: its own.
-        M, m: number of micro-batches of a round, and which one. Draws that are numbered count all M
-            of each round.
+        problem: the problem.
+        key: key of the run's rounds.
+        step: number of the round.
+        n: number of the worker.
+        data: the worker's data.
+        M, m: number of micro-batches of a round, and index of this one. If batches are numbered,
+            every round counts M of them.
     """
     if problem.numbered:
         return problem.sample(jax.random.fold_in(stream(key), n), data, jnp.int32(step * M + m))
@@ -673,8 +680,8 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
 
 
 def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, due) -> Records:
-    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where
-    none is `due`.
+    """Returns the scalars of one record, which never count as traffic. Those of the evaluation are
+    NaN if none is `due`.
     """
     params, apart = _model_and_consensus(plan, method, key, carry, step)
 
@@ -703,8 +710,8 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
 def _model_and_consensus(
     plan: Plan, method: Method, key, carry: Carry, step
 ) -> tuple[Params, jax.Array]:
-    """The model to take home, and the mean squared distance of the local models from it; 0 if there
-    is one model.
+    """Returns the model that a run would return, and the mean squared distance of the local models
+    from it; 0 if there is only one model.
     """
     params, stacked = method.models(carry.state)
     with workers.weighted(_weights(plan)):

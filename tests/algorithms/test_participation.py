@@ -412,6 +412,6 @@ def test_what_absent_gives_is_checked():
         absent=lambda before, after: before.params
     )
     with pytest.raises(
-        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent gives State.workers"
+        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent returns State.workers"
     ):
         run(wrong)

@@ -217,7 +217,7 @@ def test_a_cluster_that_names_a_worker_needs_it():
             cluster.need_workers(5)
     servers = clusters.Cluster(clusters.per_server(clusters.slow(one, [1], 2.0), 4))
     servers.need_workers(5)
-    with pytest.raises(ValueError, match="names worker 4"):
+    with pytest.raises(ValueError, match="a quantity for worker 4"):
         servers.need_workers(4)
 
 

@@ -367,7 +367,7 @@ REFUSED = [
         lambda: run(
             drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS
         ),
-        "draws batches once more",
+        "draws batches again",
     ),
     (
         lambda: jax.eval_shape(
