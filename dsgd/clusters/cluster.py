@@ -138,17 +138,17 @@ class Cluster:
                 "a quantity `present` that says which workers participate"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.named):
-            many = self.delivered.workers or self.delivered.named
+            number = self.delivered.workers or self.delivered.named
             raise ValueError(
-                f"Cluster: delivered = {self.delivered.name} is for {many} workers; expected a "
+                f"Cluster: delivered = {self.delivered.name} is for {number} workers; expected a "
                 "quantity of links, such as bernoulli(0.9, 1.0)"
             )
 
     @property
     def _quantities(self) -> list[Quantity]:
-        own = (self.compute, self.up, self.down, self.per_sample, self.present)
+        members = (self.compute, self.up, self.down, self.per_sample, self.present)
         backward = (self.overlap.backward, self.overlap.backward_per_sample) if self.overlap else ()
-        return [quantity for quantity in (*own, *backward) if quantity]
+        return [quantity for quantity in (*members, *backward) if quantity]
 
     @property
     def workers(self) -> int | None:
@@ -178,7 +178,7 @@ class Cluster:
         """A description that contains all parameters."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
         ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
-        more = [
+        options = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
             "at once" if self.at_once else "",
             self.overlap.name if self.overlap else "",
@@ -187,7 +187,7 @@ class Cluster:
             f"delivered {self.delivered.name}" if self.delivered else "",
         ]
         return "; ".join(
-            filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *more])
+            filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])
         )
 
     def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
@@ -247,26 +247,26 @@ class Cluster:
                 if round.problem is None
                 else (round.problem.batch_size, round.problem.batch_sizes)
             )
-            whole = (
+            batch = (
                 (batch_size or 1)
                 if batch_sizes is None
                 else jnp.asarray(batch_sizes, jnp.int32)[workers, None]
             )
-            each = jnp.full((workers.shape[0], self.micro_batches), whole, jnp.int32)
+            samples = jnp.full((workers.shape[0], self.micro_batches), batch, jnp.int32)
         else:
-            each = jnp.asarray(round.work.samples)[workers]
+            samples = jnp.asarray(round.work.samples)[workers]
         if not self.at_once:
-            return each
-        return jnp.zeros_like(each).at[:, 0].set(jnp.sum(each, axis=1, dtype=each.dtype))
+            return samples
+        return jnp.zeros_like(samples).at[:, 0].set(jnp.sum(samples, axis=1, dtype=samples.dtype))
 
     def _each(
         self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array
     ) -> jax.Array:
         """Draws the quantity for each micro-batch of the given workers, float32 `[k, M]`."""
         M = self.micro_batches if round.work is None else round.work.samples.shape[1]
-        each = jax.vmap(quantity.sample, (0, None, None))
+        draw = jax.vmap(quantity.sample, (0, None, None))
         keys = jax.random.split(_key(round, purpose), M)
-        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), workers).astype(
+        return jax.vmap(draw, (None, None, 0))(keys, jnp.float32(round.clock), workers).astype(
             jnp.float32
         )
 
@@ -343,23 +343,25 @@ class Cluster:
 
 
 def _at_ports(
-    what: Callable,
+    method: Callable,
     port: Quantity,
     purpose: int,
     round: Round,
     workers: ArrayLike,
-    asked: ArrayLike,
+    argument: ArrayLike,
     after: ArrayLike,
 ) -> jax.Array:
     """Evaluates a method of the ports' quantity (`what`: seconds or mean) for the given workers,
     `[k]`, at the argument `asked`, from `after` seconds after the beginning of the round.
     """
     workers = jnp.asarray(workers)
-    asked, after = (jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (asked, after))
+    argument, after = (
+        jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (argument, after)
+    )
     # Rounding could move the start of a run to before 0.
     clocks = jnp.maximum(0, round.clock + after)
-    each = jax.vmap(partial(what, port), (None, 0, 0, 0))
-    return each(_key(round, purpose), clocks, asked, workers).astype(jnp.float32)
+    each = jax.vmap(partial(method, port), (None, 0, 0, 0))
+    return each(_key(round, purpose), clocks, argument, workers).astype(jnp.float32)
 
 
 def _key(round: Round, purpose: int) -> jax.Array:

@@ -47,11 +47,11 @@ def of_sinusoid(
     square = x * x
     # Taylor series of 1 - sinc x, whose direct computation loses all digits near 0.
     series = square / 6 * (1 - square / 20 * (1 - square / 42))
-    apart = jnp.where(x < 0.5, series, 1 - jnp.sin(x) / jnp.where(x > 0, x, 1))
+    one_minus_sinc = jnp.where(x < 0.5, series, 1 - jnp.sin(x) / jnp.where(x > 0, x, 1))
     # theta * (clock + seconds / 2) would lose digits of a short message at a late clock.
     start = theta * clock
     middle = jnp.sin(start) * jnp.cos(x / 2) + jnp.cos(start) * jnp.sin(x / 2)
-    return seconds * (delta + eta * (apart / 2 + middle**2 * (1 - apart)))
+    return seconds * (delta + eta * (one_minus_sinc / 2 + middle**2 * (1 - one_minus_sinc)))
 
 
 def of_square_wave(
@@ -59,11 +59,13 @@ def of_square_wave(
 ) -> jax.Array:
     """Integrates a rate that is `high` in the first part of each period, then `low`."""
     phase, first = jnp.mod(clock, period), duty * period
-    begun = jnp.minimum(seconds, period - phase)
-    whole = jnp.floor((seconds - begun) / period)
-    rest = jnp.clip(seconds - begun - whole * period, 0, period)
-    above = jnp.clip(first - phase, 0, begun) + whole * first + jnp.minimum(rest, first)
-    return high * above + low * jnp.maximum(seconds - above, 0)
+    in_first_period = jnp.minimum(seconds, period - phase)
+    periods = jnp.floor((seconds - in_first_period) / period)
+    rest = jnp.clip(seconds - in_first_period - periods * period, 0, period)
+    seconds_high = (
+        jnp.clip(first - phase, 0, in_first_period) + periods * first + jnp.minimum(rest, first)
+    )
+    return high * seconds_high + low * jnp.maximum(seconds - seconds_high, 0)
 
 
 def sums_of(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,16 +100,16 @@ def of_trace(
     n = table.shape[1]
     values, (large, small) = jnp.asarray(table)[row], (jnp.asarray(part)[row] for part in sums)
     place = jnp.floor(clock / interval)
-    now = place.astype(jnp.int32) % n
-    begun = jnp.minimum(seconds, (1 - (clock / interval - place)) * interval)
-    later = (seconds - begun) / interval  # in samples
-    laps = jnp.floor(later / n)
-    later = jnp.clip(later - laps * n, 0, n)
-    whole = jnp.minimum(jnp.floor(later), n - 1)
-    start, end = now + 1, now + 1 + whole.astype(jnp.int32)
+    index = place.astype(jnp.int32) % n
+    in_first_sample = jnp.minimum(seconds, (1 - (clock / interval - place)) * interval)
+    samples = (seconds - in_first_sample) / interval
+    laps = jnp.floor(samples / n)
+    samples = jnp.clip(samples - laps * n, 0, n)
+    whole_samples = jnp.minimum(jnp.floor(samples), n - 1)
+    start, end = index + 1, index + 1 + whole_samples.astype(jnp.int32)
     passed = (large[end] - large[start]) + (small[end] - small[start])
-    return begun * values[now] + interval * (
-        laps * large[n] + passed + (later - whole) * values[end % n]
+    return in_first_sample * values[index] + interval * (
+        laps * large[n] + passed + (samples - whole_samples) * values[end % n]
     )
 
 

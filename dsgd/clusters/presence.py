@@ -40,8 +40,8 @@ def drawn(quantity: Quantity, N: int) -> bool:
             jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
         )
 
-    there = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
-    return bool((there != there[:1]).any())
+    draws = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
+    return bool((draws != draws[:1]).any())
 
 
 def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
@@ -55,21 +55,25 @@ def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
     if cluster.present is None and cluster.delivered is None:
         return None
     N, delivered = round.workers, cluster.delivered
-    there = jnp.ones(N, bool) if round.present is None else round.present
+    participating = jnp.ones(N, bool) if round.present is None else round.present
     if delivered is None:
-        return workers.Attendance(there, there, lambda i, j: there[i] & there[j])
+        return workers.Attendance(
+            participating, participating, lambda i, j: participating[i] & participating[j]
+        )
     key = jax.random.fold_in(round.key, _DELIVERED)
 
     def arrives(i: jax.Array, j: jax.Array) -> jax.Array:
         # A pair of workers has one link with one number, so that it is down in both directions.
         i, j = jnp.broadcast_arrays(i, j)
         return (
-            there[i]
-            & there[j]
+            participating[i]
+            & participating[j]
             & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
         )
 
-    return workers.Attendance(there, there & _some(delivered, key, round, jnp.arange(N)), arrives)
+    return workers.Attendance(
+        participating, participating & _some(delivered, key, round, jnp.arange(N)), arrives
+    )
 
 
 def _some(quantity: Quantity, key: jax.Array, round: Round, numbers: jax.Array) -> jax.Array:

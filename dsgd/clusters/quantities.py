@@ -44,12 +44,12 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
         raise ValueError(
             f"constant: value of shape {values.shape}; expected one number, or one for each worker"
         )
-    each = values.astype(np.float32)
+    numbers = values.astype(np.float32)
     return Quantity(
-        lambda key, clock, worker: jnp.asarray(each)[worker],
+        lambda key, clock, worker: jnp.asarray(numbers)[worker],
         f"constant({_digest(values)})",
         positive,
-        each.size,
+        numbers.size,
         steady=True,
     )
 

@@ -86,12 +86,12 @@ class Quantity:
         """Returns the mean over the given seconds from `clock` on; if they are 0, the value at
         `clock`.
         """
-        now = self.sample(key, clock, worker)
+        value = self.sample(key, clock, worker)
         if self.steady:
-            return now
+            return value
         return jnp.where(
             seconds == 0,
-            now,
+            value,
             self.amount(key, clock, seconds, worker) / jnp.where(seconds == 0, 1, seconds),
         )
 

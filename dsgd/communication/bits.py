@@ -49,8 +49,8 @@ class Bits(NamedTuple):
 
 def none(N: int) -> Bits:
     """Returns the counts of an exchange in which none of the N workers sends anything."""
-    nothing = counts.of(0, workers.ids(N).shape[0])
-    return Bits(nothing, nothing)
+    zeros = counts.of(0, workers.ids(N).shape[0])
+    return Bits(zeros, zeros)
 
 
 def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
@@ -67,11 +67,13 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
         pattern: how the all-reduce is done; each worker sends, and receives, `pattern.vectors(N)`
             times its own vector.
     """
-    if there := workers.attendance():
-        each = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
-        among = jnp.asarray(each)[jnp.sum(there.present)]
-        bits = workers.own(jnp.where(there.present[:, None], among, jnp.uint32(0)), N)
-        parts = workers.own(jnp.stack([there.present, there.counted], axis=1).astype(jnp.uint32), N)
+    if participation := workers.attendance():
+        sizes = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
+        bits_sent = jnp.asarray(sizes)[jnp.sum(participation.present)]
+        bits = workers.own(jnp.where(participation.present[:, None], bits_sent, jnp.uint32(0)), N)
+        parts = workers.own(
+            jnp.stack([participation.present, participation.counted], axis=1).astype(jnp.uint32), N
+        )
         return Bits(bits, bits, messages=parts)
     bits = counts.of(round(pattern.vectors(N) * size), workers.ids(N).shape[0])
     return Bits(bits, bits)
@@ -94,15 +96,17 @@ def to_neighbours(
     if workers.attendance():
         up = workers.receivers(topology, step)
         sent = counts.times(up, counts.of(bits, up.shape[0]))
-        each = counts.of(
+        sizes = counts.of(
             arrived, workers.table_rows(topology) if isinstance(arrived, int) else arrived.shape[0]
         )
-        heard, lost = (
-            counts.carry(workers.sum_of_others(each, topology, step, lost=lost))
+        received, lost = (
+            counts.carry(workers.sum_of_others(sizes, topology, step, lost=lost))
             for lost in (False, True)
         )
-        came = workers.sum_of_others(jnp.ones((each.shape[0], 1), jnp.uint32), topology, step)
-        return Bits(sent, heard, lost=lost, messages=jnp.concatenate([up[:, None], came], axis=1))
+        arrivals = workers.sum_of_others(jnp.ones((sizes.shape[0], 1), jnp.uint32), topology, step)
+        return Bits(
+            sent, received, lost=lost, messages=jnp.concatenate([up[:, None], arrivals], axis=1)
+        )
     up, down = (
         workers.of_round(numbers.astype(np.uint32), topology, step)
         for numbers in (topology.sends, topology.receives)

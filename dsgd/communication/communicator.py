@@ -274,12 +274,12 @@ class Communicator(Round):
                     "round"
                 )
             at, key = frame.answers.pop()
-            delivery, asked = (
+            delivery, request = (
                 compressed.to_all(compressor, key, vectors, self.workers, last),
                 frame.sendings[at],
             )
-            call = f"{asked.call}, from_servers of {compressor.name}"
-            frame.sendings[at] = asked._replace(call=call, bits=asked.bits + delivery.bits)
+            call = f"{request.call}, from_servers of {compressor.name}"
+            frame.sendings[at] = request._replace(call=call, bits=request.bits + delivery.bits)
             return delivery
 
     def around_ring(self, compressor: Compressor, shards: PyTree) -> PyTree:
@@ -475,9 +475,9 @@ class Communicator(Round):
             pattern: communication pattern, for tables of costs.
         """
         self.record.require_seen("event")
-        here = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
+        takes_part = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
         sent = jnp.where(
-            here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0)
+            takes_part[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0)
         )
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
@@ -620,7 +620,7 @@ class Communicator(Round):
             return move(tree)
         vectors = compressed.flat(tree, compressor.layer_wise)
         delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
-        sent = Bits(*(counts.times(moves, each) for each in delivery.bits[:2]))
+        sent = Bits(*(counts.times(moves, count) for count in delivery.bits[:2]))
         self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
         return _shaped(delivery, tree, compressor)
 
@@ -729,8 +729,8 @@ def _divides_by_zero(topology: Topology) -> str:
 def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
     """Reshapes the delivered vectors, `[n, d]` or `[N, d]`, to the tree that they were made of."""
     received, decoded = (
-        compressed.shaped(each, like, compressor.layer_wise)
-        for each in (delivery.received, delivery.decoded)
+        compressed.shaped(vectors, like, compressor.layer_wise)
+        for vectors in (delivery.received, delivery.decoded)
     )
     return delivery._replace(received=received, decoded=decoded)
 

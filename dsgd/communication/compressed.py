@@ -176,29 +176,29 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
         A `Delivery` whose `received` has leaves `[N, part]`, the same on every device. `decoded` is
         (), because workers do not decode their own vectors.
     """
-    given, ids = parts, workers.ids(N)
+    original, ids = parts, workers.ids(N)
     parts = workers.widened(padded(parts, N, axis=1))
 
-    def own(hop):
+    def part_of_hop(hop):
         """Returns each worker's part of the shard that reaches it at hop number `hop`."""
-        part = (ids - hop) % N
-        return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), part], parts)
+        shard = (ids - hop) % N
+        return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), shard], parts)
 
     def compress(hop, vectors):
         return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())[0]
 
     def hop(i, carry):
-        messages, so_far = carry
+        messages, total_bits = carry
         arrived = workers.shift(messages, 1)
-        so_far += Bits(
+        total_bits += Bits(
             bits.to_one(_sizes(compressor, messages, 1), N),
             bits.to_one(_sizes(compressor, arrived, 1), N),
         )
-        mine = own(i)
-        total = jax.tree.map(jnp.add, _decompress(compressor, arrived, mine), mine)
-        return compress(i, total), so_far
+        part = part_of_hop(i)
+        total = jax.tree.map(jnp.add, _decompress(compressor, arrived, part), part)
+        return compress(i, total), total_bits
 
-    messages, sent = lax.fori_loop(1, N, hop, (compress(0, own(0)), bits.none(N)))
+    messages, sent = lax.fori_loop(1, N, hop, (compress(0, part_of_hop(0)), bits.none(N)))
     gathered = workers.gather(messages)  # worker i holds shard i + 1 after the last hop
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
     mean = jax.tree.map(
@@ -208,7 +208,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     # the one that it holds itself.
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
-    return Delivery(workers.narrowed(mean, given), (), (), sent)
+    return Delivery(workers.narrowed(mean, original), (), (), sent)
 
 
 def to_neighbours(
@@ -280,8 +280,8 @@ def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
 
     def cut_vector(x):
         part = -(-x.shape[1] // N)
-        held = -(-x.shape[1] // part) if part else 1
-        return jnp.pad(x, ((0, 0), (0, held * part - x.shape[1]))).reshape(x.shape[0], held, part)
+        M = -(-x.shape[1] // part) if part else 1
+        return jnp.pad(x, ((0, 0), (0, M * part - x.shape[1]))).reshape(x.shape[0], M, part)
 
     return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
 
@@ -306,12 +306,14 @@ def start_shards(
     Raises:
         ValueError: if a compressor states no contraction for a shard.
     """
-    whole = shards(workers.stack(params, 1), N, up)
-    served = padded(jax.tree.map(lambda leaf: leaf[0], whole), N)
+    model_shards = shards(workers.stack(params, 1), N, up)
+    served = padded(jax.tree.map(lambda leaf: leaf[0], model_shards), N)
     if insist is not None:
         for compressor in (up, down):
             need_contraction(method, compressor, served, insist)
-    return workers.stack(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), whole), N), served
+    return workers.stack(
+        jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), model_shards), N
+    ), served
 
 
 def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
@@ -434,7 +436,7 @@ def _compress(
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
-    def one(key, x, *memory):
+    def encode_vector(key, x, *memory):
         message, decoded = encode(compressor, key, x, *memory)
         # On several devices the message is computed in any case; decoding it avoids a second search
         # for top_k's positions.
@@ -443,17 +445,17 @@ def _compress(
         return message, decoded.astype(x.dtype)
 
     def of_leaf(i):
-        mine = keys[tuple(map(slice, leaves[i].shape[:-1]))]
+        leaf_keys = keys[tuple(map(slice, leaves[i].shape[:-1]))]
         # A single leaf uses the keys as they are: for short messages, folding in an index takes
         # longer than drawing from the key.
         return (
-            mine
+            leaf_keys
             if len(leaves) == 1
-            else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(mine)
+            else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
         )
 
     sent = [
-        _over(keys.ndim, one)(of_leaf(i), vector, *memory)
+        _over(keys.ndim, encode_vector)(of_leaf(i), vector, *memory)
         for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
     return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)

@@ -235,13 +235,13 @@ class Record:
             any(part.simulated for part in parts),
         )
         always = [part for part in parts if part.now is None]
-        whole = (
+        joint = (
             always[0]
             if always
             else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
         )
         frame.sendings[first:] = [
-            whole._replace(call=call, bits=sent, simulated=simulated, size=size)
+            joint._replace(call=call, bits=sent, simulated=simulated, size=size)
         ]
         frame.answers = [(min(at, first), key) for at, key in frame.answers]
 

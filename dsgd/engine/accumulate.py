@@ -79,15 +79,15 @@ def fitting(
             ).jaxpr
         )
 
-    whole = needed(M)
-    if whole <= BUDGET or M == 1:
+    total_bytes = needed(M)
+    if total_bytes <= BUDGET or M == 1:
         return M
     # The memory that parameters need does not depend on the number of rows; the difference of two
     # pieces excludes it.
-    each = (whole - needed(M // 2)) / (M - M // 2)
-    if each * M <= BUDGET:
+    row_bytes = (total_bytes - needed(M // 2)) / (M - M // 2)
+    if row_bytes * M <= BUDGET:
         return M
-    return max(1, int(BUDGET / (each + sum(map(_size, jax.tree.leaves(of_length(rows, 1)))))))
+    return max(1, int(BUDGET / (row_bytes + sum(map(_size, jax.tree.leaves(of_length(rows, 1)))))))
 
 
 def of_length(rows: PyTree, count: int) -> PyTree:
@@ -105,12 +105,12 @@ def _bytes(jaxpr: Jaxpr) -> int:
     """Returns the bytes of all values that the equations of a jaxpr compute; values computed in
     loops count once per iteration.
     """
-    found = 0
+    total = 0
     for equation in jaxpr.eqns:
         inner = sum(map(_bytes, jaxprs_in_params(equation.params)))
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        found += times * inner if inner else sum(_size(out.aval) for out in equation.outvars)
-    return found
+        total += times * inner if inner else sum(_size(out.aval) for out in equation.outvars)
+    return total
 
 
 def _size(value: Any) -> int:

@@ -50,9 +50,9 @@ def enable(folder: str | Path | None = None) -> Path | None:
     if str(chosen) == _OFF:
         return None
     config: Any = jax.config
-    own = config.jax_compilation_cache_dir
-    if own:
-        return Path(own)
+    configured = config.jax_compilation_cache_dir
+    if configured:
+        return Path(configured)
     try:
         place = _writable(
             _absolute(chosen) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}"
@@ -110,8 +110,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    known = sorted(
+    properties = sorted(
         {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
     )
-    text = "\n".join([platform.machine(), platform.processor(), *known])
+    text = "\n".join([platform.machine(), platform.processor(), *properties])
     return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

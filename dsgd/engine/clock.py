@@ -95,28 +95,28 @@ def tick(
             )
         return _moved(clock, statistics.elapsed, clock.lead, measured)
     # An exact gradient takes the time of all samples, which is that of the worker with the most.
-    this = _of_all_samples(problem, round) if query.exact else round
-    finish = _finish(clock, problem, this, query, statistics.compute)
+    effective = _of_all_samples(problem, round) if query.exact else round
+    finish = _finish(clock, problem, effective, query, statistics.compute)
     sendings = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
-    went = _in_turn(
-        this,
+    timing = _in_turn(
+        effective,
         sendings,
         finish
         if cluster.overlap is None
-        else _first_buckets(this, query, finish, statistics.compute),
+        else _first_buckets(effective, query, finish, statistics.compute),
     )
-    done = went.done
+    done = timing.done
     if cluster.overlap is not None:
-        done = jnp.maximum(done, _in_turn(this, sendings, finish, cluster.overlap.last).done)
+        done = jnp.maximum(done, _in_turn(effective, sendings, finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
         times = (
-            _latencies(problem, this, query, statistics.compute),
-            _backward(this, query, statistics.compute),
+            _latencies(problem, effective, query, statistics.compute),
+            _backward(effective, query, statistics.compute),
         )
-        measured = measurements.of_round(this, *times, went, *bits)
+        measured = measurements.of_round(effective, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
@@ -144,7 +144,7 @@ def _in_turn(
     share: float = 1.0,
 ) -> Timing:
     """Times of a round's exchanges, one after the other, with the given share of their bits."""
-    nothing = jnp.zeros_like(begin)
+    no_bits = jnp.zeros_like(begin)
 
     def exchange(sending, bits, begin):
         ports = _ports(round, begin, *(bits if share == 1 else (share * each for each in bits)))
@@ -156,25 +156,25 @@ def _in_turn(
         return network.exchange(
             network.local,
             begin,
-            _ports(round, begin, nothing, nothing),
+            _ports(round, begin, no_bits, no_bits),
             round.cluster.convention,
             round.step,
         )
 
-    so_far = Timing(begin, nothing, nothing) if sendings else silent(begin)
+    total = Timing(begin, no_bits, no_bits) if sendings else silent(begin)
     for sending, bits in sendings:
         sent = partial(exchange, sending, bits)
-        went = (
-            sent(so_far.done)
+        timing = (
+            sent(total.done)
             if sending.now is None
-            else lax.cond(sending.now, sent, silent, so_far.done)
+            else lax.cond(sending.now, sent, silent, total.done)
         )
-        so_far = (
-            went
+        total = (
+            timing
             if len(sendings) == 1
-            else Timing(went.done, so_far.up + went.up, so_far.down + went.down)
+            else Timing(timing.done, total.up + timing.up, total.down + timing.down)
         )
-    return so_far
+    return total
 
 
 def digits(clock: Clock) -> jax.Array:
@@ -216,9 +216,9 @@ def _first_buckets(
 
 def _whole(work: Work, batch_size: int) -> Work:
     """Returns the work of an exact gradient: workers with any samples compute whole batches."""
-    anything = jnp.any(work.samples > 0, axis=1, keepdims=True)
+    has_samples = jnp.any(work.samples > 0, axis=1, keepdims=True)
     return work._replace(
-        samples=jnp.broadcast_to(jnp.where(anything, batch_size, 0), work.samples.shape)
+        samples=jnp.broadcast_to(jnp.where(has_samples, batch_size, 0), work.samples.shape)
     )
 
 

@@ -30,8 +30,8 @@ def outside(indices: jax.Array | np.ndarray, most: Any) -> jax.Array:
         indices: integers of any shape.
         most: the largest valid index, or an array of them.
     """
-    given = jnp.asarray(indices).ravel()
-    return first(jnp.where((given < 0) | (given > most), given.astype(float), jnp.nan))
+    numbers = jnp.asarray(indices).ravel()
+    return first(jnp.where((numbers < 0) | (numbers > most), numbers.astype(float), jnp.nan))
 
 
 def first(numbers: jax.Array) -> jax.Array:

@@ -70,12 +70,12 @@ def need_arrays(where: str, tree: PyTree) -> PyTree:
     Raises:
         ValueError: if the tree has no leaves, or a leaf is not an array or a number.
     """
-    found = jax.tree.leaves(tree)
-    if not found or not all(
-        isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in found
+    leaves = jax.tree.leaves(tree)
+    if not leaves or not all(
+        isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in leaves
     ):
         raise ValueError(
-            f"{where} returned {checks.typed(tree) if found else checks.shown(tree)}; expected a "
+            f"{where} returned {checks.typed(tree) if leaves else checks.shown(tree)}; expected a "
             "pytree of arrays"
         )
     return tree
@@ -104,15 +104,15 @@ def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
                 f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; "
                 "expected its real and imaginary parts as two leaves"
             )
-    chosen = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
-    if not any(chosen):
+    trained = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
+    if not any(trained):
         given = (
             "no floating-point leaf"
             if not any(floating)
             else "no floating-point leaf that is trainable"
         )
         raise ValueError(f"{name}: parameters have {given}; expected at least one to be trained")
-    return chosen
+    return trained
 
 
 def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
@@ -167,9 +167,10 @@ def merged(chosen: tuple[bool, ...], like: PyTree, trained: Params, fixed: Fixed
     """Returns all parameters, the inverse of `split`; `like` has their structure."""
     if not fixed:
         return trained
-    one, other = iter(jax.tree.leaves(trained)), iter(fixed)
+    trained_leaves, fixed_leaves = iter(jax.tree.leaves(trained)), iter(fixed)
     return jax.tree.unflatten(
-        jax.tree.structure(like), [next(one if flag else other) for flag in chosen]
+        jax.tree.structure(like),
+        [next(trained_leaves if flag else fixed_leaves) for flag in chosen],
     )
 
 
@@ -202,5 +203,5 @@ def trained_part(problem: Problem, slope: PyTree) -> PyTree:
     """Returns the trained leaves of a gradient with respect to all parameters. A gradient with
     respect to the trained leaves alone is returned unchanged.
     """
-    whole = jax.tree.structure(slope) == jax.tree.structure(shapes(problem))
-    return split(flags(problem), slope)[0] if whole else slope
+    is_whole = jax.tree.structure(slope) == jax.tree.structure(shapes(problem))
+    return split(flags(problem), slope)[0] if is_whole else slope

@@ -162,8 +162,10 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     def init(point, key):
         first, method = split(key)[0], _method(plan, point)
         state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
-        begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
-        return Carry(state, begun, _none_drawn(plan))
+        initial_clock = (
+            clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+        )
+        return Carry(state, initial_clock, _none_drawn(plan))
 
     return _placed(
         plan,
@@ -224,12 +226,12 @@ def advance(
     """
 
     def run(points, keys, carry, data, shared, batches, chunk):
-        def one(point, key, carry):
+        def one_run(point, key, carry):
             return _advance_one(
                 plan, _method(plan, point), key, carry, data, shared, batches, chunk
             )
 
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
+        return _over_runs(plan, one_run, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
     specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
     return _sharded(plan, run, specs, (_carry_spec(plan), P()))(
@@ -243,13 +245,13 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
     """
 
     def take_home(points, state, data):
-        def one(point, state):
+        def one_run(point, state):
             params = leaves.joined(
                 plan.problem, taken_home(plan, _method(plan, point), state), state.fixed
             )
             return plan.problem.statistics(params, data) if plan.problem.statistics else params
 
-        return _over_runs(plan, one, (0, 0), (None, 0))(points, state)
+        return _over_runs(plan, one_run, (0, 0), (None, 0))(points, state)
 
     return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(
         points, state, data
@@ -275,21 +277,27 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = (
+        initial_clock = (
             clock.at_zero(plan.N, _nothing_measured(plan, method, state, key))
             if plan.cluster and plan.measures
             else ()
         )
         state, record, *_ = _gradients_and_update(
-            plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step
+            plan,
+            method,
+            key,
+            Carry(state, initial_clock, _none_drawn(plan)),
+            data,
+            None,
+            state.step,
         )
         return state, record.statistics(plan.N)
 
     everywhere: Any = P()
-    own: Any = P(workers.AXIS)
-    statistics = Statistics(Bits(own, own, own, own), *[everywhere] * 5)
+    by_worker: Any = P(workers.AXIS)
+    statistics = Statistics(Bits(by_worker, by_worker, by_worker, by_worker), *[everywhere] * 5)
     return _sharded(
-        plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), statistics)
+        plan, body, (_state_spec(plan), everywhere, by_worker), (_state_spec(plan), statistics)
     )(state, key, data)
 
 
@@ -304,52 +312,56 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         ValueError: if the plan's cluster has workers that do not participate or messages that are
             lost, and the method cannot run without them; or for the same reasons as a run.
     """
-    alone, method = (
+    single, method = (
         plan._replace(runs=0, measures=False),
         protocol.Method(algorithm, plan.problem, plan.N),
     )
-    described: list[Description] = []
+    descriptions: list[Description] = []
 
-    def look(state, key):
-        begun = (
-            clock.at_zero(plan.N, _nothing_measured(alone, method, state, key))
+    def trace_update(state, key):
+        initial_clock = (
+            clock.at_zero(plan.N, _nothing_measured(single, method, state, key))
             if plan.cluster
             else ()
         )
-        seen: list[tuple[Record, Asked]] = []
+        traced: list[tuple[Record, Asked]] = []
 
         def one_round(measured):
-            now = begun._replace(measured=measured) if isinstance(begun, Clock) else ()
-            this = _this_round(alone, key, Carry(state, now), state.step)
-            asked = _query(alone, method, state, this)
+            now = (
+                initial_clock._replace(measured=measured)
+                if isinstance(initial_clock, Clock)
+                else ()
+            )
+            this_round = _this_round(single, key, Carry(state, now), state.step)
+            asked = _query(single, method, state, this_round)
             rows = (_block(plan) if asked.workers is None else len(asked.workers),)
             gradients = jax.tree.map(
                 lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
                 protocol.parameters(plan.problem),
             )
             after, record = _update(
-                alone, method, state, gradients, this._replace(work=asked.work), key
+                single, method, state, gradients, this_round._replace(work=asked.work), key
             )
-            seen[:] = [(record, asked)]
+            traced[:] = [(record, asked)]
             return after, record.statistics(plan.N), asked.work
 
-        measured = begun.measured if isinstance(begun, Clock) else ()
+        measured = initial_clock.measured if isinstance(initial_clock, Clock) else ()
         program = jax.make_jaxpr(one_round)(measured).jaxpr
         read = {id(atom) for equation in program.eqns for atom in equation.invars} | {
             id(atom) for atom in program.outvars
         }
         measures = any(id(variable) in read for variable in program.invars)
-        record, asked = seen[0]
+        record, asked = traced[0]
         M = 1 if asked.work is None else asked.work.samples.shape[1]
-        described.append(
+        descriptions.append(
             Description(record.sendings(), measures, record.weighs, asked.workers is not None, M)
         )
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda key: method.init(plan.problem.init(key)), key)
-    jax.eval_shape(_sharded(alone, look, (_state_spec(alone), P()), P()), state, key)
-    return described[0]
+    jax.eval_shape(_sharded(single, trace_update, (_state_spec(single), P()), P()), state, key)
+    return descriptions[0]
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
@@ -358,9 +370,9 @@ def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measu
     """
     if not plan.measures:
         return ()
-    alone = plan._replace(runs=0)
+    single = plan._replace(runs=0)
     blocks = _sharded(
-        alone, partial(_nothing_measured, alone, method), (_state_spec(alone), P()), P()
+        single, partial(_nothing_measured, single, method), (_state_spec(single), P()), P()
     )
     return jax.tree.map(
         lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key)
@@ -372,21 +384,21 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
     (its query may read the timings).
     """
     assert plan.cluster is not None
-    cluster, usual = plan.cluster, plan.cluster.micro_batches
+    cluster, default = plan.cluster, plan.cluster.micro_batches
 
-    def asked(measured: int) -> int:
-        begun = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
+    def num_micro_batches(measured: int) -> int:
+        carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
         work = jax.eval_shape(
-            lambda: method.query(state, _this_round(plan, key, begun, state.step)).work
+            lambda: method.query(state, _this_round(plan, key, carry, state.step)).work
         )
-        return usual if work is None else work.samples.shape[1]
+        return default if work is None else work.samples.shape[1]
 
-    M = asked(usual)
-    if (again := asked(M)) != M:
-        found = (
-            f"query returns work in {M} micro-batches, but in {again} if it reads that many timings"
+    M = num_micro_batches(default)
+    if (reread := num_micro_batches(M)) != M:
+        raise ValueError(
+            f"{method.name}: query returns work in {M} micro-batches, but in {reread} if it reads "
+            "that many timings; expected the same number of micro-batches"
         )
-        raise ValueError(f"{method.name}: {found}; expected the same number of micro-batches")
     return measurements.nothing(plan.N, M, cluster)
 
 
@@ -443,49 +455,55 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _advance_one(
     plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk
 ):
-    key, every = split(key)[1], plan.record_every
+    key, record_every = split(key)[1], plan.record_every
     done, rounds, fresh, end = chunk
     # Both are evaluated for their shapes first; with an inlined jit they are traced only once.
     run_round, measure = (
         jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure)
     )
 
-    def one_round(i, so_far):
+    def one_round(i, carried):
         # The round's index is from the chunk, not from the state: it is the same for all runs, so
         # that the loops' conditions remain scalars under `vmap`.
-        carry, sums = so_far
+        carry, sums = carried
         batch = jax.tree.map(
             lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches
         )
-        carry, news = run_round(key, carry, data, batch, done + i)
-        kept = {
-            name: indices.earlier(sums[name], news[name]) for name in news if indices.is_kept(name)
+        carry, values = run_round(key, carry, data, batch, done + i)
+        first_numbers = {
+            name: indices.earlier(sums[name], values[name])
+            for name in values
+            if indices.is_kept(name)
         }
-        counted = {name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}
-        return carry, {**news, **kept, **counted}
+        counted = {
+            name: counts.carry(sums[name] + values[name]) for name in _COUNTED if name in values
+        }
+        return carry, {**values, **first_numbers, **counted}
 
     def record(carry, i):
         """Returns record i after the rounds that belong to it; record -1 is the start, without
         rounds.
         """
-        last = jnp.minimum((i + 1) * every, rounds)
-        carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
+        last = jnp.minimum((i + 1) * record_every, rounds)
+        carry, values = lax.fori_loop(
+            jnp.maximum(i, 0) * record_every, last, one_round, (carry, initial)
+        )
         at = done + last
-        due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
+        due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == end)
         measured = measure(key, carry, data, shared, at, due)
-        if set(measured) & set(news) or "step" in news:
+        if set(measured) & set(values) or "step" in values:
             raise ValueError(
-                f"{method.name} logs metrics {sorted(news)}; expected names other than step, "
+                f"{method.name} logs metrics {sorted(values)}; expected names other than step, "
                 f"{', '.join(measured)}"
             )
-        return carry, jax.tree.map(_as_float, {**measured, **news})
+        return carry, jax.tree.map(_as_float, {**measured, **values})
 
     # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
-    _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
+    _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
     zeros = {_CLOCK, *_COUNTED}
-    nothing = {
+    initial = {
         name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)
-        for name, leaf in news.items()
+        for name, leaf in values.items()
     }
     # A record is one row of one buffer, so that there is one write per record for any number of
     # scalars. Digits of counts are exact as floats.
@@ -495,14 +513,14 @@ def _advance_one(
     )
     first = -fresh
 
-    def body(i, so_far):
-        carry, rows = so_far
+    def body(i, carried):
+        carry, rows = carried
         carry, values = record(carry, i)
         return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
 
     rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
     carry, rows = lax.fori_loop(
-        first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows)
+        first, lax.div(rounds + (record_every - 1), np.int32(record_every)), body, (carry, rows)
     )
     return carry, jax.vmap(unravel)(rows)
 
@@ -521,43 +539,43 @@ def _round(
     """Runs one round. Returns the new carry and the round's numbers by name: bits (up and down of
     all workers together), the clock after the round, and the metrics that the method logs.
     """
-    state, record, this, asked, done = _gradients_and_update(
+    state, record, this_round, asked, oracle_values = _gradients_and_update(
         plan, method, key, carry, data, batches, step
     )
     statistics = record.statistics(plan.N)
-    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(
+    if reserved := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(
         statistics.metrics
     ):
         raise ValueError(
-            f"{method.name} logs metrics {sorted(taken)}; expected other names, since the history "
-            "uses these itself"
+            f"{method.name} logs metrics {sorted(reserved)}; expected other names, since the "
+            "history uses these itself"
         )
-    news = jax.tree.map(_as_float, {**statistics.metrics, **done})
-    if this.present is not None:
-        news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
+    values = jax.tree.map(_as_float, {**statistics.metrics, **oracle_values})
+    if this_round.present is not None:
+        values[_PRESENT] = jnp.mean(this_round.present.astype(jnp.float32))
     for kind, numbers in (
         (indices.REFUSED, statistics.refusals),
         (indices.WARNED, statistics.warnings),
     ):
-        news |= {f"{kind}{words}": number for words, number in numbers.items()}
+        values |= {f"{kind}{words}": number for words, number in numbers.items()}
     if asked.workers is not None:
         words = (
             f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
         )
-        news[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
-    news |= {
+        values[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
+    values |= {
         _BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))
     }
     if statistics.bits.messages is not None:
-        news[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
-    drawn = _drawn(carry.drawn, asked, this)
+        values[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
+    drawn = _drawn(carry.drawn, asked, this_round)
     if not isinstance(carry.clock, Clock):
-        return Carry(state, (), drawn), news
-    with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
+        return Carry(state, (), drawn), values
+    with protocol.noted(f"clock of the cluster ({this_round.cluster.name})"):
         after = clock.tick(
-            carry.clock, method.name, plan.problem, this, asked, record.sendings(), statistics
+            carry.clock, method.name, plan.problem, this_round, asked, record.sendings(), statistics
         )
-    return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
+    return Carry(state, after, drawn), {**values, _CLOCK: clock.digits(after)}
 
 
 def _none_drawn(plan: Plan) -> Any:
@@ -588,45 +606,51 @@ def _gradients_and_update(
     round as the update saw it, the query, and numbers of the oracle by name: the mean loss on the
     batches, if requested, and each worker's number of samples, if the query has local work.
     """
-    this = _this_round(plan, key, carry, step)
-    asked = _query(plan, method, carry.state, this)
+    this_round = _this_round(plan, key, carry, step)
+    asked = _query(plan, method, carry.state, this_round)
     numbered = (
         asked._replace(draws=carry.drawn)
         if plan.problem.numbered and asked.draws is None and batches is None
         else asked
     )
     sample_key = round_keys(key, step)[1] if numbered.draws is None else stream(key)
-    this = this._replace(work=asked.work)
+    this_round = this_round._replace(work=asked.work)
     problem = leaves.bound(plan.problem, carry.state.fixed)
-    of_oracle, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
-    done = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
+    arguments, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
+    oracle_values = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
     if plan.train_loss:
-        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
-            *of_oracle, this.present, weigh=weigh
+        oracle_values[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
+            *arguments, this_round.present, weigh=weigh
         )
     else:
-        gradients = oracle.gradients(*of_oracle, weigh=weigh)
-    state, record = _update(plan, method, carry.state, gradients, this, key)
-    return participation.state(method, carry.state, state, this), record, this, asked, done
+        gradients = oracle.gradients(*arguments, weigh=weigh)
+    state, record = _update(plan, method, carry.state, gradients, this_round, key)
+    return (
+        participation.state(method, carry.state, state, this_round),
+        record,
+        this_round,
+        asked,
+        oracle_values,
+    )
 
 
-def _query(plan: Plan, method: Method, state: State, this: Round) -> Asked:
-    with workers.attended(_there(plan, this)):
-        return participation.query(method.query(state, this), this)
+def _query(plan: Plan, method: Method, state: State, round: Round) -> Asked:
+    with workers.attended(_there(plan, round)):
+        return participation.query(method.query(state, round), round)
 
 
 def _update(
-    plan: Plan, method: Method, state: State, gradients: PyTree, this: Round, key: jax.Array
+    plan: Plan, method: Method, state: State, gradients: PyTree, round: Round, key: jax.Array
 ) -> tuple[State, Record]:
-    with workers.attended(_there(plan, this)):
-        return method.update(state, gradients, this, round_keys(key, this.step)[2])
+    with workers.attended(_there(plan, round)):
+        return method.update(state, gradients, round, round_keys(key, round.step)[2])
 
 
-def _there(plan: Plan, this: Round) -> workers.Attendance | None:
+def _there(plan: Plan, round: Round) -> workers.Attendance | None:
     if plan.cluster is None:
         return None
     with protocol.noted(f"delivered of the cluster ({plan.cluster.name})"):
-        return presence.attendance(plan.cluster, this)
+        return presence.attendance(plan.cluster, round)
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -661,33 +685,33 @@ def batch_of(
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    this = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
+    this_round = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
-        return this
+        return this_round
     clock, measured = (
         (carry.clock.now, carry.clock.measured or None)
         if isinstance(carry.clock, Clock)
         else (0.0, None)
     )
     now = Now(plan.cluster, clock, measured)
-    this = this._replace(now=now)
+    this_round = this_round._replace(now=now)
     if plan.cluster.present is None:
-        return this
+        return this_round
     first = step - step % plan.cluster.present_for
     with protocol.noted(f"present of the cluster ({plan.cluster.name})"):
-        present = presence.present(plan.cluster, this, round_keys(key, first)[0])
-    return this._replace(now=now._replace(present=present))
+        present = presence.present(plan.cluster, this_round, round_keys(key, first)[0])
+    return this_round._replace(now=now._replace(present=present))
 
 
 def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, due) -> Records:
     """Returns the scalars of one record, which never count as traffic. Those of the evaluation are
     NaN if none is `due`.
     """
-    params, apart = _model_and_consensus(plan, method, key, carry, step)
+    params, consensus = _model_and_consensus(plan, method, key, carry, step)
 
     def evaluated():
-        whole = leaves.joined(plan.problem, params, carry.state.fixed)
-        scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
+        all_params = leaves.joined(plan.problem, params, carry.state.fixed)
+        scalars, slope = oracle.evaluate(plan.problem, all_params, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(
@@ -704,7 +728,7 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
         if plan.evaluate_every == 1
         else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
     )
-    return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
+    return {**scalars, "consensus": consensus.astype(scalars["loss"].dtype)}
 
 
 def _model_and_consensus(

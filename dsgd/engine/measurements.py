@@ -27,7 +27,7 @@ def of_round(
     round: Round,
     latencies: jax.Array,
     backward: jax.Array,
-    went: Timing,
+    timing: Timing,
     bits_up: jax.Array,
     bits_down: jax.Array,
 ) -> Measured:
@@ -38,10 +38,10 @@ def of_round(
         latencies: seconds of each micro-batch, `[N, M]`; NaN for those that were not computed.
         backward: seconds of the last micro-batch's backward pass, `[N]`, if the cluster has an
             overlap.
-        went: times of the messages.
+        timing: times of the messages.
         bits_up, bits_down: bits that each worker sent and received, `[N]`.
     """
-    columns = [latencies, went.up[:, None], went.down[:, None]]
+    columns = [latencies, timing.up[:, None], timing.down[:, None]]
     if overlap := round.cluster.overlap:
         computed = jnp.any(~jnp.isnan(latencies), axis=1)
         columns.append(

@@ -101,12 +101,12 @@ def loss_and_gradients(
         _weighed(problem, query, losses, N),
         _weighed(problem, query, slopes, N) if weigh else slopes,
     )
-    everybody = query.workers is None
+    all_workers = query.workers is None
     if query.work is None:
-        return _mean(losses, present) if everybody else jnp.mean(losses), slopes
-    counted = _counted(query.work) if everybody else _counted(query.work)[query.workers]
+        return _mean(losses, present) if all_workers else jnp.mean(losses), slopes
+    counted = _counted(query.work) if all_workers else _counted(query.work)[query.workers]
     losses = workers.widened(losses)
-    total = workers.sum(losses) if everybody else jnp.sum(losses)
+    total = workers.sum(losses) if all_workers else jnp.sum(losses)
     return total / jnp.sum(counted).astype(losses.dtype), slopes
 
 
@@ -174,13 +174,13 @@ def _asked(
         )
     data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
-    here, places = (None, None) if query.workers is None else workers.find(ids, N)
+    local, places = (None, None) if query.workers is None else workers.find(ids, N)
     block = _Block(function, problem, query, key, data, batches, ids, places)
     if query.work is not None:
         computed = _of_work(block, query.work, N)
     else:
         computed = block.exact() if query.exact else block.compute(None, None, None)
-    return computed if here is None else workers.select(here, computed)
+    return computed if local is None else workers.select(local, computed)
 
 
 def _of_work(block: _Block, work: Work, N: int) -> tuple[Any, PyTree]:
@@ -255,15 +255,15 @@ class _Block:
             return self.compute(None, None, None)
 
         def of_piece(rows, m, samples):
-            mine = self._rows(self.data, rows)
+            data = self._rows(self.data, rows)
             m = jnp.zeros_like(samples) if m is None else m
             return self._at_models(
-                rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(mine, m, samples)
+                rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(data, m, samples)
             )
 
-        mine = self._rows(self.data, None)
-        samples = pooled.pieces(mine)
-        shares = samples / mine.size[:, None].astype(jnp.result_type(float))
+        data = self._rows(self.data, None)
+        samples = pooled.pieces(data)
+        shares = samples / data.size[:, None].astype(jnp.result_type(float))
         return units.summed(of_piece, samples, (shares, shares))
 
     def _rows(self, tree: PyTree, rows: jax.Array | None) -> PyTree:
@@ -282,17 +282,17 @@ class _Block:
             return self._rows(self.data, rows)
         if self.batches is not None:
             return self._given(rows, m)
-        mine, problem = self._rows(self.data, rows), self.problem
+        data, problem = self._rows(self.data, rows), self.problem
         if not problem.numbered:
             with protocol.noted(f"sample of {problem.name}"):
                 return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(
-                    self._keys(rows, m), mine
+                    self._keys(rows, m), data
                 )
         ids = self._ids(rows)
         numbers = jnp.asarray(self.query.draws)[ids] + (0 if m is None else self.turns[ids, m])
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
         with protocol.noted(f"sample of {problem.name}"):
-            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, mine, numbers)
+            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, data, numbers)
 
     def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         """Returns micro-batches of the batches that the user supplies."""
@@ -445,13 +445,13 @@ def evaluate(
         params = problem.statistics(params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
     if problem.evaluation.function is not None:
-        given = _evaluated(problem, params, data, shared)
-        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
+        result = _evaluated(problem, params, data, shared)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
-                f"{problem.name}: evaluate returns {checks.typed(given)}; expected a pair (scalars "
-                "by name, gradient or None)"
+                f"{problem.name}: evaluate returns {checks.typed(result)}; expected a pair "
+                "(scalars by name, gradient or None)"
             )
-        scalars, slope = given
+        scalars, slope = result
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(
                 f"{problem.name}: evaluate returns {sorted(scalars)}; expected 'loss', and none of "
@@ -499,16 +499,16 @@ def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -
         workers.weighted(problem.weights) as weights,
         protocol.noted(f"evaluate of {problem.name}"),
     ):
-        given = function(params, data, shared)
+        result = function(params, data, shared)
     if weights is None:
-        return given
-    known = _reads_weights(sameness.Key((function, weights.numbers)))
+        return result
+    reads = _reads_weights(sameness.Key((function, weights.numbers)))
     if weights.read:
-        known.append(True)
-    if not known:
+        reads.append(True)
+    if not reads:
         raise ValueError(
             f"{problem.name}: the problem has weights, but its evaluate does not use them; "
             "expected evaluate to take workers.mean over the workers' losses or to read "
             "workers.weights(), or evaluate=None, which evaluates the weighted mean of loss"
         )
-    return given
+    return result

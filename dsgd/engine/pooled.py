@@ -132,10 +132,10 @@ def of_block(data: PyTree) -> PyTree:
     """
     if not isinstance(data, Pooled):
         return data
-    if data.devices != (here := workers.devices()):
+    if data.devices != (devices := workers.devices()):
         raise ValueError(
-            f"data laid out for {data.devices} devices, on {here}; expected "
-            f"dsgd.engine.pooled.laid_out(problem.data, {here})"
+            f"data laid out for {data.devices} devices, on {devices}; expected "
+            f"dsgd.engine.pooled.laid_out(problem.data, {devices})"
         )
     return flat(data)
 

@@ -169,34 +169,34 @@ class _Found(NamedTuple):
 
 def _follow(jaxpr: Jaxpr, sources: Sequence[frozenset[int]], found: _Found) -> list[frozenset[int]]:
     """Returns the arguments on which each output of a jaxpr depends, given those for its inputs."""
-    of = dict(zip(jaxpr.invars, sources, strict=True))
+    sources_of = dict(zip(jaxpr.invars, sources, strict=True))
 
     def read(variables) -> list[frozenset[int]]:
         return [
-            frozenset() if isinstance(one, Literal) else of.get(one, frozenset())
+            frozenset() if isinstance(one, Literal) else sources_of.get(one, frozenset())
             for one in variables
         ]
 
     for equation in jaxpr.eqns:
-        given, name = read(equation.invars), equation.primitive.name
-        everything = frozenset[int]().union(*given)
+        operands, name = read(equation.invars), equation.primitive.name
+        all_sources = frozenset[int]().union(*operands)
         if name == "random_wrap":
-            found.wrapped.update(everything)
-        if name in _DRAWS and not everything:
+            found.wrapped.update(all_sources)
+        if name in _DRAWS and not all_sources:
             found.constant.append(name)
-        results = [everything] * len(equation.outvars)
+        results = [all_sources] * len(equation.outvars)
         for inner in jaxprs_in_params(equation.params):
             # A branch lacks the index, the first operand. What a loop carries is assumed to depend
             # on all of the loop's operands.
-            exact = name not in _LOOPS and len(inner.invars) <= len(given)
+            exact = name not in _LOOPS and len(inner.invars) <= len(operands)
             below = _follow(
                 inner,
-                given[len(given) - len(inner.invars) :]
+                operands[len(operands) - len(inner.invars) :]
                 if exact
-                else [everything] * len(inner.invars),
+                else [all_sources] * len(inner.invars),
                 found,
             )
             if exact and name != "cond" and len(below) == len(results):
                 results = below
-        of.update(zip(equation.outvars, results, strict=True))
+        sources_of.update(zip(equation.outvars, results, strict=True))
     return read(jaxpr.outvars)

@@ -140,12 +140,12 @@ def exchange(
     clock, present = pattern.clock or _together(pattern), ports.present
     if present is not None:
         finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()
-    went = clock(finish, ports, convention, step)
-    went = went if isinstance(went, Timing) else Timing(went, ports.up, ports.down)
+    timing = clock(finish, ports, convention, step)
+    timing = timing if isinstance(timing, Timing) else Timing(timing, ports.up, ports.down)
     if present is None:
-        return went
-    return went._replace(
-        done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present))
+        return timing
+    return timing._replace(
+        done=jnp.where(present, timing.done, jnp.max(timing.done, initial=-jnp.inf, where=present))
     )
 
 

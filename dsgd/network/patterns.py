@@ -221,8 +221,8 @@ def gossip(topology: Topology) -> Pattern:
             means over its rounds.
     """
     name, n = f"gossip({topology.name})", topology.n
-    busiest = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
-    turns = len(busiest)
+    degrees = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
+    turns = len(degrees)
 
     def need(N):
         if n != N:
@@ -231,14 +231,14 @@ def gossip(topology: Topology) -> Pattern:
     def blocking(N, latency, transfer):
         need(N)
         return (
-            sum(degree * (latency + transfer) for degree in busiest) / turns
+            sum(degree * (latency + transfer) for degree in degrees) / turns
             if turns > 1
-            else busiest[0] * (latency + transfer)
+            else degrees[0] * (latency + transfer)
         )
 
     def pipelined(N, latency, transfer):
         need(N)
-        each = [latency * (degree > 0) + degree * transfer for degree in busiest]
+        each = [latency * (degree > 0) + degree * transfer for degree in degrees]
         return sum(each) / turns if turns > 1 else each[0]
 
     def vectors(N):

@@ -272,17 +272,17 @@ def _of(ports: Number | list[Number], worker: int) -> Number:
 
 
 def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) -> None:
-    known = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
+    num_workers = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
     if not isinstance(message, Message):
         raise ValueError(
             f"simulate: messages[{i}] = {checks.shown(message)}; expected a network.Message"
         )
     for end, worker in (("from", message.sender), ("to", message.receiver)):
-        if not checks.is_integer(worker) or not 0 <= worker < known:
+        if not checks.is_integer(worker) or not 0 <= worker < num_workers:
             raise ValueError(
                 f"simulate: message {i} is {end} worker {worker}; expected a worker from 0 to "
-                f"{known - 1}"
-                if known < math.inf
+                f"{num_workers - 1}"
+                if num_workers < math.inf
                 else f"simulate: message {i} is {end} worker {worker}; expected a number from 0 on"
             )
     if message.sender == message.receiver:

@@ -48,17 +48,19 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
                 f"mesh: devices = {devices}; expected between 1 and the {len(available)} that JAX "
                 "sees"
             )
-        each, more = divmod(int(devices), jax.process_count())
+        per_process, remainder = divmod(int(devices), jax.process_count())
         if devices == 1:
-            each, more, available = 1, 0, jax.local_devices()
-        if more:
+            per_process, remainder, available = 1, 0, jax.local_devices()
+        if remainder:
             raise ValueError(
                 f"mesh: devices = {devices} in {jax.process_count()} processes; expected a "
                 "multiple of the number of processes, or 1"
             )
         owners = [device.process_index for device in available]
         devices = [
-            device for i, device in enumerate(available) if i - owners.index(owners[i]) < each
+            device
+            for i, device in enumerate(available)
+            if i - owners.index(owners[i]) < per_process
         ]
     chosen = available if devices is None else list(devices)
     if not chosen:
@@ -169,12 +171,12 @@ def mean(tree: PyTree) -> PyTree:
     arrive; it is 0 if there are none (see `if_any`). If `weights` are set, it is
     $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
-    there = attendance()
+    participation = attendance()
     if by := weights():
         return _weighted_mean(tree, by)
-    if there is None:
+    if participation is None:
         return narrowed(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
-    number = jnp.maximum(1, jnp.sum(there.counted))
+    number = jnp.maximum(1, jnp.sum(participation.counted))
     totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
     return jax.tree.map(
         lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree
@@ -182,9 +184,9 @@ def mean(tree: PyTree) -> PyTree:
 
 
 def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
-    there, N = attendance(), len(by)
+    participation, N = attendance(), len(by)
     numbers = jnp.asarray(by, jnp.result_type(float))
-    numbers = numbers if there is None else jnp.where(there.counted, numbers, 0)
+    numbers = numbers if participation is None else jnp.where(participation.counted, numbers, 0)
     total = jnp.sum(numbers)
     parts = _times(own(numbers / jnp.where(total > 0, total, 1), N), tree)
     totals = _across(lax.psum, jax.tree.map(_total, parts))
@@ -208,8 +210,8 @@ def where_present(tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for workers that participate in the round, and the rows of
     `otherwise` for the others, leaves `[n, ...]`.
     """
-    there = attendance()
-    return tree if there is None else where_rows(there.present, tree, otherwise)
+    participation = attendance()
+    return tree if participation is None else where_rows(participation.present, tree, otherwise)
 
 
 def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -218,29 +220,31 @@ def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
 
     The simulation assumes that the sender knows this; no acknowledgement is counted as a message.
     """
-    there = attendance()
-    return tree if there is None else where_rows(there.counted, tree, otherwise)
+    participation = attendance()
+    return tree if participation is None else where_rows(participation.counted, tree, otherwise)
 
 
 def if_any(tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns `tree`, or `otherwise` if no contribution to sums and means arrives in this round;
     with `weights`, if none with a positive weight arrives.
     """
-    there = attendance()
-    if there is None:
+    participation = attendance()
+    if participation is None:
         return tree
-    counted = there.counted & (np.asarray(by) > 0) if (by := weights()) else there.counted
-    return jax.tree.map(partial(jnp.where, jnp.any(counted)), tree, otherwise)
+    arrived = (
+        participation.counted & (np.asarray(by) > 0) if (by := weights()) else participation.counted
+    )
+    return jax.tree.map(partial(jnp.where, jnp.any(arrived)), tree, otherwise)
 
 
 def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for the chosen workers, bool `[N]`, and the rows of `otherwise`
     for the others, leaves `[n, ...]`.
     """
-    mine = own(chosen, chosen.shape[0])
+    local = own(chosen, chosen.shape[0])
     return jax.tree.map(
         lambda leaf, other: jnp.where(
-            jnp.expand_dims(mine, tuple(range(1, leaf.ndim))), leaf, other
+            jnp.expand_dims(local, tuple(range(1, leaf.ndim))), leaf, other
         ),
         tree,
         otherwise,
@@ -365,13 +369,13 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
 
 
 def _sqdist(moments: list[_Moments], center: list[jax.Array]) -> jax.Array:
-    def of(moments, middle):
-        away, n = middle.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
+    def of_leaf(moments, c):
+        delta, n = c.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
         # The result is at least delta^2, since x_0 is one of the rows, so little cancels.
-        each = moments.squares - 2 * away * moments.total + n * away**2
-        return xla.sum_elements(each.ravel()) / n
+        squares = moments.squares - 2 * delta * moments.total + n * delta**2
+        return xla.sum_elements(squares.ravel()) / n
 
-    return mean_over_devices(reduce(jnp.add, map(of, moments, center)))
+    return mean_over_devices(reduce(jnp.add, map(of_leaf, moments, center)))
 
 
 def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:

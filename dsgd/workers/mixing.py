@@ -66,7 +66,7 @@ def mix(
         )
     if topology.doubly_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
-    kept = (
+    own_weights = (
         _kept(topology, step)
         if some_lost
         else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
@@ -74,7 +74,7 @@ def mix(
     wide = axis.widened(tree)
     moved = _pulled(wide, axis.widened(fetch(tree, topology, step)), topology, step, onto=False)
     mixed = jax.tree.map(
-        lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more,
+        lambda x, change: own_weights.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + change,
         wide,
         moved,
     )
@@ -197,11 +197,13 @@ def sum_of_others(
     """
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
-    if there := attendance():
-        own, others = axis.ids(topology.n)[:, None], _others(routes, at)
-        arrives = there.arrives(own, others)
+    if participation := attendance():
+        ids, others = axis.ids(topology.n)[:, None], _others(routes, at)
+        arrives = participation.arrives(ids, others)
         links = jnp.where(
-            there.present[own] & there.present[others] & ~arrives if lost else arrives,
+            participation.present[ids] & participation.present[others] & ~arrives
+            if lost
+            else arrives,
             links,
             jnp.uint32(0),
         )
@@ -216,11 +218,15 @@ def receivers(topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """Returns to how many other workers each of the block's workers sends, uint32 `[n]`, in a round
     with participation set: to the neighbours that participate.
     """
-    there = attendance()
-    assert there is not None
+    participation = attendance()
+    assert participation is not None
     lists = of_round(lists_of(topology, 0).workers, topology, step)
-    together = (lists >= 0) & there.present[lists] & axis.own(there.present, topology.n)[:, None]
-    return jnp.sum(together, axis=1, dtype=jnp.uint32)
+    sends_to = (
+        (lists >= 0)
+        & participation.present[lists]
+        & axis.own(participation.present, topology.n)[:, None]
+    )
+    return jnp.sum(sends_to, axis=1, dtype=jnp.uint32)
 
 
 def _others(routes: Routes, at: tuple) -> jax.Array:
@@ -235,23 +241,27 @@ def _arrives(routes: Routes, at: tuple, topology: Topology) -> jax.Array | None:
     """Returns which of the routes' weights belong to messages that arrive in this round, of the
     weights' shape; None: all.
     """
-    there = attendance()
-    return there and there.arrives(axis.ids(topology.n)[:, None], _others(routes, at))
+    participation = attendance()
+    return participation and participation.arrives(
+        axis.ids(topology.n)[:, None], _others(routes, at)
+    )
 
 
 def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
     """Returns the row sums of W when each sender keeps what does not arrive, `[n]`: 1, minus what
     leaves, plus what arrives.
     """
-    there, turn = attendance(), _turn(topology, step)
-    assert there is not None
+    participation, turn = attendance(), _turn(topology, step)
+    assert participation is not None
     to = lists_of(topology, 0)
-    own, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
+    ids, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
     leaves = jnp.where(
-        there.arrives(own, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0
+        participation.arrives(ids, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0
     )
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
-    comes = jnp.where(there.arrives(own, _others(routes, at)), jnp.asarray(routes.weights)[at], 0)
+    comes = jnp.where(
+        participation.arrives(ids, _others(routes, at)), jnp.asarray(routes.weights)[at], 0
+    )
     return 1 - jnp.sum(leaves, axis=1) + jnp.sum(comes, axis=1)
 
 
@@ -280,7 +290,7 @@ def _pulled(
 def summed(
     routes: Routes,
     at: tuple[int | jax.Array, ...],
-    own: jax.Array,
+    block: jax.Array,
     table: jax.Array,
     *,
     onto: bool,
@@ -294,19 +304,19 @@ def summed(
     Args:
         routes: the routes of the topology.
         at: indices of this round and this device in the routes' arrays.
-        own: the leaf.
+        block: the leaf.
         table: rows from `fetch`.
         onto: whether the change is added to the leaf.
         arrives: which of the weights count; None: all.
     """
-    kind = own.dtype
-    own, table = axis.widened((own, table))
-    weights = jnp.asarray(routes.weights, own.dtype)[at]
+    kind = block.dtype
+    block, table = axis.widened((block, table))
+    weights = jnp.asarray(routes.weights, block.dtype)[at]
     if arrives is not None:
         weights = jnp.where(arrives, weights, 0)
     if routes.places is None:
-        return _by_product(own, table, weights, onto).astype(kind)
-    return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
+        return _by_product(block, table, weights, onto).astype(kind)
+    return _by_rows(block, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
 
 
 def _check(tree: PyTree, topology: Topology) -> None:
@@ -336,27 +346,27 @@ def _turn(topology: Topology, step: jax.Array | None):
     return lax.rem(jnp.asarray(step, jnp.int32), np.int32(topology.period))
 
 
-def _by_product(own: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
+def _by_product(block: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
     """Sums all rows of the table by a matrix product, as differences from the block's first row, so
     that the product is 0 if models agree.
     """
-    first = own[:1].reshape(1, -1)
-    rows, mine = (x.reshape(x.shape[0], -1) - first for x in (table, own))
+    first = block[:1].reshape(1, -1)
+    rows, flat = (x.reshape(x.shape[0], -1) - first for x in (table, block))
     pulled = (
         jnp.matmul(weights, rows, precision=lax.Precision.HIGHEST)
-        - jnp.sum(weights, axis=1, keepdims=True) * mine
+        - jnp.sum(weights, axis=1, keepdims=True) * flat
     )
-    return pulled.reshape(own.shape) + (own if onto else 0)
+    return pulled.reshape(block.shape) + (block if onto else 0)
 
 
 def _by_rows(
-    own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool
+    block: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool
 ) -> jax.Array:
     """Sums a few rows of the table for each worker, term by term."""
-    rows, mine = (x.reshape(x.shape[0], -1) for x in (table, own))
+    rows, flat = (x.reshape(x.shape[0], -1) for x in (table, block))
     terms = [
-        weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - mine)
+        weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - flat)
         for k in range(places.shape[1])
     ]
-    moved = reduce(jnp.add, terms, jnp.zeros_like(mine))
-    return (mine + moved if onto else moved).reshape(own.shape)
+    moved = reduce(jnp.add, terms, jnp.zeros_like(flat))
+    return (flat + moved if onto else moved).reshape(block.shape)

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array, csr_array
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 
-# Sums over up to so many neighbours are written term by term; the program grows with their number.
+# Sums over at most this many neighbours are written term by term; the program grows with them.
 _MOST = 32
 # Sums over up to this factor times the square root of the table's length are written term by term.
 # `python -m experiments.benchmark mixing` measures it.
@@ -70,24 +70,26 @@ def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Rou
     n = topology.n // devices
     permutes = [_permutes(_needed(W, n, devices), n, devices) for W in topology.matrices]
     brought = max(sum(permute.workers.shape[1] for permute in round) for round in permutes)
-    everybody = devices > 1 and brought >= topology.n - n
-    length = topology.n if everybody else n + brought
+    gathered = devices > 1 and brought >= topology.n - n
+    length = topology.n if gathered else n + brought
     turns = [
         (W, round, device)
         for W, round in zip(topology.matrices, permutes, strict=True)
         for device in range(devices)
     ]
     tables = [
-        np.arange(topology.n) if everybody else _table(round, device, n)
+        np.arange(topology.n) if gathered else _table(round, device, n)
         for _, round, device in turns
     ]
-    found = [
+    entries_of = [
         _find(W[device * n : (device + 1) * n], table, device * n, topology.n)
         for (W, _, device), table in zip(turns, tables, strict=True)
     ]
-    most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
+    most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in entries_of)
     few = most <= min(_MOST, _ROOTS * sqrt(length)) if rows is None else rows
-    arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
+    arrays = [
+        _few(*entries, n, most) if few else _all(*entries, n, length) for entries in entries_of
+    ]
     weights, places = (
         np.stack(kind).reshape(topology.period, devices, n, -1)
         for kind in zip(*arrays, strict=True)
@@ -96,7 +98,7 @@ def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Rou
         [np.pad(table, (0, length - len(table)), constant_values=-1) for table in tables]
     ).astype(np.int32)
     return Routes(
-        None if everybody else permutes,
+        None if gathered else permutes,
         length,
         weights,
         places if few else None,
@@ -123,9 +125,9 @@ def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndar
     for receiver in range(devices):
         workers = np.unique(W[receiver * n : (receiver + 1) * n].indices)
         for sender in range(devices):
-            theirs = workers[workers // n == sender]
-            if sender != receiver and theirs.size:
-                needed[sender, receiver] = theirs
+            rows = workers[workers // n == sender]
+            if sender != receiver and rows.size:
+                needed[sender, receiver] = rows
     return needed
 
 
@@ -135,8 +137,8 @@ def _permutes(needed: dict[tuple[int, int], np.ndarray], n: int, devices: int) -
         longest = max(len(needed[pair]) for pair in pairs)
         workers = np.repeat(n * np.arange(devices)[:, None], longest, axis=1)
         for sender, receiver in pairs:
-            theirs = needed[sender, receiver]
-            workers[sender, : len(theirs)] = theirs
+            rows = needed[sender, receiver]
+            workers[sender, : len(rows)] = rows
         permutes.append(Permute(pairs, workers))
     return permutes
 
@@ -159,8 +161,8 @@ def _find(
     table, and the weight.
     """
     place = np.zeros(N, int)
-    known = np.flatnonzero(table >= 0)
-    place[table[known]] = known
+    used = np.flatnonzero(table >= 0)
+    place[table[used]] = used
     entries = coo_array(block)
     other = entries.col != entries.row + first
     return entries.row[other], place[entries.col[other]], entries.data[other]

@@ -31,20 +31,20 @@ _traced = jax.make_user_context(None)
 
 def weights() -> tuple[float, ...] | None:
     """Returns the weights of the N workers, which have mean 1; None: all weights are equal."""
-    found = _current.get()
-    if found is None:
+    current = _current.get()
+    if current is None:
         return None
-    found.read = True
-    return found.numbers
+    current.read = True
+    return current.numbers
 
 
 @contextmanager
 def weighted(by: Sequence[float] | None) -> Iterator[Any]:
     """Context in which means over workers have the given weights; None: equal weights."""
-    now = None if by is None else _Weights(tuple(map(float, by)))
-    before = _current.set(now)
+    current = None if by is None else _Weights(tuple(map(float, by)))
+    before = _current.set(current)
     try:
-        with _traced(now and now.numbers):
-            yield now
+        with _traced(current and current.numbers):
+            yield current
     finally:
         _current.reset(before)
