@@ -134,8 +134,8 @@ class Cluster:
             and self.present is None
         ):
             raise ValueError(
-                f"Cluster: present_for = {self.present_for}, but all workers are present; expected "
-                "a quantity `present` that says which workers participate"
+                f"Cluster: present_for = {self.present_for} but present = None; expected a "
+                "quantity `present` that determines which workers participate"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.named):
             number = self.delivered.workers or self.delivered.named
@@ -162,12 +162,12 @@ class Cluster:
         named = max(quantity.named for quantity in self._quantities)
         if self.workers not in (None, N):
             raise ValueError(
-                f"a cluster of {self.workers} workers for a problem of {N} workers; expected the "
+                f"cluster: it has {self.workers} workers but the problem has {N}; expected the "
                 "same number"
             )
         if named > N:
             raise ValueError(
-                f"a cluster with a quantity for worker {named - 1} ({self.name}) for a problem of "
+                f"cluster: a quantity names worker {named - 1} ({self.name}) but the problem has "
                 f"{N} workers; expected workers 0 to {N - 1}"
             )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):

@@ -78,7 +78,7 @@ def load(path: str | Path) -> Equal:
 
     Raises:
         ValueError: if the file does not exist or does not describe a cluster of equal workers; the
-            message says what is wrong and in which line.
+            message says what is wrong and where.
     """
     where = f"clusters.load: {path}"
     found = _read(where, records.expanded("clusters.load: path", path))

@@ -58,7 +58,7 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
 def normal(mean: float, std: float) -> Quantity:
     r"""A normally distributed quantity, cut off at 0: $\max(0, \mathcal N(\mu, \sigma^2))$.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         mean, std: mean $\mu$ and standard deviation $\sigma$ before the cut-off, at least 0.
@@ -79,7 +79,7 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     r"""A lognormally distributed quantity, $e^{\mathcal N(\mu, \sigma^2)}$, with mean
     $e^{\mu + \sigma^2/2}$.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         mu, sigma: mean and standard deviation of the logarithm.
@@ -100,7 +100,7 @@ def lognormal(mu: float, sigma: float) -> Quantity:
 def bernoulli(probability: float, value: float) -> Quantity:
     """A quantity that equals `value` with the given probability, and 0 otherwise.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         probability: probability of `value`, in [0, 1].
@@ -121,7 +121,7 @@ def bernoulli(probability: float, value: float) -> Quantity:
 def exponential(mean: float) -> Quantity:
     """An exponentially distributed quantity.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         mean: the mean, at least 0.
@@ -137,7 +137,7 @@ def exponential(mean: float) -> Quantity:
 def gamma(shape: float, scale: float) -> Quantity:
     """A gamma-distributed quantity, with mean `shape * scale`.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         shape: shape parameter, above 0.
@@ -157,7 +157,7 @@ def gamma(shape: float, scale: float) -> Quantity:
 def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     """A quantity that is drawn uniformly from measured values.
 
-    Each worker has its own draw in every round.
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
         values: `[samples]`, for all workers, or `[N, samples]`, with a row for each worker; at

@@ -327,7 +327,7 @@ def cost(
         ValueError: if `workers` is less than 1, `latency` or `transfer` is negative or not finite,
             or the convention is unknown.
 
-    Source: Liu and Zhang, section 1.3 and the unnumbered equations of chapters 2, 3 and 5.
+    Source: Liu and Zhang, section 1.3 and the equations of chapters 2, 3 and 5.
     """
     checks.positive_int("cost: workers", workers, most=None)
     for what, value in (("latency", latency), ("transfer", transfer)):

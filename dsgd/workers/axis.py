@@ -33,9 +33,9 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
     processes are in the order of the processes.
 
     Args:
-        devices: a list of devices; or their number, of which each process contributes as many, the
-            first that JAX sees; None: all devices. If it is 1, the mesh has one device of this
-            process, which then runs without the other processes.
+        devices: a list of devices; or their number, to which all processes contribute equally (the
+            first devices that JAX sees); None: all devices. If it is 1, the mesh has one device of
+            this process, which then runs without the other processes.
 
     Raises:
         ValueError: if there are no devices, fewer than requested, or a number that cannot be

@@ -212,12 +212,12 @@ def test_a_cluster_that_names_a_worker_needs_it():
         cluster.need_workers(6)
         with pytest.raises(
             ValueError,
-            match=r"a cluster with a quantity for worker 5 .* for a problem of 5 workers; expected workers 0 to 4",
+            match=r"cluster: a quantity names worker 5 .* but the problem has 5 workers; expected workers 0 to 4",
         ):
             cluster.need_workers(5)
     servers = clusters.Cluster(clusters.per_server(clusters.slow(one, [1], 2.0), 4))
     servers.need_workers(5)
-    with pytest.raises(ValueError, match="a quantity for worker 4"):
+    with pytest.raises(ValueError, match="a quantity names worker 4"):
         servers.need_workers(4)
 
 
@@ -397,7 +397,7 @@ def test_no_numbers_are_refused(make):
         ),
         (
             lambda: clusters.Cluster(QUANTITY, present_for=4),
-            "Cluster: present_for = 4, but all workers are present; expected a quantity",
+            "Cluster: present_for = 4 but present = None; expected a quantity",
         ),
         (
             lambda: clusters.Cluster(QUANTITY, delivered=clusters.sampled(2, of=3)),
@@ -547,8 +547,8 @@ def test_a_cluster_is_for_as_many_workers_as_its_parts():
     for part in (*parts, *({"overlap": clusters.Overlap(*both, 0.5, 0.1)} for both in backward)):
         cluster = clusters.Cluster(**{"compute": QUANTITY, **part})
         assert cluster.workers == 3
-        with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4"):
+        with pytest.raises(ValueError, match="cluster: it has 3 workers but the problem has 4"):
             cluster.need_workers(4)
     late = clusters.slow(QUANTITY, [4], 2.0)
-    with pytest.raises(ValueError, match="a cluster with a quantity for worker 4"):
+    with pytest.raises(ValueError, match="a quantity names worker 4"):
         clusters.Cluster(QUANTITY, per_sample=late).need_workers(4)

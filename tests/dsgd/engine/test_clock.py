@@ -206,7 +206,7 @@ def test_a_cluster_of_another_number_of_workers_is_refused(what, problem):
     )
     with pytest.raises(
         ValueError,
-        match="a cluster of 3 workers for a problem of 4 workers; expected the same number",
+        match="cluster: it has 3 workers but the problem has 4; expected the same number",
     ):
         run(METHODS["mb-sgd"], problem, cluster)
 
