@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         ValueError,
-        match=r"cache .*file/inside cannot be written to .*; expected a writable folder, or 'off'",
+        match=r"cache: folder = .*file/inside cannot be written to .*; expected a writable folder, or 'off'",
     ):
         cache.enable(tmp_path / "file" / "inside")
 

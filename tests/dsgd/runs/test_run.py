@@ -453,7 +453,7 @@ REFUSED = {
     ),
     "expected 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
     "returns .'accuracy'.; expected 'loss'": lambda: evaluating(accuracy=1.0),
-    r"logs metrics \['bits', 'loss'\]; expected other names": logging_a_loss,
+    r"logs metrics \['bits', 'loss'\]; expected names other than": logging_a_loss,
     r"decentralized_sgd\(ring\(5\)\) .* has 5 nodes but the problem has 4 workers": lambda: given(
         algorithm=algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     ),
