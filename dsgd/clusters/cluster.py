@@ -351,8 +351,8 @@ def _at_ports(
     argument: ArrayLike,
     after: ArrayLike,
 ) -> jax.Array:
-    """Evaluates a method of the ports' quantity (`what`: seconds or mean) for the given workers,
-    `[k]`, at the argument `asked`, from `after` seconds after the beginning of the round.
+    """Evaluates a method of the ports' quantity (`method`: seconds or mean) for the given workers,
+    `[k]`, at `argument`, from `after` seconds after the beginning of the round.
     """
     workers = jnp.asarray(workers)
     argument, after = (

@@ -481,7 +481,7 @@ def _advance_one(
         return carry, {**values, **first_numbers, **counted}
 
     def record(carry, i):
-        """Returns record i after the rounds that belong to it; record -1 is the start, without
+        """Runs the rounds of record i and returns the record; record -1 is the start and has no
         rounds.
         """
         last = jnp.minimum((i + 1) * record_every, rounds)
@@ -583,7 +583,7 @@ def _none_drawn(plan: Plan) -> Any:
 
 
 def _drawn(before: Any, query: Asked, round: Round) -> Any:
-    """Returns how many batches each worker has drawn after the round. In a round it draws one, or
+    """Returns how many batches each worker has drawn by the end of the round. In a round it draws one, or
     as many as there are micro-batches with samples in its local work.
     """
     if isinstance(before, tuple) or query.exact:

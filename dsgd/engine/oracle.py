@@ -153,7 +153,7 @@ def _asked(
     N: int,
     batches: PyTree,
 ) -> tuple[Any, PyTree]:
-    """Returns `function`, which computes a pair (loss or None, gradient), of each worker's model
+    """Evaluates `function`, which returns a pair (loss or None, gradient), at each worker's model
     and batch. With local work, gradients are summed with their weights, and losses over the samples
     with a positive weight.
     """

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 
 def asked(query: Query, like: Params) -> Asked:
-    """Converts a query whose work is in samples.
+    """Converts a method's query, whose work is in samples, to the engine's form.
 
     Args:
         query: query of a method.

@@ -103,7 +103,7 @@ def simulate(
     *,
     receive: Sequence[Number] | None = None,
 ) -> Timeline:
-    """Simulates messages through the switch.
+    """Simulates how messages pass through the switch.
 
     Args:
         messages: messages in any order; `after` refers to positions in it.
