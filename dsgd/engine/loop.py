@@ -583,8 +583,8 @@ def _none_drawn(plan: Plan) -> Any:
 
 
 def _drawn(before: Any, query: Asked, round: Round) -> Any:
-    """Returns how many batches each worker has drawn by the end of the round. In a round it draws one, or
-    as many as there are micro-batches with samples in its local work.
+    """Returns how many batches each worker has drawn by the end of the round. In a round it draws
+    one, or as many as there are micro-batches with samples in its local work.
     """
     if isinstance(before, tuple) or query.exact:
         return before
