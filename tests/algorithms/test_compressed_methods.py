@@ -329,7 +329,7 @@ def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(met
     for up, down in ((rough, compressors.identity), (compressors.identity, rough)):
         with pytest.raises(
             ValueError,
-            match=rf"{method.__name__} with random_quantization\(1\), .* vectors of 9 elements: .*contraction",
+            match=rf"{method.__name__}: random_quantization\(1\) states .* vectors of 9 elements; .*contraction",
         ):
             method(STEP, up, down).init(jnp.zeros(25), N)
         with pytest.raises(ValueError, match=r"vectors of 6 elements"):
