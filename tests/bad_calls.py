@@ -627,7 +627,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
 
 MESSAGES = {  # what the wrong value is answered, one case of each kind of need
     "run(method, problem, steps=1, key=0)": "key = 0; expected one JAX key, such as jax.random.key(0)",
-    "run(method, problem, steps=1, key=key, mesh=99)": "mesh of 99 devices",
+    "run(method, problem, steps=1, key=key, mesh=99)": "mesh: devices = 99",
     "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2'; expected a mesh, such as dsgd.workers.mesh(4), an integer, or None",
     "run(method, problem, steps=1, key=key, mesh=1, checkpoint=5)": "checkpoint = 5; expected a string, a path or None",
     "run(method, problem, steps=1, key=key, mesh=1, batches=7)": "batches = 7; expected an iterator or None",
@@ -659,9 +659,9 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
     "topologies.exponential(8).smallest_eigenvalue": "smallest_eigenvalue is of one symmetric W; this is not symmetric",
     "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12, below which float64 cannot tell",
     "dsgd.workers.mesh('cpu')": "mesh: devices = 'cpu'; expected an integer, a list or None",
-    "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once: need different devices",
+    "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once; expected different devices",
     "dsgd.network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring'; expected a pattern of dsgd.network",
-    "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
+    "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers; expected the same number",
     "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'; expected True, False or 'epoch'",
     "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None has no arrays; expected leaves [N, ...]",
     "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9: need classes, whole numbers",

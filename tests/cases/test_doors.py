@@ -324,7 +324,7 @@ RESULTS = {
         PROBLEM,
         **RUN,
     ),
-    "delta of sign gives 'x'": lambda: dsgd.run(
+    "delta of sign returns 'x'": lambda: dsgd.run(
         algorithms.ef21(
             optax.sgd(0.1), compressors.sign._replace(delta=lambda d: "x"), compressors.sign
         ),

@@ -415,7 +415,7 @@ def test_a_model_is_a_start_for_another_run_that_trains_the_same_leaves(mesh, ke
     assert not np.array_equal(second.params["w"], first.params["w"])
     with pytest.raises(
         ValueError,
-        match=r"evaluate gives a slope with leaves \['w'\]; expected the tree with leaves \['frozen'\], \['w'\]",
+        match=r"evaluate returns a gradient with leaves \['w'\]; expected the tree with leaves \['frozen'\], \['w'\]",
     ):
         dsgd.run(SGD, problem._replace(init=lambda key: first.params), **options)
 
