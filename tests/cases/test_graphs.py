@@ -138,13 +138,13 @@ def test_an_edge_of_weight_0_is_no_edge():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (float("nan"), r"the edge \(0, 1\) has weight = nan; need a finite number"),
-        ("0.1", r"the edge \(0, 1\) has weight = '0.1'; need a finite number"),
+        (float("nan"), r"the edge \(0, 1\) has weight = nan; expected a finite number"),
+        ("0.1", r"the edge \(0, 1\) has weight = '0.1'; expected a finite number"),
         (None, r"the edge \(0, 1\) has no attribute 'weight'"),
         (0.3, r"node 1 with its loop sum to 1.2, 0.2 more than 1"),
         (
             0.05,
-            r"node 1 with its loop sum to 0.95, 0.05 less than 1; need a sum of 1 \(without loops",
+            r"node 1 with its loop sum to 0.95, 0.05 less than 1; expected a sum of 1: a node without",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_weights_above_1_leave_nothing():
     graph.add_weighted_edges_from([("a", "b", 0.7), ("b", "c", 5)])
     with pytest.raises(
         ValueError,
-        match=r"node 'b' sum to 5.7, 4.7 more than 1; need at most 1 .*: divide all weights by 5.7",
+        match=r"node 'b' sum to 5.7, 4.7 more than 1; expected at most 1.*: divide all weights by 5.7",
     ):
         from_graph(graph, weights="weight")
 
@@ -193,7 +193,7 @@ def test_a_directed_graph_with_all_edges_both_ways_is_undirected():
     ids=["array", "sparse", "edges"],
 )
 def test_what_is_no_graph_is_refused_with_the_way_to_make_one(given, remedy):
-    with pytest.raises(ValueError, match=f"need a graph of networkx: {remedy}"):
+    with pytest.raises(ValueError, match=f"expected a networkx graph: {remedy}"):
         inspect.unwrap(from_graph)(given)
 
 
@@ -303,5 +303,5 @@ def test_a_data_frame_names_the_workers():
     W, names = topologies.ring(3).W, ["a", "b", "c"]
     assert from_matrix(pandas.DataFrame(W, index=names, columns=names)).names == ("a", "b", "c")
     assert from_matrix(pandas.DataFrame(W)).names is None
-    with pytest.raises(ValueError, match="need the same order"):
+    with pytest.raises(ValueError, match="expected the same order"):
         from_matrix(pandas.DataFrame(W, index=names, columns=["b", "a", "c"]))

@@ -78,7 +78,7 @@ def test_uniform_weights_of_a_star_are_for_push_sum():
 def test_weights_of_undirected_graphs_refuse_directed_ones_and_name_the_pair(name):
     with pytest.raises(
         ValueError,
-        match=rf"{name} weights of a directed graph: 2 sends to 1, which does not send back; .*weights=topologies.uniform",
+        match=rf"{name}: the graph is directed .worker 2 sends to 1, which does not send back.; .*weights=topologies.uniform",
     ):
         topologies.WEIGHTS[name](adjacency(3, [(0, 1), (1, 0), (1, 2), (0, 2), (2, 0)]))
 
