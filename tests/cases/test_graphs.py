@@ -83,7 +83,7 @@ def test_errors_name_nodes():
         topologies.from_graph(nx.Graph([("a", "b")])).__class__(
             "mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"]
         )
-    with pytest.raises(ValueError, match=r"need 2 different names"):
+    with pytest.raises(ValueError, match=r"expected 2 different names"):
         topologies.ring(2).__class__("mine", np.full((2, 2), 0.5), ["a", "a"])
 
 
@@ -264,8 +264,8 @@ def test_what_is_exact_stays_as_it_is():
     [
         (
             np.diag([5e-6, 0, 0]),
-            r"row 0 of W sums to 1.000005, not 1 \(off by 5e-06\); errors up to 1e-06 are "
-            r"corrected; W \+ np.diag",
+            r"row 0 of W sums to 1.000005 \(off by 5e-06\); expected 1; errors up to 1e-06 are "
+            r"corrected; pass W \+ np.diag",
         ),
         (
             np.eye(3, k=1) * 5e-6,
@@ -288,7 +288,7 @@ def test_larger_errors_are_shown_with_enough_digits(change, message):
         (np.ma.masked_equal(topologies.ring(5).W, 0), r"masked entries"),
         (
             np.ones((3, 3), int),
-            r"sums to 3, not 1 \(off by 2\); of a graph's 0s and 1s, topologies.from_graph",
+            r"sums to 3 \(off by 2\); expected 1; for an adjacency matrix pass topologies.from_graph",
         ),
     ],
     ids=["graph", "topology", "masked", "adjacency"],
