@@ -664,7 +664,7 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
     "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
     "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'; expected True, False or 'epoch'",
     "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None has no arrays; need leaves [N, ...]",
-    "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9: need classes, whole numbers",
+    "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9; expected classes as whole numbers",
     "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test inputs have entries that are not finite",
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train targets have the entry",
     "dsgd.sweep(algorithms.delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1: need an integer, at least 0",
