@@ -333,12 +333,12 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
                 if value is None
                 else f"{attribute} = {checks.shown(value)}"
             )
-            known = (
+            hint = (
                 f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
             )
             raise ValueError(
                 f"{name}: weights = {attribute!r}, but the edge ({sender!r}, {receiver!r}) has "
-                f"{what}; expected a finite number for every edge{known}"
+                f"{what}; expected a finite number for every edge{hint}"
             )
         entries.append((number[receiver], number[sender], float(value)))
         if not graph.is_directed() and sender != receiver:
@@ -375,9 +375,10 @@ def _refuse_node(
             "graph.reverse()"
         )
     side = "less" if left[worst] > 0 else "more"
-    far = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {side} than 1"
+    sums = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {side} than 1"
     raise ValueError(
-        f"{name}: {what} {far}; expected {'a sum of 1' if looped[worst] else 'at most 1'}: {remedy}"
+        f"{name}: {what} {sums}; expected {'a sum of 1' if looped[worst] else 'at most 1'}: "
+        f"{remedy}"
     )
 
 

@@ -115,12 +115,12 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
         bool(bits.max() <= capacity),
         f"bits returns {bits.min()} to {bits.max()}; the arrays have {capacity}",
     )
-    same = all(
+    repeats = all(
         np.array_equal(a, b, equal_nan=True)
         for a, b in zip(leaves, jax.tree.leaves(again[0]), strict=True)
     )
     equal = np.array_equal(sender, receivers, equal_nan=True)
-    far = (
+    mismatch = (
         ""
         if equal
         else "compress and decompress return different vectors, by up to "
@@ -135,10 +135,10 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
         *([] if fixed else [within]),
         Finding(
             "again",
-            same,
-            "equal keys give equal messages" if same else "equal keys give different messages",
+            repeats,
+            "equal keys give equal messages" if repeats else "equal keys give different messages",
         ),
-        Finding("decoded", equal, far or "sender and receivers decode the same"),
+        Finding("decoded", equal, mismatch or "sender and receivers decode the same"),
     ]
 
 

@@ -316,9 +316,11 @@ def _corrected(name: str, W: csr_array, tolerance: float, label: Label) -> csr_a
         W.eliminate_zeros()
     asymmetry = abs(W - W.T)
     symmetric = asymmetry.max() <= small
-    off = np.abs(W.sum(axis=0) - 1)
-    if off.max() > tolerance:
-        _refuse_sums(name, W, off, None if symmetric else coo_array(asymmetry), tolerance, label)
+    deviation = np.abs(W.sum(axis=0) - 1)
+    if deviation.max() > tolerance:
+        _refuse_sums(
+            name, W, deviation, None if symmetric else coo_array(asymmetry), tolerance, label
+        )
     if symmetric:
         W = csr_array((W + W.T) / 2)
     elif _EXACT < _off_rows(W) <= small:
@@ -385,12 +387,12 @@ def _check_push_sum(name: str, W: csr_array, label: Label) -> None:
 def _refuse_sums(
     name: str,
     W: csr_array,
-    off: np.ndarray,
+    deviation: np.ndarray,
     asymmetry: coo_array | None,
     tolerance: float,
     label: Label,
 ) -> NoReturn:
-    worst = int(off.argmax())
+    worst = int(deviation.argmax())
     column = _apart(W.sum(axis=0)[worst], 1)
     hint = f"errors up to {tolerance:.2g} are corrected"
     if asymmetry is None:
@@ -398,7 +400,7 @@ def _refuse_sums(
         if (W.data == 1).all():
             remedy = "for an adjacency matrix pass topologies.from_graph(networkx.Graph(W))"
         raise ValueError(
-            f"{name}: row {label(worst)} of W sums to {column} (off by {off[worst]:.2g}); "
+            f"{name}: row {label(worst)} of W sums to {column} (off by {deviation[worst]:.2g}); "
             f"expected 1; {remedy}"
         )
     at = asymmetry.data.argmax()
@@ -409,16 +411,16 @@ def _refuse_sums(
     transposed = " (the rows do: is W transposed?)" if _off_rows(W) <= tolerance else ""
     raise ValueError(
         f"{name}: {first} but {second} (off by {asymmetry.data[at]:.2g}), and column "
-        f"{label(worst)} sums to {column}; expected a symmetric W"
-        f" with rows that sum to 1 (it is off by {off[worst]:.2g}; {hint}), or, for a directed "
-        f"graph, columns that sum to 1, as in W / W.sum(axis=0){transposed}"
+        f"{label(worst)} sums to {column}; expected a symmetric W with rows that sum to 1 (it is "
+        f"off by {deviation[worst]:.2g}; {hint}), or, for a directed graph, columns that sum to "
+        f"1, as in W / W.sum(axis=0){transposed}"
     )
 
 
 def _apart(value: float, other: float) -> str:
     """Returns the value with enough digits to distinguish it from another one."""
-    off = abs(value - other)
-    return f"{value:.{max(6, 2 - math.floor(math.log10(off))) if off else 6}g}"
+    difference = abs(value - other)
+    return f"{value:.{max(6, 2 - math.floor(math.log10(difference))) if difference else 6}g}"
 
 
 def _labels(name: str, names: tuple[Any, ...] | None, n: int) -> Label:

@@ -66,9 +66,9 @@ class Statistics(sameness.Compared):
         ids = workers.ids(n * workers.devices())
         old, rest = leaves.split(self.training.averages, params)
 
-        def of_batch(id, mine, k):
+        def of_batch(id, samples, k):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), id)
-            return self._of_batch(params, self.sample(key, mine))
+            return self._of_batch(params, self.sample(key, samples))
 
         def add(total, k):
             each = jax.vmap(of_batch, (0, pooled.axes(data), None))(ids, data, k)
@@ -161,22 +161,22 @@ def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bo
     )
 
 
-def _reached(jaxpr: Any, known: list[bool]) -> list[bool]:
-    """Returns which results of a jaxpr depend on its arguments that are marked in `known`."""
+def _reached(jaxpr: Any, dependent: list[bool]) -> list[bool]:
+    """Returns which results of a jaxpr depend on the arguments marked in `dependent`."""
     found = {
-        id(variable) for variable, is_known in zip(jaxpr.invars, known, strict=True) if is_known
+        id(variable) for variable, marked in zip(jaxpr.invars, dependent, strict=True) if marked
     }
     for equation in jaxpr.eqns:
         given = [id(variable) in found for variable in equation.invars]
         inner = list(jaxprs_in_params(equation.params))
-        same = (
+        direct = (
             len(inner) == 1
             and len(inner[0].invars) == len(given)
             and equation.primitive.name not in _LOOPS
         )
         results = (
             _reached(inner[0], given)
-            if same and any(given)
+            if direct and any(given)
             else [any(given)] * len(equation.outvars)
         )
         found.update(

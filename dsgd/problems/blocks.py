@@ -55,11 +55,11 @@ class ByWorker:
                 processes does not divide N.
         """
         with agreement.together("the data of the workers"):
-            mine = own_workers(N)
+            ids = own_workers(N)
             # Copied, since `load` may reuse its arrays for the next worker.
             pairs = {
                 n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))))
-                for n in mine
+                for n in ids
             }
             summaries = {
                 n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()
@@ -96,7 +96,7 @@ class ByWorker:
 
             return by_worker(rows, N, everybody=False)
 
-        some = pairs[mine[0]]
+        some = pairs[ids[0]]
         inputs, targets = jax.tree.unflatten(
             jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))]
         )

@@ -304,11 +304,11 @@ def _checked(dataset: Dataset) -> Dataset:
     ]
     for part, rows, classes in zip(("train", "test"), inputs, targets, strict=True):
         _need_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
-    mine = (inputs[0], targets[0], inputs[1], targets[1])
+    converted = (inputs[0], targets[0], inputs[1], targets[1])
     return (
         dataset
-        if all(map(operator.is_, mine, dataset[1:5]))
-        else Dataset(name, *mine, dataset.classes, dataset.labels)
+        if all(map(operator.is_, converted, dataset[1:5]))
+        else Dataset(name, *converted, dataset.classes, dataset.labels)
     )
 
 

@@ -107,19 +107,19 @@ class Minibatch:
     replacement: bool | Literal["epoch"] = True
 
     def __call__(
-        self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None
+        self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
-        if isinstance(mine, Pooled):
+        if isinstance(data, Pooled):
             chosen, counted = self._chosen(
-                key, mine.size.astype(jnp.uint32), mine.longest, number, mine.longest > _LONG
+                key, data.size.astype(jnp.uint32), data.longest, number, data.longest > _LONG
             )
-            return mine.batch(
-                mine.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float))
+            return data.batch(
+                data.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float))
             )
-        size = jnp.sum(mine.weights).astype(jnp.uint32)
-        chosen, counted = self._chosen(key, size, mine.weights.shape[0], number)
-        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, counted.astype(mine.weights.dtype))
+        size = jnp.sum(data.weights).astype(jnp.uint32)
+        chosen, counted = self._chosen(key, size, data.weights.shape[0], number)
+        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (data.inputs, data.targets))
+        return Examples(inputs, targets, counted.astype(data.weights.dtype))
 
     def _chosen(
         self,
@@ -232,11 +232,11 @@ class Keyed(sameness.Compared):
     sample: Callable[..., Examples]
 
     def __call__(
-        self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None
+        self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
         if number is None:
-            return keyed(key, self.sample(key, mine))
-        return keyed(jax.random.fold_in(key, number), self.sample(key, mine, number))
+            return keyed(key, self.sample(key, data))
+        return keyed(jax.random.fold_in(key, number), self.sample(key, data, number))
 
 
 def keyed(key: jax.Array, batch: Examples) -> Examples:

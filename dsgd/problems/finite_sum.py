@@ -478,8 +478,8 @@ def _held_out(
                 f"with names other than {taken}"
             )
     held_out = arrays("test", test)
-    for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
-        checks.require_same(f"test: {what} of a sample", one(mine), one(theirs))
+    for what, given, expected in zip(("inputs", "targets"), held_out, data, strict=True):
+        checks.require_same(f"test: {what} of a sample", one(given), one(expected))
     return on_device(*held_out)
 
 

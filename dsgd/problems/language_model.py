@@ -212,6 +212,6 @@ def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
         files[n].append(file)
         heapq.heapreplace(heap, (has + size, n))
     return [
-        np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(mine)])
-        for mine in files
+        np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(indices)])
+        for indices in files
     ]

@@ -148,12 +148,12 @@ def _gradient(x: jax.Array, batch: Quadratic) -> jax.Array:
     return exact if batch.noise is None else exact + batch.noise
 
 
-def _sample(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine._replace(noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype))
+def _sample(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data._replace(noise=data.scale * jax.random.normal(key, data.b.shape, data.b.dtype))
 
 
-def _sample_exact(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine
+def _sample_exact(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data
 
 
 def _evaluate(

@@ -52,15 +52,17 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
     stem, dot, end = name.rpartition(".")
     tests = [f"{name}.t", f"{stem}.t{dot}{end}", *([f"{stem}.t"] if end == "tr" else [])]
     tests += [name.replace("train", "test")] if "train" in name else []
-    return train, next((there for there in _existing(path.parent, tests) if there != train), None)
+    return train, next(
+        (candidate for candidate in _existing(path.parent, tests) if candidate != train), None
+    )
 
 
 def _existing(folder: Path, names: list[str]) -> Iterator[Path]:
     return (
-        there
+        candidate
         for name in names
         for packed in ("", *_OPENED)
-        if files.is_there(there := folder / f"{name}{packed}")
+        if files.is_there(candidate := folder / f"{name}{packed}")
     )
 
 

@@ -100,11 +100,11 @@ def _wrong_classes(labels: np.ndarray, K: int) -> str:
         relabel = "(targets + 1) // 2"
     else:
         relabel = "np.unique(targets, return_inverse=True)[1]"
-    more = f", or pass a model with {len(labels)} outputs" if len(labels) > K else ""
+    alternative = f", or pass a model with {len(labels)} outputs" if len(labels) > K else ""
     given = (
         f"targets from {low} to {high}, used as indices of the model's {K} output{'s' * (K > 1)}"
     )
-    return f"{given}; expected classes 0 to {K - 1}; relabel them with {relabel}{more}"
+    return f"{given}; expected classes 0 to {K - 1}; relabel them with {relabel}{alternative}"
 
 
 def _are_indices(

@@ -153,11 +153,11 @@ def maps(
                 gradient=problem.gradient,
             )
         )[:k]
-    A, best, away = around(problem)
+    A, best, start_offset = around(problem)
     start, d = found[:, 0], len(A)
     columns = np.moveaxis(found[:, 1:] - start[:, None], 1, 2)
     slopes, noise = columns[..., :d], columns[..., d:]
-    return Maps(slopes, start + slopes @ best - best, noise, away, A)
+    return Maps(slopes, start + slopes @ best - best, noise, start_offset, A)
 
 
 def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

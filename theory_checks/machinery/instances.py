@@ -204,9 +204,9 @@ def uneven(problem: Problem) -> Problem:
     )
 
 
-def _sample_unevenly(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine._replace(
-        noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype), scale=jnp.zeros(())
+def _sample_unevenly(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data._replace(
+        noise=data.scale * jax.random.normal(key, data.b.shape, data.b.dtype), scale=jnp.zeros(())
     )
 
 
@@ -239,12 +239,12 @@ def random_wells(
         alike: whether all workers have the same data, up to the noise of their samples.
     """
     batch_size, replacement = draws.choice(batches)
-    around, away = STARTS[draws.choice(tuple(STARTS))]
+    mean, spread = STARTS[draws.choice(tuple(STARTS))]
     seed = draws.integer(0, 2**32 - 1)
     return wells(
         workers,
         dimension,
-        start=around + away * np.random.default_rng(seed).normal(size=dimension),
+        start=mean + spread * np.random.default_rng(seed).normal(size=dimension),
         smoothness=draws.real(0.2, 5.0),
         noise=10 ** draws.real(-2.0, 0.5),
         heterogeneity=0.0 if alike else draws.real(0.0, 1.0),
@@ -260,8 +260,8 @@ def full_batch(problem: Problem) -> Problem:
     return problem._replace(sample=sampler, constants=problem.constants._replace(noise=0.0))
 
 
-def _all(key: jax.Array, mine):
-    return mine
+def _all(key: jax.Array, data):
+    return data
 
 
 @cache

@@ -32,7 +32,7 @@ WRONG = {
 
 def need_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
     """Raises a ValueError that lists the violated assumptions, if there are any."""
-    wrong = [WRONG[kind] for kind, there in found.items() if there]
+    wrong = [WRONG[kind] for kind, violated in found.items() if violated]
     if wrong:
         raise ValueError(
             f"exact moments on {name}: {'; '.join(wrong)}; expected a method whose rounds are the "

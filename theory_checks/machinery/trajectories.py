@@ -200,8 +200,8 @@ def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Arra
     return jnp.stack([of_workers(turn) for turn in turns], axis=1)
 
 
-def _sample(key: jax.Array, mine: _Data) -> _Data:
-    return mine._replace(noise=mine.root @ jax.random.normal(key, mine.b.shape))
+def _sample(key: jax.Array, data: _Data) -> _Data:
+    return data._replace(noise=data.root @ jax.random.normal(key, data.b.shape))
 
 
 def _gradient(params: Any, batch: _Data) -> Any:

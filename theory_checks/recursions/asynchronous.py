@@ -95,8 +95,8 @@ def server_schedule(
     Source: Liu and Zhang, section 4.1; Ho et al., 2013.
     """
     N, part = len(numbers.up), bits / servers
-    held = latency * (convention == "blocking")  # seconds for which latency occupies a port
-    ahead = latency - held
+    occupied = latency * (convention == "blocking")  # seconds for which latency occupies a port
+    ahead = latency - occupied
     waiting = [_Waiting(numbers.seconds(n, 0.0), [-1.0] * servers, 0) for n in range(N)]
     into, out = [0.0] * servers, [0.0] * servers
     applied: list[list[float]] = [[] for _ in range(servers)]
@@ -120,7 +120,7 @@ def server_schedule(
         received = 0.0
         for s in range(servers):
             start = max(applied[s][-1], out[s], received)
-            out[s] = start + held + down
+            out[s] = start + occupied + down
             received = start + latency + down
             reads.append(start)
         found.clock.append(applied[-1][-1])
@@ -215,7 +215,7 @@ def gossip_schedule(
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018.
     """
-    N, queues = len(numbers.up), [list(mine) for mine in partners]
+    N, queues = len(numbers.up), [list(queue) for queue in partners]
     ready, free, now = [numbers.seconds(n, 0.0) for n in range(N)], [0.0] * N, 0.0
     found = Exchanges([], [], [], [[] for _ in range(N)])
     for _ in range(updates):
