@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 FIRST = ("README.md",)
 OTHERS = (
+    "docs/index.md",
     "docs/tutorial.md",
     "docs/own_method.md",
     "docs/methods.md",
@@ -55,6 +56,7 @@ PAGES = [
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs/papers").glob("*.md"),
+        *(ROOT / "docs/decisions").glob("*.md"),
     )
 ]
 
