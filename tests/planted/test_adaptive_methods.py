@@ -34,7 +34,7 @@ MISTAKES = [
         "algorithms/kimad/exchange.py",
         "jnp.maximum(jnp.max(missing), answer.missing)",
         "jnp.max(missing)",
-        f"{KIMAD}/test_exchange.py::test_what_exceeds_its_budget_is_the_most_of_all_messages_so_far",
+        f"{KIMAD}/test_method.py::test_missing_is_the_most_bits_by_which_a_message_exceeded_its_budget",
     ),
     Mistake(
         "algorithms/kimad/exchange.py",
@@ -52,13 +52,13 @@ MISTAKES = [
         "algorithms/kimad/method.py",
         "if not isinstance(round_time, Tracer) and not seconds.max() < round_time:",
         "if False:",
-        f"{KIMAD}/test_choices.py::test_what_cannot_be_is_refused_at_once",
+        f"{KIMAD}/test_choices.py::test_what_cannot_be_is_refused",
     ),
     Mistake(
         "algorithms/kimad/processes.py",
         "link.observe(min(frame.heard for frame in frames))",
         "link.observe(max(frame.heard for frame in frames))",
-        f"{KIMAD}/test_processes.py::test_the_server_is_algorithm_1_and_follows_the_slowest_of_each",
+        f"{KIMAD}/test_processes.py::test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_each",
     ),
     Mistake(
         "algorithms/kimad/monitors.py",
