@@ -182,7 +182,7 @@ MISTAKES = [
         "algorithms/cannikin/policies.py",
         "if seconds.max() > memory.seconds:",
         "if seconds.max() >= memory.seconds:",
-        f"{CANNIKIN}/test_policies.py::test_lb_bsp_goes_on_where_two_are_equally_slow",
+        f"{CANNIKIN}/test_policies.py::test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower",
     ),
     Mistake(
         "algorithms/cannikin/policies.py",
@@ -194,7 +194,7 @@ MISTAKES = [
         "algorithms/cannikin/epochs.py",
         "factor = plan.scaling(noise, total, first_batch)",
         "factor = plan.scaling(noise, first_batch, total)",
-        f"{CANNIKIN}/test_epochs.py::test_steps_are_scaled_by_the_noise_before_the_epoch_and_the_first_batch",
+        f"{CANNIKIN}/test_epochs.py::test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own",
     ),
     Mistake(
         "algorithms/cannikin/training.py",
