@@ -25,8 +25,13 @@ def plan(system: policies.System, each: int | None = 30, **options: Any) -> epoc
     """Of a problem of which only the sizes are looked at, with so many samples of each worker."""
     sampler = Sampler(never, batch_size=B, samples=each, take=never)
     given = {
-        **{"epochs": 3, "micro_batches": 2, "samples": 100, "limits": None},
-        **{"scaling": lambda *_: 1.0, "initial_batch": None, "smoothing": 0.3},
+        "epochs": 3,
+        "micro_batches": 2,
+        "samples": 100,
+        "limits": None,
+        "scaling": lambda *_: 1.0,
+        "initial_batch": None,
+        "smoothing": 0.3,
     }
     problem = Problem(never, never, np.zeros((N, 1)), sampler)
     return epochs.make_plan("train", problem, system, 0.25, **given | options)

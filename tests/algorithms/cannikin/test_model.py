@@ -168,8 +168,10 @@ def test_several_total_batches_together_are_those_alone():
 
 
 GOOD: dict[str, Any] = {
-    **dict.fromkeys("qskm", [1.0, 2.0]),
-    **{"gamma": 0.2, "t_overlap": 1.0, "t_last": 0.1},
+    **{name: [1.0, 2.0] for name in "qskm"},
+    "gamma": 0.2,
+    "t_overlap": 1.0,
+    "t_last": 0.1,
 }
 LIMITED = ClusterModel(**GOOD, limits=[3.5, 2.5])
 REFUSED = [

@@ -89,7 +89,7 @@ def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int
         ([57, 0, 3], [90, 90, 90], [1.0, 0.0, 3.0], [57, 3, 0]),  # the slowest has three
         ([20, 20, 20], [40, 40, 40], [2.0, 2.0, 2.0], [20, 20, 20]),
         # means over rounds with measurements: 2, 2.5 and, of a node without, 0 seconds
-        ([10, 10, 10], [40] * 3, [[3, 1, np.nan], [1, np.nan, np.nan], [2, 4, np.nan]], [10, 5, 15]),
+        ([10] * 3, [40] * 3, [[3, 1, np.nan], [1, np.nan, np.nan], [2, 4, np.nan]], [10, 5, 15]),
     ],
 )
 def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(
@@ -200,7 +200,7 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
     start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
     assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
-    with pytest.raises(ValueError, match="AdaptDL: total batches of 31 .* room for 30"):
+    with pytest.raises(ValueError, match=r"AdaptDL: total batches of 31 .* room for 30"):
         cannikin.adaptdl([31, 60], 30).start(start)
 
 
@@ -208,8 +208,8 @@ class Counted:
     """A cluster that writes down what it is asked."""
 
     def __init__(self, seconds: list[float], longer: bool, nodes: int = 2) -> None:
-        self.seconds, self.longer, self.nodes = dict(zip([10, 20, 40], seconds)), longer, nodes
-        self.asked = []
+        self.seconds = dict(zip([10, 20, 40], seconds, strict=True))
+        self.longer, self.nodes, self.asked = longer, nodes, []
 
     def optperf(self, total_batch: Any) -> cannikin.OptPerf:
         self.asked.append(np.asarray(total_batch).tolist())
@@ -247,8 +247,13 @@ def test_step_sizes_grow_as_one_step_brings_more():
     """tr Sigma = 1500, |G|^2 = 3; all noise, and none."""
     assert cannikin.adascale(NOISE, 40, 10) == pytest.approx((150 + 3) / (37.5 + 3))
     assert cannikin.adascale(NOISE, 10, 10) == 1
-    for noise, factor in (((600.0, -3.0), 4), ((-600.0, 3.0), 1), ((-1.0, -1.0), 1), ((0, 0, 0), 1)):
-        assert cannikin.adascale(cannikin.NoiseScale(*map(float, noise)), 40, 10) == factor
+    for noise, sqnorm, factor in (
+        (600.0, -3.0, 4),
+        (-600.0, 3.0, 1),
+        (-1.0, -1.0, 1),
+        (0.0, 0.0, 1),
+    ):
+        assert cannikin.adascale(cannikin.NoiseScale(noise, sqnorm), 40, 10) == factor
     assert (cannikin.square_root(NOISE, 40, 10), cannikin.constant(NOISE, 40, 10)) == (2, 1)
 
 

@@ -76,8 +76,12 @@ PROBLEM = dsgd.Problem(
 
 def train(system: cannikin.System, seed: int = 0, **options: Any) -> cannikin.Training:
     given: dict[str, Any] = {
-        **{"method": SGD, "problem": PROBLEM, "cluster": CLUSTER, "epochs": 5},
-        **{"micro_batches": M, "samples": ROUNDS * TOTAL},
+        "method": SGD,
+        "problem": PROBLEM,
+        "cluster": CLUSTER,
+        "epochs": 5,
+        "micro_batches": M,
+        "samples": ROUNDS * TOTAL,
     }
     return cannikin.train(system=system, key=jax.random.key(seed), **given | options)
 

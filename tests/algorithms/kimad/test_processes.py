@@ -202,7 +202,7 @@ def test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_ea
     """Budgets use the slowest downlink and the longest computation; records have the slowest rates
     and the mean bits.
     """
-    found, models, last = trained(1e9, 3)
+    found, models, _ = trained(1e9, 3)
     rounds = list(itertools.islice(recursion(), 3))
     np.testing.assert_allclose(found.params, rounds[-1]["x"], atol=1e-4)
     for model in models:
