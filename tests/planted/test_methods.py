@@ -149,7 +149,7 @@ MISTAKES = [
         GOSSIP,
         "jnp.where(now.worker == now.partner, -1, pair)",
         "pair",
-        of(ASYNCHRONOUS, "gossip_of_one_is_sgd"),
+        of(ASYNCHRONOUS, "without_staleness_it_is_sgd_to_the_bit[gossip of one]"),
     ),
     Mistake(
         "algorithms/asynchronous/delays.py",
