@@ -511,19 +511,3 @@ REFUSED = [
 def test_what_cannot_be_is_refused(method, options, place, words):
     with pytest.raises(ValueError, match=words):
         history(method(STEP, **options), 4, 1, place)
-
-
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [
-        (
-            asynchronous_sgd(STEP, delays.constant(3), servers=2, staleness_aware=True),
-            "asynchronous_sgd(constant(3), servers=2, staleness_aware)",
-        ),
-        (asynchronous_sgd(STEP, bound=7), "asynchronous_sgd(bound=7)"),
-        (adaptive_compensated_sgd(STEP), "adaptive_compensated_sgd(servers=2, 0.9)"),
-        (backup_workers_sgd(STEP, 2), "backup_workers_sgd(2)"),
-    ],
-)
-def test_names_have_the_options(method, name):
-    assert method.name == name

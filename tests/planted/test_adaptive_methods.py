@@ -10,6 +10,11 @@ KIMAD, DROPCOMPUTE, CANNIKIN = (
     "tests/algorithms/dropcompute",
     "tests/algorithms/cannikin",
 )
+STATEMENT = "'tests/theory_checks/test_statements.py::test_statement_holds"
+SCALED = (
+    "        optax.GradientTransformation("
+    "lambda params: Scale(jnp.ones((), jnp.float32)), update),\n"
+)
 
 MISTAKES = [
     Mistake(
@@ -88,7 +93,7 @@ MISTAKES = [
         "algorithms/dropcompute/method.py",
         "(round.step + 1) % self.period == 0",
         "round.step % self.period == 0",
-        f"{DROPCOMPUTE}/test_method.py::test_seconds_of_a_period_add_up_until_its_last_round",
+        f"{STATEMENT}[DropCompute, local SGD, every round]'",
     ),
     Mistake(
         "algorithms/dropcompute/expectations.py",
@@ -158,12 +163,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/cannikin/scalings.py",
-        """        optimizer,
-        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
-""",
-        """        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
-        optimizer,
-""",
+        f"        optimizer,\n{SCALED}",
+        f"{SCALED}        optimizer,\n",
         f"{CANNIKIN}/test_policies.py::test_steps_of_adam_are_scaled_not_its_gradients",
     ),
     Mistake(

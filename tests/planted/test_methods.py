@@ -10,7 +10,7 @@ from planted.mistakes import Mistake
 
 def history(case: str) -> str:
     """The test of a recorded history."""
-    return f'"tests/algorithms/test_reference_histories.py::test_a_history_is_the_recorded_one[{case}]"'
+    return of("algorithms/test_reference_histories", f"a_history_is_the_recorded_one[{case}]")
 
 
 def of(file: str, test: str) -> str:

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from algorithms import kimad, kimad_sgd
-from dsgd import Algorithm, clusters, problems, run, sweep
+from dsgd import Algorithm, clusters, problems, run
 from tests.algorithms.kimad.networks import Sinusoids
 
 N, D, GAMMA = 4, 22, 0.2
@@ -45,51 +45,6 @@ def test_local_steps_are_sent_as_one_update():
         np.testing.assert_allclose(asked, x_hat - 0.5 * gradients[0], rtol=1e-5)
         np.testing.assert_allclose(sent, 0.5 * gradients.sum(axis=0), rtol=1e-4, atol=1e-5)
     assert (update.period, kimad.gradient.period) == (2, 1)
-
-
-def test_with_an_oracle_no_uplink_takes_longer_than_its_share():
-    """Where workers begin together, and take several steps: their links to the server are equal on
-    the way back.
-    """
-    period, times, congestions = 2, np.array([1.5, 4.0]), np.array([0.5, 2.0])
-    fast, back = (
-        Sinusoids(UP.factors, 6 * UP.eta, UP.theta, 6 * UP.delta),
-        Sinusoids((1.0,) * N, DOWN.eta, DOWN.theta, DOWN.delta),
-    )
-    cluster = clusters.Cluster(clusters.constant(COMPUTING / period), fast.quantity, back.quantity)
-
-    def factory(round_time, congestion):
-        options = {
-            "monitor": kimad.oracle,
-            "computation": COMPUTING,
-            "update": kimad.local_steps(optax.sgd(0.1), period),
-        }
-        return kimad_sgd(
-            optax.sgd(GAMMA),
-            kimad.top_k(np.arange(0.05, 1.01, 0.05)),
-            round_time,
-            congestion=congestion,
-            **options,
-        )
-
-    found = sweep(
-        factory,
-        PROBLEM,
-        steps=20 * period,
-        key=KEY,
-        cluster=cluster,
-        mesh=1,
-        round_time=times,
-        congestion=congestions,
-    ).history
-    clock, sent = found["clock"][:, :, 0, ::period], found["message_up"][:, :, 0, period::period]
-    assert not found["missing"][..., 1:].any()
-    assert (np.diff(clock, axis=-1).max(axis=-1) <= times[:, None] * (1 + 1e-5)).all()
-    shares = []
-    for i, j, k, n in np.ndindex(sent.shape):
-        took = fast.seconds(n, clock[i, j, k] + COMPUTING[n], sent[i, j, k, n])
-        shares.append(took * (1 + congestions[j]) / (times[i] - COMPUTING[n]))
-    assert 0.99 < max(shares) <= 1 + 1e-4
 
 
 @pytest.mark.long
