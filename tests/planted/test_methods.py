@@ -10,7 +10,7 @@ from planted.mistakes import Mistake
 
 def history(case: str) -> str:
     """The test of a recorded history."""
-    return f'"tests/algorithms/test_reference_histories.py::test_a_history_is_the_recorded_one[{case}]"'
+    return of("algorithms/test_reference_histories", f"a_history_is_the_recorded_one[{case}]")
 
 
 def of(file: str, test: str) -> str:
@@ -149,7 +149,7 @@ MISTAKES = [
         GOSSIP,
         "jnp.where(now.worker == now.partner, -1, pair)",
         "pair",
-        of(ASYNCHRONOUS, "gossip_of_one_is_sgd"),
+        of(ASYNCHRONOUS, "without_staleness_it_is_sgd_to_the_bit[gossip of one]"),
     ),
     Mistake(
         "algorithms/asynchronous/delays.py",
