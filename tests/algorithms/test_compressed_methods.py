@@ -167,23 +167,18 @@ def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
         "small": 1e-4 * rng.normal(size=(workers, 3)),
     }
     layer_wise = compressors.random_quantization(bits)
-    given, errors, sent = jax.tree.map(jnp.float32, gradients), {}, {}
+    given, errors = jax.tree.map(jnp.float32, gradients), {}
     for compressor in (layer_wise, compressors.whole_model(layer_wise)):
         method = error_compensated_sgd(optax.sgd(1.0), compressor, compressor)
         found = run(method, given, steps=1)
         errors[compressor.layer_wise] = {
             name: np.abs(found.params[name] + g.mean(axis=0)).max() for name, g in gradients.items()
         }
-        sent[compressor.layer_wise] = found.history["bits"][-1] / 2
     # up and down by at most a knob, of elements between -3 and 3
     rounded = 2 * 2 * 3 / (2**bits - 1)
     assert errors[True]["large"] < rounded
     assert errors[True]["small"] < 1e-4 * rounded
     assert errors[False]["small"] > 10 * 1e-4 * rounded
-    # To the other server and to the other worker. Parts of 5 and 2, or of 6: codes in planes of
-    # four and two bits, and two ends; of two elements, these.
-    np.testing.assert_array_equal(sent[True], 2 * 8 * ((3 + 2 + 8) + 8))
-    np.testing.assert_array_equal(sent[False], 2 * 8 * (3 + 2 + 8))
 
 
 # --- Warm starts.

@@ -449,26 +449,6 @@ async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_compute
         again.checkpoint.__exit__()
 
 
-@pytest.mark.parametrize("aware", [False, True])
-def test_a_step_with_several_gradients_is_as_stale_as_the_oldest(alone, aware):
-    to = alone(3, staleness_aware=aware)
-    to.version = 5
-    abouts = [
-        Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25)
-        for worker, version in enumerate((4, 1, 3))
-    ]
-    to._update(abouts, [gradient(value) for value in (1.0, 2.0, 6.0)], to.zero)
-    np.testing.assert_allclose(
-        to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6
-    )
-    assert to.version == 6
-    for each, about in zip(to.updates, abouts, strict=True):
-        fields = ("worker", "version", "read", "draw", "computed", "trip")
-        assert [getattr(each, name) for name in fields] == [getattr(about, name) for name in fields]
-        assert (each.step, each.at) == (5, to.updates[0].at)
-    assert sum(each.busy for each in to.updates) == pytest.approx(to.updates[0].at)
-
-
 @story
 async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
     to, reply = alone(1, record_every=3, steps=7), None

@@ -283,23 +283,6 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
         x = x - GAMMA * g
 
 
-def test_a_server_keeps_its_state_in_a_round_without_participants():
-    """Of a method without a line for it: its server counts the rounds."""
-    method = algorithms.minibatch_sgd(SGD)
-
-    def update(state, gradients, round):
-        after = method.update(state._replace(server=state.server[0]), gradients, round)
-        return after._replace(server=(after.server, state.server[1] + 1))
-
-    counting = method._replace(
-        init=lambda params, N: dsgd.State((method.init(params, N).server, jnp.int32(0))),
-        query=lambda state, round: dsgd.Query(state.server[0].params),
-        update=update,
-        model=lambda state: state.server[0].params,
-    )
-    assert run(counting, CLUSTER).state.server[1] == HERE.any(axis=1).sum() < T
-
-
 REFUSED = {
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd"),
@@ -358,14 +341,21 @@ def test_what_does_not_fit_the_cluster_is_refused(method, missing, words):
         run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
 
-def test_a_worker_that_does_not_participate_keeps_its_state_unless_the_method_says_otherwise():
+def test_states_are_kept_without_participation_unless_the_method_says_otherwise():
+    """Of a method that counts rounds: a worker's in which it participates, the server's in which
+    any does.
+    """
     counting = dsgd.Algorithm(
         "counting",
-        init=lambda params, N: dsgd.State(params, jnp.zeros(N, jnp.int32)),
-        query=lambda state, round: dsgd.Query(state.server),
-        update=lambda state, gradients, round: state._replace(workers=state.workers + 1),
-        model=lambda state: state.server,
+        init=lambda params, N: dsgd.State((params, jnp.int32(0)), jnp.zeros(N, jnp.int32)),
+        query=lambda state, round: dsgd.Query(state.server[0]),
+        update=lambda state, gradients, round: state._replace(
+            server=(state.server[0], state.server[1] + 1), workers=state.workers + 1
+        ),
+        model=lambda state: state.server[0],
     )
-    np.testing.assert_array_equal(run(counting).state.workers, HERE.sum(axis=0))
+    found = run(counting).state
+    np.testing.assert_array_equal(found.workers, HERE.sum(axis=0))
+    assert found.server[1] == HERE.any(axis=1).sum() < T
     twice = counting._replace(absent=lambda before, after: before + 2 * (after - before))
     np.testing.assert_array_equal(run(twice).state.workers, 2 * T - HERE.sum(axis=0))

@@ -118,16 +118,6 @@ def test_ends_of_the_scale(stop):
             np.testing.assert_allclose(step(1, tau), step(1, np.inf), rtol=1e-11)
 
 
-@pytest.mark.parametrize("std", [0.01, 0.1])
-def test_alone_a_worker_that_is_not_interrupted_takes_a_mean_for_each_that_it_computes(std):
-    """Wald's identity: looking at a clock after each micro-batch is a stopping time."""
-    taus = np.array([0.0, 0.95, 1.0, 3.5, 6.98, 11.02, 11.9, 12.5])
-    seconds = dropcompute.expected_step_time(1.0, std, 12, 1, threshold=taus, stop="between")
-    np.testing.assert_allclose(
-        seconds, dropcompute.expected_micro_batches(taus, 1.0, std, 12, stop="between"), rtol=1e-11
-    )
-
-
 @STOPS
 def test_shapes_are_those_of_thresholds_and_workers(stop):
     """One at a time they are the same, and of no threshold there is nothing."""
