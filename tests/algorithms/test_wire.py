@@ -26,8 +26,6 @@ from dsgd import compressors
 from dsgd.compressors.sparsification import capacity
 
 N, D = 8, 77
-# ceil(D / N) elements for each server: not a multiple of eight, and the last part is padded
-PART = 10
 # that a worker sends in a round: one to every other server and one to every other worker; or one a
 # hop
 MESSAGES = 2 * (N - 1)
