@@ -119,7 +119,7 @@ def test_a_step_is_that_of_flax(method, model, key):
 
 
 def test_exact_gradients_of_batch_norm_and_dropout_are_refused(key):
-    with pytest.raises(ValueError, match="exact gradient .*batch norm and dropout"):
+    with pytest.raises(ValueError, match=r"exact gradient .*batch norm and dropout"):
         dsgd.run(GD, classifier(Linen()), steps=1, key=key, mesh=1)
 
 

@@ -13,7 +13,7 @@ import struct
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -62,7 +62,7 @@ class Python2(pickle._Pickler):
     with numpy's module path of the time.
     """
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
     def save_text(self, text: str | bytes) -> None:
         raw = text.encode() if isinstance(text, str) else text

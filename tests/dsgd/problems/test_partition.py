@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -26,7 +28,7 @@ def equal_parts(order: list[int], workers: int) -> list[list[int]]:
     """The first ones have one more."""
     size, more = divmod(len(order), workers)
     ends = [n * size + min(n, more) for n in range(workers + 1)]
-    return [order[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [order[begin:end] for begin, end in pairwise(ends)]
 
 
 def dirichlet(labels, workers: int, alpha: float, seed: int) -> list[list[int]]:
@@ -73,7 +75,7 @@ def test_dirichlet_cuts_each_class_where_the_drawn_shares_end(case, alpha):
     if min(map(len, expected)):
         assert found == expected
     assert min(map(len, found)) >= 1
-    assert sorted(sum(found, [])) == list(range(len(labels)))
+    assert sorted(chain(*found)) == list(range(len(labels)))
 
 
 def test_every_part_has_at_least_min_samples():

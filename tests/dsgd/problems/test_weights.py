@@ -98,7 +98,7 @@ def test_a_problem_without_a_custom_evaluation_has_weights_by_one_field():
     minimizer = np.average(CENTERS, weights=W)
     np.testing.assert_allclose(found.params, minimizer, rtol=1e-5)
     np.testing.assert_allclose(found.history["loss"][1], -0.5 * minimizer**2, rtol=1e-5)
-    with pytest.raises(ValueError, match="weights, .*evaluate"):
+    with pytest.raises(ValueError, match=r"weights, .*evaluate"):
         dsgd.run(method, quadratic, steps=1, key=KEY, mesh=1)
 
 
@@ -118,7 +118,7 @@ def test_weights_that_are_none_are_refused(weights):
         means.__wrapped__(weights)
     if not isinstance(weights, str):
         wrong = problems.random_quadratic(N, 2)._replace(weights=weights, evaluate=None)
-        with pytest.raises(ValueError, match="weights = .* of mean 1"):
+        with pytest.raises(ValueError, match=r"weights = .* of mean 1"):
             dsgd.run(GD, wrong, steps=1, key=KEY, mesh=1)
 
 
