@@ -36,9 +36,7 @@ def steep_problem() -> dsgd.Problem:
     """
     slopes = jnp.tile(jnp.asarray([[40000.0], [30000], [40000], [50000]], jnp.float16), D)
     loss = dsgd.Loss(lambda params, batch: jnp.float32(0), lambda params, batch: batch)
-    return dsgd.Problem(
-        lambda key: jnp.zeros(D, jnp.float16), loss, slopes, lambda key, data: data
-    )
+    return dsgd.Problem(lambda key: jnp.zeros(D, jnp.float16), loss, slopes, lambda key, data: data)
 
 
 METHODS: dict[str, Any] = {

@@ -99,7 +99,9 @@ def test_random_keys_go_on_where_a_run_goes_on():
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(0)], ids=["typed", "numbers"])
 def test_a_key_that_is_not_in_the_state_is_refused(key):
     method = gossip(custom_noise(key, in_state=False))
-    with pytest.raises(ValueError, match=r"optimizer chain\(custom_noise, .*key .*not in its state"):
+    with pytest.raises(
+        ValueError, match=r"optimizer chain\(custom_noise, .*key .*not in its state"
+    ):
         dsgd.run(method, problem(np.zeros(4), N), steps=1, key=KEY)
 
 

@@ -210,7 +210,9 @@ def test_batches_may_be_dictionaries_of_json_lists():
 
 
 def own(**changes: Any) -> Any:
-    problem = dsgd.Problem(lambda key: jnp.zeros(2), lambda x, batch: x @ x, X, lambda key, own: own)
+    problem = dsgd.Problem(
+        lambda key: jnp.zeros(2), lambda x, batch: x @ x, X, lambda key, own: own
+    )
     return dsgd.run(SGD, problem._replace(**changes), steps=1, key=KEY)
 
 

@@ -333,14 +333,11 @@ IMAGES = "train-images-idx3-ubyte"
 # (or what it has instead), and words of the message.
 DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     (write_mnist, "mnist", IMAGES): [
-        (b"", "first bytes"),
         (lambda raw: raw[:7], "first bytes"),
         (lambda raw: raw[:-1], "7839 bytes"),
         (lambda raw: raw + b"\0", "more bytes"),
         (lambda raw: raw[:2] + b"\x0d" + raw[3:], "00 00 0d 03"),
-        (lambda raw: b"\x01" + raw[1:], "01 00 08 03"),
         (idx(np.zeros(TRAIN)), "00 00 08 01"),
-        (SIZED.pack(0, 8, 3, 2**32 - 1, 28, 28), "60000, 28, 28"),
         (SIZED.pack(0, 8, 3, 2, 2**16, 2**16), "60000, 28, 28"),
         (SIZED.pack(0, 8, 3, 60_001, 28, 28), "60000, 28, 28"),
     ],
@@ -371,9 +368,7 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     ],
     (partial(write_cifar, binary=False), "cifar-10", BATCH): [
         (b"", "not a pickled"),
-        (lambda raw: raw[:-1], "not a pickled"),
         (pickled({"labels": [3, 10], "data": WHOLE}), "3 to 10"),
-        (pickled([1, 2]), "not a pickled"),
         (pickled({"labels": [1, 2]}), "data"),
         (pickled({"data": WHOLE}), "labels"),
         (pickled({"labels": [1, 2], "data": bytes_as(np.uint8, 3071)}), "3071"),
@@ -382,7 +377,6 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
         # pickles that would grow
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "stored at 2147483647"),
         (b"Np2147483647\n.", "stored at 2147483647"),
-        (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", "bytes"),
         (b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b"x.", "bytes"),
         (b"\x80\x02(" + b"]" * 200_000 + b"t.", "16 instructions"),
         (pickle.dumps({b"labels": doubled(30)}, 3), "no integers"),

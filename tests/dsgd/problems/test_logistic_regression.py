@@ -25,12 +25,16 @@ def test_loss_and_accuracy_are_those_of_numpy(problem):
     mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
     real = np.asarray(mine.weights) > 0
     inputs, targets = np.asarray(mine.inputs, float)[real], np.asarray(mine.targets)[real]
-    logits = inputs.reshape(len(targets), -1) @ np.asarray(params.kernel, float) + np.asarray(params.bias)
+    logits = inputs.reshape(len(targets), -1) @ np.asarray(params.kernel, float) + np.asarray(
+        params.bias
+    )
     losses = logsumexp(logits, axis=1) - logits[np.arange(len(logits)), targets]
     norm = np.sum(np.square(params.kernel)) + np.sum(np.square(params.bias))
     expected = losses.mean() + L2 / 2 * norm
     assert float(jax.jit(problem.loss)(params, mine)) == pytest.approx(expected, rel=1e-5)
-    np.testing.assert_array_equal(right(jnp.asarray(logits), jnp.asarray(targets)), logits.argmax(axis=1) == targets)
+    np.testing.assert_array_equal(
+        right(jnp.asarray(logits), jnp.asarray(targets)), logits.argmax(axis=1) == targets
+    )
 
 
 def test_smoothness_is_the_steepest_curvature_of_the_steepest_worker(problem):

@@ -89,7 +89,9 @@ def test_objective_and_gradients_are_those_of_numpy(hessians, mesh, key):
                 np.testing.assert_allclose(exact, slopes(hessians, x)[n], rtol=1e-12)
                 batch = problem.sample(key, mine)
                 slope = jax.grad(problem.loss)(jnp.asarray(x), batch)
-                np.testing.assert_allclose(problem.gradient(jnp.asarray(x), batch), slope, rtol=1e-12)
+                np.testing.assert_allclose(
+                    problem.gradient(jnp.asarray(x), batch), slope, rtol=1e-12
+                )
 
 
 def test_noise_is_normal_and_has_the_variance_asked_for():

@@ -136,15 +136,6 @@ def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
     assert left.minimizer is None
 
 
-def test_constants_are_of_the_numbers_that_are_used():
-    """Residuals change targets only; another seed changes all."""
-    first, noisy, other = make(residual=0.0), make(residual=1.0), make(residual=0.0, seed=1)
-    np.testing.assert_array_equal(first.data.inputs, noisy.data.inputs)
-    assert np.abs(np.asarray(first.data.targets - noisy.data.targets)).std() > 0.1
-    assert not np.allclose(first.data.inputs, other.data.inputs)
-    assert first.constants.smoothness == noisy.constants.smoothness != other.constants.smoothness
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

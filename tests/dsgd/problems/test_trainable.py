@@ -68,7 +68,6 @@ def test_runs_with_fixed_leaves_go_on_from_results_checkpoints_and_models(tmp_pa
     start = dsgd.Parameters(lambda key: model, problem.trainable)
     third = dsgd.run(SGD, problem._replace(init=start), **options)
     np.testing.assert_allclose(third.history["loss"][0], first.history["loss"][0, -1], rtol=1e-6)
-    assert third.history["bits"][-1] == first.history["bits"][0, -1]
     assert not np.array_equal(third.params["w"], model["w"])
     with pytest.raises(ValueError, match=r"slope with leaves \['w'\].*\['frozen'\], \['w'\]"):
         dsgd.run(SGD, problem._replace(init=lambda key: model), **options)
@@ -83,12 +82,10 @@ def test_a_custom_problem_may_freeze_leaves_and_have_integer_ones(mesh, key):
 
     problem = dsgd.Problem(init, loss, jnp.zeros((2, 2)), lambda key, mine: mine)
     assert problem.trainable is None
-    bits = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).history["bits"][-1]
     frozen = dsgd.Parameters(init, lambda params: {**params, "w": True, "n": True, "scale": False})
     result = dsgd.run(SGD, problem._replace(init=frozen), steps=1, key=key, mesh=mesh)
     np.testing.assert_allclose(result.params["w"], 0.7, rtol=1e-6)
     assert (result.params["scale"], result.params["n"]) == (3, 3)
-    assert result.history["bits"][-1] == 2 / 3 * bits
 
 
 def test_a_custom_gradient_has_float0_for_integers_as_jax_has(mesh, key):
