@@ -99,9 +99,7 @@ def test_random_keys_go_on_where_a_run_goes_on():
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(0)], ids=["typed", "numbers"])
 def test_a_key_that_is_not_in_the_state_is_refused(key):
     method = gossip(custom_noise(key, in_state=False))
-    with pytest.raises(
-        ValueError, match=r"optimizer chain\(custom_noise, .*key .*not in its state"
-    ):
+    with pytest.raises(ValueError, match=r"optimizer chain\(custom_noise, .*key .*its state"):
         dsgd.run(method, problem(np.zeros(4), N), steps=1, key=KEY)
 
 
@@ -198,9 +196,13 @@ METHODS = {
     [(*case, runs) for runs, cases in enumerate((WHERE_MADE, WHERE_RUN)) for case in cases],
 )
 def test_an_optimizer_that_cannot_work_is_refused(optimizer, words, runs, method):
-    with pytest.raises(ValueError, match=words) as refused:
+    def run():
         made = METHODS[method](optimizer)
-        dsgd.run(made, problem([1.0, 2, 3]), steps=1, key=KEY, mesh=1) if runs else None
+        assert runs, "refused where it is made"
+        dsgd.run(made, problem([1.0, 2, 3]), steps=1, key=KEY, mesh=1)
+
+    with pytest.raises(ValueError, match=words) as refused:
+        run()
     assert "\n" not in str(refused.value)
 
 

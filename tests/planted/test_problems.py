@@ -162,7 +162,7 @@ MISTAKES = [
         SETS,
         "members[first : first + second]",
         "members[:second]",
-        f"{READ}digits_are_in_the_train_or_the_test_set_and_never_in_both",
+        f"{READ}digits_are_split_as_scikit_learn_splits_them",
     ),
     Mistake(
         SETS,

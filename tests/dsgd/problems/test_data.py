@@ -20,12 +20,14 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import train_test_split
 
 from dsgd import problems
 
 SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), format="csr")
 CLASSES = np.arange(40) % 3
 TRAIN, TEST = 10, 3
+PARTS = ("train", "test")
 PACKED: dict[str, Any] = {".bz2": bz2, ".gz": gzip, ".xz": lzma}
 
 
@@ -119,58 +121,35 @@ def assert_read_back(
 ):
     assert dataset.classes == classes
     pixels = (images / 255).astype(np.float32)
-    np.testing.assert_allclose(dataset.train_inputs, pixels[:TRAIN], rtol=1e-6, strict=True)
-    np.testing.assert_allclose(dataset.test_inputs, pixels[TRAIN:], rtol=1e-6, strict=True)
-    np.testing.assert_array_equal(dataset.train_targets, labels[:TRAIN])
-    np.testing.assert_array_equal(dataset.test_targets, labels[TRAIN:])
+    assert_is_split(dataset, pixels[:TRAIN], pixels[TRAIN:], labels[:TRAIN], labels[TRAIN:])
 
 
-def rows(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Samples with their classes, in an order that does not depend on the order they came in."""
-    table = np.column_stack([np.reshape(inputs, (len(inputs), -1)), targets])
-    return table[np.lexsort(table.T)]
+def split(inputs: Any, classes: Any) -> list[np.ndarray]:
+    """Inputs for training and for testing, then classes, as scikit-learn splits them: a fifth,
+    stratified.
+    """
+    return train_test_split(inputs, classes, test_size=0.2, random_state=0, stratify=classes)
 
 
-def everything(dataset: problems.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.concatenate([dataset.train_inputs, dataset.test_inputs]),
-        np.concatenate([dataset.train_targets, dataset.test_targets]),
-    )
+def assert_is_split(dataset: problems.Dataset, *expected: np.ndarray):
+    found = (getattr(dataset, f"{part}_{what}") for what in ("inputs", "targets") for part in PARTS)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "classes"), [("digits", (8, 8, 1), 10), ("breast-cancer", (30,), 2)]
-)
-def test_bundled_data_hold_out_a_stratified_fifth_that_is_the_same_every_time(name, shape, classes):
-    dataset, again = problems.load(name), problems.load(name)
-    assert dataset.train_inputs.shape[1:] == shape
+def test_digits_are_split_as_scikit_learn_splits_them():
+    """Upright images, whose pixels go from 0 to 16."""
+    digits, dataset = load_digits(), problems.load("digits")
     assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
-    assert dataset.classes == classes
-    held_out, train = np.bincount(dataset.test_targets), np.bincount(dataset.train_targets)
-    assert np.abs(held_out - (held_out + train) / 5).max() <= 1
-    for first, second in zip(dataset[1:], again[1:], strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_digits_are_in_the_train_or_the_test_set_and_never_in_both():
-    """As a multiset, the two are scikit-learn's images, whose pixels go from 0 to 16."""
-    pixels, labels = load_digits(return_X_y=True)
-    np.testing.assert_array_equal(
-        rows(*everything(problems.load("digits"))), rows(pixels / 16, labels)
-    )
+    assert_is_split(dataset, *split(digits.images[..., None] / 16, digits.target))
 
 
 def test_breast_cancer_is_standardised_by_its_training_samples():
+    inputs, classes = load_breast_cancer(return_X_y=True)
+    train, test, *classes = split(inputs.astype(np.float32), classes)
+    center, scale = train.mean(axis=0), train.std(axis=0)
     dataset = problems.load("breast-cancer")
-    np.testing.assert_allclose(dataset.train_inputs.mean(axis=0), 0, atol=1e-4)
-    np.testing.assert_allclose(dataset.train_inputs.std(axis=0), 1, atol=1e-4)
-    # One increasing affine map a feature for train and test: the sorted columns are collinear with
-    # those of the raw data.
-    raw = np.sort(load_breast_cancer(return_X_y=True)[0], axis=0)
-    ours = np.sort(everything(dataset)[0].astype(np.float64), axis=0)
-    for feature in range(30):
-        slope, intercept = np.polyfit(raw[:, feature], ours[:, feature], 1)
-        np.testing.assert_allclose(slope * raw[:, feature] + intercept, ours[:, feature], atol=1e-3)
+    assert_is_split(dataset, (train - center) / scale, (test - center) / scale, *classes)
 
 
 THIRDS = np.arange(60) % 3
@@ -187,12 +166,10 @@ THIRDS = np.arange(60) % 3
 )
 def test_arrays_keep_every_sample_with_its_class_and_its_label(labels):
     inputs = np.random.default_rng(0).normal(size=(60, 4, 5)).astype(np.float32)
-    dataset = problems.load((inputs, labels))
     names, classes = np.unique(np.asarray(labels), return_inverse=True)
+    dataset = problems.load((inputs, labels))
     np.testing.assert_array_equal(dataset.labels, names)
-    assert dataset.train_inputs.shape == (48, 4, 5)
-    np.testing.assert_array_equal(np.bincount(dataset.test_targets), np.bincount(classes) / 5)
-    np.testing.assert_array_equal(rows(*everything(dataset)), rows(inputs, classes))
+    assert_is_split(dataset, *split(inputs, classes))
 
 
 # Files
