@@ -168,8 +168,6 @@ WHERE_MADE: list[tuple[Any, str]] = [
     (optax.lbfgs(), r"optimizer chain\(scale_by_lbfgs, .*more than gradients"),
     (optax.polyak_sgd(), r"optimizer chain\(.*scale_by_polyak\).*more than gradients"),
     (optax.MultiSteps(optax.sgd(0.1), 2), r"optimizer = .*MultiSteps.*gradient_transformation\(\)"),
-    (tuple(optax.sgd(0.1)), r"optimizer = .*optax\.sgd\(0\.1\)"),
-    (optax.sgd, "optimizer = the function sgd: "),
     (Torch(), r"optimizer = SGD \( Parameter Group 0.*optax\.sgd\(0\.1\)"),
 ]
 WHERE_RUN: list[tuple[Any, str]] = [

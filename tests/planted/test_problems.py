@@ -82,7 +82,7 @@ MISTAKES = [
         DRAWN,
         "pivot + (m - x)",
         "pivot + m",
-        f"{DRAW}all_orders_of_an_epoch_are_equally_likely {DRAW}each_epoch_visits_each_sample_once",
+        f"{DRAW}all_ordered_batches_are_equally_likely {DRAW}each_epoch_visits_each_sample_once",
     ),
     Mistake(
         DRAWN,

@@ -176,7 +176,6 @@ GOOD: dict[str, Any] = {
             {"partition": [[*range(16)], [2], [3]], "min_samples": 2},
             "worker 1 has 1 samples; .*min_samples = 2",
         ),
-        ({"l2": -1e-9}, "l2 = -1e-09"),
         ({"l2": float("nan")}, "l2 = nan"),
         ({"test": PAIR}, "metrics = None"),
         ({"metrics": METRIC}, "test = None, metrics = "),

@@ -125,7 +125,6 @@ def test_the_default_model_is_a_transformer(folder):
     ("options", "words"),
     [
         ({"width": 10, "heads": 4}, "width = 10, heads = 4"),
-        ({"test_share": 1.0}, "test_share = 1.0"),
         ({"test_share": 0.001}, "test_share .*6 bytes"),
         ({"partition": "iid"}, "partition 'iid': .* blocks, files"),
         ({"text": "nowhere"}, "text = 'nowhere'.*'docstrings', 'grammar'"),

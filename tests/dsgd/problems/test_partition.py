@@ -103,12 +103,10 @@ def test_dirichlet_partitions_of_digits_work_with_defaults():
     ("labels", "workers", "partition", "options", "words"),
     [
         (BALANCED, 4, "sorted", {}, "'sorted': .*iid, blocks, by-label, dirichlet"),
-        (BALANCED, 4, "dirichlet", {"alpha": 0.0}, "alpha = 0.0"),
         (BALANCED, 4, "dirichlet", {"alpha": np.inf}, "alpha = inf"),
         ([0, 1] * 10, 8, "dirichlet", {"alpha": 0.01}, r"worker \d without samples.*alpha"),
         (BALANCED, 20, "dirichlet", {"min_samples": 20}, r"\d+ samples in the best of 10000"),
         ([0, 1, 0], 5, "by-label", {}, "worker 3 without samples"),
-        (BALANCED, 0, "iid", {}, "0 workers"),
     ],
 )
 def test_partitions_that_cannot_be_are_refused(labels, workers, partition, options, words):

@@ -134,18 +134,3 @@ def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
     np.testing.assert_allclose(a @ best.minimizer, y, atol=1e-12)
     assert best.minimum == left.minimum == 0.0
     assert left.minimizer is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"workers": 0}, "workers"),
-        ({"dimension": 0}, "dimension"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"residual": -0.1}, r"residual = -0\.1"),
-        ({"residual": float("inf")}, "residual = inf"),
-    ],
-)
-def test_regression_that_cannot_be_is_refused(options, words):
-    with pytest.raises(ValueError, match=f"robust_regression: .*{words}"):
-        problems.robust_regression(**{"workers": N, "dimension": D, **options})

@@ -97,7 +97,6 @@ def test_a_custom_gradient_has_float0_for_integers_as_jax_has(mesh, key):
         dsgd.Loss(lambda params, batch: jnp.sum(params["w"] - batch), slope),
         jnp.ones((2, 2)),
         lambda key, mine: 2 * mine,
-        lambda params, data, shared: ({"loss": jnp.sum(params["w"] ** 2) + params["n"]}, None),
     )
     params = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params
     np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
