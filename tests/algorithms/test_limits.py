@@ -117,7 +117,7 @@ def later(round):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (asking(workers=np.zeros(0, int)), r"sgd: query gives workers as int64\[0\]"),
+        (asking(workers=np.zeros(0, int)), r"sgd: query .* workers = int64\[0\]"),
         (asking(workers=np.array([9])), "sgd: by round 8, query asks worker 9; .* 0 to 3"),
         (asking(workers=jnp.array([0, -1])), "sgd: by round 8, query asks worker -1"),
         (asking(workers=later), "sgd: by round 8, query asks worker 4"),
@@ -135,7 +135,7 @@ def test_what_users_functions_must_not_return_is_found_between_records(method, w
 
 @pytest.mark.parametrize(("code", "bits"), [(1, 0), (4, 2)])
 def test_codes_that_do_not_fit_into_their_bits_are_refused(code, bits):
-    with pytest.raises(ValueError, match=f"codecs.pack: a code of {code} in {bits} bits"):
+    with pytest.raises(ValueError, match=f"codecs.pack: .* {code} for bits = {bits}"):
         codecs.pack(jnp.full(3, code, jnp.uint8), bits)
 
 

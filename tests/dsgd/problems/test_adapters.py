@@ -242,9 +242,9 @@ class Missing(nnx.Module):
         (Missing, r"^model Missing in training: .*no `rngs` argument.* Dropout"),
         (lambda: Missing(nnx.Rngs(0)), r"^model = the function <lambda>.* 1 argument \(rngs\)$"),
         (problems.Model(lambda key: 1.0, lambda params, x: len(params)), "model: TypeError: "),
-        (Linen, "^model = the class Linen: "),
-        (lambda rngs: 3, "gives 3: "),
-        ("mlp", "^model = 'mlp': .*flax.*nnx.Rngs"),
+        (Linen, "^model = the class Linen; "),
+        (lambda rngs: 3, " 3; expected"),
+        ("mlp", "^model = 'mlp'; .*flax.*nnx.Rngs"),
     ],
 )
 def test_what_is_no_model_is_refused_with_the_cause(model, words):

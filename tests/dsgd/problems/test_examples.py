@@ -112,7 +112,7 @@ def test_a_cluster_charges_small_clients_for_their_own_samples():
 
 def test_work_of_more_samples_than_a_small_client_has_is_refused():
     method = algorithms.unequal_work(SGD, dsgd.work.local_batches([4] * N, batch_size=4))
-    with pytest.raises(ValueError, match=r"4 samples .* of worker 0; worker 0 has 1 samples"):
+    with pytest.raises(ValueError, match=r"4 samples .* of worker 0, which has only 1"):
         dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 
 

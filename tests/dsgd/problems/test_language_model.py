@@ -126,13 +126,13 @@ def test_the_default_model_is_a_transformer(folder):
     [
         ({"width": 10, "heads": 4}, "width = 10, heads = 4"),
         ({"test_share": 0.001}, "test_share .*6 bytes"),
-        ({"partition": "iid"}, "partition 'iid': .* blocks, files"),
+        ({"partition": "iid"}, "partition = 'iid'.* blocks, files"),
         ({"text": "nowhere"}, "text = 'nowhere'.*'docstrings', 'grammar'"),
         ({"text": ""}, "text = ''"),
         ({"text": "once upon a time " * 100}, r"text = 'once upon .* \.\.\."),
         ({"context": 250}, "2 windows .* 251 bytes .*workers = 3"),
         ({"context": 100, "partition": "files"}, "8 files, 2 of them .*101 bytes .*workers = 3"),
-        ({"model": nn.Embed(256, 255)}, r"model gives .*255.*\[m, T, 256\]"),
+        ({"model": nn.Embed(256, 255)}, r"model .*255.*\[m, T, 256\]"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, options, words):
@@ -235,7 +235,7 @@ def test_the_docstring_says_the_entropy_and_the_sizes():
     doc = problems.language_model.__doc__ or ""
     assert f"{grammar.bits_per_byte():.3f} bits per byte" in doc
     documents = grammar.documents(0)
-    assert f"{len(documents)} pages" in doc
+    assert f"{len(documents)} documents" in doc
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
 
 

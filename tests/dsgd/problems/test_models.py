@@ -103,7 +103,7 @@ def test_transformer_is_causal_knows_positions_and_reads_shorter_sequences():
     np.testing.assert_allclose(shorter, logits[:1, :4], rtol=1e-5, atol=1e-5)
     equal = np.asarray(apply(variables, np.full((1, 6), 3)))
     assert np.abs(np.diff(equal[0], axis=0)).max() > 0.1
-    with pytest.raises(ValueError, match=r"7 tokens, context = 6"):
+    with pytest.raises(ValueError, match=r"7 tokens.* context = 6"):
         TINY.apply(variables, np.full((1, 7), 3))
 
 

@@ -118,7 +118,7 @@ def test_weights_that_are_none_are_refused(weights):
         means.__wrapped__(weights)
     if not isinstance(weights, str):
         wrong = problems.random_quadratic(N, 2)._replace(weights=weights, evaluate=None)
-        with pytest.raises(ValueError, match=r"weights = .* of mean 1"):
+        with pytest.raises(ValueError, match=r"weights = .*mean 1"):
             dsgd.run(GD, wrong, steps=1, key=KEY, mesh=1)
 
 
