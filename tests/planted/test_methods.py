@@ -190,9 +190,7 @@ MISTAKES = [
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",
         "if step > 1 and _ascends",
-        of(
-            OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused"
-        ),
+        of(OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused"),
     ),
     Mistake(
         "algorithms/gossip.py",

@@ -58,7 +58,7 @@ CASES = {
     "a gradient, later": (
         dsgd.Problem(lambda key: jnp.array(2.0), late, jnp.zeros(2), lambda key, mine: mine),
         1.0,
-        "gradient is not finite after round 2, where the loss is 0 .*sqrt",
+        "gradient is not finite after round 2, although the loss is 0 .*sqrt",
     ),
     "the step size": (
         regression(jnp.zeros(3), linear),
