@@ -77,7 +77,7 @@ def test_what_has_no_gradients_of_samples_is_refused(key):
         with pytest.raises(ValueError, match=f"per_sample: .*({words})"):
             problems.per_sample(problem, problems.clipped(C))
     noisy = problems.per_sample(least_squares(), problems.clipped(C), noise=1.0)
-    with pytest.raises(ValueError, match="exact gradients .*noise"):
+    with pytest.raises(ValueError, match=r"exact gradients .*noise"):
         dsgd.run(GD, noisy, steps=1, key=key, mesh=1)
     with pytest.raises(ValueError, match=r"clipped: norm = 0"):
         problems.clipped(0)
