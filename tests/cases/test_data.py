@@ -44,15 +44,15 @@ BEYOND = {
     ),
     "float64": (
         np.array([1.0, -1e300]),
-        r"got the entry -1e\+300 in float64; expected sizes between",
+        r"got the entry -1e\+300 in float64; expected magnitudes between",
     ),
     "all of float64 too small": (
         np.array([0.0, 1e-300]),
-        r"got the entry 1e-300 in float64; expected sizes between",
+        r"got the entry 1e-300 in float64; expected magnitudes between",
     ),
     "long double": (
         np.array([1, 2.0**130], np.longdouble),
-        r"got the entry 1\.36.*e\+39 in .*; expected sizes between",
+        r"got the entry 1\.36.*e\+39 in .*; expected magnitudes between",
     ),
 }
 

@@ -121,7 +121,7 @@ def test_what_has_no_form_in_json_is_not_saved(about, tmp_path):
     path = tmp_path / "cluster.json"
     with pytest.raises(
         ValueError,
-        match=r"cluster.json: not written, as it has no form in JSON \(.*\); expected keys that are texts",
+        match=r"cluster.json: the data cannot be represented in JSON \(.*\); expected keys that are texts",
     ) as raised:
         clusters.save(path, Equal(0.0, 1.0), about)
     assert "\n" not in str(raised.value)

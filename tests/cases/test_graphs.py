@@ -56,7 +56,7 @@ def test_other_nodes_keep_their_names_in_the_order_of_the_graph(nodes):
 def test_what_is_no_number_is_refused_with_the_remedy():
     with pytest.raises(
         ValueError,
-        match=r"from_matrix: W: got an array of Python objects; expected numbers: pass .astype\(float\)",
+        match=r"from_matrix: W: got an array of Python objects; expected numbers; pass .astype\(float\)",
     ):
         from_matrix([[Fraction(1, 2), Fraction(1, 2)]] * 2)
 

@@ -190,11 +190,15 @@ def test_a_choice_that_is_none_of_the_compressors_is_refused(wrong, update):
         (
             jnp.ones(3, jnp.uint8),
             0,
-            "codecs.pack: a code of 1 in 0 bits; expected codes below 2\\^0",
+            "codecs.pack: codes has the entry 1 for bits = 0; expected codes below 2\\^0",
         ),
-        (jnp.ones(3, jnp.uint8), 9, r"codecs.pack: codes = uint8\[3\] for bits = 9: need uint32"),
-        (jnp.ones(3, jnp.uint32), 33, "codecs.pack: bits = 33: need an integer from 0 to 32"),
-        (jnp.full(3, 4, jnp.uint8), 2, "codecs.pack: a code of 4 in 2 bits"),
+        (
+            jnp.ones(3, jnp.uint8),
+            9,
+            r"codecs.pack: codes = uint8\[3\] for bits = 9; expected uint32",
+        ),
+        (jnp.ones(3, jnp.uint32), 33, "codecs.pack: bits = 33; expected an integer from 0 to 32"),
+        (jnp.full(3, 4, jnp.uint8), 2, "codecs.pack: codes has the entry 4 for bits = 2"),
     ],
 )
 def test_codes_that_do_not_fit_into_their_bits_are_refused(codes, bits, words):

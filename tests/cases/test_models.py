@@ -596,7 +596,7 @@ def test_a_loss_that_is_not_finite_from_finite_data_shows_ranges(mesh, key):
     shown = r"data.inputs from -2.\d+ to 1.\d+, data.targets from 0 to 1, .*start from 0 to 0, outputs from 0 to 0"
     with pytest.raises(
         dsgd.Diverged,
-        match=f"before the first round, from finite data and a finite start .*{shown}",
+        match=f"before the first round, with finite data and a finite start .*{shown}",
     ):
         dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh)
 
@@ -615,7 +615,7 @@ def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(mesh, key):
 
     model = problems.Model(lambda key: {"w": jnp.ones(3), "v": jnp.zeros(2)}, apply)
     problem = classifier(Y, model=model, **FIXED)
-    named = r"the gradient in \['v'\] of worker 0 is not finite at the start, where its loss is \(as of sqrt"
+    named = r"the gradient in \['v'\] of worker 0 is not finite at the start, although its loss is \(as for sqrt"
     with pytest.raises(dsgd.Diverged, match=named):
         dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=5)
 
@@ -629,7 +629,7 @@ def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
     )
     with pytest.raises(
         dsgd.Diverged,
-        match=r"the gradient is not finite after round 2, where the loss is 0 \(as of sqrt",
+        match=r"the gradient is not finite after round 2, although the loss is 0 \(as for sqrt",
     ):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=9, key=key, mesh=mesh)
 
@@ -728,7 +728,7 @@ class Missing(nnx.Module):
         ),
         (
             lambda: Missing(nnx.Rngs(0)),
-            r"^model = the function <lambda>, which takes \(\): need a function of 1 argument "
+            r"^model = the function <lambda>, which takes \(\); expected a function of 1 argument "
             r"\(rngs\)$",
         ),
         (

@@ -393,7 +393,7 @@ def test_no_numbers_are_refused(make):
         (lambda: clusters.Overlap(QUANTITY, QUANTITY, 0.1, NAN), "Overlap: last = nan"),
         (
             lambda: clusters.Cluster(QUANTITY, present_for=0),
-            "Cluster: present_for = 0: need an integer, at least 1",
+            "Cluster: present_for = 0; expected an integer, at least 1",
         ),
         (
             lambda: clusters.Cluster(QUANTITY, present_for=4),
@@ -416,24 +416,24 @@ def test_no_numbers_are_refused(make):
         (lambda: clusters.slow(QUANTITY, [0], 0), "slow: factor = 0"),
         (
             lambda: clusters.slow(QUANTITY, [0, -1], 2),
-            "slow: worker = -1: need an integer, at least 0",
+            "slow: worker = -1; expected an integer, at least 0",
         ),
         (
             lambda: clusters.per_server(QUANTITY, 0),
-            "per_server: size = 0: need an integer, at least 1",
+            "per_server: size = 0; expected an integer, at least 1",
         ),
         (
             lambda: clusters.constant(np.array([[1, 2]])),
             r"constant: value of shape \(1, 2\); expected one number, or one for each worker",
         ),
-        (lambda: clusters.constant(np.array(["a"])), "constant: value = .*: need a number"),
+        (lambda: clusters.constant(np.array(["a"])), "constant: value = .*; expected a number"),
         (
             lambda: clusters.measured([]),
             r"measured: values of shape \(0,\); expected \[samples\], or \[N, samples\]",
         ),
         (lambda: clusters.trace(np.ones((1, 1, 1)), 1), r"trace: values of shape \(1, 1, 1\)"),
-        (lambda: QUANTITY * True, "factor = True: need a number"),
-        (lambda: QUANTITY + 1, "other = 1: need a quantity"),
+        (lambda: QUANTITY * True, "factor = True; expected a number"),
+        (lambda: QUANTITY + 1, "other = 1; expected a quantity"),
         (
             lambda: clusters.constant([1, 2]) + clusters.constant([1, 2, 3]),
             "quantities for different numbers of workers: .* for 2, .* for 3",
@@ -450,11 +450,11 @@ def test_no_numbers_are_refused(make):
             ),
             "different numbers",
         ),
-        (lambda: clusters.sampled(0, 2), "sampled: k = 0: need an integer, at least 1"),
+        (lambda: clusters.sampled(0, 2), "sampled: k = 0; expected an integer, at least 1"),
         (lambda: clusters.sampled(3, of=2), "sampled: k = 3 of 2 workers; expected k of at most 2"),
         (
             lambda: clusters.Cluster(QUANTITY, micro_batches=0),
-            "Cluster: micro_batches = 0: need an integer, at least 1",
+            "Cluster: micro_batches = 0; expected an integer, at least 1",
         ),
         (lambda: clusters.Cluster(QUANTITY, up=clusters.constant(-1.0)), "constant: given -1"),
         (

@@ -594,7 +594,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
         lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3),
     ),
     ("need a doubly stochastic W in all rounds", lambda: local_sgd.memory(PUSHED)),
-    ("need an integer, at least 1", lambda: local_sgd.memory(topologies.ring(5), 0)),
+    ("expected an integer, at least 1", lambda: local_sgd.memory(topologies.ring(5), 0)),
     (
         "need one doubly stochastic W",
         lambda: gradient_tracking.check(quadratic(3), PUSHED, learning_rate=0.1),

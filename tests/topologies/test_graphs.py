@@ -296,7 +296,7 @@ def test_from_matrix_takes_lists_and_integers():
 ONE_WAY = nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
 REFUSED = [
     *(
-        (lambda make=make: make(0), f"{make.__name__}: n = 0: need an integer, at least 1")
+        (lambda make=make: make(0), f"{make.__name__}: n = 0; expected an integer, at least 1")
         for make in (
             topologies.ring,
             topologies.complete,
@@ -305,10 +305,16 @@ REFUSED = [
             topologies.exponential,
         )
     ),
-    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0: need an integer, at least 1"),
-    (lambda: topologies.torus(3, -2), r"torus\(3, -2\): columns = -2: need an integer, at least 1"),
-    (lambda: topologies.hypercube(-1), "hypercube: dimension = -1: need an integer, at least 0"),
-    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0: need an integer, at least 1"),
+    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0; expected an integer, at least 1"),
+    (
+        lambda: topologies.torus(3, -2),
+        r"torus\(3, -2\): columns = -2; expected an integer, at least 1",
+    ),
+    (
+        lambda: topologies.hypercube(-1),
+        "hypercube: dimension = -1; expected an integer, at least 0",
+    ),
+    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0; expected an integer, at least 1"),
     *(
         (
             lambda wrong=wrong: topologies.erdos_renyi(5, wrong),
@@ -316,10 +322,13 @@ REFUSED = [
         )
         for wrong in (0, 1.5, math.nan)
     ),
-    (lambda: topologies.random_regular(0, 0), "random_regular: n = 0: need an integer, at least 1"),
+    (
+        lambda: topologies.random_regular(0, 0),
+        "random_regular: n = 0; expected an integer, at least 1",
+    ),
     (
         lambda: topologies.random_regular(4, -1),
-        r"random_regular\(4, -1, 0\): degree = -1: need an integer, at least 0",
+        r"random_regular\(4, -1, 0\): degree = -1; expected an integer, at least 0",
     ),
     *(
         (

@@ -195,9 +195,12 @@ LOW_RANK = compressors.low_rank(1)
 REFUSED = [
     (
         lambda key: compressors.buckets(SIGN, 0),
-        r"^buckets\(sign, 0\): size = 0: need an integer, at least 1",
+        r"^buckets\(sign, 0\): size = 0; expected an integer, at least 1",
     ),
-    (lambda key: compressors.random_quantization(2, -1), "size = -1: need an integer, at least 1"),
+    (
+        lambda key: compressors.random_quantization(2, -1),
+        "size = -1; expected an integer, at least 1",
+    ),
     (
         lambda key: compressors.buckets(LOW_RANK, 4),
         r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start",

@@ -171,8 +171,11 @@ def test_a_message_is_two_thin_matrices():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0: need an integer, at least 1"),
-        (lambda key: low_rank(1, 0), r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"),
+        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0; expected an integer, at least 1"),
+        (
+            lambda key: low_rank(1, 0),
+            r"low_rank\(1, 0\): columns = 0; expected an integer, at least 1",
+        ),
         (lambda key: low_rank(3, 2), r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"),
         (
             lambda key: low_rank(3).compress(key, jnp.ones(4)),

@@ -126,6 +126,6 @@ def test_sizes_are_those_of_the_arrays_and_random_ones_have_a_mean():
     first, again = (compressors.mean_bits(sparse, 40) for _ in range(2))
     assert first == again == pytest.approx(32 + 10 * 38, rel=1e-2)
     with pytest.raises(
-        ValueError, match=r"compressors.mean_bits: d = 0: need an integer, at least 1"
+        ValueError, match=r"compressors.mean_bits: d = 0; expected an integer, at least 1"
     ):
         compressors.mean_bits(SIGN, 0)

@@ -181,7 +181,8 @@ def test_a_clock_that_stops_being_a_time_is_refused(problem):
         lambda key, clock, worker: jnp.where(clock > 3, -1.0, 1.0), "wrong", positive=True
     )
     with pytest.raises(
-        ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"
+        ValueError,
+        match=r"the cluster's clock is not finite or decreases, at .*; expected seconds >= 0",
     ):
         run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=2)
 

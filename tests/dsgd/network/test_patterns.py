@@ -252,7 +252,7 @@ def seconds(**change):
 
 NAN = float("nan")
 REFUSED = [
-    (lambda: cost(workers=0), "cost: workers = 0: need an integer, at least 1"),
+    (lambda: cost(workers=0), "cost: workers = 0; expected an integer, at least 1"),
     (lambda: cost(latency=Fraction(-1, 3)), "latency = -1/3"),
     (lambda: cost(latency=NAN), "latency = nan"),
     (lambda: cost(transfer=-0.5), "transfer = -0.5"),
@@ -267,14 +267,14 @@ REFUSED = [
     (lambda: seconds(bits_up=-1.0), "bits_up = -1.0; expected a finite number"),
     (lambda: seconds(bits_up=NAN), "bits_up = nan"),
     (lambda: seconds(latency=-1.0), "latency = -1.0"),
-    (lambda: seconds(workers=0), "round_seconds: workers = 0: need an integer, at least 1"),
+    (lambda: seconds(workers=0), "round_seconds: workers = 0; expected an integer, at least 1"),
     (
         lambda: network.asynchronous_server_messages([]),
         r"asynchronous_server_messages: compute = \[\]",
     ),
     (
         lambda: network.asynchronous_server_messages([[1]], 0),
-        "asynchronous_server_messages: servers = 0: need an integer, at least 1",
+        "asynchronous_server_messages: servers = 0; expected an integer, at least 1",
     ),
     (
         lambda: network.simulate(network.asynchronous_server_messages([[1, NAN]]), 1, 1),

@@ -300,14 +300,14 @@ METRIC = {"test_loss": optax.squared_error}
         ),
         ({"partition": "random"}, "unknown partition 'random'"),
         ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
-        ({"batch_size": 0}, "batch_size = 0: need an integer, at least 1"),
+        ({"batch_size": 0}, "batch_size = 0; expected an integer, at least 1"),
         ({"l2": -1e-9}, "l2 = -1e-09"),
         ({"l2": float("nan")}, "l2 = nan"),
         (
             {"partition": [[*range(16)], [2], [3]], "min_samples": 2},
             "worker 1 has 1 samples; expected at least min_samples = 2",
         ),
-        ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
+        ({"chunk": 0}, "chunk = 0; expected an integer, at least 1"),
         ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
         ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
         (
