@@ -281,7 +281,7 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
             ON_GRAPHS[name](MATCHINGS)
     with pytest.raises(
         ValueError,
-        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; need the same number",
+        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; expected the same number",
     ):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
 

@@ -140,7 +140,7 @@ WRONG = {
     ),
     "a topology for others": (
         calling(lambda round, g: round.mix(g, topologies.ring(5))),
-        "mine on ring(5): the topology has 5 nodes but the problem has 4 workers; need the same "
+        "mine on ring(5): the topology has 5 nodes but the problem has 4 workers; expected the same "
         "number",
     ),
     # Under pytest annotations would refuse these two; a user has only the checks inside.
