@@ -512,12 +512,12 @@ def _different(
 
 
 def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
-    for name, mine, others in (
+    for name, first, second in (
         ("State", one.state, other.state),
         ("params", one.params, other.params),
     ):
         for (path, leaf), leaf_of_other in zip(
-            jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(others), strict=True
+            jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True
         ):
             if not _close(leaf, leaf_of_other, relative, absolute):
                 yield f"{name}{jax.tree_util.keystr(path)}"
