@@ -137,7 +137,7 @@ OTHER_RUNS = {
     ),
     "cluster": (
         {"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))},
-        "cluster = None there",
+        "cluster = None in the checkpoint",
     ),
 }
 

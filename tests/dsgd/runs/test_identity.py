@@ -103,7 +103,9 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
 )
 def test_differences_are_reported_by_name(here, reported):
     assert identity.differences(RUN, {**RUN, **here}) == reported
-    elsewhere = reported.replace("there", "in process 0").replace("here", "in process 1")
+    elsewhere = reported.replace("in the checkpoint", "in process 0").replace(
+        "in this run", "in process 1"
+    )
     assert identity.differences(RUN, {**RUN, **here}, ("in process 0", "in process 1")) == elsewhere
 
 
