@@ -48,11 +48,11 @@ def check(
     - that a run among several seeds equals the single run;
     - that types stay the same when JAX has 64 bits enabled;
     - that random numbers depend on the run's key, and that random keys in `State.workers` differ
-    between workers;
+      between workers;
     - that one device and several give equal results, and that `State.server` is equal on every
-    device;
+      device;
     - that the recorded bits are those that the compiled round sends when each worker has its own
-    device.
+      device.
 
     Several devices are those of this process, or of all processes of a run, which must then all
     call `check`. If there are too few, a subprocess simulates them on the CPU, which takes some
