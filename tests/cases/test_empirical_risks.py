@@ -144,7 +144,7 @@ def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
     )
     np.testing.assert_allclose(result.params, minimizer(W), rtol=1e-5)
     np.testing.assert_allclose(result.history["loss"][1], -0.5 * minimizer(W) ** 2, rtol=1e-5)
-    with pytest.raises(ValueError, match="has weights, but its evaluate gives f without them"):
+    with pytest.raises(ValueError, match="has weights, but its evaluate does not use them"):
         dsgd.run(
             algorithms.gradient_descent(optax.sgd(1.0)),
             quadratic._replace(weights=W),

@@ -112,13 +112,13 @@ def asking(**query: Any) -> dsgd.Algorithm:
     [
         (
             {"exact": lambda round: round.step == 0},
-            r"sgd: query gives exact = a traced bool\[\]; expected True or False",
+            r"sgd: query returns exact = a traced bool\[\]; expected True or False",
         ),
-        ({"exact": 1}, "sgd: query gives exact = 1; expected True or False"),
-        ({"params": jnp.zeros((N + 1, D))}, r"sgd: query gives params as float32\[5,.*\]"),
+        ({"exact": 1}, "sgd: query returns exact = 1; expected True or False"),
+        ({"params": jnp.zeros((N + 1, D))}, r"sgd: query returns params as float32\[5,.*\]"),
         (
             {"workers": np.zeros(0, int)},
-            r"sgd: query gives workers as int64\[0\]; expected None, or int32 \[k\], k >= 1",
+            r"sgd: query returns workers = int64\[0\]; expected None, or int32 \[k\], k >= 1",
         ),
         (
             {"workers": np.array([9])},

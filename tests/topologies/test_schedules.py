@@ -101,7 +101,7 @@ def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
         ),
         (
             lambda: topologies.random_matchings(1),
-            r"random_matchings\(1, 32, 0\): need at least 2 workers",
+            r"random_matchings\(1, 32, 0\): n = 1; expected at least 2 workers",
         ),
         (
             lambda: topologies.random_matchings(4, period=0),
@@ -109,7 +109,7 @@ def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
         ),
         (
             lambda: topologies.random_matchings(4, period=1),
-            r"random_matchings\(4, 1, 0\): the graph falls into 2 components",
+            r"random_matchings\(4, 1, 0\): the graph has 2 components",
         ),
     ],
 )

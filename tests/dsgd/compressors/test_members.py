@@ -64,11 +64,12 @@ def test_encode_passes_the_previous_message():
         np.testing.assert_array_equal(decoded, 2 * expected)
     with pytest.raises(
         ValueError,
-        match=r"^encode: last = float32\[3\]: sign does not start from a previous message; pass no last$",
+        match=r"^encode: last = float32\[3\], but sign does not start warm; expected last=None$",
     ):
         compressors.encode(SIGN, jax.random.key(0), x, x)
     with pytest.raises(
-        ValueError, match=r"^contraction\(adding\): need a compressor without warm start$"
+        ValueError,
+        match=r"^contraction\(adding\): adding starts warm; expected a compressor without warm start$",
     ):
         compressors.contraction(compressor._replace(omega=lambda d: 1.0))
 
@@ -81,7 +82,7 @@ def test_encode_takes_what_compress_decodes():
     np.testing.assert_array_equal(encoded.decoded, -x)
     with pytest.raises(
         ValueError,
-        match=r"^encode: x = float32\[5, 1\]: expected a vector \[d\]; compressors.apply compresses trees",
+        match=r"^encode: x = float32\[5, 1\]; expected a vector \[d\]: compressors.apply compresses pytrees",
     ):
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 

@@ -206,7 +206,8 @@ def test_a_cluster_of_another_number_of_workers_is_refused(what, problem):
         **({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])})
     )
     with pytest.raises(
-        ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"
+        ValueError,
+        match="cluster: it has 3 workers but the problem has 4; expected the same number",
     ):
         run(METHODS["mb-sgd"], problem, cluster)
 

@@ -336,7 +336,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
     )
     with pytest.raises(
         ValueError,
-        match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}",
+        match=f"minibatch_sgd: query returns {message}|query returns work in samples, but {message}",
     ):
         dsgd.compile_round(wrong, problem, mesh)
 
@@ -361,8 +361,8 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_ar
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
-        ("own", 10, "10 samples a worker, for 3 .* need a multiple of 3"),
-        ("robust", 15, r"15 samples .* need 12 \(3 x batch_size = 4\)"),
+        ("own", 10, "10 samples per worker, for 3 .* expected a multiple of 3"),
+        ("robust", 15, r"15 samples .* expected 12 \(3 x batch_size = 4\)"),
     ],
 )
 def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):

@@ -75,7 +75,7 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
         assert_equal(found[exchange], four[0][exchange])
         assert (
             found["mesh"]
-            == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
+            == "ValueError: mesh: devices = 2 in 4 processes; expected a multiple of the number of processes, or 1"
         )
 
 

@@ -114,7 +114,7 @@ def by_worker(load, **options):
 def test_data_by_worker_must_be_of_one_kind():
     with pytest.raises(
         ValueError,
-        match=r"data of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*: need one kind of samples",
+        match=r"samples of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*; expected the same shapes",
     ):
         by_worker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
     with pytest.raises(

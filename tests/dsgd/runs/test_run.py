@@ -450,16 +450,16 @@ REFUSED = {
     r"batch 4 is .*\(4, 7, 3\).*; expected equal structures, shapes": lambda: given(
         batches=[*[WHOLE] * 4, tuple(x[:, :7] for x in WHOLE)]
     ),
-    "exact gradients, with batches from outside": lambda: given(
+    "asks for exact gradients, but batches are given": lambda: given(
         algorithm=algorithms.gradient_descent(optax.sgd(0.1)), batches=itertools.repeat(WHOLE)
     ),
-    "need 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
-    "gives .'accuracy'.; need 'loss'": lambda: evaluating(accuracy=1.0),
-    r"has metrics \['bits', 'loss'\]; need other names": logging_a_loss,
+    "expected 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
+    "returns .'accuracy'.; expected 'loss'": lambda: evaluating(accuracy=1.0),
+    r"logs metrics \['bits', 'loss'\]; expected names other than": logging_a_loss,
     r"decentralized_sgd\(ring\(5\)\) .* has 5 nodes but the problem has 4 workers": lambda: given(
         algorithm=algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     ),
-    r"must be floating point, but \['phases'\] has dtype complex64; pass its two parts": lambda: (
+    r"must be floating point, but \['phases'\] has dtype complex64; expected its real": lambda: (
         given(init=lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)})
     ),
     "parameters have no floating-point leaf; expected at least one to be trained": lambda: given(
