@@ -50,8 +50,7 @@ def main(args: Args) -> None:
     if args.docs and not catalogue.DOCS.is_dir():
         raise ValueError(f"--docs: {Path.cwd()} has no docs/; need the sources' folder")
     known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
-    if unknown := set(args.only) - set(known):
-        raise ValueError(f"--only {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
+    commands.require_known("--only", args.only, known)
     outcomes: list[page.Outcome] = []
     screen = tables.console()
     for name in args.only or known:

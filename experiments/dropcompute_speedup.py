@@ -12,7 +12,7 @@ of the method show, by their clock, that they do as the planner says.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +52,12 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Says what is gained by dropping last micro-batches."""
 
-    worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
+    worker_counts: tuple[commands.Several, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""
-    run_workers: commands.Count = 64
+    run_workers: commands.Several = 64
     """Workers of the runs whose clock is compared with the plan."""
     communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
@@ -68,24 +68,14 @@ class Args:
     """Steps to choose a threshold from, and as many more to use it on."""
     seeds: commands.Count = 5
     """Independent times that each number is measured."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/dropcompute_speedup"))
+    out: Path = Path("results/dropcompute_speedup")
     """Folder for config.json, scale.csv and the figures."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 Outcomes = dict[str, Sampled]
 
 
 def main(args: Args) -> None:
-    if not min(*args.worker_counts, args.run_workers) >= 2:
-        raise ValueError(
-            f"--worker-counts {args.worker_counts}, --run-workers {args.run_workers}: need at "
-            "least 2: one waits for nobody"
-        )
     setting = Setting(
         MICRO_BATCHES,
         args.communication,

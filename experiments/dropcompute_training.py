@@ -12,7 +12,7 @@ batches are dropped, and local SGD with stragglers anywhere or in one server.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -45,7 +45,7 @@ USUAL = {"digits": Usual(180, 0.02, 6), "text": Usual(135, 0.04, 3)}
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Trains with DropCompute."""
 
     problem: Literal["digits", "text"] = "digits"
@@ -70,7 +70,7 @@ class Args:
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
     communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
-    drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
+    drop_rates: tuple[commands.Rate, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
     learning_rate: commands.Positive | None = None
     """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If
@@ -81,7 +81,7 @@ class Args:
     """
     corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
-    corrected_rates: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
+    corrected_rates: tuple[commands.Rate, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
     """Chances that a worker's batch is dropped there."""
     local_workers: commands.Count = 32
     """Workers of figure 12."""
@@ -99,17 +99,12 @@ class Args:
     """
     local_step: commands.Positive = 0.15
     """Seconds of a local step without waiting; the paper does not state it."""
-    local_drop_rate: float = 0.062
+    local_drop_rate: commands.Rate = 0.062
     """Share of local steps that is dropped at most."""
     seeds: commands.Count | None = None
     """Independent runs; if nothing is said 6, for the text 3."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/dropcompute_training"))
+    out: Path = Path("results/dropcompute_training")
     """Folder for config.json, history.csv and figures."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -118,8 +113,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     found: Histories = {}
     with commands.kept(records.write_histories, args.out / "history.csv", found):
-        for name, history in train(args, setting):
-            found[name] = history
+        found.update(train(args, setting))  # one after the other
     tables.console().print(
         "\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False
     )
@@ -143,8 +137,8 @@ def check(args: Args) -> None:
         ("--drop-rates", args.drop_rates),
         ("--corrected-rates", args.corrected_rates),
     ):
-        if 0.0 not in rates or not all(0 <= rate < 1 for rate in rates):
-            raise ValueError(f"{flag} {rates}: need shares in [0, 1), and 0 to compare with")
+        if 0.0 not in rates:
+            raise ValueError(f"{flag} {rates}: expected 0 among them, to compare with")
     if COMPENSATED not in args.drop_rates:
         raise ValueError(
             f"--drop-rates {args.drop_rates}: need {COMPENSATED:g}, at which compensations are "
@@ -155,14 +149,7 @@ def check(args: Args) -> None:
             f"--periods {args.periods}: need 1, synchronous training, and divisors of "
             f"--local-steps {args.local_steps}"
         )
-    if not 0 <= args.straggling * args.local_workers <= args.server <= args.local_workers:
-        what = f"--straggling {args.straggling:g} of {args.local_workers} workers with --server {args.server}"
-        raise ValueError(
-            f"{what}: need a server of some of them, in which there are as many stragglers on "
-            "average"
-        )
-    if not 0 <= args.local_drop_rate < 1:
-        raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
+    stragglers(args)  # raises a ValueError if the server is too small
     least = convergence.WINDOW + args.rounds - 1
     if args.steps is not None and args.steps < least:
         raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")

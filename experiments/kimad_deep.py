@@ -14,7 +14,7 @@ direction.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -56,7 +56,7 @@ USUAL = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Compares EF21, Kimad and Kimad+ on a neural network."""
 
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
@@ -88,13 +88,10 @@ class Args:
     """
     seeds: commands.Count = 5
     """Independent runs."""
-    seed: commands.Seed = 21
+    seed: commands.Natural = 21
     """Of everything random."""
-    out: Path = field(default=Path("results/kimad_deep"))
+    out: Path = Path("results/kimad_deep")
     """Folder for config.json, history.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -106,10 +103,8 @@ def main(args: Args) -> None:
     others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]
     commands.begin(args)
     histories: dict[Case, dict[str, np.ndarray]] = {}
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", found):
-        for case, history in train(args, setting, others):
-            histories[case] = found[case.name] = history
+    with commands.kept(write, args.out / "history.csv", histories):
+        histories.update(train(args, setting, others))  # one after the other
     notes = deep_results.notes(setting, histories, args.shown)
     tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
     shown = {
@@ -123,6 +118,11 @@ def main(args: Args) -> None:
         {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)},
         shown,
     )
+
+
+def write(path: Path, histories: dict[Case, dict[str, np.ndarray]]) -> None:
+    """Writes the histories by the cases' names."""
+    records.write_histories(path, {str(case): each for case, each in histories.items()})
 
 
 def setting_of(args: Args, workers: int) -> Setting:

@@ -19,7 +19,7 @@ if __name__ == "compression":
     )
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class Args:
     """Elements d of the vector."""
     repeats: commands.Count = 9
     """Timings of each program."""
-    out: Path = field(default=Path("results/benchmark/compression"))
+    out: Path = Path("results/benchmark/compression")
     """Folder for config.json, throughput.csv and a table for each dimension."""
 
 

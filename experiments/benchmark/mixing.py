@@ -14,7 +14,7 @@ and all: a worker's neighbours row by row, or a product with all rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Args:
     dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M.
     """
-    out: Path = field(default=Path("results/benchmark/mixing"))
+    out: Path = Path("results/benchmark/mixing")
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
 
 

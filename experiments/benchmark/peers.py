@@ -34,7 +34,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
-from experiments.shared import commands, tables
+from experiments.shared import commands, figures, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
@@ -71,7 +71,7 @@ class Args:
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
     """Folder for the environments of other libraries; those that are there are used again."""
-    out: Path = field(default=Path("results/benchmark/peers"))
+    out: Path = Path("results/benchmark/peers")
     """Folder for config.json, peers.csv, versions.json, peers.png and the tables."""
 
 
@@ -142,12 +142,8 @@ def main(args: Args) -> None:
 
 def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
-    for flag, given, known in (
-        ("--methods", args.methods, tuple(VERSIONS)),
-        ("--versions", args.versions, NAMES),
-    ):
-        if unknown := set(given) - set(known):
-            raise ValueError(f"{flag} {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
+    commands.require_known("--methods", args.methods, VERSIONS)
+    commands.require_known("--versions", args.versions, NAMES)
     if few := [N for N in args.workers if N < 3]:
         raise ValueError(
             f"--workers {' '.join(map(str, few))}: need at least 3, so that each has two "
@@ -323,9 +319,7 @@ def draw(rows: list[Row]) -> Figure:
             panel.set_ylabel(SHOWN[what])
         if what == "rounds_per_second":
             panel.set_title(f"{d:,} elements")
-    sheet.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names)
-    )
+    figures.legend(sheet, len(names), panels[0])
     return sheet
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class Args:
     """
     repeats: commands.Count = 3
     """Timings of each version on each problem."""
-    out: Path = field(default=Path("results/benchmark/rounds"))
+    out: Path = Path("results/benchmark/rounds")
     """Folder for config.json, rounds.csv and table.csv."""
 
 
@@ -113,12 +113,7 @@ def check(args: Args) -> None:
         raise ValueError(
             f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many"
         )
-    unknown = set(args.methods) - set(by_hand.SCANS)
-    if unknown or not args.methods:
-        raise ValueError(
-            f"methods {args.methods}: need some of {', '.join(by_hand.SCANS)}, which are written "
-            "by hand"
-        )
+    commands.require_known("--methods", args.methods, by_hand.SCANS)
 
 
 def compare(args: Args, name: str, N: int, d: int) -> Row:

@@ -23,7 +23,7 @@ from experiments.dropcompute.training import (
     latencies,
     signed,
 )
-from experiments.shared import statistics, tables
+from experiments.shared import figures, statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
@@ -235,15 +235,16 @@ def draw(
         "DropCompute": histories[Way(LAMB, communication, "preempt").name],
     }
     for axes, cost in ((losses, "step"), (seconds, "clock")):
-        lines = {}
-        for label, history in both.items():
-            x = history["step"] if cost == "step" else history["clock"].mean(axis=0)
-            lines[label] = (x[WINDOW:].astype(float), smooth(history["train_loss"][:, 1:]))
+        lines = {
+            label: (
+                np.atleast_2d(history[cost]).mean(axis=0)[WINDOW:],
+                smooth(history["train_loss"][:, 1:]),
+            )
+            for label, history in both.items()
+        }
         plots.draw_lines(axes, lines)
-        axes.set(yscale="log", ylabel="training loss")
         for goal in goals(without):
             axes.axhline(goal, color="0.4", linewidth=0.8)
-        plots.plain_log(axes.yaxis)
-        axes.legend(frameon=False, fontsize=9)
+        figures.describe(axes, y="training loss", log="y", legend=True)
     losses.set(xlabel="steps", title="Figure 5: loss over steps")
     seconds.set(xlabel="simulated seconds", title=f"and over seconds, $T^c$ = {communication:g} s")

@@ -27,7 +27,7 @@ from experiments.dropcompute.training import (
     signed,
     together,
 )
-from experiments.shared import statistics, tables
+from experiments.shared import figures, statistics, tables
 
 EXTRA, LARGER, AGAIN = "extra steps", "larger batch", "drawn again"
 # F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
@@ -79,21 +79,17 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
         history = histories[name]
         step = history["clock"][:, steps].mean() / histories[at(0.0)]["clock"][:, steps].mean()
-        change = (
-            ""
-            if name == at(0.0)
-            else signed(difference(setting, histories, name), setting.quality.digits)
-        )
-        theirs = (
-            ("-", "-")
-            if paper is None
-            else (f"{paper:.2f}", "" if name == at(0.0) else f"{paper - PAPER[0.0]:+.2f}")
-        )
+        digits, change = setting.quality.digits, ""
+        theirs = ["-", "-"] if paper is None else [f"{paper:.2f}", f"{paper - PAPER[0.0]:+.2f}"]
+        if name == at(0.0):
+            theirs[1] = ""
+        else:
+            change = signed(difference(setting, histories, name), digits)
         shown.add_row(
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
             f"{step:.2f}",
-            statistics.within(final(setting, history), setting.quality.digits),
+            statistics.within(final(setting, history), digits),
             change,
             *theirs,
         )
@@ -120,40 +116,22 @@ def significant(setting: Setting, histories: Histories, names: Sequence[str]) ->
 
 def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[float]) -> None:
     """Differences to the run that drops nothing, with their intervals, beside the paper's."""
-    names = [at(rate) for rate in rates if rate] + [EXTRA, LARGER, AGAIN]
-    labels = [f"{100 * rate:g}%" for rate in rates if rate] + [
+    dropped = [rate for rate in rates if rate]
+    names = [*map(at, dropped), EXTRA, LARGER, AGAIN]
+    labels = [
+        *(f"{100 * rate:g}%" for rate in dropped),
         "more\nsteps",
         "larger\nbatch",
         "drawn\nagain",
     ]
-    theirs = [PAPER.get(rate) for rate in rates if rate] + [
-        PAPER_COMPENSATED[name] for name in (EXTRA, LARGER, AGAIN)
-    ]
+    theirs = [*map(PAPER.get, dropped), *PAPER_COMPENSATED.values()]
     places = np.arange(len(names))
     ours = [difference(setting, histories, name) for name in names]
-    bars = [statistics.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
-    axes.errorbar(
-        places,
-        [each.mean() for each in ours],
-        bars,
-        color=plots.COLOURS[0],
-        linestyle="",
-        marker="o",
-        capsize=3,
-        label="ours",
-    )
-    known = [i for i, value in enumerate(theirs) if value is not None]
+    figures.points(axes, places, ours, color=plots.COLOURS[0], label="ours")
     if setting.quality.factor == 100:
-        paper = [theirs[i] - PAPER[0.0] for i in known]  # pyright: ignore[reportOptionalOperand]
-        axes.plot(
-            np.array(known) + 0.2,
-            paper,
-            linestyle="",
-            marker="s",
-            fillstyle="none",
-            color=plots.COLOURS[1],
-            label="paper (F1, %)",
-        )
+        known = [(i + 0.2, theirs[i] - PAPER[0.0]) for i in places if theirs[i] is not None]
+        look = {"fillstyle": "none", "color": plots.COLOURS[1], "label": "paper (F1, %)"}
+        axes.plot(*zip(*known, strict=True), "s", **look)
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.axvline(len(names) - 3.5, color="0.4", linewidth=0.8, linestyle=":")
     axes.set_xticks(places, labels, fontsize=9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,33 +15,36 @@ from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting, predicted, rates
 from experiments.shared import figures, statistics
 
-BASELINE, DROPPING, LINEAR, NORMAL, OTHER = "#D55E00", "#0072B2", "#000000", "#009E73", "#CC79A7"
-
 STOPS: dict[Stop, str] = {"preempt": "preempting", "between": "checking between micro-batches"}
+BASELINE = {"color": "#D55E00", "linestyle": "-."}
+DROPPING = {"color": "#0072B2"}
+LINEAR = {"color": "#000000", "linestyle": "--", "linewidth": 1.2}
+NORMAL = {"color": "#009E73", "linestyle": ":", "linewidth": 2.2}
+OTHER = {"color": "#CC79A7", "linestyle": (0, (5, 1)), "linewidth": 1.4}
 
 
-def with_bars(axes: Axes, x: Sequence[float], values: np.ndarray, **style) -> None:
-    """Means of `[seeds, x]` with 95 % intervals; one seed has none."""
-    half = [statistics.half_interval(column) for column in values.T]
-    axes.errorbar(
-        x,
-        values.mean(axis=0),
-        yerr=half if np.isfinite(half).all() else None,
-        capsize=3,
-        linestyle="none",
-        **style,
-    )
+def with_points(
+    axes: Axes, x: Sequence[float], values: np.ndarray, look: Mapping[str, Any], **others: Any
+) -> None:
+    """Draws means of `[seeds, x]` as points in the colour of a line, with 95 % intervals."""
+    figures.points(axes, x, list(values.T), color=look["color"], markersize=4, **others)
 
 
-def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **style) -> None:
-    """A line of means of `[seeds, x]` in a band of 95 % intervals."""
+def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **look: Any) -> None:
+    """Draws a line of means of `[seeds, x]` in a band of 95 % intervals."""
     middle = values.mean(axis=0)
-    (line,) = axes.plot(x, middle, **style)
+    (line,) = axes.plot(x, middle, **look)
     half = np.array([statistics.half_interval(column) for column in values.T])
     if np.isfinite(half).all():
-        axes.fill_between(
-            x, middle - half, middle + half, color=line.get_color(), alpha=0.2, linewidth=0
-        )
+        band = {"color": line.get_color(), "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(x, middle - half, middle + half, **band)
+
+
+def linear(axes: Axes, setting: Setting, of: Sampled, N: np.ndarray, label: str | None) -> None:
+    """Draws micro-batches a second of workers that do not wait for each other."""
+    each = setting.micro_batches / (of.sums.mean + setting.communication)
+    axes.plot(N, N * each, label=label, **LINEAR)
+    axes.set(xlim=(0, 1.02 * N[-1]), ylim=(0, None))
 
 
 def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
@@ -49,34 +53,14 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
     N = np.unique(np.linspace(1, most, 25).astype(int))
     best = [of.sums.best(n, T_c, setting.stop) for n in N]
     without = np.array([n * M / (each.without + T_c) for n, each in zip(N, best, strict=True)])
-    axes.plot(
-        N, N * M / (of.sums.mean + T_c), color=LINEAR, linestyle="--", linewidth=1.2, label="linear"
-    )
-    axes.plot(
-        N, without * [each.speedup for each in best], color=DROPPING, label="DropCompute, exact"
-    )
-    axes.plot(N, without, color=BASELINE, linestyle="-.", label="synchronous, exact")
+    linear(axes, setting, of, N, "linear")
+    speedups = [each.speedup for each in best]
+    axes.plot(N, without * speedups, label="DropCompute, exact", **DROPPING)
+    axes.plot(N, without, label="synchronous, exact", **BASELINE)
     shown = {n: each for n, each in of.found.items() if n <= most}
     baseline, dropping = rates(setting, shown)
-    with_bars(
-        axes,
-        list(shown),
-        dropping,
-        color=DROPPING,
-        marker="o",
-        markersize=4,
-        label="DropCompute, simulated",
-    )
-    with_bars(
-        axes,
-        list(shown),
-        baseline,
-        color=BASELINE,
-        marker="s",
-        markersize=4,
-        label="synchronous, simulated",
-    )
-    axes.set(xlim=(0, 1.02 * most), ylim=(0, None))
+    with_points(axes, list(shown), dropping, DROPPING, label="DropCompute, simulated")
+    with_points(axes, list(shown), baseline, BASELINE, marker="s", label="synchronous, simulated")
 
 
 def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
@@ -84,56 +68,30 @@ def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -
     N = np.unique(np.linspace(2, most, 50).astype(int))
     found = predicted(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
-    axes.plot(
-        N,
-        without * found.speedup,
-        color=NORMAL,
-        linestyle=":",
-        linewidth=2.2,
-        label="DropCompute, eqs. 4, 5, 11",
-    )
-    axes.plot(
-        N, without, color=OTHER, linestyle=(0, (5, 1)), linewidth=1.4, label="synchronous, eq. 4"
-    )
+    axes.plot(N, without * found.speedup, label="DropCompute, eqs. 4, 5, 11", **NORMAL)
+    axes.plot(N, without, label="synchronous, eq. 4", **OTHER)
 
 
 def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) -> Figure:
-    """To as many workers as were simulated, to `most` by theory, and the speedup over them;
-    `counts` is where its lines have points.
+    """Scale graphs to as many workers as were simulated, and to `most` by theory, and the speedup
+    over workers; `counts` is where its lines have points.
     """
     sheet, (left, right, gains) = plots.figure(3, width=4.8, height=4.0, sharey=False)
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
         by_the_normal_model(axes, setting, of.noise, last)
         axes.set(xlabel="workers N", ylabel="micro-batches a second", title=f"to {last:,} workers")
-    for stop, colour, style in zip(STOPS, (DROPPING, BASELINE), ("-", "--"), strict=True):
+    for (stop, words), look in zip(STOPS.items(), (DROPPING, BASELINE), strict=True):
         exact = [of.sums.best(n, setting.communication, stop).speedup for n in counts]
-        gains.plot(counts, exact, color=colour, linestyle=style, label=f"{STOPS[stop]}, exact")
-    analytical = predicted(setting, of.noise.mean, of.noise.std, counts)
-    gains.plot(
-        counts,
-        analytical.speedup,
-        color=NORMAL,
-        linestyle=":",
-        linewidth=2.2,
-        label=f"{STOPS[setting.stop]}, eqs. 4, 5, 11",
-    )
+        gains.plot(counts, exact, label=f"{words}, exact", **look)
+    analytical, stop = predicted(setting, of.noise.mean, of.noise.std, counts), STOPS[setting.stop]
+    gains.plot(counts, analytical.speedup, label=f"{stop}, eqs. 4, 5, 11", **NORMAL)
     speedups = np.stack([each.speedup for each in of.found.values()], axis=-1)
-    with_bars(
-        gains,
-        list(of.found),
-        speedups,
-        color=LINEAR,
-        marker="o",
-        markersize=4,
-        label=f"{STOPS[setting.stop]}, simulated",
+    with_points(gains, list(of.found), speedups, LINEAR, label=f"{stop}, simulated")
+    figures.describe(
+        gains, "workers N", "effective speedup", "at the best threshold", log="x", legend=True
     )
-    gains.set(
-        xscale="log", xlabel="workers N", ylabel="effective speedup", title="at the best threshold"
-    )
-    plots.plain_log(gains.xaxis)
-    gains.legend(frameon=False, fontsize=9)
-    below(sheet, left, 4)
+    figures.legend(sheet, 4, left, fontsize=9)
     figures.title(sheet, heading(setting, "B.1's delays (figure 1)"))
     return sheet
 
@@ -154,58 +112,26 @@ def figure_3(
         workers: N.
     """
     sheet, axes = plots.figure(3, width=4.8, height=4.0, sharey=False)
+    dashed, x = {**BASELINE, "linestyle": "--"}, "threshold τ, seconds"
     for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=False):
-        with_band(panel, curves.thresholds, curves.speedup, color=DROPPING, label="simulation")
-        panel.plot(
-            curves.thresholds, analytical, color=BASELINE, linestyle="--", label="analytical"
-        )
-        panel.plot(
-            curves.thresholds,
-            given,
-            color=NORMAL,
-            linestyle=":",
-            linewidth=2.2,
-            label="analytical, given E[T]",
-        )
-        panel.set(xlabel="threshold τ, seconds", ylabel="effective speedup", title=name)
+        with_band(panel, curves.thresholds, curves.speedup, label="simulation", **DROPPING)
+        panel.plot(curves.thresholds, analytical, label="analytical", **dashed)
+        panel.plot(curves.thresholds, given, label="analytical, given E[T]", **NORMAL)
+        figures.describe(panel, x, "effective speedup", name, legend=True)
     curves, last = list(simulated.values())[-1][0], axes[-1]
-    last.axhline(1, color=LINEAR, linewidth=0.8)
-    with_band(last, curves.thresholds, curves.speedup, color=DROPPING, label="effective speedup")
-    with_band(
-        last,
-        curves.thresholds,
-        curves.completed,
-        color=BASELINE,
-        linestyle="--",
-        label="micro-batches completed",
-    )
-    with_band(
-        last,
-        curves.thresholds,
-        curves.faster,
-        color=NORMAL,
-        linestyle=":",
-        linewidth=2.2,
-        label="step speedup",
-    )
-    tau = best.threshold.mean()
-    last.axvline(tau, color=OTHER, linewidth=1.2)
-    last.plot(
-        tau,
-        best.speedup.mean(),
-        color=OTHER,
-        marker="*",
-        markersize=13,
-        linestyle="none",
-        label=f"τ* = {tau:.2f} s",
-    )
-    last.set(
-        xlabel="threshold τ, seconds",
-        ylabel="share, or times as much",
-        title="B.1's delays: what the speedup is made of",
-    )
-    for panel in axes:
-        panel.legend(frameon=False, fontsize=9)
+    last.axhline(1, color="black", linewidth=0.8)
+    for values, label, look in (
+        (curves.speedup, "effective speedup", DROPPING),
+        (curves.completed, "micro-batches completed", dashed),
+        (curves.faster, "step speedup", NORMAL),
+    ):
+        with_band(last, curves.thresholds, values, label=label, **look)
+    tau, colour = best.threshold.mean(), OTHER["color"]
+    last.axvline(tau, color=colour, linewidth=1.2)
+    label = f"τ* = {tau:.2f} s"
+    last.plot(tau, best.speedup.mean(), "*", color=colour, markersize=13, label=label)
+    title = "B.1's delays: what the speedup is made of"
+    figures.describe(last, x, "share, or times as much", title, legend=True)
     figures.title(sheet, heading(setting, f"{workers} workers (figure 3)", "bands"))
     return sheet
 
@@ -216,18 +142,10 @@ def figure_4(
     """Speedups over the drop rate, `[seeds, K]` by line, by panel."""
     sheet, axes = plots.figure(len(panels), width=4.8, height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
-        panel.axhline(1, color=LINEAR, linewidth=0.8)
+        panel.axhline(1, color="black", linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
-            with_band(
-                panel,
-                100 * shares,
-                values,
-                color=plots.COLOURS[i],
-                linestyle=plots.STYLES[i],
-                label=label,
-            )
-        panel.set(xlabel="drop rate, %", title=name)
-        panel.legend(frameon=False, fontsize=9)
+            with_band(panel, 100 * shares, values, **figures.look(i, label=label))
+        figures.describe(panel, "drop rate, %", title=name, legend=True)
     axes[0].set_ylabel("effective speedup")
     figures.title(sheet, heading(setting, title, "bands"))
     return sheet
@@ -240,27 +158,19 @@ def scale_graphs(
     what: str,
     approximated: str | None = None,
 ) -> Figure:
-    """Figures 13 and 14: a scale graph for each noise; where `approximated` is its title, one more
-    by equations 4, 5 and 11.
+    """Figures 13 and 14: a scale graph for each noise, and, if it has a title (`approximated`), one
+    more by equations 4, 5 and 11.
     """
     sheet, axes = plots.figure(3, 2, width=4.6, height=3.4, sharey=False)
     for panel, (name, of) in zip(axes, panels.items(), strict=False):
         scale(panel, setting, of, most)
         panel.set_title(name, fontsize=10)
     if approximated is not None:
-        first = next(iter(panels.values()))
-        N = np.array([1, most])
-        axes[-1].plot(
-            N,
-            N * setting.micro_batches / (first.sums.mean + setting.communication),
-            color=LINEAR,
-            linestyle="--",
-            linewidth=1.2,
-        )
-        by_the_normal_model(axes[-1], setting, first.noise, most)
-        axes[-1].set_title(approximated, fontsize=10)
-        axes[-1].set(xlim=(0, 1.02 * most), ylim=(0, None))
-        axes[-1].legend(frameon=False, fontsize=9)
+        first, last = next(iter(panels.values())), axes[-1]
+        linear(last, setting, first, np.array([1, most]), None)
+        by_the_normal_model(last, setting, first.noise, most)
+        last.set_title(approximated, fontsize=10)
+        last.legend(frameon=False, fontsize=9)
     for panel in axes[3:]:
         panel.set_xlabel("workers N")
     for panel in axes[::3]:
@@ -268,7 +178,7 @@ def scale_graphs(
     top = max(panel.get_ylim()[1] for panel in axes)
     for panel in axes:
         panel.set_ylim(0, top)
-    below(sheet, axes[0], 5)
+    figures.legend(sheet, 5, axes[0], fontsize=9)
     figures.title(sheet, heading(setting, what))
     return sheet
 
@@ -279,41 +189,23 @@ def growth(
     limits: Mapping[str, float],
     counts: np.ndarray,
 ) -> Figure:
-    """Speedups over very many workers, and what those with bounded noise do not pass."""
+    """Speedups over very many workers, and the bounds of those with bounded noise."""
     sheet, (axes,) = plots.figure(1, width=9.0, height=4.4)
     for i, (name, values) in enumerate(lines.items()):
-        style, words = {"color": plots.COLOURS[i], "linestyle": plots.STYLES[i]}, name
+        words = name
         if name in limits:
             words = f"{name}: never above {limits[name]:.2f}"
-            axes.axhline(limits[name], linewidth=0.9, **style)
-        axes.plot(counts, values, linewidth=1.8, label=words, **style)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="workers N",
-        ylabel="effective speedup at the best threshold",
-        xlim=(1, counts[-1]),
-    )
-    plots.plain_log(axes.yaxis)
+            axes.axhline(limits[name], **figures.look(i, linewidth=0.9))
+        axes.plot(counts, values, **figures.look(i, linewidth=1.8, label=words))
+    axes.set(xscale="log", xlim=(1, counts[-1]))
+    figures.describe(axes, "workers N", "effective speedup at the best threshold", log="y")
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    T_c = setting.communication
     figures.title(
         sheet,
         f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = "
-        f"{T_c:g} s, preempting",
+        f"{setting.communication:g} s, preempting",
     )
     return sheet
-
-
-def below(sheet: Figure, axes: Axes, columns: int) -> None:
-    """One panel's legend, below all."""
-    sheet.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-    )
 
 
 def heading(setting: Setting, what: str, intervals_are: str = "bars") -> str:

@@ -47,9 +47,7 @@ class Case(NamedTuple):
     workers: int
     seconds: float
 
-    @property
-    def name(self) -> str:
-        """For the file of histories."""
+    def __str__(self) -> str:
         return f"{self.method}; {self.workers} workers; {self.seconds:g} s"
 
 

@@ -269,18 +269,6 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     assert "Trains with DropCompute." in text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"quick": True, "docs": True}, r"--quick and --docs: .* need one of the two"),
-        ({"only": ("nothing",)}, r"--only nothing: need some of compare, "),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        everything.main(everything.Args(**options, out=tmp_path))
-
-
 def test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption():
     code = "import time, sys; print('so far', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
     code = f"import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n{code}except KeyboardInterrupt: sys.exit('last words')"

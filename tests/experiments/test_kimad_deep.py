@@ -13,12 +13,10 @@ import pytest
 import scripts
 from scipy import stats
 
-import dsgd
 from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
 from experiments.kimad import deep_results, deep_runs
-from experiments.shared import tuning
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
@@ -46,8 +44,7 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         patch.setattr(deep_runs, "RESOLUTION", 100)
-        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        return args, scripts.printed(kimad_deep.main, args)
+        return args, scripts.ran(kimad_deep.main, args)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +105,8 @@ def test_ef21_has_one_size_and_kimads_traffic(series):
         assert sent[0] == pytest.approx(sent[1], rel=0.03)
 
 
-def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
+def test_its_tables_have_the_papers_numbers(ran):
     _, lines = ran
-    assert not scripts.too_wide(lines)
     steps, others, errors = (
         [row for row in scripts.cells(lines) if len(row) == width] for width in (9, 8, 7)
     )
@@ -168,12 +164,3 @@ def test_a_resnet_18_has_the_papers_links(monkeypatch):
     assert setting.cluster.up is not None
     rate = setting.cluster.up.sample(jax.random.key(0), jnp.float32(50), 0)
     assert 330e6 * np.exp(-0.5) < rate < 330e6 * np.exp(0.5)
-
-
-def test_seconds_that_no_message_has_are_not_shown(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)",
-    ):
-        kimad_deep.main(kimad_deep.Args(shown=0.3, out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
