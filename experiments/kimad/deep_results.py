@@ -48,18 +48,6 @@ LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath oth
 LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
 
 
-def p_value(differences: np.ndarray) -> float:
-    """Of the mean being 0, in a paired t-test of one difference a seed; NaN of one seed."""
-    if len(differences) < 2:
-        return math.nan
-    middle, error = dsgd.mean_and_error(differences)
-    return (
-        float(2 * stats.t.sf(abs(middle) / error, len(differences) - 1))
-        if error > 0
-        else float(middle == 0)
-    )
-
-
 def times_of(setting: Setting, histories: Histories) -> list[float]:
     """T_comm, largest first."""
     N = setting.problem.workers
@@ -130,7 +118,8 @@ def messages(setting: Setting, histories: Histories) -> Table:
     for seconds in times_of(setting, histories):
         ef21, kimad, told = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD, TOLD))
         sent = traffic(setting, kimad).mean()
-        p = p_value(step_time(setting, ef21) - step_time(setting, kimad))
+        times = (step_time(setting, each) for each in (ef21, kimad))
+        p = stats.ttest_rel(*times).pvalue if setting.seeds > 1 else math.nan
         theirs = STEPS.get(seconds)
         slower = (step_time(setting, ef21).mean() - COMPUTATION) / (2 * seconds)
         table.add_row(

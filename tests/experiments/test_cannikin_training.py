@@ -68,18 +68,6 @@ def test_the_clock_is_that_of_the_devices(ran):
         np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)
 
 
-def test_who_keeps_the_first_batch_and_who_does_not(ran):
-    _, rows, _ = ran
-    totals = {system: [int(row["total_batch"]) for row in rows[system, "0"]] for system in SYSTEMS}
-    assert set(totals[DDP]) == set(totals[LB_BSP]) == {32}
-    assert totals[CANNIKIN][:2] == [32, 32]
-    assert min(totals[CANNIKIN][2:]) > 32
-    assert totals[ADAPTDL][:2] == [32, 181]
-    factors = [float(row["factor"]) for row in rows[CANNIKIN, "0"]]
-    assert factors[:2] == [1, 1]
-    assert factors[2] > 1.2
-
-
 def test_the_table_is_of_the_rows(ran):
     _, rows, lines = ran
     for each in rows.values():

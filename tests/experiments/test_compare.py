@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 import scripts
@@ -83,17 +82,6 @@ def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
         == "4.50 ± 0.50"
     )
     assert compare.held_out({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
-
-
-def test_files_of_libsvm_are_taken(tmp_path):
-    (tmp_path / "a9a").write_text(
-        "".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80))
-    )
-    for model, kind in (("logistic", problems.SparseRows), ("mlp", jax.Array)):
-        problem = compare.make_problem(
-            compare.Args(model=model, data="a9a", data_dir=tmp_path, workers=4, batch_size=2)
-        )
-        assert isinstance(problem.data.inputs, kind)
 
 
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:

@@ -127,17 +127,6 @@ def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
         assert each.ratio(N) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_sums_of_exponential_times_are_gamma_distributed(sums):
-    edges = CELL * np.arange(len(sums["13d"].after))
-    for m in (1, 5, 12):
-        expected = stats.gamma(m, scale=1 / 4.47).cdf(edges - m * 0.45)
-        # Where the density jumps, half a cell's chances are counted at its middle: once for m = 1,
-        # then it is smoothed.
-        error = 4.47 * CELL / 4 if m == 1 else m * 4.47 * CELL**2 / 8
-        np.testing.assert_allclose(sums["13d"].ready[m - 1], expected, rtol=0, atol=error)
-    np.testing.assert_allclose(sums["13d"].mean, 12 * (0.45 + 1 / 4.47), rtol=1e-4)
-
-
 def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
     """Preempting and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):

@@ -97,29 +97,6 @@ def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
     assert papers["larger batch"] == ["91.38", "+0.06"]
 
 
-def test_the_threshold_is_chosen_after_some_rounds_and_kept(ran):
-    """A round takes at most the threshold and T^c; the draws of the first rounds are those of who
-    drops nothing.
-    """
-    _, _, found, _ = ran
-    without, history = (
-        found[f"{LAMB}, all computed"],
-        found[convergence.Way(LAMB, COMMUNICATION, "preempt").name],
-    )
-    assert (history["dropped"][:, 1 : MEASURED + 1] == 0).all()
-    tau = history["threshold"][:, -1:]
-    assert np.isfinite(tau).all()
-    assert history["dropped"][:, MEASURED + 2 :].max() > 0
-    assert (np.diff(history["clock"])[:, MEASURED + 1 :] <= tau + COMMUNICATION + 1e-3).all()
-    same = convergence.with_communication(without, COMMUNICATION)
-    np.testing.assert_allclose(
-        history["clock"][:, : MEASURED + 1], same["clock"][:, : MEASURED + 1], rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        history["train_loss"][:, 1:MEASURED], without["train_loss"][:, 1:MEASURED], rtol=1e-5
-    )
-
-
 def test_rates_are_what_they_are_called(ran):
     _, _, found, _ = ran
     for rate in (0.0, 0.1, 0.4):
@@ -131,23 +108,6 @@ def test_rates_are_what_they_are_called(ran):
     for rate in (0.0, 0.5):
         history = found[f"SGD, none correction, {100 * rate:g}% of batches dropped"]
         assert history["dropped"][:, 1:].mean() == pytest.approx(rate, abs=0.1)
-
-
-def test_corrections_are_one_without_drops_and_differ_with_them(ran):
-    _, _, found, _ = ran
-    for rate in (0.0, 0.5):
-        none, constant, stochastic = (
-            found[f"SGD, {correction} correction, {100 * rate:g}% of batches dropped"]["loss"][
-                :, -1
-            ]
-            for correction in ("none", "constant", "stochastic")
-        )
-        if rate:
-            assert (constant > none).all()
-            assert (none > stochastic).all(), "the smaller the step, the higher the loss"
-        else:
-            np.testing.assert_allclose(constant, none, rtol=1e-6)
-            np.testing.assert_allclose(stochastic, none, rtol=1e-4)
 
 
 def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):

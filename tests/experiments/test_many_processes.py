@@ -45,7 +45,7 @@ def free_port() -> int:
     raise OSError("no free port")
 
 
-def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
+def slurm(port: int, i: int) -> dict[str, str]:
     step = {
         "SLURM_JOB_ID": port - 61440,
         "SLURM_STEP_NODELIST": "127.0.0.1",
@@ -53,19 +53,14 @@ def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
         "SLURM_PROCID": i,
         "SLURM_LOCALID": i,
     }
-    return [], {name: str(value) for name, value in step.items()}
+    return {name: str(value) for name, value in step.items()}
 
 
-def flags(port: int, i: int) -> tuple[list[str], dict[str, str]]:
-    return ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(i)], {}
-
-
-def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, str, str]]:
+def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
     """Status, standard output and error of both processes of the experiment."""
     port, there = free_port(), []
     try:
         for i in range(2):
-            arguments, variables = told(port, i)
             command = [
                 sys.executable,
                 "-m",
@@ -75,12 +70,12 @@ def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, s
                 str(out),
                 "--no-progress",
                 *more,
-                *arguments,
-                *each(i),
             ]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             there.append(
-                subprocess.Popen(command, env={**elsewhere.environment(1), **variables}, **pipes)
+                subprocess.Popen(
+                    command, env={**elsewhere.environment(1), **slurm(port, i)}, **pipes
+                )
             )
         said = [process.communicate(timeout=SECONDS) for process in there]
         return [(process.returncode, *words) for process, words in zip(there, said, strict=True)]
@@ -98,7 +93,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 @pytest.mark.long
 def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
-    (status, said, _), (other, nothing, _) = started(slurm, tmp_path / "two", *options)
+    (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
     assert "mb-sgd" in said
     files = ["config.json", "costs.csv", "figure.png", "history.csv"]
@@ -120,23 +115,9 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
 
 
-@pytest.mark.long
-def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
-    (status, _, said), (other, _, nothing) = started(
-        flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)]
-    )
-    assert (status, other) == (2, 2), said + nothing
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("Error: the processes run different configurations (")
-    assert last not in nothing
-
-
 def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
     for machines, told in [
         (commands.Machines("127.0.0.1:1", 2), "process_id = None: need all three"),
-        (commands.Machines("127.0.0.1", 2, 0), "coordinator = '127.0.0.1': need host:port"),
-        (commands.Machines("127.0.0.1:1", 2, 2), "process_id = 2 of 2 processes: need 0 to 1"),
-        (commands.Machines("127.0.0.1:1", 0, 0), "join: processes = 0"),
         (commands.Machines(lost_after=0.0), "lost_after = 0: need seconds > 0"),
     ]:
         with pytest.raises(SystemExit) as end:
