@@ -389,7 +389,8 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
         shares, seconds = family(learned(of), args.total)
         look = {"color": "black", "linewidth": 1.2, "linestyle": line}
         axes.plot(100 * shares, 1e3 * seconds, label=f"model of {words} epochs", **look)
-    colours = dict(zip(("", "equal parts", "OptPerf"), plots.COLOURS, strict=False))
+    blue, red, green = plots.COLOURS[:3]
+    colours = {"": blue, "equal parts": red, "OptPerf": green}
     # those with a name are on top
     for each in sorted(judged, key=lambda each: name_of(each, trials)):
         name = name_of(each, trials)

@@ -39,7 +39,7 @@ USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Switch, commands.Common):
+class Args(commands.Switch, commands.Common):
     """Compares distributed methods on one problem."""
 
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
@@ -48,6 +48,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); for a language model
     docstrings (default), grammar, path.
     """
+    data_dir: commands.DataDir = None
     partition: str | None = None
     """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language
     model blocks (the default) or files.
@@ -56,6 +57,8 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: commands.Count = 16
     """Number of workers."""
+    batch_size: commands.Count = 16
+    """Samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
     """Which methods, by the short names in `algorithms.ALGORITHMS`."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)

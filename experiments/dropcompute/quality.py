@@ -5,6 +5,7 @@ for them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -130,7 +131,11 @@ def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[flo
     figures.points(axes, places, ours, color=plots.COLOURS[0], label="ours")
     if setting.quality.factor == 100:
         known = [(i + 0.2, theirs[i] - PAPER[0.0]) for i in places if theirs[i] is not None]
-        look = {"fillstyle": "none", "color": plots.COLOURS[1], "label": "paper (F1, %)"}
+        look: dict[str, Any] = {
+            "fillstyle": "none",
+            "color": plots.COLOURS[1],
+            "label": "paper (F1, %)",
+        }
         axes.plot(*zip(*known, strict=True), "s", **look)
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.axvline(len(names) - 3.5, color="0.4", linewidth=0.8, linestyle=":")

@@ -16,8 +16,8 @@ from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
 from experiments.shared import figures, statistics
 
 STOPS: dict[Stop, str] = {"preempt": "preempting", "between": "checking between micro-batches"}
-BASELINE = {"color": "#D55E00", "linestyle": "-."}
-DROPPING = {"color": "#0072B2"}
+BASELINE: dict[str, Any] = {"color": "#D55E00", "linestyle": "-."}
+DROPPING: dict[str, Any] = {"color": "#0072B2"}
 LINEAR = {"color": "#000000", "linestyle": "--", "linewidth": 1.2}
 NORMAL = {"color": "#009E73", "linestyle": ":", "linewidth": 2.2}
 OTHER = {"color": "#CC79A7", "linestyle": (0, (5, 1)), "linewidth": 1.4}

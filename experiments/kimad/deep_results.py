@@ -118,10 +118,10 @@ def messages(setting: Setting, histories: Histories) -> Table:
     for seconds in times_of(setting, histories):
         ef21, kimad, told = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD, TOLD))
         sent = traffic(setting, kimad).mean()
-        times = (step_time(setting, each) for each in (ef21, kimad))
-        p = stats.ttest_rel(*times).pvalue if setting.seeds > 1 else math.nan
+        plain, adapting = (step_time(setting, each) for each in (ef21, kimad))
+        p = stats.ttest_rel(plain, adapting).pvalue if setting.seeds > 1 else math.nan
         theirs = STEPS.get(seconds)
-        slower = (step_time(setting, ef21).mean() - COMPUTATION) / (2 * seconds)
+        slower = (plain.mean() - COMPUTATION) / (2 * seconds)
         table.add_row(
             f"{seconds:g}",
             f"{ANY[fixed_choice(setting, sent)]:.3f}",

@@ -142,7 +142,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "words"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
+    ("name", "flags", "words"),
+    [
+        pytest.param(name, *row, id=f"{name}-{i}")
+        for name, rows in REFUSED.items()
+        for i, row in enumerate(rows)
+    ],
 )
 def test_bad_flags_are_one_line_and_status_2(name, flags, words, tmp_path, capsys):
     module = importlib.import_module(f"experiments.{name}")

@@ -35,8 +35,8 @@ MISTAKES = [
     ),
     Mistake(
         "experiments/compare.py",
-        "np.minimum.accumulate(losses.mean(axis=0))[1:]",
-        "losses.mean(axis=0)[1:]",
+        'np.minimum.accumulate(history["loss"].mean(axis=0))[1:]',
+        'history["loss"].mean(axis=0)[1:]',
         TESTS
         + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end",
     ),
@@ -152,7 +152,7 @@ MISTAKES = [
         "experiments/shared/commands.py",
         "0 < number < math.inf",
         "0 <= number < math.inf",
-        TESTS + "test_command_line.py::test_numbers_that_make_no_sense_are_one_line_and_status_2",
+        TESTS + "test_refusals.py::test_bad_flags_are_one_line_and_status_2[compare-6]",
     ),
     Mistake(
         "experiments/shared/tables.py",
