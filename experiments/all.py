@@ -37,7 +37,7 @@ class Args:
     machine where nothing else runs.
     """
     only: tuple[str, ...] = ()
-    """Some of them, by name; if nothing is said, all."""
+    """Some of them, by name; by default all."""
     out: Path = field(default=Path("results"))
     """Folder for index.html, and a folder for each experiment; those of quick ones are in its
     folder quick, of docs/ in docs.
@@ -121,7 +121,9 @@ def call(command: list[str], environment: dict[str, str], limit: float) -> tuple
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """What it still says after it is asked to end, as by Ctrl-C; if it does not, it is killed."""
+    """Returns what the process prints after it is asked to end, as by Ctrl-C; if it does not end,
+    it is killed.
+    """
     process.terminate()
     try:
         return process.communicate(timeout=LAST_WORDS)[1]

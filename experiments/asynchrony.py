@@ -41,7 +41,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     workers: commands.Count = 16
     """Number of workers N."""
     partition: str = "iid"
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     batch_size: commands.Count = 16
     """Samples of one gradient."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -218,8 +218,8 @@ def timed(
 
 
 def measure_saturation(args: Args, bits: int) -> Saturation:
-    """One server with more and more equal workers who always compute as long: the second half of 40
-    gradients of each.
+    """One server with more and more equal workers, which all compute for the same time: the second
+    half of 40 gradients of each.
     """
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
@@ -297,11 +297,11 @@ def tabulate(
 def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     """From how many workers on one server is saturated, and what twice as many make of it."""
     knee = knee_of(full)
-    caption = f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) / (l + r) workers."
     table = tables.table(
         "one server with more and more equal workers",
         ("", "workers", "ports", "updates/s", "staleness"),
-        caption,
+        f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\n"
+        "ports, (2(l + r) + C) / (l + r) workers.",
     )
     for name, workers, point in (
         ("saturated", knee, f"{saturation_point(args, bits):.1f}"),

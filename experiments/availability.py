@@ -36,14 +36,14 @@ COSTS = ("rounds", "simulated seconds")
 
 @dataclass(frozen=True)
 class Args(commands.Data, commands.Switch, commands.Common):
-    """Compares methods where workers or messages are missing."""
+    """Compares methods with missing workers or messages."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that are present, and of messages that are delivered."""
     workers: commands.Count = 16
     """Number of workers."""
     partition: str = "by-label"
-    """Who gets which samples: iid or by-label."""
+    """Which worker gets which samples: iid or by-label."""
     period: commands.Count = 4
     """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)

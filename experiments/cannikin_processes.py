@@ -42,7 +42,7 @@ _SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
 
 @dataclass(frozen=True)
 class Args(commands.Flags):
-    """Measures what a model of the real clock predicts."""
+    """Compares predicted and measured seconds of processes."""
 
     competitors: tuple[commands.Natural, ...] = (0, 2)
     """On the core of each process, how many others always compute there; as many processes as
@@ -103,10 +103,10 @@ def check(args: Args) -> None:
         )
     if not 0 <= args.nice <= 19:
         raise ValueError(f"--nice {args.nice}: expected 0 to 19")
-    if args.total < 2 * args.piece * len(args.competitors):
+    least = 2 * args.piece * len(args.competitors)
+    if args.total < least:
         raise ValueError(
-            f"--total {args.total}: expected {2 * args.piece * len(args.competitors)}, two pieces a "
-            "process, or more"
+            f"--total {args.total}: expected {least} or more, two pieces for each process"
         )
     competitors.cores()
 
@@ -281,7 +281,8 @@ def write(path: Path, trials: list[Trial]) -> None:
 
 def who(args: Args) -> str:
     """The processes, for titles."""
-    return f"{len(args.competitors)} processes; others on their cores: {', '.join(map(str, args.competitors))}"
+    others = ", ".join(map(str, args.competitors))
+    return f"{len(args.competitors)} processes; others on their cores: {others}"
 
 
 def name_of(judged: Judged, trials: list[Trial]) -> str:

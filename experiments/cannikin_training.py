@@ -40,7 +40,7 @@ class Args(commands.Common):
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
     target: commands.Positive | None = None
-    """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each
+    """Quality to be reached, of all problems: accuracy, or bits per byte; by default each
     problem's own.
     """
     epochs: commands.Count = 100

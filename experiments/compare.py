@@ -34,7 +34,7 @@ METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffu
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-# data and partition, where nothing is said; of the language model
+# default data and partition; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
@@ -162,15 +162,20 @@ def tabulate(
     """Cost to the target, and how good the model is on held-out data at the end, one row a
     method.
     """
-    what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
+    caption = (
+        "*: at an edge of the grid. Mbit: sent and received per worker.\n"
+        "sgd, asgd: a round is one gradient. -: not reached."
+    )
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
         caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
     table = tables.table(
-        f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption
+        f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
+        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
+        f"{statistics.runs(args.seeds)}",
+        ("method", "step size", "rounds", "Mbit", "seconds", quality),
+        caption,
     )
     for name, (learning_rate, history) in outcomes.items():
         step = statistics.step_size(learning_rate, args.learning_rates)

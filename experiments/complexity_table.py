@@ -182,10 +182,13 @@ def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
 
 def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
     """The survey's column of iterations, corrected, beside the powers that were found."""
-    last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
-    caption = f"misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε from {last}."
-    headings = ("method", "order", "misprint", "predicted", "measured")
-    table = tables.table("iterations to reach ε, up to constants", headings, caption, left=3)
+    table = tables.table(
+        "iterations to reach ε, up to constants",
+        ("method", "order", "misprint", "predicted", "measured"),
+        "misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε "
+        f"from ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}.",
+        left=3,
+    )
     for name, entry in SURVEY.items():
         powers = (f"{order(args.epsilons, steps[name]):.2f}" for steps in (predicted, measured))
         table.add_row(name, entry.order, entry.misprint, *powers)

@@ -70,7 +70,7 @@ class Args(commands.Data, commands.Common):
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
     partitions: tuple[str, ...] = ("iid", "by-label")
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
     """Which compressors, by name."""
     workers: commands.Several = 8

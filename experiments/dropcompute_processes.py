@@ -266,7 +266,7 @@ def write(path: Path, pair: Pair) -> None:
 
 
 def stragglers(args: Args) -> str:
-    """Who there is, for titles."""
+    """Describes the processes, for titles."""
     slow = "" if args.slow is None else f", one taking {args.factor:g} times as long"
     return f"{args.processes} process{'es' * (args.processes > 1)}{slow}, B.1's delays"
 

@@ -34,7 +34,7 @@ from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
-    """What a problem has where nothing is said."""
+    """Default settings of a problem."""
 
     steps: int
     learning_rate: float
@@ -77,7 +77,7 @@ class Args(commands.Common):
     nothing is said 0.02, for the text 0.04.
     """
     sgd_learning_rate: commands.Positive = 0.3
-    """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it.
+    """Step size of SGD with momentum 0.9 for dropped whole batches; elsewhere a third of it.
     """
     corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
@@ -102,7 +102,7 @@ class Args(commands.Common):
     local_drop_rate: commands.Rate = 0.062
     """Share of local steps that is dropped at most."""
     seeds: commands.Count | None = None
-    """Independent runs; if nothing is said 6, for the text 3."""
+    """Independent runs; by default 6, for the text 3."""
     out: Path = Path("results/dropcompute_training")
     """Folder for config.json, history.csv and figures."""
 
@@ -247,9 +247,11 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
-    what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
     figures.title(
-        sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared"
+        sheet,
+        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} "
+        f"micro-batches, {LAMB}; {statistics.errors('bands', setting.seeds)}; grey lines: losses "
+        "compared",
     )
     return sheet
 

@@ -40,7 +40,7 @@ from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
-    """What a model has where nothing is said."""
+    """Default settings of a model."""
 
     data: str
     batch_size: int
@@ -62,7 +62,7 @@ class Args(commands.Common):
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
     """What is trained; resnet-18 with the paper's numbers, for a GPU."""
     data: Literal["digits", "mnist", "cifar-10"] | None = None
-    """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
+    """The last two are read from --data-dir; by default digits, for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
     """Number of workers, of all but table 2."""
@@ -73,17 +73,17 @@ class Args(commands.Common):
     shown: float = 1.0
     """That of them where compression errors and accuracies are compared."""
     batch_size: commands.Count | None = None
-    """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
+    """Samples that each worker draws in a round; by default 32, for resnet-18 128."""
     epochs: commands.Count | None = None
-    """How often all workers together draw as many samples as there are; if nothing is said 60, for
+    """How often all workers together draw as many samples as there are; by default 60, for
     resnet-18 100.
     """
     learning_rate: commands.Positive | None = None
-    """Step size; if nothing is said 0.1, for resnet-18 0.01."""
+    """Step size; by default 0.1, for resnet-18 0.01."""
     period: commands.Positive = 100.0
     """Seconds from one maximum of the bandwidth to the next: many steps."""
     noise: commands.NotNegative = 0.1
-    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its
+    """Noise of each worker's bandwidth, drawn in each round: the standard deviation of its
     logarithm.
     """
     seeds: commands.Count = 5

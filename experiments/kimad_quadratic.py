@@ -34,7 +34,7 @@ from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
 from experiments.shared import commands, figures, statistics, tables
 
 GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
-REGIMES = {  # and what the paper says of Kimad there
+REGIMES = {  # and the paper's claim about Kimad
     "extremely small": "faster",
     "small": "faster",
     "oscillating": "faster",
@@ -60,7 +60,7 @@ class Args(commands.Common):
     period: commands.Positive = 50.0
     """Seconds from one maximum of the bandwidth to the next."""
     noise: commands.NotNegative = 0.1
-    """Of the bandwidth's logarithm, drawn anew in every round."""
+    """Standard deviation of the bandwidth's logarithm, drawn in every round."""
     compute: commands.Positive = 1.0
     """Seconds of a gradient."""
     seconds: commands.Positive = 300.0

@@ -41,7 +41,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Says where adapting to the bandwidth pays."""
+    """Measures where adapting to the bandwidth pays."""
 
     ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
     """Largest bandwidths over smallest ones; 1 is no variability."""

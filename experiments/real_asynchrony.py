@@ -161,7 +161,7 @@ def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) ->
 
 
 def updates(args: Args, method: Method) -> int:
-    """As many as workers who only sleep make in the time."""
+    """Returns how many updates workers that only sleep make in the time."""
     if method.gradients > 1:
         return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
     return max(
@@ -285,10 +285,11 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             histogram(axes, one, name)
         below.axes[0].set_ylabel("share of updates")
         below.axes[0].legend(frameon=False)
-    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others once"
     figures.title(
         sheet,
-        f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}",
+        f"logistic regression, {args.data}, on real processes; {args.slow} of {args.workers} "
+        f"processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others "
+        f"once; bounded by {args.bound}",
     )
     return sheet
 

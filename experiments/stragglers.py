@@ -39,7 +39,7 @@ WAITING = "synchronous"  # what others are compared with
 
 @dataclass(frozen=True)
 class Args(commands.Data, commands.Switch, commands.Common):
-    """Compares what one would do against stragglers."""
+    """Compares methods against stragglers."""
 
     workers: commands.Count = 16
     """N."""
@@ -64,7 +64,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     one server.
     """
     server: commands.Count = 4
-    """Its workers: those who wait."""
+    """Number of its workers."""
     micro_batch: commands.Positive = 0.15
     """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
     latency: commands.NotNegative = 0.02
@@ -253,18 +253,7 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
     """Seconds until each seed's loss is the target for the first time, between records on a line,
     `[seeds]`; infinite where it never is.
     """
-    found = []
-    for clock, loss in zip(history["clock"], history["loss"], strict=True):
-        below = np.flatnonzero(loss <= target)
-        if not below.size:
-            found.append(math.inf)
-            continue
-        before, at = max(0, below[0] - 1), below[0]
-        share = (
-            1.0 if loss[before] <= target else (loss[before] - target) / (loss[before] - loss[at])
-        )
-        found.append(clock[before] + share * (clock[at] - clock[before]))
-    return np.array(found)
+    return statistics.crossing(history["clock"], history["loss"], target, never=math.inf)
 
 
 def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes) -> Table:

@@ -315,11 +315,11 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     gradient = (
         f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
     )
-    reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
     figures.title(
         sheet,
         f"The survey's timelines, simulated: latency {args.latency:g}, transfer "
-        f"{args.transfer:g}, {gradient}\n{reading}",
+        f"{args.transfer:g}, {gradient}\n{args.convention}: latency {holds}; wait: a message is "
+        "ready, a port is not; ▸3: to worker 3, ◂S: from the server",
     )
     return sheet
 

@@ -119,26 +119,22 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
     """Bytes of the vector a second of each reference, and of each compressor."""
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (d,))
     references = reference_programs(key, x)
-    times: dict[str, list[float]] = {name: [] for name in references}
+    times: dict[str, list[np.ndarray]] = {name: [] for name in references}
     speeds = {}
-    for candidate in CANDIDATES:
-        encode, decode, bits = codec(candidate.compressor, key, x)
-        own: dict[str, list[float]] = {"encode": [], "decode": []}
-        programs = {**own, **{name: times[name] for name in ("copy", *candidate.needs)}}
-        run = {**references, "encode": encode, "decode": decode}
-        before = {name: len(taken) for name, taken in programs.items()}
-        for _ in range(args.repeats):
-            for name, taken in programs.items():
-                taken.append(timing.seconds(run[name]))
-        latest = {name: np.array(taken[before[name] :]) for name, taken in programs.items()}
+    for compressor, needs in CANDIDATES:
+        encode, decode, bits = codec(compressor, key, x)
+        programs = {name: references[name] for name in ("copy", *needs)}
+        taken = timing.in_turn({"encode": encode, "decode": decode, **programs}, args.repeats)
+        for name in programs:
+            times[name].append(taken[name])
         # of a copy's bytes: one read, one packed write
         moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)
-        least = moved * latest["copy"] + sum(latest[name] for name in candidate.needs)
-        rate = {name: 4 * d / float(np.median(taken)) for name, taken in own.items()}
-        speeds[candidate.compressor.name] = Speed(
-            bits / d, rate["encode"], rate["decode"], float(np.median(latest["encode"] / least))
-        )
-    return {name: 4 * d / float(np.median(taken)) for name, taken in times.items()}, speeds
+        least = moved * taken["copy"] + sum(taken[name] for name in needs)
+        cost = float(np.median(taken["encode"] / least))
+        encoded, decoded = (4 * d / float(np.median(taken[name])) for name in ("encode", "decode"))
+        speeds[compressor.name] = Speed(bits / d, encoded, decoded, cost)
+    rates = {name: 4 * d / float(np.median(np.concatenate(taken))) for name, taken in times.items()}
+    return rates, speeds
 
 
 def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:

@@ -91,7 +91,7 @@ def main(args: Args) -> None:
     for graph in graphs:
         programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
         programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
-    taken = in_turn(programs, args.repeats)
+    taken = timing.in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [
         (graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions])
@@ -114,15 +114,6 @@ def main(args: Args) -> None:
         {},
         {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)},
     )
-
-
-def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of each, one after the other."""
-    taken = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, run in programs.items():
-            taken[name].append(timing.seconds(run))
-    return {name: np.array(values) for name, values in taken.items()}
 
 
 def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
@@ -150,7 +141,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
         programs[name] = timing.program(
             lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b
         )
-    taken = in_turn(programs, repeats)
+    taken = timing.in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 

@@ -4,7 +4,7 @@ time to a result, memory.
     python -m experiments.benchmark peers
 
 Ring DSGD of logistic regression, 8 samples a worker and all of them in every gradient, in float64:
-nothing is random, and before anything is timed the models of all versions are held to each other's.
+nothing is random, and the models of all versions are compared before anything is timed.
 fedjax has a server and no ring: it does mini-batch SGD, beside dsgd and a scan that do the same.
 Nothing is recorded on the way.
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ import algorithms
 import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
-from experiments.benchmark.timing import calibrate, clock
-from experiments.shared import commands, tables
+from experiments.benchmark.timing import calibrate
+from experiments.shared import commands, tables, timing
 
 FORMS = {
     "scan": by_hand.reduced,
@@ -157,11 +158,9 @@ def in_turn(
     counts = {version: calibrate(run, seconds) for version, run in versions.items()}
     for version, run in versions.items():
         run(counts[version])  # compiled for this length
-    taken: dict[str, list[float]] = {version: [] for version in versions}
-    for _ in range(repeats):
-        for version, run in versions.items():
-            taken[version].append(clock(run, counts[version]) / counts[version])
-    return {version: np.array(times) for version, times in taken.items()}
+    programs = {version: partial(run, counts[version]) for version, run in versions.items()}
+    taken = timing.in_turn(programs, repeats)
+    return {version: times / counts[version] for version, times in taken.items()}
 
 
 def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:

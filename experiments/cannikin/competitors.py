@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Its input is its lifeline: it ends when who started it does.
+# It ends when its standard input closes, that is when the process that started it ends.
 _SPIN = """
 import os, sys, threading
 os.sched_setaffinity(0, {int(sys.argv[1])})

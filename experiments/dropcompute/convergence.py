@@ -28,7 +28,7 @@ from experiments.shared import figures, statistics, tables
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
 WINDOW = 9  # rounds whose mean loss is one point of a curve
-# shares of the rounds, after which the losses of who drops nothing are the goals
+# shares of the rounds after which the losses without drops are the goals
 GOALS = (0.35, 0.7)
 
 
@@ -37,7 +37,7 @@ class Gain(NamedTuple):
 
     Args:
         steps: with DropCompute over without.
-        seconds: likewise.
+        seconds: the same ratio of seconds.
     """
 
     steps: np.ndarray
@@ -45,7 +45,7 @@ class Gain(NamedTuple):
 
 
 def whole(optimizer: str) -> Point:
-    """Of who drops nothing, at a constant step size."""
+    """The run that drops nothing, at a constant step size."""
     return Point(f"{optimizer}, all computed", math.inf, math.inf)
 
 
@@ -94,7 +94,7 @@ def smooth(losses: np.ndarray) -> np.ndarray:
 
 
 def goals(history: dict[str, np.ndarray]) -> list[float]:
-    """Losses, the mean over seeds, on the way of who drops nothing."""
+    """Returns losses, the mean over seeds, that the run without drops reaches."""
     curve = smooth(history["train_loss"][:, 1:]).mean(axis=0)
     return [float(curve[round(share * len(curve)) - 1]) for share in GOALS]
 
@@ -103,16 +103,9 @@ def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
     """Rounds after which each seed's smoothed loss is the goal for the first time, between two of
     them; NaN where it never is.
     """
-    found = np.full(len(history["train_loss"]), np.nan)
-    for seed, curve in enumerate(smooth(history["train_loss"][:, 1:])):
-        after = np.flatnonzero(curve <= goal)
-        if not after.size:
-            continue
-        at = after[0]
-        before = curve[at - 1] if at else goal
-        part = (before - goal) / (before - curve[at]) if before > curve[at] else 1.0
-        found[seed] = WINDOW + at - 1 + part
-    return found
+    curves = smooth(history["train_loss"][:, 1:])
+    rounds = np.broadcast_to(WINDOW + np.arange(curves.shape[1]), curves.shape)
+    return statistics.crossing(rounds, curves, goal)
 
 
 def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ PERIODS_MEASURED = 400  # from which a threshold is taken
 
 
 class Stragglers(NamedTuple):
-    """Who straggles.
+    """Workers that straggle.
 
     Args:
         name: for titles.
@@ -68,7 +68,7 @@ class Stragglers(NamedTuple):
         )
 
     def expected(self, period: int) -> float:
-        r"""Seconds of a local step where nobody stops, $c + E \max_n B_n / H$ with B the waits of
+        r"""Seconds of a local step without a threshold, $c + E \max_n B_n / H$ with B the waits of
         one worker in H steps.
         """
         below = stats.binom.cdf(np.arange(period), period, self.chance) ** self.workers

@@ -42,8 +42,8 @@ def at(rate: float) -> str:
 
 
 def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Both halves of the table, and who drops nothing at a constant step size; step sizes fall to 0
-    over a run's own rounds.
+    """Both halves of the table, and the run that drops nothing at a constant step size; step sizes
+    fall to 0 over a run's own rounds.
     """
     N, M = setting.problem.workers, setting.micro_batches
     assert N is not None

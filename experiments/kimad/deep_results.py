@@ -45,7 +45,7 @@ TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77
 PAPERS_COMPUTATION = 1.852
 PERIODS = 3  # of the bandwidth, in the panels over time
 LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
-LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
+LEAST = 1e-5  # of the largest compression error; smaller ones are not shown
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:

@@ -89,8 +89,8 @@ def check_times(compute: float, round_times: Sequence[float]) -> None:
     """Raises a ValueError where rounds have no time for a gradient and a message."""
     if not min(round_times) > compute:
         raise ValueError(
-            f"--round-times {min(round_times):g} with --compute {compute:g}: expected longer rounds, "
-            "which also have time for messages"
+            f"--round-times {min(round_times):g} with --compute {compute:g}: expected longer "
+            "rounds, with time for messages"
         )
 
 

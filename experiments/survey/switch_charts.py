@@ -25,7 +25,7 @@ LOOKS = {  # colour and hatch of each kind of block
 
 
 class Panel(NamedTuple):
-    """One timeline; the picture stops at `end`. Who is not one of the workers is the server."""
+    """One timeline; the picture stops at `end`. An end that is no worker is the server."""
 
     figure: str
     title: str

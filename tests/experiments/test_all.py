@@ -237,7 +237,10 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
 
 def test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption():
     code = "import time, sys; print('so far', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
-    code = f"import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n{code}except KeyboardInterrupt: sys.exit('last words')"
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"{code}except KeyboardInterrupt: sys.exit('last words')"
+    )
     complaints, status = everything.call([sys.executable, "-c", code], dict(os.environ), limit=2.0)
     assert complaints.split("\n")[:2] == ["so far", "last words"]
     assert status is None

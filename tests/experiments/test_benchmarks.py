@@ -149,7 +149,10 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     assert version.command[0] == str(other)
     (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
     monkeypatch.chdir(tmp_path)
-    look = "import importlib.util; print([importlib.util.find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
+    look = (
+        "from importlib.util import find_spec\n"
+        "print([find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
+    )
     ended = timing.process([sys.executable, "-S", "-c", look], version.environment)
     assert ended is not None
     assert ended.lines == ["[False, True, True]"]

@@ -167,7 +167,7 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     commands.begin(Args(tmp_path, steps=4, progress=False))  # the same
     with pytest.raises(
         ValueError,
-        match=r"has results of another configuration \(steps = 4, not 3\): need another folder \(--out\)",
+        match=r"has results of another configuration \(steps = 4, not 3\): need another folder",
     ):
         commands.begin(Args(tmp_path, steps=3))
     assert (

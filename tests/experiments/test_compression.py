@@ -15,9 +15,17 @@ from experiments.survey import break_even
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory, long):
     args = compression.Args(
-        models=("logistic",), partitions=("by-label",), compressors=("identity", "sign"), workers=4, steps=60, seeds=2,
-        learning_rates=(0.1, 1.0), sizes=(1000,), out=tmp_path_factory.mktemp("compression"), progress=False,
-    )  # fmt: skip
+        models=("logistic",),
+        partitions=("by-label",),
+        compressors=("identity", "sign"),
+        workers=4,
+        steps=60,
+        seeds=2,
+        learning_rates=(0.1, 1.0),
+        sizes=(1000,),
+        out=tmp_path_factory.mktemp("compression"),
+        progress=False,
+    )
     scripts.ran(compression.main, args)
     return args
 

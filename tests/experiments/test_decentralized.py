@@ -90,9 +90,16 @@ def test_the_measured_decay_is_rho(graph):
 def under_heterogeneity(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("heterogeneity")
     args = heterogeneity.Args(
-        workers=4, alphas=(0.1,), steps=20, exact_steps=1_000, exact_learning_rate=0.5, seeds=2, learning_rates=(0.3, 1.0), out=out,
+        workers=4,
+        alphas=(0.1,),
+        steps=20,
+        exact_steps=1_000,
+        exact_learning_rate=0.5,
+        seeds=2,
+        learning_rates=(0.3, 1.0),
+        out=out,
         progress=False,
-    )  # fmt: skip
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             heterogeneity,

@@ -53,9 +53,16 @@ def test_it_writes_its_config_timeline_and_figure(written):
     }
     third = [row for row in rows if row["figure"] == "1.3"][-1]
     assert third == {
-        "figure": "1.3", "sender": "worker 3", "receiver": "worker 1", "computing": "6.0", "ready": "6.0", "start": "12.5", "sent": "19.0",
-        "receiving": "12.5", "arrived": "19.0",
-    }  # fmt: skip
+        "figure": "1.3",
+        "sender": "worker 3",
+        "receiver": "worker 1",
+        "computing": "6.0",
+        "ready": "6.0",
+        "start": "12.5",
+        "sent": "19.0",
+        "receiving": "12.5",
+        "arrived": "19.0",
+    }
     assert max(float(row["computing"]) for row in rows if row["figure"] == "4.2") < 92
     assert {row["receiver"] for row in rows if row["figure"] == "1.6"} == {
         "worker 1",

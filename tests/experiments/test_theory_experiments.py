@@ -64,8 +64,8 @@ def slopes(tmp_path_factory, long):
 
 
 # Of T = 256 on, but for terms that fall faster: with noise gamma L T > 10, and LD / T is 2 % of the
-# noise's share. For DSGD the bound itself is 0.05 steeper, since (1 + rho) / (1 - rho) = 2 is not far
-# below the other parts of 1 / gamma. With staleness gamma (tau + 1) L = 1/2, up to O(1).
+# noise's share. For DSGD the bound itself is 0.05 steeper, since (1 + rho) / (1 - rho) = 2 is not
+# far below the other parts of 1 / gamma. With staleness gamma (tau + 1) L = 1/2, up to O(1).
 SLOPES = [
     ("inverse", "GD", -1, 1e-6),
     ("inverse", "EF21", -1, 1e-6),

@@ -41,9 +41,9 @@ MISTAKES = [
         + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end",
     ),
     Mistake(
-        "experiments/stragglers.py",
-        "(loss[before] - target) / (loss[before] - loss[at])",
-        "(target - loss[at]) / (loss[before] - loss[at])",
+        "experiments/shared/statistics.py",
+        "np.interp(target, ends, at[[first, before]])",
+        "np.interp(target, ends, at[[before, first]])",
         TESTS + "test_stragglers.py::test_seconds_to_a_loss_are_between_records",
     ),
     Mistake(
