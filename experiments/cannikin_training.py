@@ -66,9 +66,7 @@ def main(args: Args) -> None:
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
     for setting, runs in found.values():
-        tables.console().print(
-            "\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False
-        )
+        tables.notes(race_results.notes(setting, runs))
     shown = {
         name: race_results.tabulate(setting, args.cluster, runs)
         for name, (setting, runs) in found.items()

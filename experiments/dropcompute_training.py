@@ -114,9 +114,7 @@ def main(args: Args) -> None:
     found: Histories = {}
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         found.update(train(args, setting))  # one after the other
-    tables.console().print(
-        "\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False
-    )
+    tables.notes(notes(args, setting, found))
     sheets = {"training": draw(args, setting, found)}
     shown = {
         "convergence": convergence.table(setting, found, args.rounds, args.communications),
@@ -249,7 +247,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     quality.draw(table, setting, histories, args.drop_rates)
     figures.title(
         sheet,
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} "
+        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "
         f"micro-batches, {LAMB}; {statistics.errors('bands', setting.seeds)}; grey lines: losses "
         "compared",
     )

@@ -105,8 +105,7 @@ def main(args: Args) -> None:
     histories: dict[Case, dict[str, np.ndarray]] = {}
     with commands.kept(write, args.out / "history.csv", histories):
         histories.update(train(args, setting, others))  # one after the other
-    notes = deep_results.notes(setting, histories, args.shown)
-    tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
+    tables.notes(deep_results.notes(setting, histories, args.shown))
     shown = {
         "steps": deep_results.steps(setting, histories),
         "messages": deep_results.messages(setting, histories),

@@ -101,7 +101,7 @@ def main(args: Args) -> None:
         regime: quadratics.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES
     }
     commands.begin(args)
-    outcomes = quadratics.compare(
+    outcomes = commands.collect(
         args,
         "kimad_quadratic",
         cases,

@@ -92,7 +92,7 @@ def main(args: Args) -> None:
     ratios = [label(ratio, args.period) for ratio in args.ratios]
     cases = [*(Case("K", name) for name in links), *(Case("bits", name) for name in ratios)]
     commands.begin(args)
-    outcomes = quadratics.compare(
+    outcomes = commands.collect(
         args,
         "kimad_variability",
         cases,

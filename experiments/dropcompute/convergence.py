@@ -135,7 +135,7 @@ def table(
 ) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} "
+        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "
         f"micro-batches, {statistics.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
@@ -190,8 +190,7 @@ def dropped(history: dict[str, np.ndarray], measured: int) -> float:
 
 def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
     """S_eff of the thresholds that were chosen, on other rounds than they were chosen from."""
-    N = setting.problem.workers
-    assert N is not None
+    N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     chosen = history["threshold"][:, -1].astype(float)
     return float(np.mean(dropcompute.effective_speedup(times, way.communication, chosen, way.stop)))
@@ -201,8 +200,7 @@ def needed_communication(setting: Setting) -> float:
     """T^c, seconds, where the threshold that is best saves as much of a step as the paper's figures
     say: by bisection.
     """
-    N = setting.problem.workers
-    assert N is not None
+    N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     all_computed, (low, high) = float(dropcompute.step_time(times, math.inf)), (0.0, 1e3)
     while high - low > 1e-2:

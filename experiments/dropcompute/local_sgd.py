@@ -104,8 +104,7 @@ def runs(
     setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], rate: float
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Every period without a threshold and with one, as one program for each kind of stragglers."""
-    N, learning_rate = setting.problem.workers, setting.learning_rates[SGD]
-    assert N is not None
+    N, learning_rate = setting.workers, setting.learning_rates[SGD]
     for stragglers in both:
         cases = [(period, drops) for period in periods for drops in (False, True)]
         thresholds = [
@@ -155,7 +154,7 @@ def table(
 ) -> Table:
     """One row a period."""
     shown = tables.table(
-        f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
+        f"local SGD, {setting.name}, {setting.workers} workers,\n"
         f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as "
         "synchronous training",
         (
@@ -211,8 +210,7 @@ def draw(
         exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
         speed.plot(x, exact, "o", markersize=4, color="0.3", label="local SGD, expected")
         who = (
-            f"{stragglers.workers} of {setting.problem.workers} workers, "
-            f"{100 * stragglers.chance:g}% each"
+            f"{stragglers.workers} of {setting.workers} workers, {100 * stragglers.chance:g}% each"
         )
         speed.set_title(f"{stragglers.name} ({who})")
         ends.set_xlabel("local steps from averaging to averaging")

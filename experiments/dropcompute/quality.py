@@ -45,8 +45,7 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     """Both halves of the table, and the run that drops nothing at a constant step size; step sizes
     fall to 0 over a run's own rounds.
     """
-    N, M = setting.problem.workers, setting.micro_batches
-    assert N is not None
+    N, M = setting.workers, setting.micro_batches
     times = latencies(delayed(N), N, M, setting.seed)
     tau = dropping(times, COMPENSATED)
     points = [Point(at(rate), dropping(times, rate), setting.steps) for rate in rates]

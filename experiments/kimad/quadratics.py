@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, plots, problems
-from experiments.shared import commands, resuming, statistics, tuning
+from experiments.shared import resuming, statistics, tuning
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits
@@ -179,21 +178,6 @@ def all_of(names: Sequence[str], found: Sequence[Best | None]) -> dict[str, Best
     """Returns the methods by name; None if one diverged at every point."""
     there = {name: best for name, best in zip(names, found, strict=True) if best is not None}
     return there if len(there) == len(names) else None
-
-
-def compare(args: Any, what: str, cases: Any, run: Callable, write: Callable, path: Path) -> Any:
-    """Runs the cases, as `commands.collect` does.
-
-    Raises:
-        ValueError: if a method diverged in each of them.
-    """
-    found = commands.collect(args, what, cases, run, write, path)
-    if not found:
-        raise ValueError(
-            f"a method diverged at every step size of {args.learning_rates}; expected smaller ones "
-            "(--learning-rates)"
-        )
-    return found
 
 
 class Race(NamedTuple):

@@ -433,18 +433,26 @@ def collect(
         args: a command's arguments.
         what: label of the progress bar.
         cases: keys of the results.
-        run: case -> its result; None leaves the case out.
+        run: case -> its result; None, if it diverged, leaves the case out.
         write: (path, results) -> None.
         path: the file or folder that is written.
 
     Returns:
         The results by case.
+
+    Raises:
+        ValueError: if all cases are left out.
     """
     found: dict[K, V] = {}
     with kept(write, path, found):
         for case in tables.bar(list(cases), what, args.progress):
             if (result := run(case)) is not None:
                 found[case] = result
+    if not found:
+        raise ValueError(
+            f"{what}: all runs diverged at every step size of {args.learning_rates}; expected "
+            "smaller ones (--learning-rates)"
+        )
     return found
 
 
