@@ -24,7 +24,7 @@ JOB = "experiments.benchmark.jobs.workarounds"
 class Args:
     """Times operations in their forms for CPUs and in plain JAX."""
 
-    seconds: float = 0.5
+    seconds: commands.Positive = 0.5
     """Length of one timing, about."""
     out: Path = Path("results/benchmark/workarounds")
     """Folder for config.json, workarounds.csv and table.csv."""
