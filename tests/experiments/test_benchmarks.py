@@ -254,19 +254,55 @@ def test_a_python_on_the_path_that_does_not_start_is_none(tmp_path, monkeypatch)
         environments.made("near", tmp_path)
 
 
-def test_benchmark_times_all_versions(tmp_path):
-    rounds.main(
-        rounds.Args(
-            methods=("mb-sgd",),
-            workers=(4,),
-            dimensions=(5,),
-            seconds=0.001,
-            repeats=1,
-            out=tmp_path,
-        )
-    )
-    (row,) = scripts.rows(tmp_path / "rounds.csv")
-    assert all(float(row[name]) > 0 for name in rounds.Row._fields[3:])
+FEW = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
+TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of positive numbers
+    (
+        rounds,
+        {"methods": ("mb-sgd",), "workers": (4,), "dimensions": (5,), "seconds": 1e-3},
+        "rounds",
+        1,
+        rounds.Row._fields[3:],
+    ),
+    (start, {}, "start", 2, ("imports", "problem", "rounds", "wall", "cpu", "ratio")),
+    (throughput, {"dimensions": (4096,)}, "throughput", 5 + len(FEW), ("encode_bytes_per_second",)),
+    (
+        mixing,
+        {"workers": 8, "dimension": 5, "dimensions": (3, mixing.MOST)},
+        "mixing",
+        3,
+        ("seconds", "dense", "times faster", "of copy"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments", "file", "count", "columns"),
+    [
+        pytest.param(*row, id=row[2], marks=[pytest.mark.long] if row[0] is not rounds else [])
+        for row in TIMED
+    ],
+)
+def test_a_benchmark_times_all_versions(
+    benchmark, arguments, file, count, columns, tmp_path, monkeypatch
+):
+    """With few compressors, which need all of the other programs between them, two graphs, and
+    numpy in the place of the other versions that start.
+    """
+    some = [each for each in throughput.CANDIDATES if each.compressor.name in FEW]
+    graphs = [topologies.ring(8), topologies.random_regular(12, 9)]
+    numpy = start.make_versions(tmp_path / "numpy")["numpy"]
+    monkeypatch.setattr(throughput, "CANDIDATES", some)
+    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: graphs)
+    monkeypatch.setattr(start, "make_versions", lambda _: dict.fromkeys(("scan", "numpy"), numpy))
+    scripts.ran(benchmark.main, benchmark.Args(**arguments, repeats=1, out=tmp_path / "out"))
+    rows = scripts.rows(tmp_path / f"out/{file}.csv")
+    assert len(rows) == count
+    assert all(float(row[name]) > 0 for row in rows[-len(FEW) :] for name in columns)
+    if benchmark is mixing:
+        few, larger = scripts.rows(tmp_path / "out/sums.csv")
+        assert (few["chosen"], larger["chosen"]) == ("rows", "product")
+        assert min(float(few["3"]), float(larger["3"])) > 0
+        assert few[str(mixing.MOST)] == "nan", "so many elements are too many"
 
 
 def test_benchmark_of_rounds_tells_each_number_in_its_unit():
@@ -306,25 +342,6 @@ def test_the_benchmarks_versions_do_the_same_mathematics(name, mesh, key):
             np.testing.assert_allclose(ours[recorded][1:], history, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.long
-def test_benchmark_of_starts_times_processes(tmp_path, capsys, monkeypatch):
-    """Numpy's alone, twice: the others are processes like it."""
-    make = start.make_versions
-    monkeypatch.setattr(
-        start,
-        "make_versions",
-        lambda folder: dict.fromkeys(("scan", "numpy"), make(folder)["numpy"]),
-    )
-    start.main(start.Args(repeats=1, out=tmp_path))
-    first, second = scripts.rows(tmp_path / "start.csv")
-    assert float(first["ratio"]) == 1
-    assert all(
-        float(row[stage]) > 0
-        for row in (first, second)
-        for stage in ("imports", "problem", "rounds", "wall", "cpu", "ratio")
-    )
-
-
 def test_a_job_that_fails_is_reported(capfd):
     with pytest.raises(RuntimeError, match=r"jobs\.start nonsense ended with status 1"):
         start.timed(start.Version("nonsense", {}))
@@ -339,55 +356,6 @@ def test_jobs_by_hand_do_what_the_framework_does():
     with jax.numpy_rank_promotion("allow"):
         ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]
     assert max(ends) < 1.05 * min(ends)
-
-
-@pytest.mark.long
-def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
-    """The fewest that need all of the other programs between them, and one that needs none."""
-    names = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
-    some = [candidate for candidate in throughput.CANDIDATES if candidate.compressor.name in names]
-    monkeypatch.setattr(throughput, "CANDIDATES", some)
-    throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
-    shown = capsys.readouterr().out
-    assert "d = 4,096" in shown
-    rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
-    for candidate in some:
-        row = rows[candidate.compressor.name]
-        assert all(
-            float(row[name]) > 0
-            for name in (
-                "bits_per_element",
-                "encode_bytes_per_second",
-                "decode_bytes_per_second",
-                "cost",
-            )
-        )
-
-
-@pytest.mark.long
-def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        mixing,
-        "graphs_of_all_degrees",
-        lambda: [topologies.ring(8), topologies.random_regular(12, 9)],
-    )
-    many = mixing.MOST  # elements of a model, of which eight are too many
-    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, many), out=tmp_path))
-    rows = scripts.rows(tmp_path / "mixing.csv")
-    assert [row["graph"] for row in rows] == [
-        "ring(8)",
-        "exponential(8)",
-        "random_regular(8, 4, 0)",
-    ]
-    assert all(
-        float(row[name]) > 0
-        for row in rows
-        for name in ("seconds", "dense", "times faster", "of copy")
-    )
-    few, larger = scripts.rows(tmp_path / "sums.csv")
-    assert (few["chosen"], larger["chosen"]) == ("rows", "product")
-    assert min(float(few["3"]), float(larger["3"])) > 0
-    assert few[str(many)] == "nan"
 
 
 def test_what_the_benchmark_of_mixing_times_is_the_same(key):

@@ -4,7 +4,6 @@ alone prints and writes.
 
 from __future__ import annotations
 
-import csv
 import random
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 
 from dsgd.contract import elsewhere
 from experiments import compare
@@ -85,11 +85,6 @@ def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
             process.communicate()
 
 
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "history.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.long
 def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
@@ -109,7 +104,8 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
         "out": tmp_path / "one",
     }
     commands.launch(compare.main, compare.Args(**alone, cache="off", progress=False))
-    for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True):
+    runs = (scripts.rows(tmp_path / name / "history.csv") for name in ("two", "one"))
+    for mine, theirs in zip(*runs, strict=True):
         for name in ("method", "seed", "step", "bits"):
             assert mine[name] == theirs[name]
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
