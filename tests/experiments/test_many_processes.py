@@ -113,8 +113,8 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
 
 def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
     for machines, told in [
-        (commands.Machines("127.0.0.1:1", 2), "process_id = None: need all three"),
-        (commands.Machines(lost_after=0.0), "lost_after = 0: need seconds > 0"),
+        (commands.Machines("127.0.0.1:1", 2), "process_id = None; expected all three"),
+        (commands.Machines(lost_after=0.0), "lost_after = 0; expected finite seconds > 0"),
     ]:
         with pytest.raises(SystemExit) as end:
             commands.launch(print, compare.Args(out=tmp_path, cache="off"), machines)

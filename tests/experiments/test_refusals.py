@@ -65,9 +65,12 @@ REFUSED = {
     ],
     "compare": [
         ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad': need one of gd,"),
-        ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, "),
-        ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label"),
-        ({"model": "language-model", "data": "digits"}, "text = 'digits', and no such file"),
+        ({"data": "iris"}, "load: data = 'iris'; expected one of digits, breast-cancer"),
+        ({"partition": "random"}, "split: partition = 'random'; expected one of iid, blocks"),
+        (
+            {"model": "language-model", "data": "digits"},
+            "text = 'digits', and there is no such file",
+        ),
         ({"target": float("nan")}, "--target nan: expected finite numbers above 0"),
         ({"learning_rates": (0.1, float("inf"))}, "--learning-rates (0.1, inf): expected finite"),
         ({"bandwidth": 0.0}, "--bandwidth 0.0: expected finite numbers above 0"),
@@ -80,7 +83,7 @@ REFUSED = {
     ],
     "compression": [
         ({"compressors": ("sgn",)}, "--compressors sgn: expected some of identity,"),
-        ({"partitions": ("random",)}, "unknown partition 'random'"),
+        ({"partitions": ("random",)}, "split: partition = 'random'"),
         ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
     ],
     "convergence_rates": [
