@@ -46,9 +46,9 @@ class Args:
 
 def main(args: Args) -> None:
     if args.quick and args.docs:
-        raise ValueError("--quick and --docs: docs/ shows no sketches; need one of the two")
+        raise ValueError("--quick and --docs: docs/ shows no sketches; expected one of the two")
     if args.docs and not catalogue.DOCS.is_dir():
-        raise ValueError(f"--docs: {Path.cwd()} has no docs/; need the sources' folder")
+        raise ValueError(f"--docs: {Path.cwd()} has no docs/; expected the sources' folder")
     known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
     commands.require_known("--only", args.only, known)
     outcomes: list[page.Outcome] = []

@@ -93,7 +93,7 @@ def check(args: Args) -> None:
         given = getattr(args, name)
         if len(given) < least or sorted(set(given)) != list(given):
             raise ValueError(
-                f"--{name} {' '.join(map(str, given))}: need at least {least} whole "
+                f"--{name} {' '.join(map(str, given))}: expected at least {least} whole "
                 f"number{'s' * (least > 1)}, rising"
             )
     for name, collective in measuring.COLLECTIVES.items():
@@ -102,7 +102,7 @@ def check(args: Args) -> None:
             given = " ".join(map(str, args.sizes))
             raise ValueError(
                 f"--sizes {given}: all the same to {name}, whose vectors are multiples of "
-                f"{least:g} bytes; need others"
+                f"{least:g} bytes; expected others"
             )
 
 
@@ -115,8 +115,8 @@ def parse(shape: str, period: float) -> links.Rate:
             if number != text and number.replace(".", "", 1).isdecimal() and float(number) > 0:
                 return bits * float(number)
         raise ValueError(
-            f"--shape {shape}: {text!r} is no rate; need a number and one of {', '.join(UNITS)}, "
-            "as 30mbit or 30mbit:10mbit"
+            f"--shape {shape}: {text!r} is no rate; expected a number and one of "
+            f"{', '.join(UNITS)}, as 30mbit or 30mbit:10mbit"
         )
 
     return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)

@@ -213,7 +213,7 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
     model = known.model()
     if model is None:
         raise ValueError(
-            "processes that were not all seen at two sizes: need more samples (--total), or other "
+            "the model needs two sizes of each process; expected more samples (--total), or other "
             "splits (--shares)"
         )
     return model

@@ -123,7 +123,9 @@ def main(args: Args) -> None:
 def check(args: Args) -> None:
     falling = all(a > b for a, b in itertools.pairwise((math.inf, *args.epsilons, 0.0)))
     if len(args.epsilons) < 2 or not falling:
-        raise ValueError(f"epsilons = {args.epsilons}: need at least 2 positive numbers, falling")
+        raise ValueError(
+            f"epsilons = {args.epsilons}: expected at least 2 positive numbers, falling"
+        )
 
 
 def on_one_problem() -> list[Method]:

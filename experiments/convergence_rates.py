@@ -114,11 +114,11 @@ def check(args: Args) -> None:
             b <= a for a, b in zip((lowest - 1, *values), values, strict=False)
         ):
             raise ValueError(
-                f"{name} = {values}: need at least {least} numbers, rising, from {lowest} on"
+                f"{name} = {values}: expected at least {least} numbers, rising, from {lowest} on"
             )
     if args.fixed_steps <= 2 * max(args.staleness):
         raise ValueError(
-            f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: need "
+            f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: expected "
             "more than twice the staleness"
         )
 

@@ -92,12 +92,12 @@ def check(args: Args) -> None:
     """
     if args.slow is not None and not 0 <= args.slow < args.processes:
         raise ValueError(
-            f"--slow {args.slow} of {args.processes} processes: need one from 0 to "
+            f"--slow {args.slow} of {args.processes} processes: expected one from 0 to "
             f"{args.processes - 1}, or None"
         )
     if not args.rounds < args.steps - 1:
         raise ValueError(
-            f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with "
+            f"--rounds {args.rounds} of {args.steps} steps: expected at least two more steps, with "
             "the threshold"
         )
 

@@ -139,18 +139,18 @@ def check(args: Args) -> None:
             raise ValueError(f"{flag} {rates}: expected 0 among them, to compare with")
     if COMPENSATED not in args.drop_rates:
         raise ValueError(
-            f"--drop-rates {args.drop_rates}: need {COMPENSATED:g}, at which compensations are "
+            f"--drop-rates {args.drop_rates}: expected {COMPENSATED:g}, at which compensations are "
             "compared"
         )
     if 1 not in args.periods or any(args.local_steps % period for period in args.periods):
         raise ValueError(
-            f"--periods {args.periods}: need 1, synchronous training, and divisors of "
+            f"--periods {args.periods}: expected 1, synchronous training, and divisors of "
             f"--local-steps {args.local_steps}"
         )
     stragglers(args)  # raises a ValueError if the server is too small
     least = convergence.WINDOW + args.rounds - 1
     if args.steps is not None and args.steps < least:
-        raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")
+        raise ValueError(f"--steps {args.steps}: expected {least}, with --rounds {args.rounds}")
 
 
 def setting_of(args: Args) -> Setting:

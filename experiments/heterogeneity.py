@@ -166,7 +166,7 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
             )
     raise ValueError(
         f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers "
-        f"{args.batch_size} samples each; need fewer"
+        f"{args.batch_size} samples each; expected fewer"
     )
 
 

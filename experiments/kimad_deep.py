@@ -97,7 +97,8 @@ class Args(commands.Common):
 def main(args: Args) -> None:
     if args.shown not in args.communication_times:
         raise ValueError(
-            f"--shown {args.shown:g}: need one of --communication-times {args.communication_times}"
+            f"--shown {args.shown:g}: expected one of --communication-times "
+            f"{args.communication_times}"
         )
     setting = setting_of(args, args.workers)
     others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]

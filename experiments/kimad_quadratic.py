@@ -123,7 +123,7 @@ def check(args: Args) -> None:
         least, most = ends(args, regime)
         if not 0 < least <= most < math.inf:
             raise ValueError(
-                f"--{regime.replace(' ', '-')} {least:g} {most:g}: need 0 < least <= most"
+                f"--{regime.replace(' ', '-')} {least:g} {most:g}: expected 0 < least <= most"
             )
 
 

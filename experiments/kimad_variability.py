@@ -132,9 +132,9 @@ def recording(args: Args) -> np.ndarray:
         try:
             values = np.array(args.trace.read_text().replace(",", " ").split(), float)
         except ValueError as error:
-            raise ValueError(f"--trace {args.trace}: {error}; need numbers only") from None
+            raise ValueError(f"--trace {args.trace}: {error}; expected numbers only") from None
         if not (values.size and np.isfinite(values).all() and values.min() > 0):
-            raise ValueError(f"--trace {args.trace}: need finite numbers > 0, at least one")
+            raise ValueError(f"--trace {args.trace}: expected finite numbers > 0, at least one")
         return values
     rng, level, levels = np.random.default_rng(args.seed), 0.0, []
     for _ in range(300):

@@ -101,8 +101,7 @@ class Measured(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(
-            f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not "
-            "slow"
+            f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
         )
     chosen = methods(args)
     problem = problems.logistic_regression(
@@ -145,8 +144,8 @@ def methods(args: Args) -> dict[str, Method]:
     }
     if args.bound < args.workers - 1:
         raise ValueError(
-            f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, "
-            "since all read the first model"
+            f"--bound {args.bound} of {args.workers} workers: expected at least "
+            f"{args.workers - 1}, since all read the first model"
         )
     commands.require_known("--methods", args.methods, known)
     return {

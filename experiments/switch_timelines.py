@@ -70,7 +70,9 @@ class Row(NamedTuple):
 
 def main(args: Args) -> None:
     if not args.latency + args.transfer:
-        raise ValueError("--latency 0 --transfer 0: need one above 0, or there is nothing to see")
+        raise ValueError(
+            "--latency 0 --transfer 0: expected one above 0, or there is nothing to see"
+        )
     pictures, costs = panels(args), rows(args)
     commands.begin(args)
     lines = [

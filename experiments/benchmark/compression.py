@@ -92,7 +92,7 @@ class Speed(NamedTuple):
 def main(args: Args) -> None:
     if not args.dimensions or min(args.dimensions) < 16 or args.repeats < 1:
         raise ValueError(
-            f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at "
+            f"dimensions = {args.dimensions}, repeats = {args.repeats}: expected dimensions of at "
             "least 16, repeats of at least 1"
         )
     commands.begin(args)

@@ -146,13 +146,13 @@ def check(args: Args) -> None:
     commands.require_known("--versions", args.versions, NAMES)
     if few := [N for N in args.workers if N < 3]:
         raise ValueError(
-            f"--workers {' '.join(map(str, few))}: need at least 3, so that each has two "
+            f"--workers {' '.join(map(str, few))}: expected at least 3, so that each has two "
             "neighbours on the ring"
         )
     if not sizes(args):
         raise ValueError(
-            f"--workers, --dimensions: all sizes have more than {MOST:,} elements; need smaller "
-            "ones"
+            f"--workers, --dimensions: all sizes have more than {MOST:,} elements; expected "
+            "smaller ones"
         )
     for method in args.methods:
         if not set(args.versions) & set(VERSIONS[method]):
@@ -250,7 +250,7 @@ def compare(
         if not apart[name] <= AGREE:
             raise RuntimeError(
                 f"{method}: after {args.rounds} rounds {name} is {apart[name]:.1g} from the first "
-                f"version: need {AGREE:g}"
+                f"version: expected {AGREE:g}"
             )
     taken: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in apart}
     for _ in range(args.repeats):

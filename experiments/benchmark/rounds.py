@@ -112,7 +112,7 @@ def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
     if len(args.workers) != len(args.dimensions):
         raise ValueError(
-            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many"
+            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: expected as many"
         )
     commands.require_known("--methods", args.methods, by_hand.SCANS)
 

@@ -236,7 +236,7 @@ def kept(
     """What figures, tables and the file show of it."""
     if not np.isfinite(history["loss"][:, -1]).all():
         raise ValueError(
-            f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one"
+            f"{setting.name} diverged at a step size of {learning_rate:g}; expected a smaller one"
         )
     names = ("step", "clock", "loss", "train_loss", "dropped", "threshold", setting.quality.metric)
     return {name: history[name] for name in names}

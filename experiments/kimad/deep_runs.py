@@ -234,7 +234,7 @@ def _sweep(
         if not np.isfinite(dsgd.evaluated(history)["loss"]).all():
             raise ValueError(
                 f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; "
-                "need a smaller --learning-rate"
+                "expected a smaller --learning-rate"
             )
         kept = {
             name: history[name]

@@ -276,8 +276,8 @@ def on_cluster(args: Any) -> Any:
     for name in numbers:
         if getattr(args, name) != flags[name]:
             raise ValueError(
-                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need "
-                "one of the two"
+                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: "
+                "expected one of the two"
             )
     return dataclasses.replace(args, **numbers)
 
@@ -396,7 +396,7 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
     else:
         return
     raise ValueError(
-        f"{out} has results of {whose}: need another folder (--out), or that one removed"
+        f"{out} has results of {whose}: expected another folder (--out), or that one removed"
     )
 
 

@@ -192,7 +192,7 @@ def test_one_that_fails_is_reported_and_the_others_are_on_the_page_with_every_fi
 
 def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
+    with pytest.raises(ValueError, match=r"--docs: .* has no docs/; expected the sources' folder"):
         everything.main(everything.Args(docs=True))
     (tmp_path / "docs/tables").mkdir(parents=True)
     (tmp_path / "docs/page.md").write_text(

@@ -105,7 +105,7 @@ def test_versions_that_differ_are_told(tmp_path, monkeypatch):
     fake(monkeypatch, {"dsgd": 1.0, "numpy": 1 + 2e-13})
     with pytest.raises(
         RuntimeError,
-        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: need 1e-13",
+        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: expected 1e-13",
     ):
         peers.main(args)
     fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})

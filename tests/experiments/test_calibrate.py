@@ -80,10 +80,11 @@ def test_costs_are_those_of_the_patterns():
 
 def test_fits_need_two_sizes_and_positive_times():
     with pytest.raises(
-        ValueError, match=r"a line through the times of 1 size \(all-reduce\): need at least two"
+        ValueError,
+        match=r"a line through the times of 1 size \(all-reduce\): expected at least two",
     ):
         switch.switch({"all-reduce": {1.0: np.ones(3)}}, COSTS)
-    with pytest.raises(ValueError, match="times of all-reduce: need seconds > 0"):
+    with pytest.raises(ValueError, match="times of all-reduce: expected seconds > 0"):
         switch.switch({"all-reduce": {1.0: np.ones(3), 2.0: np.zeros(3)}}, COSTS)
 
 
@@ -149,7 +150,8 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
 
 def test_numbers_are_not_given_twice(measured):
     with pytest.raises(
-        ValueError, match=r"--latency 1 and --cluster .*, which has it, too: need one of the two"
+        ValueError,
+        match=r"--latency 1 and --cluster .*, which has it, too: expected one of the two",
     ):
         commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
 

@@ -196,5 +196,5 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
 @pytest.mark.parametrize("text", ["", "1, two", "1, 0", "1, nan"])
 def test_a_recording_has_finite_numbers_above_0(text, tmp_path):
     (tmp_path / "recorded.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"--trace .*recorded.csv: .*need .*numbers"):
+    with pytest.raises(ValueError, match=r"--trace .*recorded.csv: .*expected .*numbers"):
         kimad_variability.recording(kimad_variability.Args(trace=tmp_path / "recorded.csv"))

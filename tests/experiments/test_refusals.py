@@ -10,7 +10,10 @@ from experiments.shared import commands
 
 REFUSED = {
     "all": [
-        ({"quick": True, "docs": True}, "--quick and --docs: docs/ shows no sketches; need one"),
+        (
+            {"quick": True, "docs": True},
+            "--quick and --docs: docs/ shows no sketches; expected one",
+        ),
         ({"only": ("nothing",)}, "--only nothing: expected some of compare, "),
     ],
     "asynchrony": [
@@ -22,29 +25,29 @@ REFUSED = {
     "availability": [
         ({"shares": (1.0, share)}, "--shares (1.0, ") for share in (0.0, -0.5, 1.5, float("nan"))
     ],
-    "benchmark.compression": [({"dimensions": (4,)}, "need dimensions of at least 16")],
+    "benchmark.compression": [({"dimensions": (4,)}, "expected dimensions of at least 16")],
     "benchmark.peers": [
         ({"methods": ("extra",)}, "--methods extra: expected some of dsgd, mb-sgd"),
         (
             {"versions": ("jax", "scan")},
             "--versions jax: expected some of dsgd, scan, numpy, torch",
         ),
-        ({"workers": (2, 16)}, "--workers 2: need at least 3"),
+        ({"workers": (2, 16)}, "--workers 2: expected at least 3"),
         ({"workers": (1024,), "dimensions": (100_000,)}, "all sizes have more than 16,000,000"),
         ({"versions": ("numpy",)}, "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax"),
     ],
     "benchmark.rounds": [
         ({"repeats": 0}, "--repeats 0: expected whole numbers, at least 1"),
-        ({"workers": (4, 4), "dimensions": (5,)}, "2 workers for 1 dimensions: need as many"),
+        ({"workers": (4, 4), "dimensions": (5,)}, "2 workers for 1 dimensions: expected as many"),
         ({"methods": ("gd",)}, "--methods gd: expected some of mb-sgd, dsgd"),
     ],
     "calibrate": [
         ({"processes": 1}, "--processes 1: expected whole numbers, at least 2"),
-        ({"sizes": (1024,)}, "--sizes 1024: need at least 2 whole numbers, rising"),
-        ({"sizes": (1024, 512)}, "--sizes 1024 512: need at least 2 whole numbers, rising"),
+        ({"sizes": (1024,)}, "--sizes 1024: expected at least 2 whole numbers, rising"),
+        ({"sizes": (1024, 512)}, "--sizes 1024 512: expected at least 2 whole numbers, rising"),
         ({"sizes": (1, 2)}, "all the same to all-reduce, whose vectors are multiples of 8 bytes"),
         ({"sizes": (8, 16)}, "all the same to all-gather, whose vectors are multiples of 16 bytes"),
-        ({"widths": (8, 8)}, "--widths 8 8: need at least 1 whole number, rising"),
+        ({"widths": (8, 8)}, "--widths 8 8: expected at least 1 whole number, rising"),
         ({"ratios": (0.1, 2.0)}, "--ratios (0.1, 2.0): expected shares above 0, at most 1"),
         *(
             ({"shape": text}, f"--shape {text}: ")
@@ -78,7 +81,7 @@ REFUSED = {
         ({"seed": -1}, "--seed -1: expected finite numbers, at least 0"),
     ],
     "complexity_table": [
-        ({"epsilons": epsilons}, "need at least 2 positive numbers, falling")
+        ({"epsilons": epsilons}, "expected at least 2 positive numbers, falling")
         for epsilons in ((0.1,), (0.1, 0.2), (0.1, 0.0))
     ],
     "compression": [
@@ -87,16 +90,19 @@ REFUSED = {
         ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
     ],
     "convergence_rates": [
-        ({"steps": (4, 8)}, "need at least 4 numbers, rising, from 1 on"),
-        ({"workers": (2, 1)}, "need at least 2 numbers, rising"),
-        ({"staleness": (-1, 0, 1, 2)}, "need at least 4 numbers, rising, from 0 on"),
-        ({"fixed_steps": 100}, "fixed-steps = 100 with a staleness of 255: need more than twice"),
+        ({"steps": (4, 8)}, "expected at least 4 numbers, rising, from 1 on"),
+        ({"workers": (2, 1)}, "expected at least 2 numbers, rising"),
+        ({"staleness": (-1, 0, 1, 2)}, "expected at least 4 numbers, rising, from 0 on"),
+        (
+            {"fixed_steps": 100},
+            "fixed-steps = 100 with a staleness of 255: expected more than twice",
+        ),
         ({"seeds": 1}, "--seeds 1: expected whole numbers, at least 2"),
     ],
     "dropcompute_processes": [
-        ({"slow": 2}, "--slow 2 of 2 processes: need one from 0 to 1, or None"),
+        ({"slow": 2}, "--slow 2 of 2 processes: expected one from 0 to 1, or None"),
         ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
-        ({"rounds": 149}, "--rounds 149 of 150 steps: need at least two more steps"),
+        ({"rounds": 149}, "--rounds 149 of 150 steps: expected at least two more steps"),
     ],
     "dropcompute_speedup": [
         ({"worker_counts": (1, 8)}, "--worker-counts (1, 8): expected whole numbers, at least 2"),
@@ -104,17 +110,19 @@ REFUSED = {
     ],
     "dropcompute_training": [
         ({"drop_rates": (0.1,)}, "--drop-rates (0.1,): expected 0 among them"),
-        ({"drop_rates": (0.0, 0.2)}, "need 0.1, at which compensations are compared"),
+        ({"drop_rates": (0.0, 0.2)}, "expected 0.1, at which compensations are compared"),
         ({"corrected_rates": (0.5,)}, "--corrected-rates (0.5,): expected 0 among them"),
         ({"periods": (1, 7)}, "--periods (1, 7)"),
         ({"server": 1}, "--server 1"),
         ({"local_drop_rate": 1.0}, "--local-drop-rate 1.0: expected shares of at least 0, below 1"),
         ({"steps": 5}, "--steps 5"),
     ],
-    "kimad_deep": [({"shown": 0.3}, "--shown 0.3: need one of --communication-times (2.0, 1.0,")],
+    "kimad_deep": [
+        ({"shown": 0.3}, "--shown 0.3: expected one of --communication-times (2.0, 1.0,")
+    ],
     "kimad_quadratic": [
-        ({"small": (3.0, 1.0)}, "--small 3 1: need 0 < least <= most"),
-        ({"high": (0.0, 1.0)}, "--high 0 1: need 0 < least <= most"),
+        ({"small": (3.0, 1.0)}, "--small 3 1: expected 0 < least <= most"),
+        ({"high": (0.0, 1.0)}, "--high 0 1: expected 0 < least <= most"),
         ({"compute": 0.0}, "--compute 0.0: expected finite numbers above 0"),
     ],
     "kimad_variability": [
@@ -125,7 +133,10 @@ REFUSED = {
     "real_asynchrony": [
         ({"slow": 4}, "--slow 4 of 4 workers"),
         ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
-        ({"bound": 2}, "--bound 2 of 4 workers: need at least 3, since all read the first model"),
+        (
+            {"bound": 2},
+            "--bound 2 of 4 workers: expected at least 3, since all read the first model",
+        ),
         ({"methods": ("async",)}, "--methods async: expected some of synchronous, asynchronous"),
     ],
     "stragglers": [
@@ -135,7 +146,7 @@ REFUSED = {
     "switch_timelines": [
         ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
         ({"slow": 0.5}, "--slow 0.5: expected finite numbers, at least 1"),
-        ({"latency": 0.0, "transfer": 0.0}, "--latency 0 --transfer 0: need one above 0"),
+        ({"latency": 0.0, "transfer": 0.0}, "--latency 0 --transfer 0: expected one above 0"),
     ],
     "topology": [
         ({"workers": (16, 0)}, "--workers (16, 0): expected whole numbers, at least 1"),

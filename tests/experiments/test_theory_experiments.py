@@ -126,7 +126,7 @@ def test_runs_with_a_dithered_grid_have_the_moments_that_are_computed(key):
 
 def test_methods_without_exact_moments_say_so():
     with pytest.raises(
-        ValueError, match="EF21 has no exact moments: its round is not affine; need runs"
+        ValueError, match="EF21 has no exact moments: its round is not affine; expected runs"
     ):
         theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)).averages([4])
 
