@@ -121,7 +121,7 @@ def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
         assert [row["alpha"] for row in scripts.rows(args.out / f"{name}.csv")] == ["0.1"]
 
 
-def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp_path, monkeypatch):
+def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monkeypatch):
     """After 10,000 partitions, each of another seed: in odd ones somebody has nothing, in even ones
     a sample too few.
     """

@@ -112,7 +112,7 @@ def test_an_interval_covers_the_slope_that_seeds_have():
     assert high - low == pytest.approx(2 * 1.96 * 0.05 / math.sqrt(40) / 1.55, rel=0.4)
 
 
-def test_runs_with_a_dithered_grid_have_the_moments_that_are_computed(key):
+def test_runs_with_a_dithered_grid_have_the_computed_moments(key):
     problem = bowl(2, 1.0)
     compressor = theorems.dithered(problem, 2.0)
     x = np.linspace(-3, 3, 4000, dtype=np.float32)
