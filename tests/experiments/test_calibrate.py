@@ -50,7 +50,7 @@ def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
     assert np.mean(inside) > 0.7
 
 
-def test_one_switch_explains_all_collectives_and_a_busy_moment_is_ignored():
+def test_one_switch_explains_all_collectives_and_ignores_a_busy_moment():
     measured = {name: times(name, 0.05, 1) for name in COSTS}
     fit = switch.switch(measured, COSTS)
     assert fit.alpha.value == pytest.approx(LATENCY, rel=0.1)

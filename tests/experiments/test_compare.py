@@ -127,7 +127,7 @@ def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
     assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
-def test_the_default_target_is_reached_by_all_but_by_less_than_half_at_once():
+def test_the_default_target_is_reached_by_all_and_at_once_by_few():
     falling, stuck = np.geomspace(1, 0.01, 101)[None, :], np.full((1, 101), 0.95)
     fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
     target = compare.default_target({"fast": fast, "slow": slow})

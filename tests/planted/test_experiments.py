@@ -30,8 +30,7 @@ MISTAKES = [
         "experiments/compare.py",
         "2 * sum(loss <= end",
         "sum(loss <= end",
-        TESTS
-        + "test_compare.py::test_the_default_target_is_reached_by_all_but_by_less_than_half_at_once",
+        TESTS + "test_compare.py::test_the_default_target_is_reached_by_all_and_at_once_by_few",
     ),
     Mistake(
         "experiments/compare.py",
@@ -75,7 +74,7 @@ MISTAKES = [
         "value, high, low = (factor",
         "value, low, high = (factor",
         TESTS
-        + "test_calibrate.py::test_one_switch_explains_all_collectives_and_a_busy_moment_is_ignored",
+        + "test_calibrate.py::test_one_switch_explains_all_collectives_and_ignores_a_busy_moment",
     ),
     Mistake(
         "experiments/survey/calibrate_measuring.py",
