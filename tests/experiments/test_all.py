@@ -180,7 +180,7 @@ def test_one_that_fails_is_reported_and_the_others_are_on_the_page_with_every_fi
     assert not re.search(r"<script|<link|<iframe|url\(", text), "it stands alone"
     python = f"python {sys.version.split()[0]}"
     for words in (
-        "<td>ring all-reduce",
+        ">ring all-reduce</td>",
         ">16.5</td>",
         "2 experiments in",
         "1 failed",
