@@ -357,13 +357,9 @@ def test_ports_that_are_not_given():
     """Sending takes no time, and receiving as long as sending."""
     up, down = Cluster(EXPONENTIAL).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() == [np.inf] * 2
-    up, down = Cluster(EXPONENTIAL, up=lognormal(0, 1)).bandwidths(
-        round_at(0), jnp.arange(2)
-    )
+    up, down = Cluster(EXPONENTIAL, up=lognormal(0, 1)).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() != [np.inf] * 2
-    up, down = Cluster(EXPONENTIAL, down=constant(3)).bandwidths(
-        round_at(0), jnp.arange(2)
-    )
+    up, down = Cluster(EXPONENTIAL, down=constant(3)).bandwidths(round_at(0), jnp.arange(2))
     assert (up.tolist(), down.tolist()) == ([np.inf] * 2, [3] * 2)
 
 

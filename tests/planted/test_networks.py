@@ -47,7 +47,7 @@ MISTAKES = [
         "dsgd/network/switch.py",
         "message.size * max(",
         "message.size * min(",
-        f"{NETWORK}switch.py -k slower",
+        f"{NETWORK}switch.py -k rules_say",
     ),
     Mistake(
         "dsgd/network/switch.py",

@@ -15,15 +15,11 @@ from jax.flatten_util import ravel_pytree
 
 from dsgd import compressors
 from tests.dsgd.compressors.shared import (
-    EPS,
     STANDARD_ERRORS,
-    midpoints,
     normal,
     seen,
     seen_often,
-    seen_where,
     sent,
-    sqnorm,
     standard_error,
 )
 
@@ -74,20 +70,6 @@ def test_constants_of_buckets_are_those_of_the_worst_bucket():
     ]
     assert [three.omega(d) for d in (11, 12)] == [pytest.approx(2 / 3), 1]  # 1 of the last 2
     assert (one.unbiased, two.unbiased) == (True, False)
-
-
-def test_the_variance_of_buckets_is_the_sum_of_theirs():
-    """Over all draws; the worst bucket reaches the omega of all, once it has all of the norm."""
-    compressor, parts = buckets(TERNARY, 4), 64
-    x = np.array([1, 1 / 4, 1 / 4, -1 / 2, 0, 0, 0, 0, 3, 3 / 4, 0], np.float32)
-    draws = seen_where(compressor)(x, uniform=midpoints(parts))
-    variance = sum(
-        np.abs(x[part]).max() * np.abs(x[part]).sum() - sqnorm(x[part]) for part in slices(11, 4)
-    )
-    np.testing.assert_allclose(draws.mean(axis=0), x, atol=8 * EPS)
-    assert sqnorm(draws - x).mean() == pytest.approx(variance, rel=1e-6)
-    worst = np.concatenate([[3, 1, 1, 1], np.zeros(7)])
-    assert 3 * 6 - sqnorm(worst) == pytest.approx(compressor.omega(11) * sqnorm(worst))
 
 
 def test_buckets_draw_on_their_own(key):

@@ -22,7 +22,6 @@ from tests.dsgd.compressors.shared import (
     STANDARD_ERRORS,
     TINY,
     as_bits,
-    midpoints,
     normal,
     rounding,
     see,
@@ -106,43 +105,6 @@ def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.nd
     bits.
     """
     return seen_where(compressor)(x, uniform=uniform, bits=as_bits(uniform))
-
-
-def everywhere(d: int) -> np.ndarray:
-    """Every element draws each of PARTS midpoints once."""
-    return np.tile(midpoints(PARTS)[:, None], d)
-
-
-def lattice(compressor: Compressor) -> np.ndarray:
-    """D elements whose probabilities are multiples of 1 / PARTS."""
-    rng, kind = np.random.default_rng(0), compressor.name.split("(")[0]
-    if kind == "random_quantization":
-        steps = 2 ** int(compressor.name[-2]) - 1
-        places = np.concatenate([[0, steps * PARTS], rng.integers(0, steps * PARTS, D - 2)])
-        return (places / PARTS - 3).astype(np.float32)
-    if kind == "qsgd":  # of norm 64, and no level is a whole number
-        return rng.permutation(np.repeat([-17, -11, 7, 3, 4], [8, 11, 8, 5, 1])).astype(np.float32)
-    if kind == "ternary":
-        return np.concatenate([[PARTS], rng.integers(-PARTS, PARTS, D - 1)]).astype(np.float32)
-    return (
-        rng.choice([-1, 1], D)
-        * np.exp2(rng.integers(-20, 20, D))
-        * (1 + rng.integers(0, PARTS, D) / PARTS)
-    ).astype(np.float32)
-
-
-@every_quantizer
-@pytest.mark.parametrize("scale", [0, 90, -90])
-def test_over_all_draws_the_mean_is_x_and_the_variance_is_the_stated_one(compressor, oracle, scale):
-    """The integral over u is a sum: all probabilities are multiples of what one draw stands for."""
-    x = np.ldexp(lattice(compressor), scale)
-    draws, exact = seen_at(compressor, x, everywhere(D)), x.astype(np.float64)
-    np.testing.assert_allclose(
-        draws.mean(axis=0), exact, rtol=0, atol=4 * EPS * np.abs(exact).max()
-    )
-    variance = sqnorm(draws - exact).mean()
-    assert variance == pytest.approx(oracle(exact).variance(), rel=1e-5)
-    assert 0 < variance <= compressor.omega(D) * sqnorm(exact)
 
 
 @every_quantizer
