@@ -184,14 +184,6 @@ def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
     return elsewhere.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
-def results(devices: int, n: int, step: int):
-    return of_rounds(devices, n)[0][step]
-
-
-def W_at(graph: Topology, step: int) -> np.ndarray:
-    return graph.matrices[step % graph.period].toarray()
-
-
 def close(result: np.ndarray, expected: np.ndarray, message: str, *, roundings: float = 4) -> None:
     """Up to a few roundings at the size of the largest element; `expected` in float64."""
     atol = roundings * float(jnp.finfo(result.dtype).eps) * max(1.0, np.abs(expected).max())
@@ -204,103 +196,66 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-SIZES = [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)]
-every_n = pytest.mark.parametrize(("devices", "n"), SIZES, ids=str)
-
-
-@every_n
-def test_mix_is_the_product_with_W_in_every_round(devices, n):
-    for step in range(STEPS):
-        for name, mixed in results(devices, n, step)[0]["mix"].items():
-            for leaf, row in rows(n).items():
-                assert mixed[leaf].dtype == row.dtype
-                close(
-                    mixed[leaf],
-                    product(W_at(graphs(n)[name], step), row),
-                    f"{name}, {leaf}, {step}",
-                )
-
-
 def pull(W: np.ndarray, leaf: np.ndarray, *, told: float = 1) -> np.ndarray:
-    """Neighbour by neighbour, of what they tell."""
-    x = np.asarray(leaf, np.float64)
-    return np.stack(
-        [
-            sum(W[i, j] * (told * x[j] - x[i]) for j in range(len(W)) if j != i)
-            for i in range(len(W))
-        ]
-    )
+    """Of neighbours that tell so many times what they have."""
+    x, others = np.asarray(leaf, np.float64), W - np.diag(np.diag(W))
+    differences = told * x[None] - x[:, None]
+    return np.einsum("ij,ij...->i...", others, differences)
 
 
-@every_n
-def test_pull_takes_the_table_that_it_is_given(devices, n):
-    """Here of neighbours that tell twice what they have."""
-    for step in (0, 1, 6):
-        for name, pulled in results(devices, n, step)[0]["by hand"].items():
-            close(pulled, pull(W_at(graphs(n)[name], step), rows(n)["matrix"], told=2), name)
-
-
-@every_n
-def test_errors_of_a_pull_are_as_small_as_the_disagreement(devices, n):
-    """Which is 2^17 times smaller than the models, whose roundings would drown it; a mean over all
-    is rounded as a model is.
+def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
+    """Exactly what neighbours say; whoever a device hears, it hears right: rows of zeros fill the
+    table up.
     """
-    for step in (0, 1):
-        for name, pulled in results(devices, n, step)[0]["pulled"].items():
-            expected = pull(W_at(graphs(n)[name], step), near(n))
-            size = near(n).max() if graphs(n)[name].uniform else np.ptp(near(n))
+    n = len(W)
+    said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
+    assert table.dtype == np.uint8
+    assert len(table) <= devices * n
+    for brought, own in zip(
+        table.reshape(devices, -1, 4), np.arange(n).reshape(devices, -1), strict=True
+    ):
+        np.testing.assert_array_equal(brought, said[brought[:, 0]])
+        needed = np.flatnonzero((W[own] != 0).any(axis=0))
+        assert {*needed, *own} <= set(brought[:, 0].astype(int) - 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "n"), [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)], ids=str
+)
+def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
+    for step, (found, vmapped) in enumerate(of_rounds(devices, n)[0]):
+        for name, graph in graphs(n).items():
+            W, at = graph.matrices[step % graph.period].toarray(), f"{name}, {step}"
+            for leaf, row in rows(n).items():
+                mixed = found["mix"][name][leaf]
+                assert mixed.dtype == row.dtype
+                close(mixed, product(W, row), at)
+            close(found["by hand"][name], pull(W, rows(n)["matrix"], told=2), at)
+            # Errors of a pull are as small as the disagreement, which is 2^17 times smaller than
+            # the models, whose roundings would drown it; a mean over all is rounded as a model is.
+            size = near(n).max() if graph.uniform else np.ptp(near(n))
             np.testing.assert_allclose(
-                pulled,
-                expected,
+                found["pulled"][name],
+                pull(W, near(n)),
                 rtol=0,
                 atol=8 * float(size * np.finfo(np.float32).eps),
-                err_msg=name,
+                err_msg=at,
             )
-
-
-@every_n
-def test_models_that_agree_stay_bit_for_bit(devices, n):
-    """Where rows sum to 1; under push-sum they are scaled by what rows sum to."""
-    for step in (0, 1, 2, 3):
-        for name, stay in results(devices, n, step)[0]["stay"].items():
-            for leaf, model in agreed(n).items():
-                if graphs(n)[name].doubly_stochastic:
-                    np.testing.assert_array_equal(stay[leaf], model, err_msg=name)
+            # Models that agree stay as they are; under push-sum they are scaled by sums of rows.
+            for leaf, model in agreed(n).items() if name in found["stay"] else ():
+                if graph.doubly_stochastic:
+                    np.testing.assert_array_equal(found["stay"][name][leaf], model, err_msg=at)
                 else:
-                    close(stay[leaf], product(W_at(graphs(n)[name], step), model), name)
-
-
-@every_n
-def test_mix_of_many_seeds_is_mix_of_each(devices, n):
-    for step in (0, 1, 3):
-        for name, mixed in results(devices, n, step)[1].items():
-            for seed in range(SEEDS):
-                close(mixed[seed], product(W_at(graphs(n)[name], step), seeds(n)[seed]), name)
-
-
-@every_n
-def test_fetch_brings_what_neighbours_say_exactly(devices, n):
-    """And whoever a device hears, it hears right: rows of zeros fill the table up."""
-    block = n // devices
-    said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
-    for step in (0, 1, 2):
-        for name, table in results(devices, n, step)[0]["codes"].items():
-            assert table.dtype == np.uint8
-            for device, brought in enumerate(table.reshape(devices, -1, 4)):
-                np.testing.assert_array_equal(brought, said[brought[:, 0]])
-                own = np.arange(device * block, (device + 1) * block)
-                needed = np.flatnonzero((W_at(graphs(n)[name], step)[own] != 0).any(axis=0))
-                assert {*needed, *own} <= set(brought[:, 0].astype(int) - 1), name
-
-
-@every_n
-def test_sum_of_others_is_exact(devices, n):
-    for step in (0, 1, 2):
-        for name, heard in results(devices, n, step)[0]["heard"].items():
-            others = (W_at(graphs(n)[name], step) != 0) & ~np.eye(n, dtype=bool)
-            assert heard.dtype == np.uint32
+                    close(found["stay"][name][leaf], product(W, model), at)
+            for mixed, row in zip(vmapped.get(name, ()), seeds(n), strict=name in vmapped):
+                close(mixed, product(W, row), at)
+            check_fetched(found["codes"][name], W, devices)
+            others = (W != 0) & ~np.eye(n, dtype=bool)
+            assert found["heard"][name].dtype == np.uint32
             np.testing.assert_array_equal(
-                heard, others.astype(np.int64) @ counts(n).astype(np.int64), err_msg=name
+                found["heard"][name],
+                others.astype(np.int64) @ counts(n).astype(np.int64),
+                err_msg=at,
             )
 
 
@@ -345,9 +300,10 @@ def test_rows_one_by_one_and_the_product_agree(devices, most):
         for graph, left, right, heard, heard_too in zip(
             some, by_product, one_by_one, counted, counted_too, strict=True
         ):
+            W = graph.matrices[step % graph.period].toarray()
             for mixed in (left, right):
-                close(mixed, product(W_at(graph, step), x), graph.name)
-            others = (W_at(graph, step) != 0) & ~np.eye(N, dtype=bool)
+                close(mixed, product(W, x), graph.name)
+            others = (W != 0) & ~np.eye(N, dtype=bool)
             for exact in (heard, heard_too):
                 np.testing.assert_array_equal(
                     exact, others.astype(np.int64) @ counts(N).astype(np.int64)
