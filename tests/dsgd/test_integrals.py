@@ -195,28 +195,16 @@ def round_at(clock: float) -> Round:
     return Round(jnp.int32(0), 2, KEY, now=Now(None, jnp.float32(clock)))
 
 
-def test_messages_begin_when_they_begin():
-    """Each worker's own, in seconds after the round's clock; and receiving is by the sending ports
-    where there are no others.
-    """
+def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
+    """And takes no time if there are none at all."""
     wave = square_wave(8.0, 2.0, 4.0)
-    cluster = Cluster(constant(1.0), up=wave)
-    assert not cluster.steady
-    for ports in (cluster.sending, cluster.receiving):
-        seconds = ports(
-            round_at(400.0), jnp.arange(2), jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
-        )
-        # 8 bits until the wave falls, 4 until it rises, and 4
-        np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8], rtol=1e-6)
-    both = Cluster(constant(1.0), up=constant(4.0), down=wave)
-    assert both.sending(round_at(0.0), jnp.array([1]), 8.0, 3.0).tolist() == [2.0]
-    np.testing.assert_allclose(
-        both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6
-    )
-    free = Cluster(constant(1.0))
-    assert free.steady
-    assert free.sending(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
-    assert free.receiving(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
+    for up, cluster in ((True, Cluster(constant(1.0), up=wave)), (False, Cluster(constant(1.0)))):
+        assert cluster.steady == (not up)
+        for ports in (cluster.sending, cluster.receiving):
+            bits, after = jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
+            seconds = ports(round_at(400.0), jnp.arange(2), bits, after)
+            # 8 bits until the wave falls, 4 until it rises, and 4
+            np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8] if up else 0, rtol=1e-6)
 
 
 def test_a_windows_bandwidth_is_its_mean():
