@@ -242,22 +242,32 @@ def test_bandwidths_are_never_0(quantity):
                 Cluster(constant(1.0), **{port: quantity})
 
 
-NAMED = {  # arguments that differ in one of them each
-    constant: [(1,), (2,), ([1, 2],), ([2, 1],), ([1, 2, 3],)],
-    normal: [(1, 2), (2, 1)],
-    lognormal: [(1, 2), (2, 1)],
-    exponential: [(1,), (2,)],
-    gamma: [(1, 2), (2, 1)],
-    bernoulli: [(0.5, 1), (1, 0.5)],
-    measured: [([1, 2],), ([1, 3],)],
-    trace: [([1, 2], 1), ([1, 2], 2), ([1, 3], 1)],
-    sinusoid: [(1, 2, 3), (1, 2, 3, 4), (2, 1, 3), (1, 2, 4)],
-    square_wave: [(1, 2, 3), (1, 2, 3, 0.1), (2, 1, 3), (1, 2, 4)],
-    sampled: [(1, 2), (1, 3), (2, 3)],
-    bounded: [(EXPONENTIAL, 1), (EXPONENTIAL, 2), (2 * EXPONENTIAL, 1)],
-    slow: [(EXPONENTIAL, [1], 2), (EXPONENTIAL, [2], 2), (EXPONENTIAL, [1], 3)],
-    per_server: [(EXPONENTIAL, 2), (EXPONENTIAL, 3)],
+ARGUMENTS = {
+    constant: ([1, 2],),
+    normal: (1, 2),
+    lognormal: (1, 2),
+    exponential: (1,),
+    gamma: (1, 2),
+    bernoulli: (0.25, 1),
+    measured: ([1, 2],),
+    trace: ([1, 2], 1),
+    sinusoid: (1, 2, 3, 4),
+    square_wave: (1, 2, 3, 0.1),
+    sampled: (1, 3),
+    bounded: (EXPONENTIAL, 1),
+    slow: (EXPONENTIAL, [1, 2], 3),
+    per_server: (EXPONENTIAL, 2),
 }
+
+
+def changed(make, arguments):
+    """The quantity, and those that differ from it in one argument each."""
+    yield make(*arguments)
+    for i, value in enumerate(arguments):
+        other = [*value, 5] if isinstance(value, list) else 2 * value
+        yield make(*arguments[:i], other, *arguments[i + 1 :])
+
+
 ONE, TWO = constant(1), constant(2)
 CLUSTERS = [
     Cluster(ONE),
@@ -286,8 +296,9 @@ CLUSTERS = [
 def test_names_tell_all_parameters():
     """A checkpoint knows a cluster by its name."""
     one, two = exponential(1), exponential(2)
-    made = [make(*arguments) for make, several in NAMED.items() for arguments in several]
-    made += [2 * one, 3 * one, one + two, 2 * (one + two), 2 * one + two]
+    made = [each for make, given in ARGUMENTS.items() for each in changed(make, given)]
+    made += [constant(1), constant([2, 1]), measured([1, 3]), trace([1, 3], 1)]
+    made += [3 * one, 5 * one, one + two, 2 * (one + two), 2 * one + two]
     for several in (made, CLUSTERS):
         assert len({each.name for each in several}) == len(several)
 

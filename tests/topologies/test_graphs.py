@@ -43,70 +43,71 @@ def numbered(graph: nx.Graph) -> nx.Graph:
     return nx.convert_node_labels_to_integers(graph, ordering="sorted")
 
 
-def torus_rho(rows: int, columns: int) -> float:
-    waves = [
-        1 + 2 * math.cos(2 * math.pi * k / rows) + 2 * math.cos(2 * math.pi * l / columns)
-        for k in range(rows)
-        for l in range(columns)
-    ]
-    return max(map(abs, waves[1:])) / 5
+def waves(n: int) -> list[float]:
+    """1 + 2 cos(2 pi k / n), k < n."""
+    return [1 + 2 * math.cos(2 * math.pi * k / n) for k in range(n)]
 
 
-# The function and its arguments, the graph of networkx, and rho in closed form, if there is one.
-GRAPHS = [
-    *(
-        (topologies.ring, (n,), nx.cycle_graph(n), rho)
-        for n, rho in [(1, 0), (2, 0), (3, 0), (4, 1 / 3)]
+def torus_rho(rows: int, columns: int) -> float | None:
+    if min(rows, columns) < 3:
+        return None
+    return max(abs(a + b - 1) / 5 for a in waves(rows) for b in waves(columns) if a + b < 6)
+
+
+# The graph of networkx, rho in closed form (None: it has none), and arguments.
+FAMILIES = {
+    topologies.ring: (
+        nx.cycle_graph,
+        lambda n: max(map(abs, waves(n)[1:])) / 3 if n > 3 else 0,
+        [(n,) for n in (1, 2, 3, 4, 5, 16, 33)],
     ),
-    *(
-        (topologies.ring, (n,), nx.cycle_graph(n), (1 + 2 * math.cos(2 * math.pi / n)) / 3)
-        for n in (5, 16, 33)
+    topologies.complete: (nx.complete_graph, lambda n: 0, [(1,), (2,), (10,)]),
+    topologies.star: (
+        lambda n: nx.star_graph(n - 1),
+        lambda n: 1 - 1 / n if n > 2 else 0,
+        [(1,), (2,), (3,), (9,)],
     ),
-    *((topologies.complete, (n,), nx.complete_graph(n), 0) for n in (1, 2, 10)),
-    *((topologies.star, (n,), nx.star_graph(n - 1), 0) for n in (1, 2)),
-    *((topologies.star, (n,), nx.star_graph(n - 1), 1 - 1 / n) for n in (3, 9)),
-    *((topologies.chain, (n,), nx.path_graph(n), 0) for n in (1, 2)),
-    *(
-        (topologies.chain, (n,), nx.path_graph(n), (1 + 2 * math.cos(math.pi / n)) / 3)
-        for n in (3, 9)
+    topologies.chain: (
+        nx.path_graph,
+        lambda n: (1 + 2 * math.cos(math.pi / n)) / 3 if n > 2 else 0,
+        [(1,), (2,), (3,), (9,)],
     ),
-    *(
-        (topologies.torus, sides, numbered(nx.grid_2d_graph(*sides, periodic=True)), None)
-        for sides in [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5)]
+    topologies.torus: (
+        lambda *sides: numbered(nx.grid_2d_graph(*sides, periodic=True)),
+        torus_rho,
+        [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5), (3, 4), (8, 8)],
     ),
-    *(
-        (topologies.torus, s, numbered(nx.grid_2d_graph(*s, periodic=True)), torus_rho(*s))
-        for s in [(3, 4), (8, 8)]
+    topologies.hypercube: (
+        lambda k: numbered(nx.hypercube_graph(k)),
+        lambda k: (k - 1) / (k + 1),
+        [(1,), (4,)],
     ),
-    (topologies.hypercube, (0,), nx.empty_graph(1), 0),
-    *(
-        (topologies.hypercube, (k,), numbered(nx.hypercube_graph(k)), (k - 1) / (k + 1))
-        for k in (1, 4)
+    topologies.exponential: (
+        exponential,
+        lambda n: 1 - 2 / (1 + math.ceil(math.log2(n))) if n % 2 == 0 else None,
+        [(n,) for n in (1, 2, 3, 4, 6, 17, 18, 64)],
     ),
-    *((topologies.exponential, (n,), exponential(n), None) for n in (1, 3, 17)),
-    *(
-        (topologies.exponential, (n,), exponential(n), 1 - 2 / (1 + math.ceil(math.log2(n))))
-        for n in (2, 4, 6, 18, 64)
+    topologies.erdos_renyi: (
+        nx.gnp_random_graph,
+        lambda *draw: None,
+        [(6, 0.75, 2), (20, 0.4, 0), (20, 0.4, 1)],
     ),
-    *(
-        (topologies.erdos_renyi, (n, p, seed), nx.gnp_random_graph(n, p, seed), None)
-        for n, p, seed in [(6, 0.75, 2), (20, 0.4, 0), (20, 0.4, 1)]
+    topologies.random_regular: (
+        lambda n, degree, seed: nx.random_regular_graph(degree, n, seed),
+        lambda *draw: None,
+        [(1, 0, 0), (2, 1, 0), (9, 4, 1), (9, 4, 2)],
     ),
-    *(
-        (topologies.random_regular, (n, d, seed), nx.random_regular_graph(d, n, seed), None)
-        for n, d, seed in [(1, 0, 0), (2, 1, 0), (9, 4, 1), (9, 4, 2)]
-    ),
-]
+}
+GRAPHS = [(make, given) for make, (*_, several) in FAMILIES.items() for given in several]
 NOT_WEIGHTED = (topologies.complete, topologies.exponential)
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "graph", "rho"),
-    GRAPHS,
-    ids=[f"{make.__name__}{arguments}" for make, arguments, *_ in GRAPHS],
+    ("make", "arguments"), GRAPHS, ids=[f"{make.__name__}{given}" for make, given in GRAPHS]
 )
-def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments, graph, rho):
+def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments):
     """With each kind of weights, which its name tells if they are not the usual ones."""
+    graph, rho = (function(*arguments) for function in FAMILIES[make][:2])
     usual = "uniform" if graph.is_directed() else "metropolis"
     shown = f"{make.__name__}({', '.join(map(str, arguments))}"
     topology = make(*arguments)
@@ -121,6 +122,10 @@ def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments, graph, r
         assert weights != "lazy" or np.linalg.eigvalsh(other.W).min() > -1e-14
         same = from_graph(graph, topologies.WEIGHTS[weights])
         np.testing.assert_array_equal(same.W, other.W)
+
+
+def test_a_hypercube_of_no_dimension_is_one_worker():
+    assert topologies.hypercube(0).W.tolist() == [[1]]
 
 
 def test_exponential_sends_forward():
