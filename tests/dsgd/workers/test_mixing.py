@@ -223,6 +223,9 @@ def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
     ("devices", "n"), [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)], ids=str
 )
 def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
+    """By both roads: lists of a few rows, and products with the whole table."""
+    plans = [routes.routes_of(graph, devices) for graph in graphs(n).values() if not graph.uniform]
+    assert n < N or {plan.places is None for plan in plans} == {True, False}
     for step, (found, vmapped) in enumerate(of_rounds(devices, n)[0]):
         for name, graph in graphs(n).items():
             W, at = graph.matrices[step % graph.period].toarray(), f"{name}, {step}"
@@ -257,57 +260,6 @@ def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
                 others.astype(np.int64) @ counts(n).astype(np.int64),
                 err_msg=at,
             )
-
-
-@pytest.fixture
-def most(monkeypatch):
-    """Sets the number of neighbours up to which rows are summed one by one."""
-
-    def set_most(number: int) -> None:
-        monkeypatch.setattr(routes, "_MOST", number)
-        routes.routes_of.cache_clear()
-
-    yield set_most
-    routes.routes_of.cache_clear()
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_rows_one_by_one_and_the_product_agree(devices, most):
-    some = [graphs(N)[name] for name in ("push-sum", "one_peer_exponential(16)")]
-
-    def both(x, counted, step):
-        results = []
-        for number in (0, 32):
-            most(number)
-            assert all(
-                (routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some
-            )
-            heard = [
-                workers.sum_of_others(workers.fetch(counted, graph, step), graph, step)
-                for graph in some
-            ]
-            results.append(([workers.mix(x, graph, step) for graph in some], heard))
-        return results
-
-    places = {"in_specs": (BLOCKS, BLOCKS, SAME), "out_specs": BLOCKS, "check_vma": False}
-    spread = jax.jit(jax.shard_map(both, mesh=workers.mesh(devices), **places))
-    x = rows(N)["matrix"]
-    program = spread.lower(x, counts(N), jnp.int32(0)).compile(compiler_options=FAST)
-    for step in (0, 3):
-        (by_product, counted), (one_by_one, counted_too) = jax.tree.map(
-            np.asarray, program(x, counts(N), np.int32(step))
-        )
-        for graph, left, right, heard, heard_too in zip(
-            some, by_product, one_by_one, counted, counted_too, strict=True
-        ):
-            W = graph.matrices[step % graph.period].toarray()
-            for mixed in (left, right):
-                close(mixed, product(W, x), graph.name)
-            others = (W != 0) & ~np.eye(N, dtype=bool)
-            for exact in (heard, heard_too):
-                np.testing.assert_array_equal(
-                    exact, others.astype(np.int64) @ counts(N).astype(np.int64)
-                )
 
 
 def test_gradients_flow_through_mix():
