@@ -8,14 +8,11 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-import algorithms
-from theory_checks import minibatch_sgd
 from theory_checks.__main__ import Args, main
-from theory_checks.machinery import instances, registry
+from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Misprint, Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS
 
@@ -164,36 +161,6 @@ def test_a_misprint_that_is_none_fails(capsys):
     )
     assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
     assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
-
-
-def without_mean(optimizer):
-    """Mini-batch SGD with a wrong 1/N, put where the project's stands: gradients are summed."""
-    inner = algorithms.minibatch_sgd(optimizer)
-
-    def update(state, gradients, round):
-        return inner.update(
-            state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round
-        )
-
-    return inner._replace(update=update)
-
-
-def test_a_broken_method_fails(capsys):
-    def trial(draws):
-        problem = instances.bowl(4, 3, away=1.0, noise=draws.real(1.0, 2.0))
-        return [minibatch_sgd.check(problem, steps=100, learning_rate=0.5, method=without_mean)]
-
-    assert (
-        main(
-            Args(trials=1, progress=False),
-            [_named("mb-SGD, quadratics, exact")._replace(trial=trial, extremes=())],
-            [],
-        )
-        == 1
-    )
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "FAILS: mb-SGD, quadratics, exact" in shown
-    assert "raised" not in shown
 
 
 def test_instances_are_reproducible():
