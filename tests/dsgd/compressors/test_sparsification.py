@@ -136,16 +136,6 @@ def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
     assert [sparsification.kept(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
 
 
-def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used(key):
-    compressor = top_k(0.5, random_sparsification(0.5))
-    message = jax.jit(compressor.compress)(key, jnp.ones(100)).message
-    used = int((np.asarray(message.values.values) != 0).sum())
-    assert int(compressor.bits(message)) == 8 * packed_bytes(50, 7) + 32 + used * (32 + 6)
-    assert compressors.mean_bits(compressor, 100) == pytest.approx(
-        8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3
-    )
-
-
 @pytest.mark.parametrize("p", [0.02, 0.9])
 def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
     d = 101
@@ -190,23 +180,47 @@ def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_
             assert room == d
 
 
-def test_bits_count_what_is_used_and_its_number():
-    p, d = 0.1, 333
-    compressor = random_sparsification(p)
-    messages, bits = sent(compressor, jax.random.split(jax.random.key(0), DRAWS // 10), d)
-    kept = (np.asarray(messages.values) != 0).sum(axis=1)
-    each = 32 + math.ceil(math.log2(d))
-    np.testing.assert_array_equal(bits, 32 + kept * each)
-    assert abs(bits.mean() - (32 + p * d * each)) <= STANDARD_ERRORS * standard_error(bits) + 1e-9
-    error = math.sqrt(p * (1 - p) * d) * each / math.sqrt(2**14)
-    assert (
-        abs(compressors.mean_bits(compressor, d) - (32 + p * d * each))
-        <= STANDARD_ERRORS * error + 1e-9
-    )
-    assert messages.values.shape[1] == sparsification.capacity(p, d)
-    assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(
-        sparsification.capacity(p, d), each - 32
-    )
+def used(values: jax.Array) -> np.ndarray:
+    """How many are sent, of each message."""
+    return (np.asarray(values) != 0).reshape(len(values), -1).sum(axis=1)
+
+
+# The compressor, d, the bits of its messages, and their mean.
+RANDOM_SIZES = [
+    (
+        random_sparsification(0.1),
+        333,
+        lambda messages: 32 + used(messages.values) * (32 + 9),
+        32 + 33.3 * (32 + 9),
+    ),
+    (
+        compressors.buckets(random_sparsification(0.3), 16),
+        41,
+        lambda messages: 3 * 32 + sum(used(part.values) for part in messages) * (32 + 4),
+        3 * 32 + 0.3 * 41 * (32 + 4),
+    ),
+    (
+        top_k(0.5, random_sparsification(0.5)),
+        100,
+        lambda messages: 8 * packed_bytes(50, 7) + 32 + used(messages.values.values) * (32 + 6),
+        8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "d", "count", "mean"), RANDOM_SIZES, ids=[row[0].name for row in RANDOM_SIZES]
+)
+def test_bits_count_what_is_used_and_its_number(key, compressor, d, count, mean):
+    messages, bits = sent(compressor, jax.random.split(key, DRAWS // 10), d)
+    np.testing.assert_array_equal(bits, count(messages))
+    assert abs(bits.mean() - mean) <= STANDARD_ERRORS * standard_error(bits)
+    error = bits.std() / math.sqrt(2**14)
+    assert abs(compressors.mean_bits(compressor, d) - mean) <= STANDARD_ERRORS * error + 1e-9
+    if compressor is random_sparsification(0.1):
+        room = sparsification.capacity(0.1, d)
+        assert messages.values.shape[1] == room
+        assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(room, 9)
 
 
 @pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-7, 2**24 + 1)])
