@@ -1,5 +1,5 @@
-"""Bad calls, drawn: of one good call of each function, every argument in turn becomes each of a pool
-of wrong values. Prints what escapes as JSON.
+"""Bad calls, drawn: of one good call of each function, every argument in turn becomes each of a
+pool of wrong values. Prints what escapes as JSON.
 
 A script of its own, without the annotations that pytest checks: users run without them.
 """
@@ -339,7 +339,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
         "problem": problems.logistic_regression("digits", workers=1, batch_size=2),
         "system": cannikin.equal_split(4),
     },
-    cannikin.ClusterModel: dict.fromkeys(("q", "s", "k", "m"), [0.1, 0.2]),
+    cannikin.ClusterModel: {name: [0.1, 0.2] for name in ("q", "s", "k", "m")},
     cannikin.ClusterModel.optperf: {"self": _CANNIKIN, "total_batch": [4.0, 8.0]},
     cannikin.ClusterModel.optperf_integer: {"self": _CANNIKIN, "total_batch": 8},
     cannikin.Learner.joined: {"self": _LEARNER},
@@ -374,52 +374,52 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
 
 
 MESSAGES = {  # what the wrong value is answered, one case of each kind of need
-    "run(method, problem, steps=1, key=0)": "key = 0: need one key of JAX, jax.random.key(0), say",
+    "run(method, problem, steps=1, key=0)": "key = 0",
     "run(method, problem, steps=1, key=key, mesh=99)": "mesh of 99 devices",
-    "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2': need a mesh, dsgd.workers.mesh(4), say, an integer, or None",
-    "run(method, problem, steps=1, key=key, mesh=1, checkpoint=5)": "checkpoint = 5: need a string, a path or None",
-    "run(method, problem, steps=1, key=key, mesh=1, batches=7)": "batches = 7: need an iterator or None",
-    "run(method, problem, steps=1, key=key, start=3)": "start = 3: need a dsgd.Result, of dsgd.run, its State, or None",
-    "run(method, problem, steps=1, key=key, until=0.1)": "until = 0.1: need a function or None",
+    "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2'",
+    "run(method, problem, steps=1, key=key, mesh=1, checkpoint=5)": "checkpoint = 5",
+    "run(method, problem, steps=1, key=key, mesh=1, batches=7)": "batches = 7",
+    "run(method, problem, steps=1, key=key, start=3)": "start = 3",
+    "run(method, problem, steps=1, key=key, until=0.1)": "until = 0.1",
     "run(algorithms.minibatch_sgd, problem, steps=1, key=key)": "need a dsgd.Algorithm",
     "run(method, problem.data, steps=1, key=key)": "need a dsgd.Problem",
-    "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1: need an optax optimiser",
-    "algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring)": "need a topology, topologies.ring(16) or topologies.from_matrix(W)",
-    "algorithms.local_sgd(optax.sgd(0.1), topologies.ring(2))": "local_sgd: period = Topology(ring(2)): need an integer",
-    "algorithms.choco_sgd(optax.sgd(0.1), ring, dsgd.compressors.sign, None)": "choco_sgd: consensus_step = None: need a number in (0, 1]",
-    "algorithms.deepsqueeze(optax.sgd(0.1), ring, dsgd.compressors.top_k, 0.1)": "compressor = the function top_k: need",
-    "algorithms.asynchronous_sgd(optax.sgd(0.1), algorithms.delays.uniform)": "delays = the function uniform: need one of",
-    "algorithms.delays.given([0.0, 1.0])": "given: D = [0.0, 1.0]: need a list, each an integer, or an array of numbers",
-    "problems.load((np.zeros((20, 3)), np.zeros(20), 3))": "need a name, a file's path, a Dataset, or a pair (inputs, classes)",
-    "problems.finite_sum(linear, optax.squared_error, np.eye(3))": "need a pair (inputs, targets)",
-    "problems.finite_sum(linear, optax.squared_error, *three, batch_size=1, test=three[0], metrics={'a': 3})": "metrics: 'a' = 3: need",
-    "problems.finite_sum(problems.MLP, optax.squared_error, *three, batch_size=1)": "model = the class MLP: need a flax module",
-    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, too_small='stop')": "too_small = 'stop'; need 'wait' or 'error'",
-    "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
-    "dropcompute.train_processes(problem, optax.sgd(0.1), 'fast', 4, steps=2, key=key)": "threshold = 'fast': need a number or a Chosen",
-    "dropcompute.train_processes(problem, optax.sgd(0.1), 1, 4, steps=2, key=key, correction='all')": "correction = 'all': need 'none', 's",
-    "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow': need seconds [iterations, workers, micro-batches]",
-    "dropcompute.simulated(cluster, 2, 3, 1.0, rounds=4, key=key, stop='after')": "simulated: stop = 'after': need 'preempt' or 'between'",
-    "topologies.ring(4, 'lazy')": "ring: weights = 'lazy': need one of topologies.metropolis, topologies.max_degree",
-    "topologies.ring(4, lambda adjacency: np.full((3, 3), 1 / 3))": "the weights function gave (3, 3) for an adjacency of (4, 4)",
-    "topologies.ring(6, lambda adjacency: np.full((6, 6), 1 / 6))": "where 2 does not send to 0; need weights on edges",
-    "dsgd.Topology('mine', None)": "mine: W: got a NoneType; expected an array of numbers",
-    "topologies.exponential(8).smallest_eigenvalue": "smallest_eigenvalue is of one symmetric W; this is not symmetric",
-    "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12, below which float64 cannot tell",
-    "dsgd.workers.mesh('cpu')": "mesh: devices = 'cpu': need an integer, a list or None",
-    "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once: need different devices",
-    "dsgd.network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring': need a pattern of dsgd.network",
-    "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
-    "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'; expected True, False or 'epoch'",
-    "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None has no arrays; need leaves [N, ...]",
-    "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9: need classes, whole numbers",
-    "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test inputs have entries that are not finite",
-    "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train targets have the entry",
-    "dsgd.sweep(algorithms.delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1: need an integer, at least 0",
-    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "choco_sgd: consensus_step = 1.5: need a number in (0, 1]",
-    "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic': need 'linear' or 'log'",
-    "dsgd.frame(problem)": "need a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by the names of their methods",
-    "swept.best(share=-1)": "share = -1: need a part of the records, in (0, 1]",
+    "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1",
+    "algorithms.decentralized_sgd(SGD, topologies.ring)": "need a topology",
+    "algorithms.local_sgd(SGD, topologies.ring(2))": "local_sgd: period = Topology(ring(2))",
+    "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
+    "algorithms.deepsqueeze(SGD, ring, compressors.top_k, 0.1)": "compressor = the function top_k",
+    "algorithms.asynchronous_sgd(SGD, delays.uniform)": "delays = the function uniform",
+    "delays.given([0.0, 1.0])": "given: D = [0.0, 1.0]",
+    "problems.load((np.zeros((20, 3)), np.zeros(20), 3))": "need a name",
+    "problems.finite_sum(linear, squared, np.eye(3))": "need a pair (inputs, targets)",
+    "problems.finite_sum(linear, squared, *three, test=three[0], metrics={'a': 3})": "'a' = 3",
+    "problems.finite_sum(problems.MLP, squared, *three, batch_size=1)": "model = the class MLP",
+    "algorithms.kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, too_small='stop')": "too_small = 'stop'",
+    "kimad.budget('fast', 1.0)": "budget: up = 'fast'",
+    "dropcompute.train_processes(problem, SGD, 'fast', 4, steps=2, key=key)": "threshold = 'fast'",
+    "dropcompute.train_processes(problem, SGD, 1, 4, steps=2, key=key, correction='all')": "'all'",
+    "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow'",
+    "dropcompute.simulated(cluster, 2, 3, 1.0, rounds=4, key=key, stop='after')": "stop = 'after'",
+    "topologies.ring(4, 'lazy')": "ring: weights = 'lazy'",
+    "topologies.ring(4, lambda adjacency: np.eye(3))": "gave (3, 3)",
+    "topologies.ring(6, lambda adjacency: np.ones((6, 6)) / 6)": "where 2 does not send to 0",
+    "dsgd.Topology('mine', None)": "mine: W: got a NoneType",
+    "topologies.exponential(8).smallest_eigenvalue": "this is not symmetric",
+    "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12",
+    "workers.mesh('cpu')": "mesh: devices = 'cpu'",
+    "workers.mesh([jax.devices()[0]] * 2)": "more than once",
+    "network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring'",
+    "network.cost(network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "16 workers",
+    "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'",
+    "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None",
+    "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "entry 0.9",
+    "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test",
+    "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train",
+    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
+    "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'",
+    "dsgd.frame(problem)": "need a dsgd.Result, a dsgd.Sweep, a history",
+    "swept.best(share=-1)": "share = -1",
 }
 
 
@@ -460,6 +460,7 @@ def messages() -> dict[str, str]:
         "problem": problems.random_quadratic(2, 2),
         "method": METHOD,
         "linear": MODEL,
+        "squared": optax.squared_error,
         "three": ((np.eye(3), np.ones(3)), 1),
     }
     given |= {
@@ -524,7 +525,8 @@ def main(every: int) -> None:
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
-    local_processes._results = processes._run = gossip._train = with_servers._train = lambda *args: []
+    local_processes._results = processes._run = lambda *args: []
+    gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(
         1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {}
     )

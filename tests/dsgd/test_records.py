@@ -38,9 +38,14 @@ def test_replacing_leaves_everything_as_it_was_if_the_block_fails(tmp_path, erro
     path = tmp_path / "table.csv"
     if before:
         path.write_text(before)
-    with pytest.raises(error), records.replacing(path) as temporary:
-        temporary.write_text("half of the n")
-        raise error
+
+    def fail():
+        with records.replacing(path) as temporary:
+            temporary.write_text("half of the n")
+            raise error
+
+    with pytest.raises(error):
+        fail()
     assert names(tmp_path) == (["table.csv"] if before else [])
     assert not before or path.read_text() == before
 

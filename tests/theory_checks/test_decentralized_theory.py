@@ -110,7 +110,7 @@ def test_the_rate_of_exact_diffusion_is_that_of_its_slowest_part():
     )
 
 
-def test_a_dobrushin_coefficient_is_0_where_rows_are_equal_and_1_where_they_have_nothing_in_common():
+def test_a_dobrushin_coefficient_is_0_of_equal_rows_and_1_of_rows_with_nothing_in_common():
     assert push_sum.dobrushin(np.full((3, 3), 1 / 3)) == 0
     assert push_sum.dobrushin(np.eye(3)) == 1
     assert push_sum.dobrushin(np.array([[0.9, 0.1], [0.3, 0.7]])) == pytest.approx(0.6)

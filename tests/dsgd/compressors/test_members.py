@@ -64,7 +64,7 @@ def test_encode_passes_the_previous_message():
         np.testing.assert_array_equal(decoded, 2 * expected)
     with pytest.raises(
         ValueError,
-        match=r"^encode: last = float32\[3\]: sign does not start from a previous message; pass no last$",
+        match=r"^encode: last = float32\[3\]",
     ):
         compressors.encode(SIGN, jax.random.key(0), x, x)
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_encode_takes_what_compress_decodes():
     np.testing.assert_array_equal(encoded.decoded, -x)
     with pytest.raises(
         ValueError,
-        match=r"^encode: x = float32\[5, 1\]: expected a vector \[d\]; compressors.apply compresses trees",
+        match=r"^encode: x = float32\[5, 1\]",
     ):
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 

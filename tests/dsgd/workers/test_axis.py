@@ -18,7 +18,8 @@ CHOSEN = np.array([3, 15, 0, 3, 8], np.int32)
 KEY = 7
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(
-    r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    r"|collective-broadcast)(?:-start)?\("
 )
 
 

@@ -27,7 +27,8 @@ STEPS = 8  # two of the longest period
 FLOAT = 4  # bytes
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(
-    r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    r"|collective-broadcast)(?:-start)?\("
 )
 # of what LLVM makes of the program, not of the program
 FAST = {"xla_backend_optimization_level": 0}
