@@ -83,19 +83,27 @@ def test_exact_numbers_stay_exact_where_they_may():
     "value", [4.0, np.float32(4.0), np.array(4.0), "4", True, np.array([4]), np.ma.masked], ids=repr
 )
 def test_an_integer_is_no_other_number(value):
-    with pytest.raises(ValueError, match=r"door: whole = .*: need an integer"):
+    with pytest.raises(ValueError, match=r"door: whole = .*; expected an integer"):
         door(whole=value)
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("whole", 10**19, "whole = 10000000000000000000: need an integer of at most 64 bits"),
-        ("whole", 10**400, "whole = an integer of 1329 bits: need an integer of at most 64 bits"),
-        ("whole", -(10**5000), "whole = an integer of 16610 bits: need an integer"),
-        ("number", 10**400, "number = an integer of 1329 bits: need a number of at most 64 bits"),
-        ("several", [1, 10**5000], "several = a list: need a list, each an integer"),
-        ("seed", 10**400, "seed = an integer of 1329 bits: need an integer"),
+        ("whole", 10**19, "whole = 10000000000000000000; expected an integer of at most 64 bits"),
+        (
+            "whole",
+            10**400,
+            "whole = an integer of 1329 bits; expected an integer of at most 64 bits",
+        ),
+        ("whole", -(10**5000), "whole = an integer of 16610 bits; expected an integer"),
+        (
+            "number",
+            10**400,
+            "number = an integer of 1329 bits; expected a number of at most 64 bits",
+        ),
+        ("several", [1, 10**5000], "several = a list; expected a list, each an integer"),
+        ("seed", 10**400, "seed = an integer of 1329 bits; expected an integer"),
     ],
     ids=lambda value: checks.shown(value)[:20],
 )
@@ -125,7 +133,9 @@ def test_large_numbers_that_have_a_meaning_are_taken():
     ],
 )
 def test_what_is_counted_in_int32_is_refused_beyond(call):
-    with pytest.raises(ValueError, match=r"= \d+: need .*(at most \d+|fewer than 2\^31)"):
+    with pytest.raises(
+        ValueError, match=r"= \d+(:|;) (need|expected) .*(at most \d+|fewer than 2\^31)"
+    ):
         call(2**31)
 
 
@@ -180,7 +190,7 @@ def test_functions_that_take_the_arguments_are_taken(function):
 def test_functions_of_another_number_of_arguments_are_refused(function, taken):
     with pytest.raises(
         ValueError,
-        match=rf"door: function = .*, which takes {taken}: need a function of 2 arguments",
+        match=rf"door: function = .*, which takes {taken}; expected a function of 2 arguments",
     ):
         door(function=function)
 
@@ -188,7 +198,7 @@ def test_functions_of_another_number_of_arguments_are_refused(function, taken):
 def test_arguments_are_named():
     with pytest.raises(
         ValueError,
-        match=r"door: named = .*, which takes \(\): need a function of 1 argument \(worker\)",
+        match=r"door: named = .*, which takes \(\); expected a function of 1 argument \(worker\)",
     ):
         door(named=lambda: 1)
 
@@ -284,8 +294,10 @@ RESULTS = {
             lambda key, clock, worker: 1.0 + clock, lambda key, clock, seconds, worker: None
         )
     ),
-    "weights function gave 1; need a matrix": lambda: topologies.ring(4, lambda adjacency: 1),
-    "data of worker 0 = None: need a pair": lambda: problems.finite_sum(
+    "weights function returned 1; expected a matrix": lambda: topologies.ring(
+        4, lambda adjacency: 1
+    ),
+    "data of worker 0 = None; expected a pair": lambda: problems.finite_sum(
         LINEAR, optax.squared_error, problems.ByWorker(lambda worker: None), 2, batch_size=1
     ),
     "finite_sum: close: it returned 'x'": lambda: finite_sum(
@@ -314,7 +326,7 @@ RESULTS = {
         PROBLEM,
         **RUN,
     ),
-    "delta of sign gives 'x'": lambda: dsgd.run(
+    "delta of sign returns 'x'": lambda: dsgd.run(
         algorithms.ef21(
             optax.sgd(0.1), compressors.sign._replace(delta=lambda d: "x"), compressors.sign
         ),
@@ -327,7 +339,9 @@ RESULTS = {
     "clock gives None: need seconds": lambda: dropcompute.accumulate(
         lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda: None
     ),
-    r"delay\(0, 1\) = -1: need finite seconds >= 0": lambda: checks.need_delay("delay(0, 1)", -1),
+    r"delay\(0, 1\) = -1; expected finite seconds >= 0": lambda: checks.need_delay(
+        "delay(0, 1)", -1
+    ),
 }
 
 
@@ -342,20 +356,20 @@ def test_a_repr_that_fails_does_not_hide_the_error():
         def __repr__(self):
             raise RuntimeError
 
-    with pytest.raises(ValueError, match="door: whole = a Broken: need an integer"):
+    with pytest.raises(ValueError, match="door: whole = a Broken; expected an integer"):
         door(whole=Broken())
 
 
 BITS = {
-    r"pack: bits = 33: need an integer from 0 to 32": lambda: codecs.pack(
+    r"pack: bits = 33; expected an integer from 0 to 32": lambda: codecs.pack(
         jnp.zeros(3, jnp.uint32), 33
     ),
-    r"unpack: bits = -1: need an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
-    r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(
+    r"unpack: bits = -1; expected an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
+    r"pack: codes = uint8\[5\] for bits = 9; expected uint32 \[d\]": lambda: codecs.pack(
         jnp.arange(5, dtype=jnp.uint8), 9
     ),
-    r"a count of an integer of 1329 bits": lambda: counts.of(10**400, 2),
-    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[..., 2\]": lambda: counts.of(
+    r"counts: bits = an integer of 1329 bits": lambda: counts.of(10**400, 2),
+    r"counts.of: bits = uint32\[3\]; expected an integer, or uint32 \[..., 2\]": lambda: counts.of(
         jnp.ones(3, jnp.uint32), 2
     ),
 }
@@ -375,12 +389,12 @@ def test_counts_take_small_integers():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 10**400}, "bounds.sgd: steps = an integer of 1329 bits: need an integer"),
+        ({"steps": 10**400}, "bounds.sgd: steps = an integer of 1329 bits; expected an integer"),
         (
             {"gap": 1e300, "learning_rate": 1e-320},
-            "bounds.sgd: .*: expected numbers whose products float64 holds",
+            "bounds.sgd: .*: expected numbers whose products are within",
         ),
-        ({"noise": "large"}, "bounds.sgd: noise = 'large': need a finite number"),
+        ({"noise": "large"}, "bounds.sgd: noise = 'large'; expected a finite number"),
     ],
     ids=["steps", "overflow", "text"],
 )
@@ -390,5 +404,5 @@ def test_bounds_beyond_float64_are_refused(changed, message):
             **{"gap": 1.0, "smoothness": 1.0, "noise": 1e200, "steps": 100, "learning_rate": 0.001}
             | changed
         )
-    with pytest.raises(ValueError, match=r"epsilon = 1e-320: need one that .* reaches"):
+    with pytest.raises(ValueError, match=r"epsilon = 1e-320; expected one that .* reaches"):
         Rate(1.0, 1.0).iterations(1e-320)

@@ -109,7 +109,7 @@ def test_without_jit_a_run_warns_and_is_the_same():
     expected = run()
     with (
         jax.disable_jit(),
-        pytest.warns(UserWarning, match=r"run: jax_disable_jit does not apply") as told,
+        pytest.warns(UserWarning, match=r"run: jax_disable_jit has no effect") as told,
     ):
         same_history(run(), expected)
     assert told[0].filename == __file__

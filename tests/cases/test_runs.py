@@ -181,19 +181,19 @@ def test_raw_keys_draw_what_typed_keys_draw():
     [
         (
             jax.random.split(KEY, 3),
-            r"run: key = key<fry>\[3\]: expected one key, .*; pass one of these keys, keys\[0\]",
+            r"run: key = key<fry>\[3\]; expected one key, .*; pass one of these keys, keys\[0\]",
         ),
         (
             jax.random.split(jax.random.PRNGKey(0), 3),
-            r"uint32\[3, 2\]: expected one key, .*; pass one of these keys",
+            r"uint32\[3, 2\]; expected one key, .*; pass one of these keys",
         ),
-        (jnp.zeros(3, jnp.uint32), r"uint32\[3\]: expected one key"),
+        (jnp.zeros(3, jnp.uint32), r"uint32\[3\]; expected one key"),
         (
             jax.random.key(0, impl="rbg"),
-            "run: key is of implementation 'rbg'.*number of devices; .*pass jax.random.key",
+            "run: key has the implementation 'rbg'.*number of devices; .*pass jax.random.key",
         ),
         (jax.random.PRNGKey(0, impl="rbg"), "'rbg'"),
-        (0, "need one key of JAX"),
+        (0, "expected one JAX key"),
     ],
 )
 def test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused(key, told):
@@ -241,7 +241,7 @@ def test_the_best_point_is_in_the_metric_s_direction(metric, options, index):
 
 def test_a_metric_of_unknown_direction_needs_it():
     with pytest.raises(
-        ValueError, match=r"best: metric = 'f1' .*; pass largest=False or largest=True"
+        ValueError, match=r"best: metric = 'f1'.*; pass largest=False or largest=True"
     ):
         swept("f1", np.array([0.5, 0.1, 0.9, 0.6]), rate=[1.0, 2.0, 3.0, 4.0]).best("f1")
 
@@ -270,11 +270,11 @@ def test_records_that_were_not_evaluated_do_not_count_for_the_best_point():
     [
         (
             [1.0, 2.0, 3.0],
-            "best: rate = 3 has the best loss and is the largest of its grid; a larger one",
+            "best: rate = 3 has the best loss and is the largest value of its grid; a larger value",
         ),
         (
             [3.0, 2.0, 1.0],
-            "best: rate = 1 has the best loss and is the smallest of its grid; a smaller one",
+            "best: rate = 1 has the best loss and is the smallest value of its grid; a smaller value",
         ),
     ],
 )
@@ -333,10 +333,10 @@ def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ([True, False], "need numbers, or one sweep for each value of rate"),
-        ([1, 3_000_000_000], "3000000000 does not fit int32"),
-        ([1.0, 1e300], "does not fit float32"),
-        ([1.0, 1e-300], "does not fit float32"),
+        ([True, False], "expected numbers; run one sweep for each value of rate"),
+        ([1, 3_000_000_000], "3000000000 is out of range for int32"),
+        ([1.0, 1e300], "is out of range for float32"),
+        ([1.0, 1e-300], "is out of range for float32"),
     ],
 )
 def test_values_of_a_grid_that_would_be_changed_are_refused(values, told):
@@ -418,7 +418,7 @@ def test_a_process_that_was_forked_after_jax_started_is_told_so():
             try:
                 call()
             except RuntimeError as error:
-                refused += "forked after JAX had started" in str(
+                refused += "forked after JAX had been initialised" in str(
                     error
                 ) and "get_context('spawn')" in str(error)
         os._exit(10 + refused)
@@ -511,7 +511,7 @@ def warn_of_draws(method: dsgd.Algorithm, steps: int, cluster: clusters.Cluster 
 
 @pytest.mark.parametrize(("name", "present_for"), [("local SGD", 1), ("SCAFFOLD", 4)])
 def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
-    told = rf"every 2 rounds, but workers are drawn for present_for = {present_for} rounds: .*pass Cluster\(..., present_for=2\)"
+    told = rf"every 2 rounds, but participation is drawn every present_for = {present_for} rounds, .*pass Cluster\(..., present_for=2\)"
     with pytest.warns(UserWarning, match=told) as caught:
         warn_of_draws(PERIODIC[name](2), 2, clients(present_for))
     assert len(caught) == 1
@@ -520,7 +520,7 @@ def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, pre
 def test_a_period_longer_than_the_run_is_warned_of():
     with pytest.warns(
         UserWarning,
-        match=r"messages every 3 rounds, but the run has steps = 2: nothing is sent; pass steps >= 3",
+        match=r"messages every 3 rounds, but the run has steps = 2, so nothing is sent; pass steps >= 3",
     ):
         first = dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1)
     dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1, start=first)
@@ -528,7 +528,8 @@ def test_a_period_longer_than_the_run_is_warned_of():
 
 def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
     with pytest.warns(
-        UserWarning, match="present_for = 4 rounds: the same take part in all steps = 3"
+        UserWarning,
+        match="present_for = 4 rounds, so the same workers participate in all steps = 3",
     ):
         warn_of_draws(minibatch_sgd(optax.sgd(0.1)), 3, clients(4))
     warn_of_draws(minibatch_sgd(optax.sgd(0.1)), 4, clients(4))
@@ -610,7 +611,7 @@ def test_a_start_with_another_number_of_workers_is_refused_with_both_numbers():
     first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
     with pytest.raises(
         ValueError,
-        match=r"start: a state of 2 workers, but the problem has 4; .*problem._replace\(init=",
+        match=r"start has a state of 2 workers; expected 4, as the problem has; .*problem._replace\(init=",
     ):
         dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), start=first, **options)
 
@@ -619,7 +620,7 @@ def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(
     with Checkpoint(tmp_path, {"workers": "2"}) as first:
         first.save(loop.Carry(dsgd.State(), ()), {"step": np.zeros(1)})
     with pytest.raises(
-        ValueError, match=r"holds a run of 2 workers, this one has 4; .*problem._replace\(init="
+        ValueError, match=r"contains a run of 2 workers; expected 4; .*problem._replace\(init="
     ):
         Checkpoint(tmp_path, {"workers": "4"})
 
@@ -674,7 +675,7 @@ def test_paths_that_cannot_be_are_refused_in_one_line(call):
         call("a\0b")
     with pytest.raises(
         ValueError,
-        match=r"= '~nobody-there/x': the home folder of '~' is not known; pass the whole path",
+        match=r"= '~nobody-there/x': the home folder of '~' is not known; expected an absolute path",
     ):
         call("~nobody-there/x")
 
@@ -689,5 +690,5 @@ def test_a_checkpoint_is_of_the_values_that_everybody_has(tmp_path):
 
     options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
     dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem(np.zeros(2, np.float32)), **options)
-    with pytest.raises(ValueError, match=r"holds another run \(data = "):
+    with pytest.raises(ValueError, match=r"contains another run \(data = "):
         dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem(np.ones(2, np.float32)), **options)

@@ -327,7 +327,7 @@ def test_a_clusters_convention_is_a_known_one():
     """Under pytest the annotation would catch it first."""
     fresh = Cluster(EXPONENTIAL)
     object.__setattr__(fresh, "convention", "duplex")
-    with pytest.raises(ValueError, match="unknown convention 'duplex'"):
+    with pytest.raises(ValueError, match="'duplex'"):
         inspect.unwrap(Cluster.__post_init__)(fresh)
 
 
@@ -388,7 +388,7 @@ def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
     cluster = Cluster(**{"compute": ONE, **part})
     assert (cluster.workers, Cluster(ONE).workers) == (3, None)
     cluster.need_workers(3)
-    with pytest.raises(ValueError, match="of 3 workers for a problem of 4"):
+    with pytest.raises(ValueError, match=r"cluster: .*3 workers .* 4"):
         cluster.need_workers(4)
 
 

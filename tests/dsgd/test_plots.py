@@ -104,10 +104,10 @@ def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
 def test_refusals():
     short = {name: history()[name] for name in ("step", "loss")}
     for runs, arguments, words in (
-        (history(), {"x": "seconds"}, "x = 'seconds': the history has step, loss"),
-        (history(), {"y": "samples"}, "y = 'samples' has one number a worker"),
+        (history(), {"x": "seconds"}, "x = 'seconds'"),
+        (history(), {"y": "samples"}, "y = 'samples'"),
         (history(), {"y": []}, r"y = \[\]"),
-        ({"one": history(), "two": short}, {"x": "clock"}, "x = 'clock': the history of two has"),
+        ({"one": history(), "two": short}, {"x": "clock"}, "x = 'clock' .*two|x = 'clock': .*two"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):
             plots.curves(runs, **arguments)

@@ -74,13 +74,13 @@ REFUSED = [
     (work.local_batches, {"sizes": [7, 1], **SIX}, r"sizes = \[7, 1\]"),
     (work.local_batches, {"sizes": [1.5, 1], **SIX}, r"sizes = float64\[2\]"),
     (work.local_batches, {"sizes": [[1, 1]], **SIX}, r"sizes = int64\[1, 2\]"),
-    (work.local_batches, {"sizes": [0, 0], **SIX}, "sizes: 0 for everybody"),
+    (work.local_batches, {"sizes": [0, 0], **SIX}, "sizes: .*0"),
     (work.local_batches, {"sizes": [1], "batch_size": 2**31}, "1 micro-batches of 2147483648"),
     (work.local_batches, {"sizes": [1], "batch_size": 1, "average": "all"}, "average = 'all'"),
     (work.local_batches, THREE_OF_FOUR, r"present = bool\[3\]"),
     (work.micro_batches, {"counted": [[1, 0]]}, r"counted = int64\[1, 2\]"),
     (work.weighted, {"weights": [[-1.0, 2.0]]}, "weights -1 to 2"),
-    (work.weighted, {"weights": [[0.0]]}, "weights: 0 for everybody"),
+    (work.weighted, {"weights": [[0.0]]}, "weights: .*0"),
     (work.weighted, {"weights": [[1]]}, r"weights = int64\[1, 1\]"),
 ]
 

@@ -137,12 +137,12 @@ LOW_RANK = compressors.low_rank(1)
 REFUSED = [
     (
         lambda key: compressors.buckets(LOW_RANK, 4),
-        r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start",
+        r"buckets\(low_rank\(1\), 4\): .*without warm start",
     ),
     *(
         (
             lambda key, biased=biased: compressors.contraction(biased),
-            r"^contraction\(.*\): need an unbiased compressor with an omega$",
+            r"^contraction\(.*unbiased compressor with an omega",
         )
         for biased in (
             SIGN,
@@ -156,14 +156,13 @@ REFUSED = [
             lambda key, compressor=compressor, value=value: compressors.apply(
                 compressor, key, {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
             ),
-            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); need "
-            r"finite",
+            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\)",
         )
         for compressor, value in ((TERNARY, np.nan), (compressors.whole_model(TERNARY), -np.inf))
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN),
-        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$",
+        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\)",
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)),
@@ -173,11 +172,11 @@ REFUSED = [
         lambda key: compressors.apply(
             compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]
         ),
-        r"sign.* of leaf \[1\]: given int32, need floating point",
+        r"sign.* of leaf \[1\]: .*int32",
     ),
     (
         lambda key: applied(SIGN, key, [jnp.ones(3, bool)]),
-        r"sign.* of leaf \[0\]: given bool, need floating point",
+        r"sign.* of leaf \[0\]: .*bool",
     ),
 ]
 

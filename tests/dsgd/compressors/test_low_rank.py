@@ -150,11 +150,11 @@ def test_one_element_and_the_largest_numbers_are_seen(key):
     [
         (
             lambda key: low_rank(3).compress(key, jnp.ones(4)),
-            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2",
+            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: .*2",
         ),
         (
             lambda key: low_rank(3, 5).compress(key, jnp.ones(7)),
-            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at",
+            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: .*2",
         ),
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],

@@ -67,9 +67,7 @@ def test_encode_passes_the_previous_message():
         match=r"^encode: last = float32\[3\]",
     ):
         compressors.encode(SIGN, jax.random.key(0), x, x)
-    with pytest.raises(
-        ValueError, match=r"^contraction\(adding\): need a compressor without warm start$"
-    ):
+    with pytest.raises(ValueError, match=r"^contraction\(adding\): .*without warm start"):
         compressors.contraction(compressor._replace(omega=lambda d: 1.0))
 
 
@@ -125,7 +123,5 @@ def test_sizes_are_those_of_the_arrays_and_random_ones_have_a_mean():
     assert fixed_bits(sparse, 40) is None
     first, again = (compressors.mean_bits(sparse, 40) for _ in range(2))
     assert first == again == pytest.approx(32 + 10 * 38, rel=1e-2)
-    with pytest.raises(
-        ValueError, match=r"compressors.mean_bits: d = 0: need an integer, at least 1"
-    ):
+    with pytest.raises(ValueError, match=r"mean_bits: d = 0"):
         compressors.mean_bits(SIGN, 0)

@@ -229,7 +229,7 @@ CALLS = {
 @pytest.mark.parametrize("where", HIDDEN)
 def test_a_call_in_a_hidden_branch_is_refused_by_name(where):
     call = "average" if "when" in where else "mean"
-    refused = rf"mine: round.{call} is called inside jax.lax.cond, scan, while_loop, vmap or jit.*use round.when\(condition, send, x\)"
+    refused = rf"mine: round.{call} is called inside jax.lax.cond, scan, while_loop, vmap or jit.*use round\.when\(condition, send, x\)"
     with pytest.raises(ValueError, match=refused):
         unrecorded(HIDDEN[where])
 

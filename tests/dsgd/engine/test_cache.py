@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         ValueError,
-        match=r"cache .*file/inside: it cannot be written to .*; need a folder of yours, or 'off'",
+        match=r"cache: folder = .*file/inside cannot be written to .*; expected a writable folder, or 'off'",
     ):
         cache.enable(tmp_path / "file" / "inside")
 
@@ -120,7 +120,7 @@ def test_a_home_that_cannot_be_written_to_is_a_warning(home):
     home.touch()
     with pytest.warns(
         UserWarning,
-        match="programs are not kept, since the user's cache directory cannot be written to",
+        match="programs are not stored, since the user's cache directory cannot be written to",
     ):
         assert cache.enable() is None
 
@@ -136,7 +136,7 @@ def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    with pytest.warns(UserWarning, match=r"are not kept, .* home directory"):
+    with pytest.warns(UserWarning, match=r"are not stored, .* home directory"):
         assert cache.enable() is None
     monkeypatch.setenv("DSGD_CACHE", "~/programs")
     with pytest.warns(UserWarning, match="DSGD_CACHE = ~/programs cannot be written to"):
@@ -147,7 +147,5 @@ def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])
 def test_a_folder_of_the_environment_that_cannot_be_used_is_a_warning(home, monkeypatch, given):
     monkeypatch.setattr("os.environ", {**os.environ, "DSGD_CACHE": given})
-    with pytest.warns(
-        UserWarning, match="set DSGD_CACHE to a folder that can be written to, or to 'off'"
-    ):
+    with pytest.warns(UserWarning, match="set DSGD_CACHE to a writable folder, or to 'off'"):
         assert cache.enable() is None

@@ -181,7 +181,8 @@ def test_a_clock_that_stops_being_a_time_is_refused(problem):
         lambda key, clock, worker: jnp.where(clock > 3, -1.0, 1.0), "wrong", positive=True
     )
     with pytest.raises(
-        ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"
+        ValueError,
+        match=r"the cluster's clock is not finite or decreases, at .*; expected seconds >= 0",
     ):
         run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=2)
 
@@ -205,7 +206,8 @@ def test_a_cluster_of_another_number_of_workers_is_refused(what, problem):
         **({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])})
     )
     with pytest.raises(
-        ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"
+        ValueError,
+        match="cluster: it has 3 workers but the problem has 4; expected the same number",
     ):
         run(METHODS["mb-sgd"], problem, cluster)
 

@@ -157,7 +157,7 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
 
     with pytest.raises(
         ValueError,
-        match="query gives work in 3 micro-batches, and in 4 if it sees those measured; expected one number",
+        match="query returns work in 3 micro-batches, but in 4 if it reads that many timings; expected the same number",
     ):
         run(method._replace(query=query), problem, UNEQUAL)
 

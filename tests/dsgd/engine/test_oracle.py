@@ -298,31 +298,31 @@ REFUSED = {
     "a cut": (
         "own8",
         work.local_batches(SIZES, batch_size=8, micro_batches=2),
-        "own8 cannot cut its batches .* need 0 or 8",
+        "own8 cannot truncate its batches .* expected 0 or 8",
     ),
     "more than a batch": (
         "robust",
         plain_work(8),
-        "work of 8 to 8 samples in a micro-batch; need 0 to 4",
+        "work of 8 to 8 samples in a micro-batch; expected 0 to 4",
     ),
-    "nothing at all": ("robust", plain_work(0), "work with samples: 0 for everybody"),
+    "nothing at all": ("robust", plain_work(0), "work with samples: all values are 0"),
     "negative weights": (
         "robust",
         plain_work(1, -1.0),
-        "work with weights -1 to -1: need finite numbers, at least 0",
+        "work with weights -1 to -1; expected finite numbers, at least 0",
     ),
     "negative samples": ("robust", plain_work(-1), "work of -1 to -1 samples"),
     "another shape": (
         "robust",
         plain_work(1)._replace(weights=np.ones((N, 1), np.float32)),
-        r"work with weights as float32\[8, 1\]; need floating-point numbers \[8, M\]",
+        r"work with weights as float32\[8, 1\]; expected floating-point numbers \[8, M\]",
     ),
     "one number": (
         "robust",
         Work(3, 1.0),
-        r"work with samples as 3; need integers or bool \[8, M\]",
+        r"work with samples as 3; expected integers or bool \[8, M\]",
     ),  # type: ignore[arg-type]
-    "no work": ("robust", 3, "work as 3; need a dsgd.Work"),
+    "no work": ("robust", 3, "work as 3; expected a dsgd.Work"),
 }
 
 
@@ -336,7 +336,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
     )
     with pytest.raises(
         ValueError,
-        match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}",
+        match=f"minibatch_sgd: query returns {message}|query returns work in samples, but {message}",
     ):
         dsgd.compile_round(wrong, problem, mesh)
 
@@ -347,7 +347,9 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_ar
     traced = algorithms.unequal_work(
         method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B)
     )
-    with pytest.raises(ValueError, match=r"mine cannot cut its batches .* need bool samples"):
+    with pytest.raises(
+        ValueError, match=r"mine cannot truncate its batches .* expected bool samples"
+    ):
         dsgd.compile_round(traced, problem, mesh)
     whole = algorithms.unequal_work(
         method, lambda state, round: work.micro_batches(jnp.ones((N, 2), bool) & (state.step >= 0))
@@ -359,8 +361,8 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_ar
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
-        ("own", 10, "10 samples a worker, for 3 .* need a multiple of 3"),
-        ("robust", 15, r"15 samples .* need 12 \(3 x batch_size = 4\)"),
+        ("own", 10, "10 samples per worker, for 3 .* expected a multiple of 3"),
+        ("robust", 15, r"15 samples .* expected 12 \(3 x batch_size = 4\)"),
     ],
 )
 def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):

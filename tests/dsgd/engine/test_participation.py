@@ -84,7 +84,7 @@ def test_a_method_states_rows_like_those_before():
     cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.5, 1.0))
     with pytest.raises(
         ValueError,
-        match=r"mine: absent gives State.workers as float32\[1, 3\]; expected float32\[4, 3\]",
+        match=r"mine: absent returns State.workers as float32\[1, 3\]; expected float32\[4, 3\]",
     ):
         dsgd.compile_round(wrong, PROBLEM, mesh=1, cluster=cluster)
 

@@ -252,7 +252,7 @@ def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
     with pytest.raises(
         ValueError,
-        match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without",
+        match=r"asynchronous.* keeps its own time, but the cluster has an overlap, overlap\(.*\); expected a cluster",
     ):
         run(method, sized, replace(EQUAL, overlap=overlap))
 

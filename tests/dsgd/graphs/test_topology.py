@@ -234,7 +234,7 @@ def test_steps_around_a_ring_connect_it_or_it_is_refused():
                 assert Topology("mine", W).n == n
             else:
                 parts = np.gcd.reduce([n, *steps])
-                with pytest.raises(ValueError, match=rf"falls into {parts} components"):
+                with pytest.raises(ValueError, match=rf"{parts} components"):
                     Topology("mine", W)
 
 
@@ -311,7 +311,7 @@ REFUSED = {
     "ragged": ([[1.0], [0.5, 0.5]], "rows of different lengths"),
     "a graph": (topologies.ring(3), "W itself"),
     "masked": (np.ma.masked_equal(star(5), 0), "masked"),
-    "0s and 1s": (np.ones((3, 3), int), r"sums to 3, not 1 \(off by 2\).*from_graph"),
+    "0s and 1s": (np.ones((3, 3), int), r"sums to 3 \(off by 2\).*from_graph"),
     "asymmetric": (
         changed(star(5), W13=0.25),
         r"W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25",
@@ -320,12 +320,12 @@ REFUSED = {
         THIRDS + np.eye(3, k=1) * 5e-6,
         r"W\[0, 1\] = 0.33333833 but W\[1, 0\] = 0.33333333 \(off by 5e-06\)",
     ),
-    "slightly more than 1": (THIRDS + np.diag([5e-6, 0, 0]), r"1.000005, not 1 \(off by 5e-06\)"),
-    "the transpose": (PUSH_SUM["push-sum"].T, "is it the transpose"),
+    "slightly more than 1": (THIRDS + np.diag([5e-6, 0, 0]), r"1.000005 \(off by 5e-06\)"),
+    "the transpose": (PUSH_SUM["push-sum"].T, "transposed"),
     "no transpose": (PUSH_SUM["push-sum"] + 0.1 * np.eye(4)[[3, 3, 1, 3]] * np.eye(4)[:, [2]], ""),
     "a negative weight": (
         changed(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
-        r"row 1 of W sums to 0.333333, not 1.*W\[1, 0\] = -0.16",
+        r"row 1 of W sums to 0.333333.*W\[1, 0\] = -0.16",
     ),
     "nothing kept": (changed(THREE, W11=0, W21=1), r"W\[1, 1\] = 0"),
     "nan": (changed(star(5), W24=np.nan), r"W\[2, 4\] = nan"),
@@ -337,8 +337,8 @@ REFUSED = {
     ),
     "nine workers": (np.kron(np.eye(2), np.full((9, 9), 1 / 9)), r"\{0, .*, 6, 7, \.\.\.\}"),
     "rounds of different sizes": ([star(4), star(5)], r"round 1: .*\(5, 5\).*\(4, 4\)"),
-    "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "round 2: row 0 .* 2, not 1"),
-    "no rounds": ([], "no rounds"),
+    "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "round 2: row 0 .* 2 "),
+    "no rounds": ([], "schedule"),
     "two halves swapped": (circulant(6, {1: 0.5}), "rho = 1,"),
     "a permutation": (around(5), "rho = 1,"),
     "models run apart": (circulant(8, {1: -0.1}), "rho = 1.4,"),

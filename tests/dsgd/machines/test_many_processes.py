@@ -75,7 +75,7 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
         assert_equal(found[exchange], four[0][exchange])
         assert (
             found["mesh"]
-            == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
+            == "ValueError: mesh: devices = 2 in 4 processes; expected a multiple of the number of processes, or 1"
         )
 
 
@@ -119,7 +119,7 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(both, folder):
             "process 1",
         ),
         ("steps", "steps = 3 in process 0, 4 in process 1"),
-        ("calls", "process 0 asks for what is run, process 1 for data by worker"),
+        ("calls", "process 0 is at what is run, process 1 at data by worker"),
     ],
 )
 def test_processes_that_run_different_things_are_told_what_differs(what, told, both):
@@ -150,20 +150,20 @@ def test_processes_that_do_not_divide_the_workers_are_refused(both):
     for found in both:
         assert (
             found["workers"]
-            == "ValueError: mesh of 2 devices for 3 workers: need a number of devices that divides 3: mesh=1, say"
+            == "ValueError: mesh has 2 devices for 3 workers; expected a number of devices that divides 3; pass mesh=1"
         )
         assert (
             found["rows"]
-            == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
+            == "ValueError: 3 workers in 2 processes; expected a number of processes that divides 3"
         )
         assert found["mesh"].startswith(
-            "ValueError: data of which other processes have a part, on this process's devices alone"
+            "ValueError: other processes hold a part of the data, but the mesh has only devices of this process"
         )
 
 
 def test_folders_that_cannot_be_are_told_in_all_processes(both, folder):
     for found in both:
-        assert "need a folder that can be written to" in found["folders"]["nowhere"]
+        assert "expected a folder that can be written to" in found["folders"]["nowhere"]
         assert found["folders"]["full"].startswith("OSError: ")
         assert "File too large" in found["folders"]["full"]
     assert not list((folder / "full").glob(".dsgd-run-*"))
@@ -179,7 +179,7 @@ def test_a_method_is_checked_on_the_devices_of_both_processes(both):
             "2 devices",
             "4 devices",
         }
-        assert "is not the same on every device" in by_name["2 devices"].found
+        assert "differs between devices" in by_name["2 devices"].found
 
 
 def test_after_all_mistakes_they_still_run(both):

@@ -77,7 +77,9 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(
     assert_equal(
         dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options), straight
     )
-    with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, eights here"):
+    with pytest.raises(
+        ValueError, match=r"contains another run .batches = sevens there, eights here"
+    ):
         dsgd.run(
             method,
             problem,
@@ -85,18 +87,20 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(
             checkpoint=tmp_path,
             **options,
         )
-    with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, None here"):
+    with pytest.raises(
+        ValueError, match=r"contains another run .batches = sevens there, None here"
+    ):
         dsgd.run(method, problem, checkpoint=tmp_path, **options)
-    with pytest.raises(ValueError, match=r"do not tell who they are.*dsgd\.Batches"):
+    with pytest.raises(ValueError, match=r"batches have no identity.*dsgd\.Batches"):
         dsgd.run(method, problem, batches=iter(batches(None)), checkpoint=tmp_path, **options)
 
 
 def test_an_identity_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="need a text"):
+    with pytest.raises(ValueError, match="expected a non-empty text"):
         dsgd.Batches([], "")
 
 
-ANYTHING_ELSE = "it computes something else: another hyperparameter"
+ANYTHING_ELSE = "the compiled programs differ: another hyperparameter"
 
 
 def l2(strength: float) -> dsgd.Problem:
@@ -147,7 +151,8 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run, key)
     options, message = OTHER_RUNS[other]
     options = {"method": momentum(0.5), "problem": l2(0.1), "key": key, **options}
     with pytest.raises(
-        ValueError, match=rf"holds another run \({message}.*\); need another folder"
+        ValueError,
+        match=rf"contains another run \({message}.*\); expected the same run; pass another folder",
     ):
         dsgd.run(
             options.pop("method"),
@@ -284,7 +289,7 @@ def test_one_flipped_bit_anywhere_is_noticed(one_run, key, tmp_path):
         (tmp_path / "dsgd-run.npz").write_bytes(contents)
         with pytest.raises(
             ValueError,
-            match=r"checkpoint .*dsgd-run.npz is damaged \(.*\); need it as it was written, or without it",
+            match=r"checkpoint .*dsgd-run.npz is damaged \(.*\); expected the file as it was written; restore it, or delete it",
         ):
             checkpoints.Checkpoint(tmp_path, {})
         assert (tmp_path / "dsgd-run.npz").read_bytes() == contents
@@ -295,10 +300,10 @@ def test_one_flipped_bit_anywhere_is_noticed(one_run, key, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("", "checkpoint = '': need a folder; '.' is the current one"),
-        ("file", "File exists; need a folder that can be written to"),
-        ("file/inside", "Not a directory; need a folder"),
-        ("/proc/checkpoint", "No such file or directory; need a folder"),
+        ("", "checkpoint = ''; expected a folder; '.' is the current one"),
+        ("file", "File exists; expected a folder that can be written to"),
+        ("file/inside", "Not a directory; expected a folder"),
+        ("/proc/checkpoint", "No such file or directory; expected a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_one_is_refused(folder, message, tmp_path):
@@ -314,14 +319,16 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoints.filelock.FileLock, "acquire", refuse)
-    with pytest.raises(ValueError, match="Permission denied; need a folder that can be written to"):
+    with pytest.raises(
+        ValueError, match="Permission denied; expected a folder that can be written to"
+    ):
         checkpoints.Checkpoint(tmp_path, {})
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with (
         checkpoints.Checkpoint(tmp_path, ABOUT),
-        pytest.raises(ValueError, match="another run is using it; need another folder"),
+        pytest.raises(ValueError, match="another run is using it; expected an unused folder"),
     ):
         checkpoints.Checkpoint(tmp_path, ABOUT)
     opened(tmp_path)
@@ -386,7 +393,7 @@ def test_after_an_error_the_folder_is_free_while_the_error_is_still_looked_at(tm
         opened(tmp_path)
     kept.append(error)
     path.write_bytes(path.with_name("whole").read_bytes())
-    with pytest.raises(ValueError, match="holds another run") as error:
+    with pytest.raises(ValueError, match="contains another run") as error:
         checkpoints.Checkpoint(tmp_path, {"method": "other", "program": "b"})
     kept.append(error)
     half = tmp_path / ".dsgd-run-abcdefgh.npz"
@@ -420,8 +427,8 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
     for wrong, words in (
         ({"x": x}, "the state has other leaves"),
         ({"x": x, "n": n, "y": n}, "the state has other leaves"),
-        ({"x": n, "n": n}, r"x.* is float32\[3\], this run's int32\[\]"),
-        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\], this run's float32\[\]"),
+        ({"x": n, "n": n}, r"x.* is float32\[3\]; expected int32\[\]"),
+        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\]; expected float32\[\]"),
     ):
         with (
             checkpoints.Checkpoint(tmp_path, ABOUT) as again,

@@ -123,7 +123,7 @@ def test_bar_and_until_see_the_last_evaluation(method, problem, mesh, key, capsy
 
 @pytest.mark.parametrize(("record_every", "evaluate_every"), [(1, 0), (2, plans.MOST_IN_CHUNK)])
 def test_what_is_no_period_is_refused(record_every, evaluate_every, method, problem, mesh, key):
-    with pytest.raises(ValueError, match=rf"evaluate_every = {evaluate_every}.*: need"):
+    with pytest.raises(ValueError, match=rf"evaluate_every = {evaluate_every}.*; expected"):
         dsgd.run(
             method,
             problem,

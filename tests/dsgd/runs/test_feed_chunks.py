@@ -71,7 +71,7 @@ def test_batches_that_end_are_reported_with_the_round(before, rounds):
     feed = Feed(plan(), numbered(0, 5), 100)
     feed.take(before)
     with pytest.raises(
-        ValueError, match="batches ended after round 5: need one for each of the 100 rounds"
+        ValueError, match="batches ended after round 5; expected one for each of the 100 rounds"
     ):
         feed.take(rounds)
     feed = Feed(plan(), numbered(0, 5), 100)

@@ -144,7 +144,7 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     words, history, asked = diverged(one)
     assert words.startswith(
         "a method: the loss is inf after round 9 (finite after 6); try a smaller step size (the "
-        "error's .history"
+        "error's attribute `history`"
     )
     assert asked == [False]
     np.testing.assert_array_equal(history["step"], [0, 3, 6, 9])
@@ -152,7 +152,7 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     words, _, _ = diverged(one, "a method(allow_any)")
     assert "try a smaller step size, or a method without allow_any (" in words
     words, _, _ = diverged(one, reason="batch 3 is not finite")
-    assert ": batch 3 is not finite; need finite numbers" in words
+    assert ": batch 3 is not finite; expected finite numbers" in words
 
 
 def test_a_start_that_is_not_finite_and_a_record_each_round():
@@ -211,7 +211,7 @@ def test_a_clock_that_goes_back_or_is_not_finite_is_refused(before, clock, wrong
     if wrong:
         with pytest.raises(
             ValueError,
-            match=r"the cluster's clock is not finite or goes back, at (inf|nan|\S+ to \d\S*) s by round [13]",
+            match=r"the cluster's clock is not finite or decreases, at (inf|nan|\S+ to \d\S*) s by round [13]",
         ):
             written()
     else:

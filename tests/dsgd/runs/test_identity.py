@@ -91,7 +91,7 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
         ({"jax": "2", "workers": "8"}, "workers = 4 there, 8 here"),
         (
             {identity.PROGRAM: "q"},
-            "it computes something else: another hyperparameter, schedule, topology, loss or "
+            "the compiled programs differ: another hyperparameter, schedule, topology, loss or "
             "version of the code",
         ),
         ({identity.PROGRAM: "q", "workers": "8"}, "workers = 4 there, 8 here"),
@@ -116,9 +116,10 @@ def test_processes_with_another_configuration_are_refused_by_what_differs(monkey
     identity.need_same(RUN)
     others(RUN, RUN, {**RUN, "workers": "8"})
     with pytest.raises(
-        ValueError, match=r"workers = 4 in process 0, 8 in process 2\): need the same call in all"
+        ValueError,
+        match=r"workers = 4 in process 0, 8 in process 2\); expected the same call in every process",
     ):
         identity.need_same(RUN)
     others(RUN, {**RUN, identity.PROGRAM: "q"})
-    with pytest.raises(ValueError, match="it computes something else"):
+    with pytest.raises(ValueError, match="the compiled programs differ"):
         identity.need_same(RUN)

@@ -54,7 +54,7 @@ def test_a_sweep_has_them_for_each_point_and_does_not_choose_by_them(problem, ke
     )
     assert found.history["rounds"].shape == (3, SEEDS, STEPS + 1, N)
     np.testing.assert_allclose(found.at((2,))["rounds"][1], expected(STEPS))
-    with pytest.raises(ValueError, match="best: metric = 'rounds' is no series of each run"):
+    with pytest.raises(ValueError, match="best: metric = 'rounds' has one number per worker"):
         found.best("rounds")
 
 

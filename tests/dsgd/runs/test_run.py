@@ -368,7 +368,7 @@ def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
     options = {"steps": 40, "key": key, "mesh": mesh}
     with pytest.raises(
         dsgd.Diverged,
-        match=r"the loss is nan after round 0: problem: data\[1\] is not finite; need finite numbers",
+        match=r"the loss is nan after round 0: problem: data\[1\] is not finite; expected finite numbers",
     ):
         dsgd.run(
             method, problem._replace(data=(problem.data[0], with_a_nan(problem.data[1]))), **options
@@ -386,7 +386,7 @@ def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
         dsgd.run(method, problem, start=spoilt, **options)
     with pytest.raises(
         dsgd.Diverged,
-        match=r"the loss is inf after round 0: it was so before the first round, from finite data",
+        match=r"the loss is inf after round 0: it was not finite before the first round, with finite data",
     ):
         dsgd.run(
             method,
@@ -397,7 +397,7 @@ def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
     batches = [everybody] * 17 + [(everybody[0], with_a_nan(everybody[1]))] * 23
     with pytest.raises(
         dsgd.Diverged,
-        match=r"the loss is nan after round 18: batch 17 is not finite; need finite numbers",
+        match=r"the loss is nan after round 18: batch 17 is not finite; expected finite numbers",
     ):
         dsgd.run(method, problem, batches=batches, **options)
 
@@ -431,42 +431,44 @@ def logging_a_loss() -> dict[str, Any]:
 
 WHOLE = tuple(map(np.asarray, own_problem().data))
 REFUSED = {
-    "steps = 0: need an integer, at least 1": lambda: given(steps=0),
+    "steps = 0; expected an integer, at least 1": lambda: given(steps=0),
     "steps = -3": lambda: given(steps=-3),
     "seeds = 0": lambda: given(seeds=0),
     "record_every = 0": lambda: given(record_every=0),
-    r"steps = 2147483648: need fewer than 2\^31 rounds in all": lambda: given(steps=2**31),
-    r"record_every = 2147483648: need at most 2\^30": lambda: given(steps=3, record_every=2**31),
-    "mesh of 3 devices for 4 workers: need a number of devices that divides 4": lambda: given(
+    r"steps = 2147483648; expected fewer than 2\^31 rounds in total": lambda: given(steps=2**31),
+    r"record_every = 2147483648; expected at most 2\^30": lambda: given(
+        steps=3, record_every=2**31
+    ),
+    "mesh has 3 devices for 4 workers; expected a number of devices that divides 4": lambda: given(
         mesh=3
     ),
-    "mesh of 8 devices for 4 workers": lambda: given(mesh=None),
-    "batches ended after round 3: need one for each of the 5 rounds": lambda: given(
+    "mesh has 8 devices for 4 workers": lambda: given(mesh=None),
+    "batches ended after round 3; expected one for each of the 5 rounds": lambda: given(
         batches=[WHOLE] * 3
     ),
     r"leaf of shape \(2, 20, 3\)": lambda: given(batches=[tuple(leaf[:2] for leaf in WHOLE)] * 5),
-    r"batch 4 is .*\(4, 7, 3\).*; need equal structures, shapes": lambda: given(
+    r"batch 4 is .*\(4, 7, 3\).*; expected equal structures, shapes": lambda: given(
         batches=[*[WHOLE] * 4, tuple(x[:, :7] for x in WHOLE)]
     ),
-    "exact gradients, with batches from outside": lambda: given(
+    "asks for exact gradients, but batches are given": lambda: given(
         algorithm=algorithms.gradient_descent(optax.sgd(0.1)), batches=itertools.repeat(WHOLE)
     ),
-    "need 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
-    "gives .'accuracy'.; need 'loss'": lambda: evaluating(accuracy=1.0),
-    r"has metrics \['bits', 'loss'\]; need other names": logging_a_loss,
+    "expected 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
+    "returns .'accuracy'.; expected 'loss'": lambda: evaluating(accuracy=1.0),
+    r"logs metrics \['bits', 'loss'\]; expected names other than": logging_a_loss,
     r"decentralized_sgd\(ring\(5\)\) .* has 5 nodes but the problem has 4 workers": lambda: given(
         algorithm=algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     ),
-    r"must be floating point, but \['phases'\] has dtype complex64; pass its two parts": lambda: (
+    r"must be floating point, but \['phases'\] has dtype complex64; expected its real": lambda: (
         given(init=lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)})
     ),
     "parameters have no floating-point leaf; expected at least one to be trained": lambda: given(
         init=lambda key: jnp.zeros(3, jnp.int32)
     ),
-    r"data\[1\] has shape \(3, 20\); need the leading axis of the 4 workers": lambda: given(
+    r"data\[1\] has shape \(3, 20\); expected a leading axis for the 4 workers": lambda: given(
         data=(WHOLE[0], WHOLE[1][:3])
     ),
-    "data without a worker axis": lambda: given(data=()),
+    "data have no worker axis": lambda: given(data=()),
 }
 
 

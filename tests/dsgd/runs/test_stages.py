@@ -82,7 +82,7 @@ def test_a_stage_has_checkpoints_of_its_own(problem, mesh, key, tmp_path):
     dsgd.run(METHOD, problem, steps=8, checkpoint=tmp_path, **stage)
     assert_equal(dsgd.run(METHOD, problem, steps=20, checkpoint=tmp_path, **stage), straight)
     other = dsgd.run(METHOD, problem, steps=10, key=jax.random.key(1), mesh=mesh)
-    with pytest.raises(ValueError, match=r"holds another run \(start = \w+ there, \w+ here\)"):
+    with pytest.raises(ValueError, match=r"contains another run \(start = \w+ there, \w+ here\)"):
         dsgd.run(METHOD, problem, steps=20, checkpoint=tmp_path, **(stage | {"start": other}))
 
 
@@ -101,15 +101,15 @@ def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch, me
     [
         (
             lambda state: state._replace(step=jnp.int32(-1)),
-            r"state.step = -1: need one number of rounds",
+            r"state.step = -1; expected one number of rounds",
         ),
         (
             lambda state: state._replace(step=jnp.array([3, 4])),
-            r"need one number of rounds, at least 0, for all runs",
+            r"expected one number of rounds, at least 0, for all runs",
         ),
         (
             lambda state: state._replace(step=jnp.int32(2**31 - 5)),
-            r"steps = 10 after round 2147483643: need fewer than 2\^31",
+            r"steps = 10 after round 2147483643; expected fewer than 2\^31",
         ),
         (
             lambda state: jax.tree.map(lambda leaf: leaf[None], state),

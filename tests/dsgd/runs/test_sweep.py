@@ -99,7 +99,8 @@ def test_all_points_diverged(swept):
     ):
         diverged.best()
     with pytest.raises(
-        ValueError, match="unknown metric 'accuracy': need one of step, bits, consensus"
+        ValueError,
+        match="metric = 'accuracy' is not in the history; expected one of step, bits, consensus",
     ):
         swept.best("accuracy")
 
@@ -107,12 +108,12 @@ def test_all_points_diverged(swept):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "a sweep without a grid"),
+        ({}, "sweep: no grid given"),
         (
             {"learning_rate": []},
-            "grid learning_rate = .*: need a non-empty sequence of finite numbers",
+            "grid learning_rate = .*; expected a non-empty sequence of finite numbers",
         ),
-        ({"learning_rate": 0.1}, "need a non-empty sequence"),
+        ({"learning_rate": 0.1}, "expected a non-empty sequence"),
         ({"learning_rate": [0.1, float("nan")]}, "finite"),
         ({"learning_rate": ["a"]}, "numbers"),
         ({"learning_rate": [0.1], "seeds": 0}, "seeds = 0"),

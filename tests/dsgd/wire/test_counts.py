@@ -120,5 +120,5 @@ def test_a_running_total_stays_exact():
 
 @pytest.mark.parametrize("bits", [-1, 2**64])
 def test_a_number_that_is_no_count_is_refused(bits):
-    with pytest.raises(ValueError, match=f"a count of {bits} bits"):
+    with pytest.raises(ValueError, match=f"counts: bits = {bits}; expected"):
         counts.of(bits, 2)

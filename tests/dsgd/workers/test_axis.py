@@ -186,5 +186,5 @@ def test_mesh_takes_devices_from_the_front():
 
 @pytest.mark.parametrize("devices", [0, -1, 9, []])
 def test_mesh_of_an_impossible_number_of_devices(devices):
-    with pytest.raises(ValueError, match="mesh of "):
+    with pytest.raises(ValueError, match="mesh"):
         workers.mesh(devices)
