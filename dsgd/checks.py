@@ -183,20 +183,20 @@ def arguments(function: F, *, members: bool = True) -> F:
     """
     made: Any = function
     if inspect.isclass(function):
-        made.__init__ = _held(made.__init__, made.__name__, members)
+        made.__init__ = _validated(made.__init__, made.__name__, members)
         return made
-    return _held(
+    return _validated(
         function,
         function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"),
         members,
     )
 
 
-def _held(function: Any, name: str, members: bool) -> Any:
+def _validated(function: Any, name: str, members: bool) -> Any:
     order = tuple(inspect.signature(function).parameters)
 
     @functools.cache
-    def needs() -> dict[str, _Need]:
+    def needs() -> dict[str, _Requirement]:
         scope = inspect.unwrap(function).__globals__
         read = {
             argument: _read(text, scope)
@@ -210,51 +210,53 @@ def _held(function: Any, name: str, members: bool) -> Any:
         }
 
     @functools.wraps(function)
-    def holds(*args: Any, **kwargs: Any) -> Any:
-        wanted = needs()
+    def validated(*args: Any, **kwargs: Any) -> Any:
+        requirements = needs()
 
-        def taken(argument: str, value: Any) -> Any:
-            need = wanted.get(argument)
-            if need and need.met(value):
-                if need.taken is _with_members and not members:
+        def convert(argument: str, value: Any) -> Any:
+            need = requirements.get(argument)
+            if need and need.accepts(value):
+                if need.convert is _with_members and not members:
                     return value
-                return need.taken(f"{name}: {argument}", value)
+                return need.convert(f"{name}: {argument}", value)
             if need and not isinstance(value, Tracer):
                 raise ValueError(
-                    f"{name}: {argument} = {_refused(value, need)}{array_likes.hint(value)}"
+                    f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
                 )
             return value
 
-        positional = [taken(argument, value) for argument, value in zip(order, args, strict=False)]
-        named = {argument: taken(argument, value) for argument, value in kwargs.items()}
+        positional = [
+            convert(argument, value) for argument, value in zip(order, args, strict=False)
+        ]
+        named = {argument: convert(argument, value) for argument, value in kwargs.items()}
         with modes.ours():
             return function(*positional, *args[len(order) :], **named)
 
-    return holds
+    return validated
 
 
 def _unchanged(where: str, value: Any) -> Any:
     return value
 
 
-class _Need(NamedTuple):
+class _Requirement(NamedTuple):
     """The requirement on an argument.
 
     Args:
-        met: value -> whether it satisfies the requirement.
+        accepts: value -> whether it satisfies the requirement.
         words: description of valid values, for messages.
-        taken: (where, value) -> the value that the function receives, for example with where =
+        convert: (where, value) -> the value that the function receives, for example with where =
             "run: key".
         call: for functions, the number of arguments of a call.
     """
 
-    met: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
     words: str
-    taken: Callable[[str, Any], Any] = _unchanged
+    convert: Callable[[str, Any], Any] = _unchanged
     call: str = ""  # for functions: the number of arguments of a call
 
 
-def _refused(value: Any, need: _Need) -> str:
+def _mismatch(value: Any, need: _Requirement) -> str:
     """Returns the given value and the expected one, as text."""
     if need.call and callable(value) and not inspect.isclass(value):
         signature = _signature(value)
@@ -263,7 +265,7 @@ def _refused(value: Any, need: _Need) -> str:
     return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
 
 
-def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
+def _read(annotation: Any, scope: dict[str, Any]) -> _Requirement | None:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, scope)
@@ -272,7 +274,7 @@ def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
     return _need(annotation)
 
 
-def _need(annotation: Any) -> _Need | None:
+def _need(annotation: Any) -> _Requirement | None:
     """Returns the requirement of an annotation; None if any value is valid."""
     if annotation is Any or isinstance(annotation, TypeVar):
         return None
@@ -304,21 +306,21 @@ def _need(annotation: Any) -> _Need | None:
         return _any_of([_need(one) for one in members])
     if origin is Literal:
         kinds = tuple({type(one) for one in inner})
-        return _Need(lambda value: isinstance(value, kinds), " or ".join(map(repr, inner)))
+        return _Requirement(lambda value: isinstance(value, kinds), " or ".join(map(repr, inner)))
     if origin in _LISTS:
         return _list_of(_need(inner[0]) if inner and origin is not tuple else None)
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
     words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
-    return _Need(
+    return _Requirement(
         lambda value: isinstance(value, kind),
         words,
         _with_members if kind.__name__ in _MEMBERS else _unchanged,
     )
 
 
-def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
+def _any_of(needs: Sequence[_Requirement | None]) -> _Requirement | None:
     some = [need for need in needs if need]
     if len(some) < len(needs):
         return None
@@ -327,51 +329,53 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
         f"{', '.join(first)}{',' * any(',' in one for one in first)} or {last}" if first else last
     )
 
-    def taken(where: str, value: Any) -> Any:
+    def convert(where: str, value: Any) -> Any:
         if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
             return value
         ordered = [_FRACTION, *some] if _FRACTION in some else some  # keeps exact numbers exact
-        return next(need for need in ordered if need.met(value)).taken(where, value)
+        return next(need for need in ordered if need.accepts(value)).convert(where, value)
 
-    return _Need(
-        lambda value: any(need.met(value) for need in some),
+    return _Requirement(
+        lambda value: any(need.accepts(value) for need in some),
         words,
-        taken,
+        convert,
         next((need.call for need in some if need.call), ""),
     )
 
 
-def _list_of(each: _Need | None) -> _Need:
+def _list_of(each: _Requirement | None) -> _Requirement:
     """Returns the requirement of a list. Strings, named tuples and arrays are not lists."""
 
-    def met(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         listed = (
             isinstance(value, Sequence)
             and not isinstance(value, str | bytes)
             and not hasattr(value, "_fields")
         )
-        return listed and (each is None or all(map(each.met, value)))
+        return listed and (each is None or all(map(each.accepts, value)))
 
-    def taken(where: str, value: Any) -> Any:
-        made = [] if each is None else [each.taken(where, one) for one in value]
+    def convert(where: str, value: Any) -> Any:
+        made = [] if each is None else [each.convert(where, one) for one in value]
         return value if all(one is other for one, other in zip(made, value, strict=False)) else made
 
-    return _Need(met, "a list" if each is None else f"a list, each {each.words}", taken)
+    return _Requirement(
+        accepts, "a list" if each is None else f"a list, each {each.words}", convert
+    )
 
 
-def _function_of(count: int | None) -> _Need:
+def _function_of(count: int | None) -> _Requirement:
     """Returns the requirement of a function, not a class, that accepts `count` arguments (None: any
     number).
     """
 
-    def met(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         return (
             callable(value)
             and not inspect.isclass(value)
             and (count is None or _takes(value, count))
         )
 
-    return _Need(met, "a function", call="" if count is None else _count(count))
+    return _Requirement(accepts, "a function", call="" if count is None else _count(count))
 
 
 def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
@@ -512,7 +516,7 @@ def _one_key(where: str, value: Any) -> jax.Array:
         if value.shape[-1:] == (4,)
         else _THREEFRY
     )
-    if implementation in _OF_BATCHES:
+    if implementation in _BATCH_DEPENDENT:
         raise ValueError(
             f"{where} has the implementation {implementation!r}, whose random bits depend on the "
             f"number of devices; expected {_THREEFRY!r}; pass "
@@ -528,7 +532,7 @@ def _one_key(where: str, value: Any) -> jax.Array:
 
 
 _THREEFRY = "threefry2x32"
-_OF_BATCHES = ("rbg", "unsafe_rbg")
+_BATCH_DEPENDENT = ("rbg", "unsafe_rbg")
 
 
 def is_number(value: Any) -> bool:
@@ -582,21 +586,21 @@ def _as_array(where: str, value: Any) -> Any:
 
 
 _LISTS = (Sequence, list, tuple)
-_ARRAY = _Need(
+_ARRAY = _Requirement(
     lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array
 )
-_NUMBERS = _Need(is_numeric, "numbers", _as_array)
-_NUMBER = _Need(is_number, "a number", lambda where, value: _float(value))
-_FRACTION = _Need(is_number, "a number", lambda where, value: python_number(value))
-_INTEGER = _Need(
+_NUMBERS = _Requirement(is_numeric, "numbers", _as_array)
+_NUMBER = _Requirement(is_number, "a number", lambda where, value: _float(value))
+_FRACTION = _Requirement(is_number, "a number", lambda where, value: python_number(value))
+_INTEGER = _Requirement(
     lambda value: is_integer(python_number(value)) and not _is_long(value),
     "an integer",
     lambda where, value: python_number(value),
 )
-_SEED = _Need(  # seeds of numpy may have up to 128 bits
+_SEED = _Requirement(  # seeds of numpy may have up to 128 bits
     lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128,
     "an integer",
-    _INTEGER.taken,
+    _INTEGER.convert,
 )
 _NEEDS = (
     (int, _INTEGER),
@@ -604,22 +608,22 @@ _NEEDS = (
     (Fraction, _FRACTION),
     (
         bool,
-        _Need(
+        _Requirement(
             lambda value: isinstance(python_number(value), bool),
             "True or False",
             lambda where, value: python_number(value),
         ),
     ),
-    (str, _Need(lambda value: isinstance(value, str), "a string")),
-    (Path, _Need(lambda value: isinstance(value, Path), "a path")),
-    (types.NoneType, _Need(lambda value: value is None, "None")),
+    (str, _Requirement(lambda value: isinstance(value, str), "a string")),
+    (Path, _Requirement(lambda value: isinstance(value, Path), "a path")),
+    (types.NoneType, _Requirement(lambda value: value is None, "None")),
     (np.ndarray, _ARRAY),
     (jax.Array, _ARRAY),
-    (Key, _Need(_is_key, get_args(Key)[1], _one_key)),
+    (Key, _Requirement(_is_key, get_args(Key)[1], _one_key)),
     (numpy.typing.ArrayLike, _NUMBERS),
     (
         Iterable,
-        _Need(
+        _Requirement(
             lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (),
             "an iterator",
         ),

@@ -37,7 +37,7 @@ class Args:
     machine where nothing else runs.
     """
     only: tuple[str, ...] = ()
-    """Some of them, by name; if nothing is said, all."""
+    """Some of them, by name; by default all."""
     out: Path = field(default=Path("results"))
     """Folder for index.html, and a folder for each experiment; those of quick ones are in its
     folder quick, of docs/ in docs.
@@ -46,12 +46,11 @@ class Args:
 
 def main(args: Args) -> None:
     if args.quick and args.docs:
-        raise ValueError("--quick and --docs: docs/ shows no sketches; need one of the two")
+        raise ValueError("--quick and --docs: docs/ shows no sketches; expected one of the two")
     if args.docs and not catalogue.DOCS.is_dir():
-        raise ValueError(f"--docs: {Path.cwd()} has no docs/; need the sources' folder")
+        raise ValueError(f"--docs: {Path.cwd()} has no docs/; expected the sources' folder")
     known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
-    if unknown := set(args.only) - set(known):
-        raise ValueError(f"--only {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
+    commands.require_known("--only", args.only, known)
     outcomes: list[page.Outcome] = []
     screen = tables.console()
     for name in args.only or known:
@@ -122,7 +121,9 @@ def call(command: list[str], environment: dict[str, str], limit: float) -> tuple
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """What it still says after it is asked to end, as by Ctrl-C; if it does not, it is killed."""
+    """Returns what the process prints after it is asked to end, as by Ctrl-C; if it does not end,
+    it is killed.
+    """
     process.terminate()
     try:
         return process.communicate(timeout=LAST_WORDS)[1]

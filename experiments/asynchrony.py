@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,18 +35,13 @@ FULL = 0.99  # of the highest rate: the server is saturated
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Data, commands.Switch, commands.Common):
     """Compares synchronous and asynchronous SGD in seconds."""
 
     workers: commands.Count = 16
     """Number of workers N."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
-    """
-    data_dir: commands.DataDir = None
     partition: str = "iid"
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     batch_size: commands.Count = 16
     """Samples of one gradient."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -57,8 +52,6 @@ class Args:
     """
     seeds: commands.Count = 3
     """Independent runs of each method."""
-    seed: commands.Seed = 0
-    """Of everything random."""
     compute: commands.NotNegative = 0.01
     """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially
     distributed).
@@ -81,16 +74,8 @@ class Args:
     """Which methods."""
     bound: int = 32
     """The largest staleness of the bounded method."""
-    latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
-    bandwidth: commands.Positive = 1e8
-    """Bits per second of a port."""
-    cluster: commands.ClusterFile = None
-    out: Path = field(default=Path("results/asynchrony"))
+    out: Path = Path("results/asynchrony")
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 class Method(NamedTuple):
@@ -100,6 +85,19 @@ class Method(NamedTuple):
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int
+
+
+class Case(NamedTuple):
+    """A method on one of `CLUSTERS`."""
+
+    where: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.method}"
+
+
+Outcomes = dict[Case, tuning.Tuned]
 
 
 class Saturation(NamedTuple):
@@ -113,39 +111,32 @@ class Saturation(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(
-            f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not "
-            "slow"
+            f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
         )
     problem = tuning.logistic_regression(args, args.workers, args.partition)
     compute = {where: computing(args, where) for where in CLUSTERS}
-    ports = clusters.constant(args.bandwidth)
-    chosen = methods(args)
+    ports, chosen = clusters.constant(args.bandwidth), methods(args)
     on = {
         where: clusters.Cluster(compute[where], up=ports, latency=args.latency)
         for where in CLUSTERS
     }
-    for method in chosen.values():  # what is wrong is refused before the first run
+    for method in chosen.values():  # bad arguments are refused before the first run
         dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
-    tuned: dict[str, dict[str, tuning.Tuned]] = {where: {} for where in CLUSTERS}
-    histories: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for where, name in tables.bar(
-            [(where, name) for where in CLUSTERS for name in chosen], "training", args.progress
-        ):
-            one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
-            histories[f"{where}: {name}"] = one.history
-    bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
+    cases = [Case(where, name) for where in CLUSTERS for name in chosen]
+    tuned = tuning.compare(
+        args,
+        "training",
+        cases,
+        lambda case: train(args, problem, on[case.where], chosen[case.method]),
+    )
+    bits = 32 * tuning.elements(problem)
     stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
-    target = 1.1 * max(
-        dsgd.tail_mean(one.history["loss"]).mean()
-        for runs in tuned.values()
-        for one in runs.values()
-    )
+    target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for one in tuned.values())
     shown = {
-        where.replace(" ", "-"): tabulate(args, where, tuned[where], stale[where], target)
+        where.replace(" ", "-"): tabulate(args, where, tuned, stale[where], target)
         for where in CLUSTERS
     }
     shown["saturated"] = tabulate_saturation(args, full, bits)
@@ -180,26 +171,19 @@ def methods(args: Args) -> dict[str, Method]:
             lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N
         ),
     }
-    unknown = [name for name in args.methods if name not in known]
-    if unknown:
-        raise ValueError(f"--methods {' '.join(unknown)}: need some of {', '.join(known)}")
+    commands.require_known("--methods", args.methods, known)
     return {name: known[name] for name in args.methods}
 
 
 def train(
-    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method
-) -> tuning.Tuned:
-    """The method at its best step size."""
+    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, method: Method
+) -> tuning.Tuned | None:
+    """Runs the method at its best step size; None if it diverged at every one."""
 
     def build(learning_rate):
         return method.build(optax.sgd(learning_rate))
 
-    best = tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
-    if best is None:
-        raise ValueError(
-            f"{name} diverged at every step size of {args.learning_rates}: need smaller ones"
-        )
-    return best
+    return tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
 
 
 def staleness(
@@ -234,8 +218,8 @@ def timed(
 
 
 def measure_saturation(args: Args, bits: int) -> Saturation:
-    """One server with more and more equal workers who always compute as long: the second half of 40
-    gradients of each.
+    """One server with more and more equal workers, which all compute for the same time: the second
+    half of 40 gradients of each.
     """
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
@@ -282,36 +266,30 @@ def knee_of(full: Saturation) -> int:
 
 
 def tabulate(
-    args: Args,
-    where: str,
-    tuned: dict[str, tuning.Tuned],
-    stale: dict[str, np.ndarray],
-    target: float,
+    args: Args, where: str, tuned: Outcomes, stale: dict[str, np.ndarray], target: float
 ) -> Table:
     """Cost to the target, one row a method."""
-    title = (
-        f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
-    )
-    signs = "*: at an edge of the grid of step sizes. -: not reached."
-    headings = ("method", "step", "updates", "seconds", "updates/s", "staleness", "max")
     table = tables.table(
-        title, headings, f"{signs}\nstaleness: mean and largest, in updates, of a run of its own."
+        f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}",
+        ("method", "step", "updates", "seconds", "updates/s", "staleness", "max"),
+        "*: at an edge of the grid of step sizes. -: not reached.\n"
+        "staleness: mean and largest, in updates, of a run of its own.",
     )
-    for name, (learning_rate, history) in tuned.items():
+    for name in args.methods:
+        if (case := Case(where, name)) not in tuned:
+            table.add_row(name, "diverged")
+            continue
+        learning_rate, history = tuned[case]
         updates, _, seconds = statistics.cost_to(history, target)
         rate = history["step"][-1] / history["clock"][:, -1].mean()
-        late = (
-            [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"]
-            if name in stale
-            else ["0", "0"]
-        )
+        late = stale.get(name)
         table.add_row(
             name,
             statistics.step_size(learning_rate, args.learning_rates),
             updates,
             seconds,
             f"{rate:,.0f}",
-            *late,
+            *(("0", "0") if late is None else (f"{late.mean():.1f}", f"{late.max():.0f}")),
         )
     return table
 
@@ -319,11 +297,11 @@ def tabulate(
 def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     """From how many workers on one server is saturated, and what twice as many make of it."""
     knee = knee_of(full)
-    caption = f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) / (l + r) workers."
     table = tables.table(
         "one server with more and more equal workers",
         ("", "workers", "ports", "updates/s", "staleness"),
-        caption,
+        f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\n"
+        "ports, (2(l + r) + C) / (l + r) workers.",
     )
     for name, workers, point in (
         ("saturated", knee, f"{saturation_point(args, bits):.1f}"),
@@ -338,7 +316,7 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
 
 def draw(
     args: Args,
-    tuned: dict[str, dict[str, tuning.Tuned]],
+    tuned: Outcomes,
     stale: dict[str, dict[str, np.ndarray]],
     full: Saturation,
     bits: int,
@@ -351,7 +329,7 @@ def draw(
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
     rows = plots.panels(above, 3, 2, sharey=False).reshape(2, 3)
     for row, where in zip(rows, CLUSTERS, strict=True):
-        runs = {name: one.history for name, one in tuned[where].items()}
+        runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
         for axes, cost, label in zip(
             row, ("step", "clock"), ("updates", "simulated seconds"), strict=False
         ):
@@ -363,16 +341,15 @@ def draw(
                 axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)"
             )
         histogram(row[2], list(runs), stale[where])
-    figures.legend(above, rows[0, 0], columns=4)
+    figures.legend(above, 4, rows[0, 0])
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
-    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
-    bands = f"{statistics.errors('bands', args.seeds)}; grey: target"
-    slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
-    slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
     figures.title(
         sheet,
-        f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; "
-        f"{slower}; {bands}",
+        f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; "
+        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of "
+        f"{args.compute * 1e3:g} ms; stragglers: {args.slow} of {args.workers} workers are "
+        f"{args.factor:g} times slower; drop slowest {args.backups}; bounded by {args.bound}; "
+        f"{statistics.errors('bands', args.seeds)}; grey: target",
     )
     return sheet
 
@@ -383,50 +360,26 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
     edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
     for i, name in enumerate(names):
         if name in stale:
-            share, _ = np.histogram(
-                np.maximum(stale[name], 1),
-                edges,
-                weights=np.full(stale[name].shape, 1 / stale[name].size),
-            )
-            axes.stairs(
-                share, edges, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.8
-            )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        ylim=(1e-4, 1),
-        xlabel="staleness t - D(t) (0 is shown as 1)",
-        ylabel="share of updates",
-    )
-    plots.plain_log(axes.xaxis)
+            late = np.maximum(stale[name], 1)
+            share = np.histogram(late, edges)[0] / late.size
+            axes.stairs(share, edges, **figures.look(i, linewidth=1.8))
+    axes.set(yscale="log", ylim=(1e-4, 1))
+    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", "share of updates", log="x")
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     """Updates a second and staleness against the number of workers, with the point where the server
     is saturated.
     """
-    knee = knee_of(full)
-    for axes, values, label in zip(
-        panels,
-        (full.rate, full.staleness),
-        ("updates per second", "mean staleness, in updates"),
-        strict=True,
-    ):
+    knee, mark = knee_of(full), plots.COLOURS[1]
+    labels = ("updates per second", "mean staleness, in updates")
+    for axes, values, label in zip(panels, full[1:], labels, strict=True):
         axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
-        axes.axvline(
-            point,
-            color=plots.COLOURS[1],
-            linestyle="--",
-            label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers",
-        )
-        axes.plot(
-            knee,
-            values[full.workers == knee],
-            "*",
-            color=plots.COLOURS[1],
-            markersize=16,
-            label=f"saturated from {knee} on",
-        )
+        words = f"(2(l + r) + C) / (l + r) = {point:.1f} workers"
+        axes.axvline(point, color=mark, linestyle="--", label=words)
+        at_knee = values[full.workers == knee]
+        words = f"saturated from {knee} on"
+        axes.plot(knee, at_knee, "*", color=mark, markersize=16, label=words)
         axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
         axes.legend(frameon=False, loc="lower right")
     panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))

@@ -12,12 +12,13 @@ data differ by label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import optax
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -25,7 +26,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, plots, records
+from dsgd import clusters, plots
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
@@ -34,22 +35,15 @@ COSTS = ("rounds", "simulated seconds")
 
 
 @dataclass(frozen=True)
-class Args:
-    """Compares methods where workers or messages are missing."""
+class Args(commands.Data, commands.Switch, commands.Common):
+    """Compares methods with missing workers or messages."""
 
-    shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
+    shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that are present, and of messages that are delivered."""
     workers: commands.Count = 16
     """Number of workers."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
-    """
-    data_dir: commands.DataDir = None
     partition: str = "by-label"
-    """Who gets which samples: iid or by-label."""
-    batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Which worker gets which samples: iid or by-label."""
     period: commands.Count = 4
     """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -58,41 +52,29 @@ class Args:
     """Rounds."""
     seeds: commands.Count = 3
     """Independent runs."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
-    bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
-    cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     delay: commands.NotNegative = 1e-3
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
-    out: Path = field(default=Path("results/availability"))
+    out: Path = Path("results/availability")
     """Folder for config.json, history.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 class Case(NamedTuple):
-    """A method where this share of workers, or of messages, is there."""
+    """A method of which this share of workers is present, or of messages is delivered."""
 
     method: str
     what: str
     share: float
 
-    @property
-    def name(self) -> str:
-        """For the file of histories."""
+    def __str__(self) -> str:
         return f"{self.method}, {self.what} {self.share:g}"
 
 
+Outcomes = dict[Case, tuning.Tuned]
+
+
 def main(args: Args) -> None:
-    for share in args.shares:
-        if not 0 < share <= 1:
-            raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
     problem = tuning.logistic_regression(args, args.workers, args.partition)
     methods = build(args)
     cases = [
@@ -102,20 +84,23 @@ def main(args: Args) -> None:
         for name in methods
     ]
     by_case = {case: make_cluster(args, case) for case in cases}
+    by_name = {cluster.name: cluster for cluster in by_case.values()}
+
+    @functools.cache  # both kinds of cases are the same at a share of 1
+    def tune(method: str, cluster: str) -> tuning.Tuned | None:
+        found = tuning.tune(args, methods[method], problem, cluster=by_name[cluster])
+        if found:
+            found.history.pop("present", None)  # the same columns for all cases
+        return found
+
     commands.begin(args)
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", found):
-        for case, history in train(args, problem, methods, by_case):
-            found[case.name] = history
-    histories = {case: found[case.name] for case in cases if case.name in found}
-    if not histories:
-        raise ValueError(
-            f"every method diverged at every step size of {args.learning_rates}; need smaller ones"
-        )
+    found = tuning.compare(
+        args, "availability", cases, lambda case: tune(case.method, by_case[case].name)
+    )
     commands.finish(
         args,
-        {"figure": draw(args, histories)},
-        {"losses": losses(args, histories), "seconds": seconds(args, histories)},
+        {"figure": draw(args, found)},
+        {"losses": losses(args, found), "seconds": seconds(args, found)},
     )
 
 
@@ -157,117 +142,82 @@ def make_cluster(args: Args, case: Case) -> clusters.Cluster:
     )
 
 
-def train(
-    args: Args,
-    problem: dsgd.Problem,
-    methods: dict[str, Callable[[Any], dsgd.Algorithm]],
-    by_case: dict[Case, clusters.Cluster],
-) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Case by case, the history at the best step size; without those that diverged at every one."""
-    done: dict[tuple[str, str], tuning.Tuned | None] = {}  # where all are there, all arrives
-    for case in tables.bar(list(by_case), "availability", args.progress):
-        cluster = by_case[case]
-        if (case.method, cluster.name) not in done:
-            done[case.method, cluster.name] = tuning.tune(
-                args, methods[case.method], problem, cluster=cluster
-            )
-        if tuned := done[case.method, cluster.name]:
-            # the same columns for all
-            yield (
-                case,
-                {
-                    name: values
-                    for name, values in tuned.with_step_size.items()
-                    if name != "present"
-                },
-            )
+def target(found: Outcomes) -> float:
+    """Returns a loss that every method reaches well before its end at the largest share."""
+    most = max(case.share for case in found)
+    ends = (dsgd.tail_mean(o.history["loss"]) for case, o in found.items() if case.share == most)
+    return SLACK * max(float(end.mean()) for end in ends)
 
 
-def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
-    """A loss that every method reaches well before its end where most is there."""
-    most = max(case.share for case in histories)
-    return SLACK * max(
-        float(dsgd.tail_mean(history["loss"]).mean())
-        for case, history in histories.items()
-        if case.share == most
-    )
-
-
-def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
+def losses(args: Args, found: Outcomes) -> Table:
     """Where each method ends."""
 
-    def cell(history: dict[str, np.ndarray]) -> str:
-        edge = statistics.edge(history["learning_rate"][0, 0], args.learning_rates)
-        return f"{edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
+    def cell(one: tuning.Tuned) -> str:
+        edge = statistics.edge(one.learning_rate, args.learning_rates)
+        return f"{edge}{dsgd.tail_mean(one.history['loss']).mean():.3g}"
 
     what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
     return tabulate(
-        histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged."
+        found, cell, title, "*: the best step size is at an edge of the grid. -: diverged."
     )
 
 
-def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
+def seconds(args: Args, found: Outcomes) -> Table:
     """How long each takes to the target."""
-    goal = target(histories)
-    caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
+    goal = target(found)
     return tabulate(
-        histories,
-        lambda history: statistics.cost_to(history, goal)[-1],
+        found,
+        lambda one: statistics.cost_to(one.history, goal)[-1],
         f"seconds to loss {goal:.3g}",
-        caption,
+        f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the "
+        "first row.",
     )
 
 
 def tabulate(
-    histories: dict[Case, dict[str, np.ndarray]],
-    cell: Callable[[dict[str, np.ndarray]], str],
-    title: str,
-    caption: str,
+    found: Outcomes, cell: Callable[[tuning.Tuned], str], title: str, caption: str
 ) -> Table:
     """One row a share, one column a method."""
-    methods = list(dict.fromkeys(case.method for case in histories))
+    methods = list(dict.fromkeys(case.method for case in found))
     table = tables.table(
         title, ("share of", *(name.replace("-", "\n") for name in methods)), caption
     )
     for what, words in WHAT.items():
         table.add_section()
         table.add_row(words)
-        for share in sorted({case.share for case in histories}, reverse=True):
-            row = (histories.get(Case(name, what, share)) for name in methods)
-            table.add_row(
-                f"{share:.0%}", *("-" if history is None else cell(history) for history in row)
-            )
+        for share in sorted({case.share for case in found}, reverse=True):
+            row = (found.get(Case(name, what, share)) for name in methods)
+            table.add_row(f"{share:.0%}", *("-" if one is None else cell(one) for one in row))
     return table
 
 
-def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
+def draw(args: Args, found: Outcomes) -> Figure:
     """A column for each method; a row for each of what is missing and what it costs; a line for
     each share.
     """
-    methods = list(dict.fromkeys(case.method for case in histories))
-    shares = sorted({case.share for case in histories}, reverse=True)
-    sheet = Figure(figsize=(3 * len(methods), 11), layout="constrained")
-    panels = plots.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(
-        len(WHAT), len(COSTS), len(methods)
+    methods = list(dict.fromkeys(case.method for case in found))
+    shares = sorted({case.share for case in found}, reverse=True)
+    sheet, panels = plots.figure(
+        len(methods), len(WHAT) * len(COSTS), width=3, height=11 / (len(WHAT) * len(COSTS))
     )
-    for (what, words), rows in zip(WHAT.items(), panels, strict=True):
-        for label, row in zip(COSTS, rows, strict=True):
-            for name, axes in zip(methods, row, strict=True):
-                shown = {
-                    share: histories[case]
-                    for share in shares
-                    if (case := Case(name, what, share)) in histories
-                }
-                lines = {
-                    f"{share:.0%}": (statistics.COSTS[label](history), history["loss"])
-                    for share, history in shown.items()
-                }
-                figures.losses(axes, lines, xlabel=label)
-            row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
-    for name, axes in zip(methods, panels[0, 0], strict=True):
+    panels = panels.reshape(-1, len(methods))
+    for row, (what, label) in zip(panels, itertools.product(WHAT, COSTS), strict=True):
+        for name, axes in zip(methods, row, strict=True):
+            cases = (Case(name, what, share) for share in shares)
+            lines = {
+                f"{case.share:.0%}": (
+                    statistics.COSTS[label](found[case].history),
+                    found[case].history["loss"],
+                )
+                for case in cases
+                if case in found
+            }
+            figures.losses(axes, lines, xlabel=label)
+        row[0].set_ylabel(f"share of {WHAT[what]}:\nloss f(mean x)")
+    for name, axes in zip(methods, panels[0], strict=True):
         axes.set_title(name)
-    figures.legend(sheet, panels[0, 0, 0], columns=len(shares))
+    figures.legend(sheet, len(shares), panels[0, 0])
     what = (
         f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
     )

@@ -15,8 +15,7 @@ them instead, beside fixed ratios: loss over real seconds.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from dsgd import clusters, records
 from dsgd.machines import links
 from experiments.kimad import links as kimad_links
 from experiments.kimad.links import Setting
-from experiments.shared import commands, tables
+from experiments.shared import commands
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_results as results
 from experiments.survey import calibrate_switch as switch
@@ -35,10 +34,10 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Flags):
     """Measures this machine's collectives and rounds."""
 
-    processes: commands.Count = 2
+    processes: commands.Several = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     shape: str | None = None
     """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take
@@ -60,7 +59,7 @@ class Args:
     """
     width: commands.Count = 1024
     """Of the network that Kimad trains."""
-    ratios: tuple[float, ...] = (0.01, 0.1, 1.0)
+    ratios: tuple[commands.Share, ...] = (0.01, 0.1, 1.0)
     """Shares of elements that fixed compressors send, beside Kimad."""
     round_times: tuple[commands.Positive, ...] = (0.03, 0.06, 0.15)
     """Seconds that Kimad's rounds are to take, one training for each."""
@@ -68,14 +67,10 @@ class Args:
     """Step sizes to choose from, of Kimad and of the fixed ratios."""
     seconds: commands.Positive = 20.0
     """Of each training over links whose rate changes."""
-    seed: commands.Seed = 0
-    """Of everything random, but for what the clock says."""
-    out: Path = field(default=Path("results/calibrate"))
+    out: Path = Path("results/calibrate")
     """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad,
     kimad.csv and kimad.png.
     """
-    progress: bool = True
-    """Show that it works."""
 
 
 def main(args: Args) -> None:
@@ -94,13 +89,11 @@ def check(args: Args) -> None:
     """Raises a ValueError for fewer than two processes, and for sizes or widths of which there are
     too few, or that do not rise.
     """
-    if args.processes < 2:
-        raise ValueError(f"--processes {args.processes}: need at least 2, one alone sends nothing")
     for name, least in (("sizes", 2), ("widths", 1)):
         given = getattr(args, name)
         if len(given) < least or sorted(set(given)) != list(given):
             raise ValueError(
-                f"--{name} {' '.join(map(str, given))}: need at least {least} whole "
+                f"--{name} {' '.join(map(str, given))}: expected at least {least} whole "
                 f"number{'s' * (least > 1)}, rising"
             )
     for name, collective in measuring.COLLECTIVES.items():
@@ -109,12 +102,7 @@ def check(args: Args) -> None:
             given = " ".join(map(str, args.sizes))
             raise ValueError(
                 f"--sizes {given}: all the same to {name}, whose vectors are multiples of "
-                f"{least:g} bytes; need others"
-            )
-    for ratio in args.ratios:
-        if not 0 < ratio <= 1:
-            raise ValueError(
-                f"--ratios {ratio:g}: need shares of all elements, above 0 and at most 1"
+                f"{least:g} bytes; expected others"
             )
 
 
@@ -127,8 +115,8 @@ def parse(shape: str, period: float) -> links.Rate:
             if number != text and number.replace(".", "", 1).isdecimal() and float(number) > 0:
                 return bits * float(number)
         raise ValueError(
-            f"--shape {shape}: {text!r} is no rate; need a number and one of {', '.join(UNITS)}, "
-            "as 30mbit or 30mbit:10mbit"
+            f"--shape {shape}: {text!r} is no rate; expected a number and one of "
+            f"{', '.join(UNITS)}, as 30mbit or 30mbit:10mbit"
         )
 
     return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)
@@ -147,13 +135,11 @@ def over_processes(
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Collectives and rounds."""
-    screen = tables.console()
-    waiting = screen.status(
-        f"{args.processes} processes: collectives, and rounds of {len(measuring.METHODS)} methods"
-    )
+    methods = len(measuring.METHODS)
+    what = f"{args.processes} processes: collectives, and rounds of {methods} methods"
     work = measuring.tasks(args.widths, args.processes, args.batch_size)
     function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
-    with waiting if args.progress else nullcontext():
+    with commands.waiting(args, what):
         found = over_processes(args, rate, args.processes, function)[0]
     result = switch.explain(found, args.processes, args.seed)
     write(args, result)
@@ -179,7 +165,8 @@ def write(args: Args, result: switch.Calibration) -> None:
         "what": where(args),
         "latency, 95 %": link.alpha[1:],
         "bandwidth, 95 %": link.beta.inverse(switch.BITS)[1:],
-        "compute": f"a gradient of logistic regression on digits; seconds = compute + samples x per_sample, batches of {args.batch_size}",
+        "compute": "a gradient of logistic regression on digits; seconds = compute + samples x "
+        f"per_sample, batches of {args.batch_size}",
     }
     clusters.save(args.out / "cluster.json", result.cluster, about)
     rows = [
@@ -191,58 +178,29 @@ def write(args: Args, result: switch.Calibration) -> None:
     records.write_rows(
         args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows
     )
-    heading = (
-        "method",
-        "bytes",
-        "compute",
-        "codec",
-        "bits",
-        "arrays",
-        "predicted",
-        "measured",
-        "low",
-        "high",
-    )
+    names = ("compute", "codec", "bits", "arrays")
+    heading = ("method", "bytes", *names, "predicted", "measured", "low", "high")
     lines = []
     for (name, _), parts in result.found.rounds.items():
-        measured = switch.median(parts.seconds)
+        expected = switch.predicted(name, parts, result.N, link)
         numbers = (
-            parts.compute,
-            parts.codec,
-            parts.bits,
-            parts.arrays,
-            switch.predicted(name, parts, result.N, link),
-            *measured,
+            *(getattr(parts, each) for each in names),
+            expected,
+            *switch.median(parts.seconds),
         )
-        lines.append(
-            (name, measuring.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers))
-        )
+        size = measuring.ELEMENT * parts.elements
+        lines.append((name, size, *(f"{number:.6g}" for number in numbers)))
     records.write_rows(args.out / "rounds.csv", heading, lines)
 
 
 def train(args: Args, rate: links.Rate) -> None:
     """Kimad, and fixed ratios, over links whose rate changes."""
-    setting = Setting(
-        args.processes,
-        args.width,
-        args.batch_size,
-        args.ratios,
-        args.round_times,
-        args.learning_rates,
-        args.seconds,
-        args.seed,
-    )
-    screen, problem = tables.console(), kimad_links.task(setting)
+    setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
+    function = partial(kimad_links.train, setting, kimad_links.task(setting), rate)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
-    waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
-    with waiting if args.progress else nullcontext():
-        runs = over_processes(
-            args,
-            rate,
-            args.processes + 1,
-            partial(kimad_links.train, setting, problem, rate),
-            free=(0,),
-        )[0]
+    what = f"a server and {args.processes} workers, {seconds:.0f} s of training"
+    with commands.waiting(args, what):
+        runs = over_processes(args, rate, args.processes + 1, function, free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
     table = kimad_links.tabulate(

@@ -11,7 +11,8 @@ of the prediction. Speeds of devices are in `experiments/cannikin/devices.py`, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
 from experiments.cannikin import devices, driving, optperf_results
 from experiments.cannikin.driving import Noise, Overhead, Settled
-from experiments.shared import commands, tables
+from experiments.shared import commands
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains
@@ -31,8 +32,8 @@ CANDIDATES = 100  # total batches, of the overhead
 
 
 @dataclass(frozen=True)
-class Args:
-    """Says how fast batches are on unequal machines, how soon."""
+class Args(commands.Common):
+    """Computes shortest batch times on unequal machines."""
 
     epochs: commands.Count = 20
     """Of figure 9."""
@@ -44,23 +45,18 @@ class Args:
     """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is
     --noise.
     """
-    totals: int = 8
+    totals: commands.Several = 8
     """Total batches of figure 10."""
     worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
     """Numbers of nodes whose overhead is measured."""
-    ratios: tuple[float, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
+    ratios: tuple[commands.Factor, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
     """Speeds of the fastest node over the slowest."""
     repeats: commands.Count = 5
     """Of the overhead."""
     seeds: commands.Count = 5
     """Independent noises."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/cannikin_optperf"))
+    out: Path = Path("results/cannikin_optperf")
     """Folder for config.json, epochs.csv, batch_time.csv and the figures."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 Found = dict[tuple[str, str], Settled]
@@ -68,30 +64,23 @@ Errors = dict[tuple[str, float], dict[str, np.ndarray]]
 
 
 def main(args: Args) -> None:
-    if not (np.min(args.ratios) >= 1 and np.isfinite(args.ratios).all()):
-        raise ValueError(f"--ratios {args.ratios}: need finite numbers, at least 1")
-    if args.totals < 2:
-        raise ValueError(f"--totals {args.totals}: need at least 2, the smallest and the largest")
     if args.iterations < 3:
-        raise ValueError(f"--iterations {args.iterations}: need at least 3")
+        raise ValueError(f"--iterations {args.iterations}: expected at least 3")
     commands.begin(args)
-    found: Found = {}
-    with commands.kept(write, args.out / "batch_time.csv", found):
-        cases = [
-            (cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS
-        ]
-        for cluster, workload in tables.bar(cases, "figure 10", args.progress):
-            totals = devices.batches(cluster, workload, args.totals)
-            found[cluster, workload] = driving.over_totals(
-                devices.make_model(cluster, workload), totals
-            )
-    epochs = figure_9(args)
-    errors, overheads, shares, gains = (
-        prediction(args),
-        overhead(args),
-        overhead_shares(args),
-        heterogeneity(args),
+    cases = itertools.product(devices.CLUSTERS, devices.WORKLOADS)
+    found = commands.collect(
+        args,
+        "figure 10",
+        cases,
+        lambda case: driving.over_totals(
+            devices.make_model(*case), devices.batches(*case, args.totals)
+        ),
+        write,
+        args.out / "batch_time.csv",
     )
+    epochs = figure_9(args)
+    errors, gains = prediction(args), heterogeneity(args)
+    overheads, shares = overhead(args), overhead_shares(args)
     optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
     write_epochs(args.out / "epochs.csv", epochs)
     sheets = {
@@ -160,9 +149,8 @@ def overhead(args: Args) -> dict[int, Overhead]:
     for n in args.worker_counts:
         model = driving.many_nodes(n, workload)
         roomy = workload._replace(first_batch=10 * n, last_batch=100 * n)
-        found[n] = driving.overhead(
-            model, devices.batches_of(model, roomy, CANDIDATES), args.repeats
-        )
+        totals = devices.batches_of(model, roomy, CANDIDATES)
+        found[n] = driving.overhead(model, totals, args.repeats)
     return found
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,14 +36,15 @@ from experiments.shared import commands, figures, statistics, tables
 # ones
 WARM = 1
 LEARNED = 2  # epochs from which the first model is learned: of equal parts, and of equation 8's
+Part = Annotated[float, commands.Bound("shares above 0, below 1", lambda number: 0 < number < 1)]
 _SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
 
 
 @dataclass(frozen=True)
-class Args:
-    """Measures what a model of the real clock predicts."""
+class Args(commands.Flags):
+    """Compares predicted and measured seconds of processes."""
 
-    competitors: tuple[int, ...] = (0, 2)
+    competitors: tuple[commands.Natural, ...] = (0, 2)
     """On the core of each process, how many others always compute there; as many processes as
     numbers, and no more than cores.
     """
@@ -52,37 +52,29 @@ class Args:
     """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5,
     three times as much.
     """
-    total: int = 1920
+    total: commands.Count = 1920
     """B, samples of a round."""
-    shares: tuple[float, ...] = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
+    shares: tuple[Part, ...] = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
     """Of the first process, in the splits that are tried; the others share the rest equally."""
-    piece: int = 16
+    piece: commands.Count = 16
     """Samples in which batches are counted."""
     rounds: commands.Count = 20
     """Of each epoch."""
-    passes: int = 4
+    passes: commands.Count = 4
     """Epochs of each split, each pass in an order of its own."""
     width: commands.Count = 1000
     """Of both hidden layers of the network: the more, the longer a sample takes."""
     learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    seed: commands.Seed = 0
-    """Of everything random, but for what the clock says."""
-    out: Path = field(default=Path("results/cannikin_processes"))
+    out: Path = Path("results/cannikin_processes")
     """Folder for config.json, epochs.csv and figure.png."""
-    progress: bool = True
-    """Show that it works."""
 
 
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    screen = tables.console()
-    waiting = screen.status(
-        f"{len(args.competitors)} processes, "
-        f"{WARM + LEARNED + args.passes * (len(args.shares) + 2)} epochs"
-    )
-    with waiting if args.progress else nullcontext():
+    epochs = WARM + LEARNED + args.passes * (len(args.shares) + 2)
+    with commands.waiting(args, f"{len(args.competitors)} processes, {epochs} epochs"):
         trials = train(args)
     write(args.out / "epochs.csv", trials)
     judged = judge(trials)
@@ -105,18 +97,16 @@ class Trial(NamedTuple):
 
 def check(args: Args) -> None:
     """Raises a ValueError for what cannot be run, or nothing to compare."""
-    if len(args.competitors) < 2 or min(args.competitors) < 0:
+    if len(args.competitors) < 2:
         raise ValueError(
-            f"--competitors {args.competitors}: need two numbers or more, one a process, at least 0"
+            f"--competitors {args.competitors}: expected two numbers or more, one a process"
         )
-    if not all(0 < share < 1 for share in args.shares):
-        raise ValueError(f"--shares {args.shares}: need numbers between 0 and 1")
     if not 0 <= args.nice <= 19:
-        raise ValueError(f"--nice {args.nice}: need 0 to 19")
-    if args.total < 2 * args.piece * len(args.competitors):
+        raise ValueError(f"--nice {args.nice}: expected 0 to 19")
+    least = 2 * args.piece * len(args.competitors)
+    if args.total < least:
         raise ValueError(
-            f"--total {args.total}: need {2 * args.piece * len(args.competitors)}, two pieces a "
-            "process, or more"
+            f"--total {args.total}: expected {least} or more, two pieces for each process"
         )
     competitors.cores()
 
@@ -223,7 +213,7 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
     model = known.model()
     if model is None:
         raise ValueError(
-            "processes that were not all seen at two sizes: need more samples (--total), or other "
+            "the model needs two sizes of each process; expected more samples (--total), or other "
             "splits (--shares)"
         )
     return model
@@ -291,7 +281,8 @@ def write(path: Path, trials: list[Trial]) -> None:
 
 def who(args: Args) -> str:
     """The processes, for titles."""
-    return f"{len(args.competitors)} processes; others on their cores: {', '.join(map(str, args.competitors))}"
+    others = ", ".join(map(str, args.competitors))
+    return f"{len(args.competitors)} processes; others on their cores: {others}"
 
 
 def name_of(judged: Judged, trials: list[Trial]) -> str:
@@ -370,48 +361,23 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
 
 def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     """Seconds of a round over the split, and of each process over its samples."""
-    sheet = Figure(figsize=(11, 4.2), layout="constrained")
-    splits, each = plots.panels(sheet, 2, sharey=False)
+    sheet, (splits, each) = plots.figure(2, width=5.5, height=4.2, sharey=False)
     draw_splits(args, splits, trials, judged)
-    model = learned(trials[:LEARNED])
+    model, hollow = learned(trials[:LEARNED]), {"markersize": 7, "markerfacecolor": "none"}
     for n, count in enumerate(args.competitors):
         colour = plots.COLOURS[n]
         label = f"process {n}, {count} other{'s' * (count != 1)} on its core"
         sizes = np.array([trial.seen.batches[n] for trial in trials])
-        seconds = np.array([trial.seen.compute[:, n].mean() for trial in trials])
-        each.plot(
-            sizes[LEARNED:], 1e3 * seconds[LEARNED:], ".", color=colour, markersize=5, label=label
-        )
-        each.plot(
-            sizes[:LEARNED],
-            1e3 * seconds[:LEARNED],
-            "s",
-            color=colour,
-            markersize=7,
-            markerfacecolor="none",
-        )
+        ms = 1e3 * np.array([trial.seen.compute[:, n].mean() for trial in trials])
+        each.plot(sizes[LEARNED:], ms[LEARNED:], ".", color=colour, markersize=5, label=label)
+        each.plot(sizes[:LEARNED], ms[:LEARNED], "s", color=colour, **hollow)
         ends = np.array([0, sizes.max()])
-        each.plot(
-            ends,
-            1e3 * ((model.q[n] + model.k[n]) * ends + model.s[n] + model.m[n]),
-            color=colour,
-            linewidth=1.2,
-        )
-    each.plot(
-        [],
-        [],
-        "ks",
-        markersize=7,
-        markerfacecolor="none",
-        label="the first two epochs, and their line",
-    )
-    each.set(
-        xlabel="samples of the process",
-        ylabel="ms that it computes in a round",
-        xlim=(0, None),
-        ylim=(0, None),
-    )
-    each.legend(frameon=False, fontsize="small")
+        line = 1e3 * ((model.q[n] + model.k[n]) * ends + model.s[n] + model.m[n])
+        each.plot(ends, line, color=colour, linewidth=1.2)
+    each.plot([], [], "ks", label="the first two epochs, and their line", **hollow)
+    each.set(xlim=(0, None), ylim=(0, None))
+    x, y = "samples of the process", "ms that it computes in a round"
+    figures.describe(each, x, y, legend=True)
     figures.title(sheet, f"{who(args)}, {args.total} samples a round")
     return sheet
 
@@ -422,32 +388,17 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
     """
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
         shares, seconds = family(learned(of), args.total)
-        axes.plot(
-            100 * shares,
-            1e3 * seconds,
-            color="black",
-            linewidth=1.2,
-            linestyle=line,
-            label=f"model of {words} epochs",
-        )
+        look = {"color": "black", "linewidth": 1.2, "linestyle": line}
+        axes.plot(100 * shares, 1e3 * seconds, label=f"model of {words} epochs", **look)
+    blue, red, green = plots.COLOURS[:3]
+    colours = {"": blue, "equal parts": red, "OptPerf": green}
     # those with a name are on top
     for each in sorted(judged, key=lambda each: name_of(each, trials)):
         name = name_of(each, trials)
-        colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(
-            name, plots.COLOURS[0]
-        )
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
-        axes.plot(np.full(len(values), at), values, ".", color=colour, markersize=4, alpha=0.5)
-        half = statistics.half_interval(values)
-        axes.errorbar(
-            at,
-            values.mean(),
-            half if np.isfinite(half) else 0,
-            fmt="o",
-            color=colour,
-            capsize=3,
-            label=name or None,
-        )
+        look = {"color": colours[name], "markersize": 4, "alpha": 0.5}
+        axes.plot(np.full(len(values), at), values, ".", **look)
+        figures.points(axes, [at], [values], color=colours[name], label=name or None)
     axes.set(
         xlabel="share of the first process, %",
         ylabel="ms of a round",

@@ -11,7 +11,7 @@ SGD, by the square root of Adam.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +23,11 @@ from algorithms import cannikin
 from dsgd import problems, records
 from experiments.cannikin import devices, race, race_results
 from experiments.cannikin.race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, tables
+from experiments.shared import commands, tables, tuning
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Compares systems that divide a batch among machines."""
 
     problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
@@ -40,7 +40,7 @@ class Args:
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
     target: commands.Positive | None = None
-    """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each
+    """Quality to be reached, of all problems: accuracy, or bits per byte; by default each
     problem's own.
     """
     epochs: commands.Count = 100
@@ -51,13 +51,10 @@ class Args:
     """Of what nodes measure: the standard deviation of its logarithm."""
     seeds: commands.Count = 5
     """Independent runs."""
-    seed: commands.Seed = 22
+    seed: commands.Natural = 22
     """Of everything random."""
-    out: Path = field(default=Path("results/cannikin_training"))
+    out: Path = Path("results/cannikin_training")
     """Folder for config.json, epochs.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -69,9 +66,7 @@ def main(args: Args) -> None:
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
     for setting, runs in found.values():
-        tables.console().print(
-            "\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False
-        )
+        tables.notes(race_results.notes(setting, runs))
     shown = {
         name: race_results.tabulate(setting, args.cluster, runs)
         for name, (setting, runs) in found.items()
@@ -96,7 +91,7 @@ def setting_of(args: Args, name: race.Name) -> Setting:
         problem = problems.neural_network(
             name.partition("-")[0], "digits", N, batch_size=task.piece
         )
-    d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    d = tuning.elements(problem)
     stands_for = float(devices.batches(args.cluster, task.workload, 2)[-1] / task.last)
     return Setting(
         task,

@@ -11,8 +11,9 @@ have a round for each gradient.
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import clusters, plots, problems, records
+from dsgd import clusters, plots, problems
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 # a few of each family
@@ -33,18 +34,18 @@ METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffu
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-# data and partition, where nothing is said; of the language model
+# default data and partition; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Switch, commands.Common):
     """Compares distributed methods on one problem."""
 
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model
+    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); for a language model
     docstrings (default), grammar, path.
     """
     data_dir: commands.DataDir = None
@@ -66,46 +67,29 @@ class Args:
     """Rounds."""
     seeds: commands.Count = 3
     """Independent runs of each method."""
-    seed: commands.Seed = 0
-    """Of everything random."""
     target: commands.Positive | None = None
     """Loss to reach; by default the highest loss that a method ends at, and that fewer than half
     reach at once.
     """
-    latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
-    bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
-    cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     delay: commands.NotNegative = 0.0
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
-    out: Path = field(default=Path("results/compare"))
+    out: Path = Path("results/compare")
     """Folder for config.json, history.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
-    # what is wrong is refused now
+    # a wrong name is refused before the first run
     names = {
         name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
     }
     commands.begin(args)
-    outcomes: dict[str, tuning.Tuned] = {}
-    histories: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for name in args.methods:
-            outcome = tune(args, problem, cluster, name)
-            if outcome:
-                outcomes[name], histories[name] = outcome, outcome.history
-    if not outcomes:
-        raise ValueError(
-            f"every method diverged at every step size of {args.learning_rates}; need smaller ones"
-        )
+    outcomes = tuning.compare(
+        args, "methods", args.methods, lambda name: tune(args, problem, cluster, name)
+    )
+    histories = {name: outcome.history for name, outcome in outcomes.items()}
     target = args.target if args.target is not None else default_target(histories)
     commands.finish(
         args,
@@ -118,23 +102,16 @@ def main(args: Args) -> None:
 
 
 def make_problem(args: Args) -> dsgd.Problem:
-    """The model on the partitioned data."""
+    """Returns the model on the partitioned data."""
     usual_data, usual_partition = USUAL[args.model == "language-model"]
-    data = usual_data if args.data is None else args.data
-    partition = usual_partition if args.partition is None else args.partition
+    data, partition = args.data or usual_data, args.partition or usual_partition
+    options: dict[str, Any] = {"batch_size": args.batch_size, "seed": args.seed}
     if args.model == "language-model":
-        return problems.language_model(
-            data, args.workers, partition, batch_size=args.batch_size, seed=args.seed
-        )
-    shared = {
-        "alpha": args.alpha,
-        "batch_size": args.batch_size,
-        "seed": args.seed,
-        "data_dir": args.data_dir,
-    }
+        return problems.language_model(data, args.workers, partition, **options)
+    options |= {"alpha": args.alpha, "data_dir": args.data_dir}
     if args.model == "logistic":
-        return problems.logistic_regression(data, args.workers, partition, **shared)
-    return problems.neural_network(args.model, data, args.workers, partition, **shared)
+        return problems.logistic_regression(data, args.workers, partition, **options)
+    return problems.neural_network(args.model, data, args.workers, partition, **options)
 
 
 def make_cluster(args: Args) -> clusters.Cluster:
@@ -185,15 +162,20 @@ def tabulate(
     """Cost to the target, and how good the model is on held-out data at the end, one row a
     method.
     """
-    what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
+    caption = (
+        "*: at an edge of the grid. Mbit: sent and received per worker.\n"
+        "sgd, asgd: a round is one gradient. -: not reached."
+    )
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
         caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
     table = tables.table(
-        f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption
+        f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
+        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
+        f"{statistics.runs(args.seeds)}",
+        ("method", "step size", "rounds", "Mbit", "seconds", quality),
+        caption,
     )
     for name, (learning_rate, history) in outcomes.items():
         step = statistics.step_size(learning_rate, args.learning_rates)
@@ -211,26 +193,23 @@ def held_out(history: dict[str, np.ndarray]) -> str:
 def draw(
     args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
 ) -> Figure:
-    """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page
-    shows it.
+    """Draws loss against rounds, bits and seconds, in the colours of the families; no wider than a
+    page shows it.
     """
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
+    styles = {name: itertools.cycle(plots.STYLES) for name in FAMILIES}
+    looks = {
+        name: {"color": FAMILIES[families[name]], "linestyle": next(styles[families[name]])}
+        for name in histories
+    }
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
-            style = [other for other in histories if families[other] == families[name]].index(
-                name
-            ) % len(plots.STYLES)
-            draw_best(
-                axes,
-                name,
-                cost(history),
-                history["loss"],
-                FAMILIES[families[name]],
-                plots.STYLES[style],
-            )
+            x, best = cost(history)[1:], np.minimum.accumulate(history["loss"].mean(axis=0))[1:]
+            if x.any():  # what costs nothing has no place on a logarithmic axis
+                axes.plot(x, best, linewidth=1.8, label=name, **looks[name])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
@@ -258,58 +237,31 @@ def family(name: str, workers: int) -> str:
     return getattr(algorithms, factory).__module__.split(".")[1]
 
 
-def draw_best(
-    axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any
-) -> None:
-    """The best mean loss so far, `[seeds, records]` over x `[records]`, from the first record after
-    the start.
-    """
-    if x.any():  # what costs nothing has no place on a logarithmic axis
-        axes.plot(
-            x[1:],
-            np.minimum.accumulate(losses.mean(axis=0))[1:],
-            color=colour,
-            linestyle=style,
-            linewidth=1.8,
-            label=name,
-        )
-
-
 def name_ends(axes: Axes) -> None:
-    """The lines' names in a column right of the panel, each joined to its line's end, and so far
-    apart that all can be read.
+    """Writes the lines' names in a column right of the panel, each joined to its line's end, at
+    least `LABEL_HEIGHT` apart.
     """
     to_panel = axes.transData + axes.transAxes.inverted()
-    lines = [
-        (np.asarray(line.get_xydata())[-1], line)
-        for line in axes.lines
-        if not str(line.get_label()).startswith("_")
-    ]
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    ends = [(tuple(np.asarray(line.get_xydata())[-1]), line) for line in lines]
     last = -math.inf
-    for end, line in sorted(lines, key=lambda pair: float(pair[0][1])):
+    for end, line in sorted(ends, key=lambda pair: float(pair[0][1])):
         last = max(float(to_panel.transform(end)[1]), last + LABEL_HEIGHT)
-        thin = {
-            "arrowstyle": "-",
-            "color": line.get_color(),
-            "linewidth": 0.6,
-            "alpha": 0.6,
-            "shrinkA": 0,
-            "shrinkB": 0,
-        }
-        at: dict[str, Any] = {
-            "xytext": (1.04, last),
-            "textcoords": "axes fraction",
-            "va": "center",
-            "fontsize": 9,
-        }
+        colour = line.get_color()
         axes.annotate(
             str(line.get_label()),
-            tuple(end),
-            color=line.get_color(),
-            arrowprops=thin,
+            end,
+            (1.04, last),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=colour,
+            arrowprops={
+                "arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0,
+                "shrinkB": 0,
+            },
             annotation_clip=False,
-            **at,
-        )
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

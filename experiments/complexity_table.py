@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from experiments.survey.theorems import Method
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Switch):
     """Reproduces the survey's iterations and communication."""
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
@@ -46,8 +46,7 @@ class Args:
     """Seconds of a message."""
     bandwidth: commands.Positive = 1e9
     """Bits per second of a port."""
-    cluster: commands.ClusterFile = None
-    out: Path = field(default=Path("results/complexity_table"))
+    out: Path = Path("results/complexity_table")
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
     progress: bool = True
     """Show a progress bar."""
@@ -92,12 +91,16 @@ def main(args: Args) -> None:
         method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons]
         for method in methods
     }
-    measured: dict[str, list[int]] = {}
-    columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
-    with commands.kept_rows(args.out / "iterations.csv", columns, found):
-        for method in tables.bar(methods, "iterations", args.progress):
-            measured[method.name] = least_steps(method, args.epsilons)
-            found += rows(args, predicted, {method.name: measured[method.name]})
+    by_name = {method.name: method for method in methods}
+    columns = ("method", "epsilon", "predicted", "measured", "ratio")
+    measured = commands.collect(
+        args,
+        "iterations",
+        by_name,
+        lambda name: least_steps(by_name[name], args.epsilons),
+        lambda path, found: records.write_rows(path, columns, rows(args, predicted, found)),
+        args.out / "iterations.csv",
+    )
     link = communication.Link(args.latency, args.bandwidth)
     registered = list(communication.REGISTERED)
     costs = {
@@ -120,7 +123,9 @@ def main(args: Args) -> None:
 def check(args: Args) -> None:
     falling = all(a > b for a, b in itertools.pairwise((math.inf, *args.epsilons, 0.0)))
     if len(args.epsilons) < 2 or not falling:
-        raise ValueError(f"epsilons = {args.epsilons}: need at least 2 positive numbers, falling")
+        raise ValueError(
+            f"epsilons = {args.epsilons}: expected at least 2 positive numbers, falling"
+        )
 
 
 def on_one_problem() -> list[Method]:
@@ -179,10 +184,13 @@ def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
 
 def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
     """The survey's column of iterations, corrected, beside the powers that were found."""
-    last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
-    caption = f"misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε from {last}."
-    headings = ("method", "order", "misprint", "predicted", "measured")
-    table = tables.table("iterations to reach ε, up to constants", headings, caption, left=3)
+    table = tables.table(
+        "iterations to reach ε, up to constants",
+        ("method", "order", "misprint", "predicted", "measured"),
+        "misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε "
+        f"from ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}.",
+        left=3,
+    )
     for name, entry in SURVEY.items():
         powers = (f"{order(args.epsilons, steps[name]):.2f}" for steps in (predicted, measured))
         table.add_row(name, entry.order, entry.misprint, *powers)
@@ -212,25 +220,19 @@ def iterations(
 
 def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
     """Iterations against 1 / epsilon: measured solid, predicted dashed."""
-    sheet = Figure(figsize=(9.6, 5.8), layout="constrained")
-    axes = plots.panels(sheet, 1)[0]
+    sheet, (axes,) = plots.figure(1, width=9.6, height=5.8)
     x = 1 / np.array(args.epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
     for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):
-        axes.plot(
-            x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name
-        )
+        look = {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.8}
+        axes.plot(x, measured[name], label=name, **look)
         axes.plot(x, predicted[name], color=colour, linewidth=1.2, linestyle="--")
-    ends, middle = (
-        x[-1] * np.array([1.15, 2.3]),
-        float(np.median([steps[-1] for steps in measured.values()])),
-    )
+    ends = x[-1] * np.array([1.15, 2.3])
+    middle = float(np.median([steps[-1] for steps in measured.values()]))
     for power, label in ((1, "1/ε"), (3 / 2, r"1/ε$^{3/2}$"), (2, "1/ε²")):
         y = middle * (ends / ends[0]) ** power
         axes.plot(ends, y, color="0.55", linewidth=3, alpha=0.6)
-        axes.annotate(
-            label, (ends[-1], y[-1]), (4, 0), textcoords="offset points", va="center", color="0.35"
-        )
+        axes.text(1.05 * ends[-1], y[-1], label, va="center", color="0.35")
     axes.set_xticks(x, [f"{value:.3g}" for value in x])
     axes.xaxis.set_minor_locator(NullLocator())
     handles, _ = axes.get_legend_handles_labels()

@@ -19,11 +19,11 @@ if __name__ == "compression":
         "experiments.<name>"
     )
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import jax
 import numpy as np
 import optax
 from matplotlib.figure import Figure
@@ -64,41 +64,29 @@ UNBIASED, BIASED = plots.COLOURS[:2]
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Data, commands.Common):
     """Compares compressors, with and without error memory."""
 
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`).
-    """
-    data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
     """Which compressors, by name."""
-    workers: commands.Count = 8
+    workers: commands.Several = 8
     """Number of workers, each also the server of one part."""
-    batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
     steps: commands.Count = 400
     """Rounds."""
     seeds: commands.Count = 3
     """Independent runs of each."""
-    seed: commands.Seed = 0
-    """Of everything random."""
     sizes: tuple[commands.Count, ...] = (2**16, 2**20)
     """Elements of larger models for which to say when compression pays."""
-    out: Path = field(default=Path("results/compression"))
+    out: Path = Path("results/compression")
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each
     problem.
     """
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 class Case(NamedTuple):
@@ -109,19 +97,16 @@ class Case(NamedTuple):
     compressor: str
     memory: str
 
+    def __str__(self) -> str:
+        return ", ".join(self)
 
-Outcomes = dict[Case, tuning.Tuned | None]
+
+Outcomes = dict[Case, tuning.Tuned]
 Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elements of the model
 
 
 def main(args: Args) -> None:
-    unknown = [name for name in args.compressors if name not in COMPRESSORS]
-    if unknown:
-        raise ValueError(
-            f"--compressors {' '.join(unknown)}: need some of {', '.join(COMPRESSORS)}"
-        )
-    if args.workers < 2:
-        raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
+    commands.require_known("--compressors", args.compressors, COMPRESSORS)
     tasks = {
         (model, partition): make_problem(args, model, partition)
         for model in args.models
@@ -134,25 +119,22 @@ def main(args: Args) -> None:
         for name in args.compressors
         for memory in MEMORIES
     ]
-    outcomes: Outcomes = {}
-    with commands.kept(write_histories, args.out / "history.csv", outcomes):
-        for case in tables.bar(cases, "training", args.progress):
-            outcomes[case] = tune(args, tasks[case.model, case.partition], case)
-    sizes = {
-        f"{model}\n{dimension(problem):,}": dimension(problem)
-        for (model, _), problem in tasks.items()
-    }
+    outcomes = tuning.compare(
+        args, "training", cases, lambda case: tune(args, tasks[case.model, case.partition], case)
+    )
+    models = {model: tuning.elements(problem) for (model, _), problem in tasks.items()}
+    sizes = {f"{model}\n{d:,}": d for model, d in models.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
         (name, d): break_even.bandwidth(COMPRESSORS[name], args.workers, d)
         for name in tables.bar(args.compressors, "timing", args.progress)
         for d in sizes.values()
     }
-    rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
+    rows = [(*case, bandwidth) for case, bandwidth in pays.items()]
     records.write_rows(
         args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows
     )
-    parts = {model: -(-dimension(problem) // args.workers) for (model, _), problem in tasks.items()}
+    parts = {model: -(-d // args.workers) for model, d in models.items()}
     sheets = {"figure": draw_losses(args, outcomes, list(tasks), parts)}
     sheets |= {"-".join(task): draw_curves(args, outcomes, task) for task in tasks}
     shown = {
@@ -169,16 +151,9 @@ def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
     return make(data=args.data, workers=args.workers, partition=partition, **shared)
 
 
-def dimension(problem: dsgd.Problem) -> int:
-    """Elements of the model."""
-    return sum(
-        leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
-    )
-
-
 def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
-    """The case at its best step size; None where it diverged at every one."""
-    part = -(-dimension(problem) // args.workers)
+    """Runs the case at its best step size; None if it diverged at every one."""
+    part = -(-tuning.elements(problem) // args.workers)
 
     def build(learning_rate):
         return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
@@ -211,30 +186,15 @@ def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
     return float(middle), float(error)
 
 
-def write_histories(path: Path, outcomes: Outcomes) -> None:
-    """Of all cases that did not diverge."""
-    records.write_histories(
-        path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome}
-    )
-
-
 def tabulate(
     args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
 ) -> Table:
     """One row a compressor."""
-    d = dimension(problem)
+    d = tuning.elements(problem)
     part = -(-d // args.workers)
-    title = (
-        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of "
-        f"{args.steps} rounds, "
-        f"{statistics.runs(args.seeds)}"
-    )
-    caption = (
-        "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
-    )
-    caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
     table = tables.table(
-        title,
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of "
+        f"{args.steps} rounds, {statistics.runs(args.seeds)}",
         (
             "compressor",
             "bits/\nelement",
@@ -243,87 +203,60 @@ def tabulate(
             "with\nmemory",
             "pays <\nMbit/s",
         ),
-        caption,
+        "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
+        "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged.",
     )
     for name in args.compressors:
         bits = compressors.mean_bits(COMPRESSORS[name], part) / part
-        losses = [
-            cell(
-                args,
-                outcomes[Case(*task, name, memory)],
-                memory == WITH and scaled(COMPRESSORS[name], part),
-            )
+        marks = {WITHOUT: "", WITH: "†" * scaled(COMPRESSORS[name], part)}
+        losses = (
+            cell(args, outcomes.get(Case(*task, name, memory)), marks[memory])
             for memory in MEMORIES
-        ]
+        )
         table.add_row(
             name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d])
         )
     return table
 
 
-def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
+def cell(args: Args, outcome: tuning.Tuned | None, mark: str) -> str:
     """The final loss with its marks."""
     if outcome is None:
         return "-"
-    return (
-        f"{final_loss(outcome)[0]:.3f}"
-        + "†" * is_scaled
-        + statistics.edge(outcome.learning_rate, args.learning_rates)
-    )
+    edge = statistics.edge(outcome.learning_rate, args.learning_rates)
+    return f"{final_loss(outcome)[0]:.3f}{mark}{edge}"
 
 
 def draw_losses(
     args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]
 ) -> Figure:
-    """What the survey claims: unbiased compressors work without memory, biased ones need it.
+    """Draws what the survey claims: unbiased compressors work without memory, biased ones need it.
 
     Args:
-        args, outcomes: what was run, and what came of it.
+        args, outcomes: arguments and results.
         tasks: model and partition of each problem.
         parts: elements that a server has, by model.
     """
-    losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
+    losses = [final_loss(outcome)[0] for outcome in outcomes.values()]
     sheet, panels = plots.figure(
         len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors)
     )
     for axes, task in zip(panels, tasks, strict=True):
-        axes.set(
-            title=", ".join(task),
-            xlabel="loss f(x), last tenth",
-            xscale="log",
-            xlim=(min(losses) / 1.5, max(losses) * 1.5),
-        )
-        plots.plain_log(axes.xaxis)
+        limits = (min(losses) / 1.5, max(losses) * 1.5)
+        figures.describe(axes, "loss f(x), last tenth", title=", ".join(task), log="x", xlim=limits)
         for row, name in enumerate(args.compressors):
-            colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
+            compressor = COMPRESSORS[name]
+            colour = UNBIASED if compressor.unbiased else BIASED
             for memory, place, fill in ((WITHOUT, row - 0.15, "white"), (WITH, row + 0.15, colour)):
-                outcome = outcomes[Case(*task, name, memory)]
-                if outcome:
+                if outcome := outcomes.get(Case(*task, name, memory)):
                     middle, error = final_loss(outcome)
-                    marker = (
-                        "D" if memory == WITH and scaled(COMPRESSORS[name], parts[task[0]]) else "o"
-                    )
-                    axes.errorbar(
-                        middle,
-                        place,
-                        xerr=error,
-                        fmt=marker,
-                        color=colour,
-                        markerfacecolor=fill,
-                        markersize=6,
-                        capsize=2,
-                    )
+                    marker = "D" if memory == WITH and scaled(compressor, parts[task[0]]) else "o"
+                    look = {"color": colour, "markerfacecolor": fill, "markersize": 6, "capsize": 2}
+                    axes.errorbar(middle, place, xerr=error, fmt=marker, **look)
                 else:
-                    where = ("axes fraction", "data")
-                    axes.annotate(
-                        "diverged",
-                        (0.98, place),
-                        xycoords=where,
-                        color=colour,
-                        ha="right",
-                        va="center",
-                        fontsize=8,
-                    )
+                    at = axes.get_yaxis_transform()
+                    style = {"ha": "right", "va": "center", "fontsize": 8}
+                    axes.text(0.98, place, "diverged", transform=at, color=colour, **style)
     panels[0].set_yticks(range(len(args.compressors)), args.compressors)
     panels[0].invert_yaxis()
     kinds = (
@@ -337,40 +270,39 @@ def draw_losses(
         Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
         for colour, fill, marker, label in kinds
     ]
-    sheet.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(kinds) if len(tasks) > 3 else 3,
-        frameon=False,
+    columns = len(kinds) if len(tasks) > 3 else 3
+    sheet.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+    figures.title(
+        sheet,
+        "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, "
+        f"3.3)\n{args.data}, {args.workers} workers, {args.steps} rounds; "
+        f"{statistics.errors('bars', args.seeds)}",
     )
-    claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
-    figures.title(sheet, f"{claim}\n{setting}")
     return sheet
 
 
 def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
-    """Loss against rounds and against bits, without memory above, with memory below."""
+    """Draws loss against rounds and against bits, without memory above, with memory below."""
     sheet, panels = plots.figure(2, 2)
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
-    for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
-        for axes, (xlabel, scale) in zip(row, xs, strict=True):
-            lines = {
-                name: curve(outcomes[Case(*task, name, memory)], xlabel)
-                for name in args.compressors
-            }
-            figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
-        row[0].set_ylabel("loss f(x)")
-    figures.legend(sheet, panels[0], columns=4)
-    figures.title(
-        sheet,
-        f"{', '.join(task)}: {args.workers} workers; {statistics.errors('bands', args.seeds)}",
-    )
+    for axes, (memory, (xlabel, scale)) in zip(
+        panels, itertools.product(MEMORIES, xs), strict=True
+    ):
+        lines = {
+            name: curve(outcomes.get(Case(*task, name, memory)), xlabel)
+            for name in args.compressors
+        }
+        figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
+    for axes in panels[::2]:
+        axes.set_ylabel("loss f(x)")
+    figures.legend(sheet, 4, panels[0])
+    words = f"{', '.join(task)}: {args.workers} workers"
+    figures.title(sheet, f"{words}; {statistics.errors('bands', args.seeds)}")
     return sheet
 
 
 def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds or megabits, and loss; nothing to be seen of what diverged."""
+    """Rounds or megabits, and loss; an invisible line if it diverged, which keeps its colour."""
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
     return statistics.COSTS[what](outcome.history), outcome.history["loss"]

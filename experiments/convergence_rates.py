@@ -11,7 +11,7 @@ largest. Lines are exact, without sampling noise; points are runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ PANELS = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Measures the slopes of convergence rates."""
 
     steps: tuple[commands.Count, ...] = tuple(2**k for k in range(5, 15))
@@ -81,31 +81,16 @@ class Args:
     """tau of asynchronous SGD; the slope is fitted to the second half."""
     fixed_steps: commands.Count = 2**12
     """T where N or tau vary."""
-    seeds: commands.Count = 32
+    seeds: commands.Several = 32
     """Independent runs."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/convergence_rates"))
+    out: Path = Path("results/convergence_rates")
     """Folder for config.json, rates.csv, slopes.csv and figure.png."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    names = (
-        "steps",
-        "longest_run",
-        "workers",
-        "run_workers",
-        "staleness",
-        "fixed_steps",
-        "seeds",
-        "seed",
-    )
-    work = everything(Budget(**{name: getattr(args, name) for name in names}))
+    work = everything(Budget(**{name: getattr(args, name) for name in Budget._fields}))
     terms: list[Term] = []
     with commands.kept(write_terms, args.out / "rates.csv", terms):
         for measure in tables.bar(work, "convergence rates", args.progress):
@@ -129,15 +114,13 @@ def check(args: Args) -> None:
             b <= a for a, b in zip((lowest - 1, *values), values, strict=False)
         ):
             raise ValueError(
-                f"{name} = {values}: need at least {least} numbers, rising, from {lowest} on"
+                f"{name} = {values}: expected at least {least} numbers, rising, from {lowest} on"
             )
     if args.fixed_steps <= 2 * max(args.staleness):
         raise ValueError(
-            f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: need "
+            f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: expected "
             "more than twice the staleness"
         )
-    if args.seeds < 2:
-        raise ValueError(f"seeds = {args.seeds}: need at least 2, for errors")
 
 
 def write_terms(path: Path, terms: Sequence[Term]) -> None:
@@ -236,8 +219,7 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
 
 def draw(args: Args, terms: Sequence[Term]) -> Figure:
     """One panel a term of the rates; the legend has the place of the sixth."""
-    sheet = Figure(figsize=(13.2, 8), layout="constrained")
-    panels = plots.panels(sheet, 3, 2, sharey=False)
+    sheet, panels = plots.figure(3, 2, width=4.4, height=4, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
         axes.set(

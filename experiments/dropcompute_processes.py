@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import optax
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -37,14 +35,14 @@ History = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Flags):
     """Measures DropCompute in real processes of this machine."""
 
     processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     slow: int | None = 1
     """The process, from 0, that takes longer; None: there is none."""
-    factor: commands.Positive = 2.0
+    factor: commands.Factor = 2.0
     """How many times as long it takes for each micro-batch, at least 1."""
     micro_batches: commands.Count = 12
     """M, of each step, as in the paper."""
@@ -58,22 +56,15 @@ class Args:
     """Of SGD."""
     width: commands.Count = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
-    seed: commands.Seed = 0
-    """Of everything random, but for what the clock says."""
-    out: Path = field(default=Path("results/dropcompute_processes"))
+    out: Path = Path("results/dropcompute_processes")
     """Folder for config.json, steps.csv and figure.png."""
-    progress: bool = True
-    """Show that it works."""
 
 
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    screen = tables.console()
-    waiting = screen.status(
-        f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute"
-    )
-    with waiting if args.progress else nullcontext():
+    what = f"{args.processes} processes, {args.steps} steps without and as many with DropCompute"
+    with commands.waiting(args, what):
         pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
     write(args.out / "steps.csv", pair)
     found = judge(args, pair)
@@ -101,16 +92,12 @@ def check(args: Args) -> None:
     """
     if args.slow is not None and not 0 <= args.slow < args.processes:
         raise ValueError(
-            f"--slow {args.slow} of {args.processes} processes: need one from 0 to "
+            f"--slow {args.slow} of {args.processes} processes: expected one from 0 to "
             f"{args.processes - 1}, or None"
-        )
-    if not args.factor >= 1:
-        raise ValueError(
-            f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes"
         )
     if not args.rounds < args.steps - 1:
         raise ValueError(
-            f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with "
+            f"--rounds {args.rounds} of {args.steps} steps: expected at least two more steps, with "
             "the threshold"
         )
 
@@ -245,11 +232,10 @@ def race(args: Args, pair: Pair) -> Race:
 
 
 def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
-    """Each step's mean over itself and those before it, a twentieth of all steps, `[steps]`."""
-    width = max(1, steps // 20)
-    sums = np.cumsum(np.concatenate([[0.0], loss]))
-    counts = np.minimum(np.arange(1, len(loss) + 1), width)
-    return (sums[1:] - sums[np.arange(1, len(loss) + 1) - counts]) / counts
+    """Means over each step and those before it, a twentieth of all steps or fewer, `[steps]`."""
+    ones = np.ones(max(1, steps // 20))
+    sums, counts = (np.convolve(each, ones)[: len(loss)] for each in (loss, np.ones(len(loss))))
+    return sums / counts
 
 
 def write(path: Path, pair: Pair) -> None:
@@ -280,7 +266,7 @@ def write(path: Path, pair: Pair) -> None:
 
 
 def stragglers(args: Args) -> str:
-    """Who there is, for titles."""
+    """Describes the processes, for titles."""
     slow = "" if args.slow is None else f", one taking {args.factor:g} times as long"
     return f"{args.processes} process{'es' * (args.processes > 1)}{slow}, B.1's delays"
 
@@ -346,50 +332,27 @@ def tabulate_race(race: Race) -> Table:
 
 def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     """Seconds of steps, one after the other and in order of length, and the loss over seconds."""
-    sheet = Figure(figsize=(14, 4), layout="constrained")
-    over_steps, ordered, losses = plots.panels(sheet, 3, sharey=False)
-    for line, (name, run) in enumerate(pair.histories().items()):
-        colour = plots.COLOURS[line]
-        after = np.sort(run["seconds"][args.rounds :])
-        over_steps.plot(
-            run["step"],
-            1e3 * run["seconds"],
-            color=colour,
-            linewidth=1,
-            marker=".",
-            markersize=3,
-            label=f"{name} DropCompute",
-        )
-        ordered.ecdf(1e3 * after, color=colour)
+    sheet, (over_steps, ordered, losses) = plots.figure(3, width=14 / 3, height=4, sharey=False)
+    for i, (name, run) in enumerate(pair.histories().items()):
+        ms, colour = 1e3 * run["seconds"], plots.COLOURS[i]
+        look = {"linewidth": 1, "marker": ".", "markersize": 3, "label": f"{name} DropCompute"}
+        over_steps.plot(run["step"], ms, color=colour, **look)
+        ordered.ecdf(np.sort(ms[args.rounds :]), color=colour)
         losses.plot(np.cumsum(run["seconds"]), smoothed(run["loss"], args.steps), color=colour)
-    for line, name in enumerate(("without", "with")):
-        draw_planned(
-            over_steps,
-            ordered,
-            1e3 * found[name].planned,
-            plots.COLOURS[line],
-            "planned" if line == 0 else None,
-        )
-    over_steps.axvline(
-        args.rounds + 0.5, color="black", linewidth=0.8, linestyle=":", label="threshold chosen"
-    )
+        planned = {"color": colour, "linestyle": "--", "linewidth": 1.2}
+        level = 1e3 * found[name].planned
+        over_steps.axhline(level, label="planned" if i == 0 else None, **planned)
+        ordered.axvline(level, **planned)
+    chosen = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
+    over_steps.axvline(args.rounds + 0.5, label="threshold chosen", **chosen)
     over_steps.set(xlabel="step", ylabel="ms of a step", ylim=(0, None))
     ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
-    losses.set(xlabel="seconds", ylabel="loss on the micro-batches computed", yscale="log")
-    plots.plain_log(losses.yaxis)
-    figures.legend(sheet, over_steps, 4)
+    figures.describe(losses, "seconds", "loss on the micro-batches computed", log="y")
+    figures.legend(sheet, 4, over_steps)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"
     figures.title(sheet, f"{stragglers(args)}, {args.micro_batches} micro-batches: {measured}")
     return sheet
-
-
-def draw_planned(
-    over_steps: Axes, ordered: Axes, level: float, colour: str, label: str | None
-) -> None:
-    """What a step was expected to take."""
-    over_steps.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=label)
-    ordered.axvline(level, color=colour, linestyle="--", linewidth=1.2)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ of the method show, by their clock, that they do as the planner says.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import records
-from experiments.dropcompute import exact, noises, simulated, speedup_tables
-from experiments.dropcompute import speedup_figures as panels
+from experiments.dropcompute import exact, noises, simulated
+from experiments.dropcompute import speedup_results as results
 from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
 from experiments.shared import commands, tables
@@ -52,12 +52,12 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 
 
 @dataclass(frozen=True)
-class Args:
-    """Says what is gained by dropping last micro-batches."""
+class Args(commands.Common):
+    """Measures the speedup from dropping the last micro-batches."""
 
-    worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
+    worker_counts: tuple[commands.Several, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""
-    run_workers: commands.Count = 64
+    run_workers: commands.Several = 64
     """Workers of the runs whose clock is compared with the plan."""
     communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
@@ -68,24 +68,14 @@ class Args:
     """Steps to choose a threshold from, and as many more to use it on."""
     seeds: commands.Count = 5
     """Independent times that each number is measured."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/dropcompute_speedup"))
+    out: Path = Path("results/dropcompute_speedup")
     """Folder for config.json, scale.csv and the figures."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 Outcomes = dict[str, Sampled]
 
 
 def main(args: Args) -> None:
-    if not min(*args.worker_counts, args.run_workers) >= 2:
-        raise ValueError(
-            f"--worker-counts {args.worker_counts}, --run-workers {args.run_workers}: need at "
-            "least 2: one waits for nobody"
-        )
     setting = Setting(
         MICRO_BATCHES,
         args.communication,
@@ -118,20 +108,20 @@ def main(args: Args) -> None:
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
     sheets = {
-        "scale": panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN),
+        "scale": results.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN),
         "threshold": figure_3(setting, outcomes, max(args.worker_counts)),
         "drop_rate": figure_4(setting, natural),
         **scale_graphs(setting, outcomes, one_N),
-        "growth": panels.growth(setting, lines, limits, MANY),
+        "growth": results.growth(setting, lines, limits, MANY),
     }
     alone = {
         panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()
     }
     shown = {
-        "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
-        "runs": speedup_tables.runs_beside(setting, clock, plan, best, args.run_workers),
-        "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
-        "ratios": speedup_tables.ratios(
+        "summary": results.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
+        "runs": results.runs_beside(setting, clock, plan, best, args.run_workers),
+        "scaling": results.scaling(setting, outcomes[B1], FURTHER),
+        "ratios": results.ratios(
             {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N
         ),
     }
@@ -176,7 +166,7 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
             thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean())
         )
         lines[name] = (curves, analytical, given)
-    return panels.figure_3(setting, lines, outcomes[B1].found[workers], workers)
+    return results.figure_3(setting, lines, outcomes[B1].found[workers], workers)
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
@@ -184,7 +174,7 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
     threshold, `[seeds]`.
     """
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
-    most = max(*workers, N, speedup_tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
+    most = max(*workers, N, results.CLUSTER), max(M, setting.micro_batches, *micro_batches)
     own, alike = (
         functools.cache(noises.natural(2 * setting.iterations, *most, alike=same))
         for same in (False, True)
@@ -204,16 +194,19 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
         f"{N} workers of one mean": by_micro_batches(alike),
     }
     few = simulated.measured(
-        setting, lambda seed: own(seed)[..., : setting.micro_batches], [speedup_tables.CLUSTER]
+        setting, lambda seed: own(seed)[..., : setting.micro_batches], [results.CLUSTER]
     )
-    return lines, few[speedup_tables.CLUSTER].speedup
+    return lines, few[results.CLUSTER].speedup
 
 
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:
     """What stands for the paper's cluster."""
     own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
-    what = f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each by {within:g} %"
-    return panels.figure_4(setting, SHARES, lines, what)
+    what = (
+        f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each "
+        f"by {within:g} %"
+    )
+    return results.figure_4(setting, SHARES, lines, what)
 
 
 def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> dict[str, Figure]:
@@ -235,14 +228,14 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
         titled("13a", "14b", "14c", "14d", "14e", "14f"),
     )
     return {
-        "noise": panels.scale_graphs(
+        "noise": results.scale_graphs(
             setting,
             of_noise,
             N,
             "Noises of one mean and variance (figure 13)",
             "(f) all, by equations 4, 5, 11",
         ),
-        "variance": panels.scale_graphs(
+        "variance": results.scale_graphs(
             setting, of_variance, N, "Lognormal noises of one mean (figure 14)"
         ),
     }

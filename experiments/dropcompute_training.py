@@ -12,7 +12,7 @@ batches are dropped, and local SGD with stragglers anywhere or in one server.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +34,7 @@ from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
-    """What a problem has where nothing is said."""
+    """Default settings of a problem."""
 
     steps: int
     learning_rate: float
@@ -45,7 +45,7 @@ USUAL = {"digits": Usual(180, 0.02, 6), "text": Usual(135, 0.04, 3)}
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Trains with DropCompute."""
 
     problem: Literal["digits", "text"] = "digits"
@@ -70,18 +70,18 @@ class Args:
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
     communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
-    drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
+    drop_rates: tuple[commands.Rate, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
     learning_rate: commands.Positive | None = None
     """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If
     nothing is said 0.02, for the text 0.04.
     """
     sgd_learning_rate: commands.Positive = 0.3
-    """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it.
+    """Step size of SGD with momentum 0.9 for dropped whole batches; elsewhere a third of it.
     """
     corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
-    corrected_rates: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
+    corrected_rates: tuple[commands.Rate, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
     """Chances that a worker's batch is dropped there."""
     local_workers: commands.Count = 32
     """Workers of figure 12."""
@@ -99,17 +99,12 @@ class Args:
     """
     local_step: commands.Positive = 0.15
     """Seconds of a local step without waiting; the paper does not state it."""
-    local_drop_rate: float = 0.062
+    local_drop_rate: commands.Rate = 0.062
     """Share of local steps that is dropped at most."""
     seeds: commands.Count | None = None
-    """Independent runs; if nothing is said 6, for the text 3."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/dropcompute_training"))
+    """Independent runs; by default 6, for the text 3."""
+    out: Path = Path("results/dropcompute_training")
     """Folder for config.json, history.csv and figures."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -118,11 +113,8 @@ def main(args: Args) -> None:
     commands.begin(args)
     found: Histories = {}
     with commands.kept(records.write_histories, args.out / "history.csv", found):
-        for name, history in train(args, setting):
-            found[name] = history
-    tables.console().print(
-        "\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False
-    )
+        found.update(train(args, setting))  # one after the other
+    tables.notes(notes(args, setting, found))
     sheets = {"training": draw(args, setting, found)}
     shown = {
         "convergence": convergence.table(setting, found, args.rounds, args.communications),
@@ -143,29 +135,22 @@ def check(args: Args) -> None:
         ("--drop-rates", args.drop_rates),
         ("--corrected-rates", args.corrected_rates),
     ):
-        if 0.0 not in rates or not all(0 <= rate < 1 for rate in rates):
-            raise ValueError(f"{flag} {rates}: need shares in [0, 1), and 0 to compare with")
+        if 0.0 not in rates:
+            raise ValueError(f"{flag} {rates}: expected 0 among them, to compare with")
     if COMPENSATED not in args.drop_rates:
         raise ValueError(
-            f"--drop-rates {args.drop_rates}: need {COMPENSATED:g}, at which compensations are "
+            f"--drop-rates {args.drop_rates}: expected {COMPENSATED:g}, at which compensations are "
             "compared"
         )
     if 1 not in args.periods or any(args.local_steps % period for period in args.periods):
         raise ValueError(
-            f"--periods {args.periods}: need 1, synchronous training, and divisors of "
+            f"--periods {args.periods}: expected 1, synchronous training, and divisors of "
             f"--local-steps {args.local_steps}"
         )
-    if not 0 <= args.straggling * args.local_workers <= args.server <= args.local_workers:
-        what = f"--straggling {args.straggling:g} of {args.local_workers} workers with --server {args.server}"
-        raise ValueError(
-            f"{what}: need a server of some of them, in which there are as many stragglers on "
-            "average"
-        )
-    if not 0 <= args.local_drop_rate < 1:
-        raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
+    stragglers(args)  # raises a ValueError if the server is too small
     least = convergence.WINDOW + args.rounds - 1
     if args.steps is not None and args.steps < least:
-        raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")
+        raise ValueError(f"--steps {args.steps}: expected {least}, with --rounds {args.rounds}")
 
 
 def setting_of(args: Args) -> Setting:
@@ -260,9 +245,11 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
-    what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
     figures.title(
-        sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared"
+        sheet,
+        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "
+        f"micro-batches, {LAMB}; {statistics.errors('bands', setting.seeds)}; grey lines: losses "
+        "compared",
     )
     return sheet
 

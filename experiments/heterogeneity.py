@@ -11,9 +11,9 @@ the corrected methods, a constant for decentralized SGD.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Data, commands.Common):
     """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
@@ -61,11 +61,6 @@ class Args:
     """Number of workers."""
     alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
-    """
-    data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
     """Samples that each worker draws in a round; the partition is drawn again until every worker
     has as many.
@@ -86,44 +81,62 @@ class Args:
     """Rounds with exact gradients."""
     seeds: commands.Count = 3
     """Independent runs on random batches."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/heterogeneity"))
+    out: Path = Path("results/heterogeneity")
     """Folder for config.json, history.csv, exact.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
+
+
+class Case(NamedTuple):
+    """A method on data of this heterogeneity."""
+
+    method: str
+    alpha: float
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.alpha:g}"
 
 
 def main(args: Args) -> None:
     graph = GRAPHS[args.topology](args.workers)
-    work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
+    cases = [Case(name, alpha) for alpha in sorted(args.alphas) for name in METHODS]
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
     convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
     commands.begin(args)
-    tuned: dict[tuple[float, str], tuning.Tuned | None] = {}
-    exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
-    with (
-        commands.kept(write_tuned, args.out / "history.csv", tuned),
-        commands.kept(write_exact, args.out / "exact.csv", exact),
-    ):
-        for alpha, name in tables.bar(work, "heterogeneity", args.progress):
-            tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
-            exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
+    path = args.out / "exact.csv"
+    exact = commands.collect(
+        args,
+        "exact gradients",
+        cases,
+        lambda case: without_noise(args, convex[case.alpha], METHODS[case.method], graph),
+        lambda path, found: records.write_histories(
+            path, {str(case): history for case, history in found.items()}
+        ),
+        path,
+    )
+    tuned = tuning.compare(
+        args,
+        "random batches",
+        cases,
+        lambda case: tune(args, by_alpha[case.alpha], METHODS[case.method], graph),
+    )
+    nothing = np.full(args.seeds, np.nan)
     losses = {
-        key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan)
-        for key, value in tuned.items()
+        case: dsgd.tail_mean(tuned[case].history["loss"]) if case in tuned else nothing
+        for case in cases
     }
-    slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
+    slopes = {case: history["grad_sqnorm"][:, -1] for case, history in exact.items()}
     what = f"{args.data} on {graph.name}"
-    random = f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}"
-    settled = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     shown = {
         "losses": tabulate(
-            args, losses, f"{what}:\nloss over the last tenth of {args.steps:,} rounds", random
+            args,
+            losses,
+            f"{what}:\nloss over the last tenth of {args.steps:,} rounds",
+            f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}",
         ),
         "slopes": tabulate(
-            args, slopes, f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settled
+            args,
+            slopes,
+            f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds",
+            f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}",
         ),
     }
     commands.finish(args, {"figure": draw(args, graph, losses, slopes, exact)}, shown)
@@ -153,7 +166,7 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
             )
     raise ValueError(
         f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers "
-        f"{args.batch_size} samples each; need fewer"
+        f"{args.batch_size} samples each; expected fewer"
     )
 
 
@@ -162,21 +175,6 @@ def tune(
 ) -> tuning.Tuned | None:
     """On random batches, at the best step size; None where every one diverged."""
     return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
-
-
-def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None]) -> None:
-    """Histories with a column that says which step size was chosen."""
-    records.write_histories(
-        path,
-        {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one},
-    )
-
-
-def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]]) -> None:
-    """Histories with exact gradients."""
-    records.write_histories(
-        path, {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()}
-    )
 
 
 def without_noise(
@@ -188,72 +186,65 @@ def without_noise(
     def query(state, round):
         return method.query(state, round)._replace(exact=True)
 
-    record_every = max(1, args.exact_steps // 200)
-    mesh = tuning.devices_for(args.workers)
     return resuming.run(
         method._replace(query=query),
         problem,
         steps=args.exact_steps,
         key=jax.random.key(args.seed),
         seeds=1,
-        record_every=record_every,
-        mesh=mesh,
+        record_every=max(1, args.exact_steps // 200),
+        mesh=tuning.devices_for(args.workers),
     ).history
 
 
-def tabulate(
-    args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str
-) -> Table:
+def tabulate(args: Args, values: dict[Case, np.ndarray], title: str, caption: str) -> Table:
     """One row an alpha, one column a method."""
     table = tables.table(
         title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0
     )
     for alpha in sorted(args.alphas):
-        table.add_row(f"{alpha:g}", *(f"{values[alpha, name].mean():.3g}" for name in METHODS))
+        table.add_row(
+            f"{alpha:g}", *(f"{values[Case(name, alpha)].mean():.3g}" for name in METHODS)
+        )
     return table
 
 
 def draw(
     args: Args,
     graph: dsgd.Topology,
-    losses: dict[tuple[float, str], np.ndarray],
-    slopes: dict[tuple[float, str], np.ndarray],
-    exact: dict[tuple[float, str], dict[str, np.ndarray]],
+    losses: dict[Case, np.ndarray],
+    slopes: dict[Case, np.ndarray],
+    exact: dict[Case, dict[str, np.ndarray]],
 ) -> Figure:
     """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the
     smallest alpha.
     """
-    sheet = Figure(figsize=(14, 4.6), layout="constrained")
-    panels = plots.panels(sheet, 3, sharey=False)
+    sheet, panels = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
     alphas = np.array(sorted(args.alphas))
     for axes, values, scale in zip(panels, (losses, slopes), ("linear", "log"), strict=False):
         axes.set(xscale="log", yscale=scale, xlabel="Dirichlet alpha (left: heterogeneous)")
-        plots.draw_lines(
-            axes,
-            {
-                name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1))
-                for name in METHODS
-            },
-        )
-    worst = alphas[0]
-    shown = {name: exact[worst, name] for name in METHODS}
-    plots.draw_lines(
-        panels[2],
-        {
-            name: (history["step"].astype(float), history["grad_sqnorm"])
-            for name, history in shown.items()
-        },
-    )
-    panels[0].set(
-        ylabel="loss f(mean x)",
-        title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds",
-    )
+        lines = {
+            name: (alphas, np.stack([values[Case(name, alpha)] for alpha in alphas], axis=1))
+            for name in METHODS
+        }
+        plots.draw_lines(axes, lines)
+    worst = {name: exact[Case(name, alphas[0])] for name in METHODS}
+    lines = {
+        name: (history["step"].astype(float), history["grad_sqnorm"])
+        for name, history in worst.items()
+    }
+    plots.draw_lines(panels[2], lines)
+    batches = f"random batches, best step size, l2 = {args.l2:g}"
+    panels[0].set(ylabel="loss f(mean x)", title=f"{batches}\nlast tenth of {args.steps:,} rounds")
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
     panels[2].set(
-        xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}"
+        xlabel="rounds",
+        ylabel="|f'(mean x)|²",
+        yscale="log",
+        title=f"{step}\nalpha = {alphas[0]:g}",
     )
-    figures.legend(sheet, panels[2], columns=len(METHODS))
+    figures.legend(sheet, len(METHODS), panels[2])
     bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
     figures.title(
         sheet,

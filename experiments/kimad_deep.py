@@ -14,7 +14,7 @@ direction.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -40,7 +40,7 @@ from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
-    """What a model has where nothing is said."""
+    """Default settings of a model."""
 
     data: str
     batch_size: int
@@ -56,13 +56,13 @@ USUAL = {
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Compares EF21, Kimad and Kimad+ on a neural network."""
 
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
     """What is trained; resnet-18 with the paper's numbers, for a GPU."""
     data: Literal["digits", "mnist", "cifar-10"] | None = None
-    """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
+    """The last two are read from --data-dir; by default digits, for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
     """Number of workers, of all but table 2."""
@@ -73,45 +73,40 @@ class Args:
     shown: float = 1.0
     """That of them where compression errors and accuracies are compared."""
     batch_size: commands.Count | None = None
-    """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
+    """Samples that each worker draws in a round; by default 32, for resnet-18 128."""
     epochs: commands.Count | None = None
-    """How often all workers together draw as many samples as there are; if nothing is said 60, for
+    """How often all workers together draw as many samples as there are; by default 60, for
     resnet-18 100.
     """
     learning_rate: commands.Positive | None = None
-    """Step size; if nothing is said 0.1, for resnet-18 0.01."""
+    """Step size; by default 0.1, for resnet-18 0.01."""
     period: commands.Positive = 100.0
     """Seconds from one maximum of the bandwidth to the next: many steps."""
     noise: commands.NotNegative = 0.1
-    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its
+    """Noise of each worker's bandwidth, drawn in each round: the standard deviation of its
     logarithm.
     """
     seeds: commands.Count = 5
     """Independent runs."""
-    seed: commands.Seed = 21
+    seed: commands.Natural = 21
     """Of everything random."""
-    out: Path = field(default=Path("results/kimad_deep"))
+    out: Path = Path("results/kimad_deep")
     """Folder for config.json, history.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
     if args.shown not in args.communication_times:
         raise ValueError(
-            f"--shown {args.shown:g}: need one of --communication-times {args.communication_times}"
+            f"--shown {args.shown:g}: expected one of --communication-times "
+            f"{args.communication_times}"
         )
     setting = setting_of(args, args.workers)
     others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]
     commands.begin(args)
     histories: dict[Case, dict[str, np.ndarray]] = {}
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", found):
-        for case, history in train(args, setting, others):
-            histories[case] = found[case.name] = history
-    notes = deep_results.notes(setting, histories, args.shown)
-    tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
+    with commands.kept(write, args.out / "history.csv", histories):
+        histories.update(train(args, setting, others))  # one after the other
+    tables.notes(deep_results.notes(setting, histories, args.shown))
     shown = {
         "steps": deep_results.steps(setting, histories),
         "messages": deep_results.messages(setting, histories),
@@ -123,6 +118,11 @@ def main(args: Args) -> None:
         {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)},
         shown,
     )
+
+
+def write(path: Path, histories: dict[Case, dict[str, np.ndarray]]) -> None:
+    """Writes the histories by the cases' names."""
+    records.write_histories(path, {str(case): each for case, each in histories.items()})
 
 
 def setting_of(args: Args, workers: int) -> Setting:

@@ -16,7 +16,7 @@ Or all from the gradient (`warm_up` of 1), so that only adapting makes a differe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -34,7 +34,7 @@ from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
 from experiments.shared import commands, figures, statistics, tables
 
 GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
-REGIMES = {  # and what the paper says of Kimad there
+REGIMES = {  # and the paper's claim about Kimad
     "extremely small": "faster",
     "small": "faster",
     "oscillating": "faster",
@@ -44,7 +44,7 @@ STARTS = ("from 0", "from f'(x_0)")
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Common):
     """Races Kimad against EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
@@ -60,12 +60,12 @@ class Args:
     period: commands.Positive = 50.0
     """Seconds from one maximum of the bandwidth to the next."""
     noise: commands.NotNegative = 0.1
-    """Of the bandwidth's logarithm, drawn anew in every round."""
-    compute: commands.NotNegative = 1.0
+    """Standard deviation of the bandwidth's logarithm, drawn in every round."""
+    compute: commands.Positive = 1.0
     """Seconds of a gradient."""
     seconds: commands.Positive = 300.0
     """Simulated, of every run."""
-    condition: float = 100.0
+    condition: commands.Factor = 100.0
     """The largest a_i, which is 1, over the smallest."""
     problems: commands.Count = 16
     """Spectra, starts and noises, drawn independently."""
@@ -79,13 +79,8 @@ class Args:
     """Whether the places of what is sent count as bits, or, as if both sides knew them, only the
     values.
     """
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/kimad_quadratic"))
+    out: Path = Path("results/kimad_quadratic")
     """Folder for config.json, curves.csv, messages.csv and figure.png."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 class Case(NamedTuple):
@@ -106,15 +101,14 @@ def main(args: Args) -> None:
         regime: quadratics.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES
     }
     commands.begin(args)
-    outcomes: Outcomes = {}
-    with commands.kept(partial(write, args), args.out, outcomes):
-        for case in tables.bar(cases, "kimad_quadratic", args.progress):
-            if best := race(args, case, tasks, by_regime[case.regime]):
-                outcomes[case] = best
-    if not outcomes:
-        raise ValueError(
-            f"a method diverged at every step size of {args.learning_rates}; need smaller ones"
-        )
+    outcomes = commands.collect(
+        args,
+        "kimad_quadratic",
+        cases,
+        lambda case: race(args, case, tasks, by_regime[case.regime]),
+        partial(write, args),
+        args.out,
+    )
     commands.finish(
         args,
         {"figure": draw(args, outcomes)},
@@ -129,7 +123,7 @@ def check(args: Args) -> None:
         least, most = ends(args, regime)
         if not 0 < least <= most < math.inf:
             raise ValueError(
-                f"--{regime.replace(' ', '-')} {least:g} {most:g}: need 0 < least <= most"
+                f"--{regime.replace(' ', '-')} {least:g} {most:g}: expected 0 < least <= most"
             )
 
 
@@ -151,43 +145,30 @@ def race(
     still, moving = quadratics.races(
         args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster
     )
-    found = (
-        still.best(choice=DIMENSION - 1),
-        still.best(),
-        moving.best(oracle=0),
-        moving.best(oracle=1),
-    )
-    return quadratics.all_of(dict(zip(METHODS, found, strict=True)))
+    found = (still.best(choice=DIMENSION - 1), still.best(), *quadratics.adapting(moving))
+    return quadratics.all_of(METHODS, found)
 
 
 def write(args: Args, out: Path, outcomes: Outcomes) -> None:
     """The losses of all problems at common times, and the first problem's messages."""
     seconds = quadratics.times(args.seconds)
-    curves = (
-        (case.regime, case.warm_up, name, i, f"{second:g}", f"{loss:.5g}")
-        for case, methods in outcomes.items()
-        for name, best in methods.items()
-        for i, row in enumerate(best.losses)
-        for second, loss in zip(seconds, row, strict=True)
-    )
+    curves, messages = [], []
+    for (warm_up, regime), methods in outcomes.items():
+        for name, best in methods.items():
+            case = (regime, warm_up, name)
+            for i, row in enumerate(best.losses):
+                curves += [
+                    (*case, i, f"{second:g}", f"{loss:.5g}")
+                    for second, loss in zip(seconds, row, strict=True)
+                ]
+            columns = (best.history[each][1:] for each in ("clock", "message_up", "bandwidth_up"))
+            messages += [
+                (*case, *(f"{value:.7g}" for value in row)) for row in zip(*columns, strict=True)
+            ]
+    case = ("regime", "warm_up", "method")
+    records.write_rows(out / "curves.csv", (*case, "problem", "seconds", "log10_loss"), curves)
     records.write_rows(
-        out / "curves.csv",
-        ("regime", "warm_up", "method", "problem", "seconds", "log10_loss"),
-        curves,
-    )
-    messages = (
-        (case.regime, case.warm_up, name, *(f"{value:.7g}" for value in row))
-        for case, methods in outcomes.items()
-        for name, best in methods.items()
-        for row in zip(
-            *(best.history[name][1:] for name in ("clock", "message_up", "bandwidth_up")),
-            strict=True,
-        )
-    )
-    records.write_rows(
-        out / "messages.csv",
-        ("regime", "warm_up", "method", "seconds", "bits", "bits_per_second"),
-        messages,
+        out / "messages.csv", (*case, "seconds", "bits", "bits_per_second"), messages
     )
 
 
@@ -204,19 +185,10 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
         table.add_row(STARTS[warm_up])
         for regime in REGIMES:
             if best := outcomes.get(Case(warm_up, regime)):
-                cells = {name: f"{10 ** each.end.mean():.1e}" for name, each in best.items()}
-                rounds = [time_of(args, best[name]) for name in (KIMAD, ORACLE)]
+                gd, ef21, kimad, oracle = (f"{10 ** each.end.mean():.1e}" for each in best.values())
                 K = f"{best[EF21].point['choice'] + 1:g}"
-                table.add_row(
-                    regime,
-                    cells[GD],
-                    cells[EF21],
-                    K,
-                    cells[KIMAD],
-                    rounds[0],
-                    cells[ORACLE],
-                    rounds[1],
-                )
+                rounds = [time_of(args, best[name]) for name in (KIMAD, ORACLE)]
+                table.add_row(regime, gd, ef21, K, kimad, rounds[0], oracle, rounds[1])
     return table
 
 
@@ -258,8 +230,8 @@ def many(args: Args) -> str:
 def draw(args: Args, outcomes: Outcomes) -> Figure:
     """A column for each regime; losses for each start, and below what is sent."""
     rows = len(args.warm_ups) + 1
-    sheet = Figure(figsize=(14, 3.1 * rows), layout="constrained")
-    panels = plots.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
+    sheet, panels = plots.figure(len(REGIMES), rows, width=3.5, height=3.1, sharey=False)
+    panels = panels.reshape(rows, len(REGIMES))
     seconds = quadratics.times(args.seconds)
     for warm_up, row in zip(args.warm_ups, panels, strict=False):
         row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
@@ -275,19 +247,11 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
         least, most = ends(args, regime)
         axes.set_title(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
     panels[-1, 0].set_ylabel("first problem:\nbits of a message, bits/s")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    others, more = panels[-1, 0].get_legend_handles_labels()
-    sheet.legend(
-        handles + others,
-        labels + more,
-        loc="outside lower center",
-        ncols=len(labels) + len(more),
-        frameon=False,
-    )
-    setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
+    figures.legend(sheet, 10, panels[0, 0], panels[-1, 0])
     figures.title(
         sheet,
-        f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",
+        f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at "
+        f"its best; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",
     )
     return sheet
 

@@ -12,7 +12,7 @@ best choice of all, Kimad the best round time of a grid, each at its best step s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,10 +40,10 @@ TRACE = "trace"
 
 
 @dataclass(frozen=True)
-class Args:
-    """Says where adapting to the bandwidth pays."""
+class Args(commands.Common):
+    """Measures where adapting to the bandwidth pays."""
 
-    ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
     """Largest bandwidths over smallest ones; 1 is no variability."""
     periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
     """Seconds from one maximum to the next, at the largest of the ratios."""
@@ -57,11 +57,11 @@ class Args:
     """
     interval: commands.Positive = 1.0
     """Seconds from one of them to the next."""
-    compute: commands.NotNegative = 1.0
+    compute: commands.Positive = 1.0
     """Seconds of a gradient."""
     seconds: commands.Positive = 300.0
     """Simulated, of every run."""
-    condition: float = 100.0
+    condition: commands.Factor = 100.0
     """The largest a_i, which is 1, over the smallest."""
     problems: commands.Count = 16
     """Spectra and starts, drawn independently."""
@@ -69,13 +69,8 @@ class Args:
     """Step sizes to choose from; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/kimad_variability"))
+    out: Path = Path("results/kimad_variability")
     """Folder for config.json, speedups.csv and figure.png."""
-    progress: bool = True
-    """Show a progress bar."""
-    cache: commands.Cache = None
 
 
 class Case(NamedTuple):
@@ -89,8 +84,6 @@ Outcomes = dict[Case, dict[str, Best]]
 
 
 def main(args: Args) -> None:
-    if not min(args.ratios) >= 1:
-        raise ValueError(f"--ratios {min(args.ratios):g}: need at least 1")
     quadratics.check_times(args.compute, args.round_times)
     links = {
         name: quadratics.make_cluster(args.compute, link) for name, link in patterns(args).items()
@@ -99,15 +92,14 @@ def main(args: Args) -> None:
     ratios = [label(ratio, args.period) for ratio in args.ratios]
     cases = [*(Case("K", name) for name in links), *(Case("bits", name) for name in ratios)]
     commands.begin(args)
-    outcomes: Outcomes = {}
-    with commands.kept(write, args.out / "speedups.csv", outcomes):
-        for case in tables.bar(cases, "kimad_variability", args.progress):
-            if best := race(args, case, tasks, links[case.pattern]):
-                outcomes[case] = best
-    if not outcomes:
-        raise ValueError(
-            f"a method diverged at every step size of {args.learning_rates}; need smaller ones"
-        )
+    outcomes = commands.collect(
+        args,
+        "kimad_variability",
+        cases,
+        lambda case: race(args, case, tasks, links[case.pattern]),
+        write,
+        args.out / "speedups.csv",
+    )
     commands.finish(args, {"figure": draw(args, outcomes)}, {"table": tabulate(args, outcomes)})
 
 
@@ -140,9 +132,9 @@ def recording(args: Args) -> np.ndarray:
         try:
             values = np.array(args.trace.read_text().replace(",", " ").split(), float)
         except ValueError as error:
-            raise ValueError(f"--trace {args.trace}: {error}; need numbers only") from None
+            raise ValueError(f"--trace {args.trace}: {error}; expected numbers only") from None
         if not (values.size and np.isfinite(values).all() and values.min() > 0):
-            raise ValueError(f"--trace {args.trace}: need finite numbers > 0, at least one")
+            raise ValueError(f"--trace {args.trace}: expected finite numbers > 0, at least one")
         return values
     rng, level, levels = np.random.default_rng(args.seed), 0.0, []
     for _ in range(300):
@@ -157,11 +149,7 @@ def race(
     """Every method at its best; None where one diverged at every point."""
     choices = FAMILIES[case.family]
     still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
-    return quadratics.all_of(
-        dict(
-            zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)
-        )
-    )
+    return quadratics.all_of(METHODS, (still.best(), *quadratics.adapting(moving)))
 
 
 def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
@@ -171,25 +159,14 @@ def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
 
 def write(path: Path, outcomes: Outcomes) -> None:
     """Every problem's speedups."""
-    rows = (
-        (
-            case.pattern,
-            case.family,
-            best[FIXED].point["choice"] + 1,
-            name,
-            best[name].point["round_time"],
-            i,
-            f"{value:.4g}",
-        )
-        for case, best in outcomes.items()
-        for name, values in ratios_of(best).items()
-        for i, value in enumerate(values)
-    )
-    records.write_rows(
-        path,
-        ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup"),
-        rows,
-    )
+    heading = ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup")
+    rows = []
+    for case, best in outcomes.items():
+        fixed = best[FIXED].point["choice"] + 1
+        for name, values in ratios_of(best).items():
+            run = (case.pattern, case.family, fixed, name, best[name].point["round_time"])
+            rows += [(*run, i, f"{value:.4g}") for i, value in enumerate(values)]
+    records.write_rows(path, heading, rows)
 
 
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
@@ -217,10 +194,8 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
         for case in cases:
             if best := outcomes.get(case):
                 found = ratios_of(best)
-                fixed, seconds = (
-                    f"{best[FIXED].point['choice'] + 1:g}",
-                    f"{best[KIMAD].point['round_time']:g}",
-                )
+                fixed = f"{best[FIXED].point['choice'] + 1:g}"
+                seconds = f"{best[KIMAD].point['round_time']:g}"
                 faster = "yes" if quadratics.is_faster(found[KIMAD]) else "no"
                 table.add_row(
                     case.pattern, fixed, seconds, *map(quadratics.shown, found.values()), faster
@@ -232,8 +207,9 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     """Speedups against range and period of the bandwidth, and what is sent over the recorded
     one.
     """
-    sheet = Figure(figsize=(14, 4.2), layout="constrained")
-    by_ratio, by_period, over_time = plots.panels(sheet, 3, sharey=False)
+    sheet, (by_ratio, by_period, over_time) = plots.figure(
+        3, width=14 / 3, height=4.2, sharey=False
+    )
     by_period.sharey(by_ratio)
     ranges = {ratio: label(ratio, args.period) for ratio in sorted(args.ratios)}
     periods = {period: label(max(args.ratios), period) for period in sorted(args.periods)}
@@ -248,12 +224,8 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
     if best := outcomes.get(Case("K", TRACE)):
         draw_trace(args, over_time, best)
-    sheet.legend(
-        *by_ratio.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False
-    )
-    sheet.legend(
-        *over_time.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False
-    )
+    figures.legend(sheet, 2, by_ratio, loc="outside lower left")
+    figures.legend(sheet, 3, over_time, loc="outside lower right")
     setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
     figures.title(
         sheet,
@@ -276,23 +248,14 @@ def draw_speedups(
         for x, name in by_x.items()
         if (case := Case(family, name)) in outcomes
     }
-    for method, words_of, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
+    for method, label, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
         line = 2 * (family == "bits") + (method == ORACLE)
-        found = np.array(
-            [quadratics.interval(ratios[method]) for ratios in there.values()]
-        ).reshape(-1, 3)
-        bars = np.abs(found[:, 1:] - found[:, :1]).T if np.isfinite(found).all() else None
-        axes.errorbar(
-            1.03 ** (line - 1.5) * np.array(list(there)),
-            found[:, 0],
-            yerr=bars,
-            color=plots.COLOURS[line],
-            linestyle=plots.STYLES[line],
-            marker="os"[family == "bits"],
-            markerfacecolor=fill,
-            capsize=3,
-            label=words_of,
-        )
+        found = np.array([quadratics.interval(ratios[method]) for ratios in there.values()])
+        middle, low, high = found.reshape(-1, 3).T
+        bars = np.stack([middle - low, high - middle]) if np.isfinite(found).all() else None
+        look = {"marker": "os"[family == "bits"], "markerfacecolor": fill, "capsize": 3}
+        x = 1.03 ** (line - 1.5) * np.array(list(there))
+        axes.errorbar(x, middle, bars, label=label, **figures.look(line, **look))
 
 
 def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:

@@ -11,8 +11,7 @@ as measured, and as the simulation has it on a cluster that is made of the measu
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -38,7 +37,7 @@ WARM = 0.1
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Flags):
     """Measures asynchronous SGD in real processes."""
 
     workers: commands.Count = 4
@@ -59,7 +58,7 @@ class Args:
     """Seconds that a process sleeps in each gradient."""
     slow: int = 1
     """How many processes sleep for longer."""
-    factor: commands.Positive = 8.0
+    factor: commands.Factor = 8.0
     """How many times as long."""
     bound: int = 8
     """The largest staleness of the bounded method, at least N - 1."""
@@ -74,12 +73,8 @@ class Args:
     """Which methods."""
     address: str = "local"
     """Of a cluster of Ray's; local: processes of this machine."""
-    seed: commands.Seed = 0
-    """Of the data's partition and of the batches; what the clock says is not repeated."""
-    out: Path = field(default=Path("results/real_asynchrony"))
+    out: Path = Path("results/real_asynchrony")
     """Folder for config.json, history.csv, staleness.csv and figure.png."""
-    progress: bool = True
-    """Show that it works."""
 
 
 class Method(NamedTuple):
@@ -106,12 +101,7 @@ class Measured(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(
-            f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not "
-            "slow"
-        )
-    if not args.factor >= 1:
-        raise ValueError(
-            f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep"
+            f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
         )
     chosen = methods(args)
     problem = problems.logistic_regression(
@@ -122,8 +112,7 @@ def main(args: Args) -> None:
         found: dict[str, Measured] = {}
         with commands.kept(write, args.out, found):
             for name, method in chosen.items():
-                waiting = tables.console().status(f"{name}, {args.workers} processes")
-                with waiting if args.progress else nullcontext():
+                with commands.waiting(args, f"{name}, {args.workers} processes"):
                     found[name] = measure(args, problem, method)
     commands.finish(args, {"figure": draw(args, found)}, {"methods": tabulate(args, found)})
 
@@ -155,12 +144,10 @@ def methods(args: Args) -> dict[str, Method]:
     }
     if args.bound < args.workers - 1:
         raise ValueError(
-            f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, "
-            "since all read the first model"
+            f"--bound {args.bound} of {args.workers} workers: expected at least "
+            f"{args.workers - 1}, since all read the first model"
         )
-    unknown = [name for name in args.methods if name not in known]
-    if unknown:
-        raise ValueError(f"--methods {' '.join(unknown)}: need some of {', '.join(known)}")
+    commands.require_known("--methods", args.methods, known)
     return {
         f"{args.servers} servers" if name == "servers" else name: known[name]
         for name in args.methods
@@ -173,7 +160,7 @@ def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) ->
 
 
 def updates(args: Args, method: Method) -> int:
-    """As many as workers who only sleep make in the time."""
+    """Returns how many updates workers that only sleep make in the time."""
     if method.gradients > 1:
         return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
     return max(
@@ -291,16 +278,17 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             for name, one in found.items()
         }
         figures.losses(axes, lines, xlabel=label, ylabel="loss f(x)")
-    figures.legend(above, above.axes[0], columns=6)
+    figures.legend(above, 6, above.axes[0])
     if below is not None:
         for axes, (name, one) in zip(plots.panels(below, len(late)), late.items(), strict=True):
             histogram(axes, one, name)
         below.axes[0].set_ylabel("share of updates")
         below.axes[0].legend(frameon=False)
-    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others once"
     figures.title(
         sheet,
-        f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}",
+        f"logistic regression, {args.data}, on real processes; {args.slow} of {args.workers} "
+        f"processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others "
+        f"once; bounded by {args.bound}",
     )
     return sheet
 
@@ -313,8 +301,7 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
         ("measured", one.measured, {"fill": True, "alpha": 0.35, "color": plots.COLOURS[0]}),
         ("predicted", one.predicted, {"color": plots.COLOURS[1], "linewidth": 1.8}),
     ):
-        share, _ = np.histogram(values, edges, weights=np.full(values.shape, 1 / values.size))
-        axes.stairs(share, edges, label=what, **style)
+        axes.stairs(np.histogram(values, edges)[0] / values.size, edges, label=what, **style)
     axes.set(yscale="log", ylim=(5e-4, 1), xlabel="staleness, updates", title=name)
 
 

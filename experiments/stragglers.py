@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, plots, records
+from dsgd import clusters, network, plots
 from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
 from experiments.shared import commands, figures, resuming, statistics, tables, tuning
@@ -38,16 +38,11 @@ WAITING = "synchronous"  # what others are compared with
 
 
 @dataclass(frozen=True)
-class Args:
-    """Compares what one would do against stragglers."""
+class Args(commands.Data, commands.Switch, commands.Common):
+    """Compares methods against stragglers."""
 
     workers: commands.Count = 16
     """N."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression; iid.
-    """
-    data_dir: commands.DataDir = None
     micro_batches: commands.Count = 12
     """M, of every gradient."""
     batch_size: commands.Count = 4
@@ -69,23 +64,17 @@ class Args:
     one server.
     """
     server: commands.Count = 4
-    """Its workers: those who wait."""
+    """Number of its workers."""
     micro_batch: commands.Positive = 0.15
     """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
     latency: commands.NotNegative = 0.02
     """Seconds that a message takes besides its transfer."""
     bandwidth: commands.Positive = 2e6
     """Bits per second of a port."""
-    cluster: commands.ClusterFile = None
     seeds: commands.Count = 4
     """Independent runs of each method."""
-    seed: commands.Seed = 0
-    """Of everything random."""
-    out: Path = field(default=Path("results/stragglers"))
+    out: Path = Path("results/stragglers")
     """Folder for config.json, history.csv and figure.png."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
 
 
 class Method(NamedTuple):
@@ -105,7 +94,17 @@ class Method(NamedTuple):
     wasted: float | None = 0.0
 
 
-Histories = dict[str, dict[str, tuning.Tuned]]
+class Case(NamedTuple):
+    """A method with one kind of stragglers."""
+
+    where: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.method}"
+
+
+Outcomes = dict[Case, tuning.Tuned]
 
 
 def main(args: Args) -> None:
@@ -116,16 +115,20 @@ def main(args: Args) -> None:
         for method in chosen[where].values():
             dsgd.exchanges(method.build(optax.sgd(1.0)), both[method.whole], cluster=cluster)
     commands.begin(args)
-    tuned: Histories = {where: {} for where in on}
-    histories: dict[str, dict[str, np.ndarray]] = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for where, cluster in on.items():
-            horizon = args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
-            for name, method in tables.bar(list(chosen[where].items()), where, args.progress):
-                one = tuned[where][name] = train(args, cluster, both, name, method, horizon)
-                histories[f"{where}: {name}"] = one.history
+    horizons = {
+        where: args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
+        for where, cluster in on.items()
+    }
+    tuned = tuning.compare(
+        args,
+        "stragglers",
+        [Case(where, name) for where in on for name in chosen[where]],
+        lambda case: train(
+            args, on[case.where], both, case, chosen[case.where][case.method], horizons[case.where]
+        ),
+    )
     shown = {
-        name: tabulate(args, where, chosen[where], tuned[where])
+        name: tabulate(args, where, chosen[where], tuned)
         for where, name in zip(on, ("delays", "server"), strict=False)
     }
     commands.finish(args, {"figure": draw(args, tuned)}, shown)
@@ -134,12 +137,6 @@ def main(args: Args) -> None:
 def stragglers(args: Args) -> dict[str, clusters.Cluster]:
     """By their kind."""
     N, server = args.workers, args.server
-    if not 0 <= args.straggling * N <= server <= N:
-        what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
-        raise ValueError(
-            f"{what}: need a server of some of them, in which there are as many stragglers on "
-            "average"
-        )
     _, single = local_sgd.scenarios(N, server, args.straggling, args.micro_batch)
     kinds = {"B.1's delays": noises.delays().seconds, "single server": single.cluster.compute}
     ports = {"up": clusters.constant(args.bandwidth), "latency": args.latency}
@@ -157,7 +154,7 @@ def problem(args: Args, whole: bool) -> dsgd.Problem:
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
     """By name."""
     N, M, H = args.workers, args.micro_batches, args.period
-    bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(on.init(jax.random.key(0))))
+    bits = 32 * tuning.elements(on)
     communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
 
     def threshold(period: int) -> float:
@@ -220,7 +217,7 @@ def train(
     args: Args,
     cluster: clusters.Cluster,
     both: dict[bool, dsgd.Problem],
-    name: str,
+    case: Case,
     method: Method,
     horizon: float,
 ) -> tuning.Tuned:
@@ -240,41 +237,26 @@ def train(
     histories = [sweep.at((i,)) for i in range(len(args.learning_rates))]
     if not any(np.isfinite(history["loss"]).all() for history in histories):
         raise ValueError(
-            f"{name} diverged at every step size of {args.learning_rates}: need smaller ones"
+            f"{case} diverged at every step size of {args.learning_rates}; expected smaller ones "
+            "(--learning-rates)"
         )
-    # Of those that do not all get there, the smallest loss at the end.
-    order = [
-        (
-            reached(history, args.target).mean(),
-            np.nan_to_num(history["loss"][:, -1], nan=np.inf).mean(),
-        )
-        for history in histories
-    ]
-    best = min(range(len(order)), key=order.__getitem__)
-    return tuning.Tuned(args.learning_rates[best], histories[best])
+
+    # If no step size reaches the target with all seeds, the one with the smallest last loss.
+    def cost(one: tuning.Tuned) -> tuple[float, float]:
+        last = np.nan_to_num(one.history["loss"][:, -1], nan=np.inf)
+        return reached(one.history, args.target).mean(), last.mean()
+
+    return min(map(tuning.Tuned, args.learning_rates, histories), key=cost)
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
     """Seconds until each seed's loss is the target for the first time, between records on a line,
     `[seeds]`; infinite where it never is.
     """
-    found = []
-    for clock, loss in zip(history["clock"], history["loss"], strict=True):
-        below = np.flatnonzero(loss <= target)
-        if not below.size:
-            found.append(math.inf)
-            continue
-        before, at = max(0, below[0] - 1), below[0]
-        share = (
-            1.0 if loss[before] <= target else (loss[before] - target) / (loss[before] - loss[at])
-        )
-        found.append(clock[before] + share * (clock[at] - clock[before]))
-    return np.array(found)
+    return statistics.crossing(history["clock"], history["loss"], target, never=math.inf)
 
 
-def tabulate(
-    args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]
-) -> Table:
+def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes) -> Table:
     """One row a method."""
     sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
@@ -286,15 +268,17 @@ def tabulate(
         "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step "
         "sizes. -: not reached by all seeds.",
     )
-    waiting = reached(tuned[WAITING].history, args.target)
-    for name, (learning_rate, history) in tuned.items():
+    waiting = reached(tuned[Case(where, WAITING)].history, args.target)
+    for name, method in chosen.items():
+        learning_rate, history = tuned[Case(where, name)]
         seconds = reached(history, args.target)
         costs = ["-", "-"]
         if np.isfinite(seconds + waiting).all():
             costs = [statistics.within(seconds, 0), statistics.within(waiting / seconds)]
         each = history["clock"][:, -1].mean() / history["step"][-1]
-        known = chosen[name].wasted
-        wasted = history["dropped"][:, 1:].mean() if known is None else known
+        wasted = method.wasted
+        if wasted is None:
+            wasted = history["dropped"][:, 1:].mean()
         table.add_row(
             name,
             statistics.step_size(learning_rate, args.learning_rates),
@@ -305,20 +289,24 @@ def tabulate(
     return table
 
 
-def draw(args: Args, tuned: Histories) -> Figure:
+def draw(args: Args, tuned: Outcomes) -> Figure:
     """A panel for each kind of stragglers."""
-    sheet, panels = plots.figure(len(tuned), width=6.0, height=4.6)
-    for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
+    kinds = list(dict.fromkeys(case.where for case in tuned))
+    sheet, panels = plots.figure(len(kinds), width=6.0, height=4.6)
+    for axes, where in zip(panels, kinds, strict=True):
+        runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
         lines = {
-            name: (one.history["clock"].mean(axis=0), one.history["loss"])
-            for name, one in runs.items()
+            name: (history["clock"].mean(axis=0), history["loss"]) for name, history in runs.items()
         }
         figures.losses(axes, lines, args.target, xlabel="simulated seconds", title=where)
     panels[0].set_ylabel("loss f(x)")
-    figures.legend(sheet, panels[0], columns=4)
-    what = f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} micro-batches"
-    how = f"{args.backups} backup workers; averaging every {args.period}; staleness up to {args.bound}"
-    figures.title(sheet, f"{what}; {how}; {statistics.errors('bands', args.seeds)}; grey: target")
+    figures.legend(sheet, 4, panels[0])
+    figures.title(
+        sheet,
+        f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} "
+        f"micro-batches; {args.backups} backup workers; averaging every {args.period}; staleness "
+        f"up to {args.bound}; {statistics.errors('bands', args.seeds)}; grey: target",
+    )
     return sheet
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -42,7 +42,7 @@ TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")
 class Args:
     """Draws the survey's timelines, and checks its costs."""
 
-    workers: commands.Count = 4
+    workers: commands.Several = 4
     """Number of workers of the patterns; pictures show 6 at most."""
     latency: commands.NotNegative = 1.5
     """Units of time that the switch adds to a message."""
@@ -50,11 +50,11 @@ class Args:
     """Units of time that a full vector needs on a port."""
     compute: commands.NotNegative = 4.0
     """Units of time that a gradient takes, in chapters 3 to 5."""
-    slow: float = 5.0
+    slow: commands.Factor = 5.0
     """How many times as long it takes the third of three workers, in figures 4.1 and 4.2."""
     convention: network.Convention = "blocking"
     """Of the pictures. blocking: latency holds both ports; pipelined: it holds none."""
-    out: Path = field(default=Path("results/switch_timelines"))
+    out: Path = Path("results/switch_timelines")
     """Folder for config.json, timeline.csv and figure.png."""
 
 
@@ -69,11 +69,10 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
-    for name, least in (("workers", 2), ("slow", 1)):
-        if not least <= getattr(args, name) < math.inf:
-            raise ValueError(f"--{name} {getattr(args, name):g}: need at least {least}, finite")
     if not args.latency + args.transfer:
-        raise ValueError("--latency 0 --transfer 0: need one above 0, or there is nothing to see")
+        raise ValueError(
+            "--latency 0 --transfer 0: expected one above 0, or there is nothing to see"
+        )
     pictures, costs = panels(args), rows(args)
     commands.begin(args)
     lines = [
@@ -187,37 +186,22 @@ def rows(args: Args) -> list[Row]:
     N, (latency, transfer, _) = args.workers, exact(args)
     half = transfer / COMPRESSION
 
+    def simulated(messages, transfer):
+        return [network.simulate(messages, latency, transfer, each) for each in CONVENTIONS]
+
     def row(figure, what, formula, pattern, transfer=transfer):
-        closed = [
-            network.cost(pattern, N, latency, transfer, convention) for convention in CONVENTIONS
-        ]
+        closed = [network.cost(pattern, N, latency, transfer, each) for each in CONVENTIONS]
         if pattern is network.asynchronous_server:
-            return Row(
-                figure,
-                what,
-                formula,
-                closed,
-                [between_updates(N, latency, transfer, convention) for convention in CONVENTIONS],
-            )
-        timelines = [
-            network.simulate(pattern.messages(N), latency, transfer, convention)
-            for convention in CONVENTIONS
-        ]
-        return Row(figure, what, formula, closed, [timeline.seconds for timeline in timelines])
+            found = [between_updates(N, latency, transfer, each) for each in CONVENTIONS]
+        else:
+            found = [each.seconds for each in simulated(pattern.messages(N), transfer)]
+        return Row(figure, what, formula, closed, found)
 
     def example(figure, what, formula, transfer):
-        timelines = [
-            network.simulate(EXAMPLE, latency, transfer, convention) for convention in CONVENTIONS
-        ]
         # M1 gets both its messages from 6 on
         closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]
-        return Row(
-            figure,
-            what,
-            formula,
-            closed,
-            [timeline.seconds - timeline.start for timeline in timelines],
-        )
+        found = [each.seconds - each.start for each in simulated(EXAMPLE, transfer)]
+        return Row(figure, what, formula, closed, found)
 
     plain = example("1.3", "three messages", "1 + 2(l + r)", transfer)
     short = example("1.4", f"{COMPRESSION}x compressed", f"1 + 2(l + r/{COMPRESSION})", half)
@@ -333,11 +317,11 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     gradient = (
         f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
     )
-    reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
     figures.title(
         sheet,
         f"The survey's timelines, simulated: latency {args.latency:g}, transfer "
-        f"{args.transfer:g}, {gradient}\n{reading}",
+        f"{args.transfer:g}, {gradient}\n{args.convention}: latency {holds}; wait: a message is "
+        "ready, a port is not; ▸3: to worker 3, ◂S: from the server",
     )
     return sheet
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 from matplotlib.axes import Axes
@@ -38,38 +38,34 @@ SLACK = 1.5  # the target: the complete graph's last loss, times this
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Data, commands.Switch, commands.Common):
     """Compares topologies under decentralized SGD."""
 
     workers: tuple[commands.Count, ...] = (16, 64)
     """Numbers of workers N."""
-    data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
-    """
-    data_dir: commands.DataDir = None
-    batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
     learning_rates: tuple[commands.Positive, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
     """Step sizes to choose from."""
     steps: commands.Count = 600
     """Rounds."""
     seeds: commands.Count = 3
     """Independent runs on each graph."""
-    seed: commands.Seed = 0
-    """Of everything random, graphs included."""
-    latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
-    bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
-    cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
-    out: Path = field(default=Path("results/topology"))
+    out: Path = Path("results/topology")
     """Folder for config.json, graphs.csv, and for each N history-N.csv, figure-N.png and tables."""
-    progress: bool = True
-    """Show progress bars."""
-    cache: commands.Cache = None
+
+
+class Case(NamedTuple):
+    """A graph, and how the data are partitioned."""
+
+    partition: str
+    graph: str
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.graph}"
+
+
+Outcomes = dict[Case, tuning.Tuned]
 
 
 def main(args: Args) -> None:
@@ -93,19 +89,12 @@ def main(args: Args) -> None:
     sheets: dict[str, Figure] = {}
     shown = {"rings": ring_gaps(rings, measured)}
     for N, of_N in by_N.items():
-        histories: dict[str, dict[str, dict[str, np.ndarray]]] = {
-            partition: {} for partition in PARTITIONS
-        }
-        flat: dict[str, dict[str, np.ndarray]] = {}
-        with commands.kept(records.write_histories, args.out / f"history-{N}.csv", flat):
-            for partition in PARTITIONS:
-                for name, history in train(args, N, partition, of_N):
-                    histories[partition][name] = flat[f"{partition} {name}"] = history
-        sheets[f"figure-{N}"] = draw(args, N, of_N, histories)
+        found = train(args, N, of_N)
+        sheets[f"figure-{N}"] = draw(args, N, of_N, found)
         shown[f"graphs-{N}"] = describe(N, of_N, measured)
         shown |= {
-            f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, runs)
-            for partition, runs in histories.items()
+            f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, found)
+            for partition in PARTITIONS
         }
     commands.finish(args, sheets, shown)
 
@@ -180,32 +169,38 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
     return float(jnp.exp(jax.jit(one)(x) / counted))
 
 
-def train(
-    args: Args, N: int, partition: str, of_N: list[dsgd.Topology]
-) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Graph by graph, its name and the history at the best step size; without those that diverged
-    at every one.
-    """
-    problem = tuning.logistic_regression(args, N, partition)
-    cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
-    for graph in tables.bar(of_N, f"{N} workers, {partition}", args.progress):
+def train(args: Args, N: int, of_N: list[dsgd.Topology]) -> Outcomes:
+    """Runs each graph at its best step size; those that diverged at every one are left out.
 
-        def build(learning_rate, graph=graph):
+    Raises:
+        ValueError: if the complete graph, which sets the target, diverged.
+    """
+    cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
+    by_case = {Case(partition, short(graph)): graph for partition in PARTITIONS for graph in of_N}
+    on = {partition: tuning.logistic_regression(args, N, partition) for partition in PARTITIONS}
+
+    def tune(case: Case) -> tuning.Tuned | None:
+        graph = by_case[case]
+
+        def build(learning_rate):
             return algorithms.decentralized_sgd(optax.sgd(learning_rate), graph)
 
-        tuned = tuning.tune(args, build, problem, cluster=cluster)
-        if tuned:
-            yield short(graph), tuned.with_step_size
-        elif graph is of_N[-1]:  # the complete one, which sets the target
+        found = tuning.tune(args, build, on[case.partition], cluster=cluster)
+        if found is None and graph is of_N[-1]:
             raise ValueError(
-                f"on the complete graph every step size of {args.learning_rates} diverged: need "
-                "smaller ones"
+                f"on the complete graph every step size of {args.learning_rates} diverged; "
+                "expected smaller ones (--learning-rates)"
             )
+        return found
+
+    path = args.out / f"history-{N}.csv"
+    return commands.collect(args, f"{N} workers", by_case, tune, tuning.write_histories, path)
 
 
-def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """A loss that the complete graph reaches well before its end."""
-    return SLACK * float(dsgd.tail_mean(histories["complete"]["loss"]).mean())
+def target(found: Outcomes, partition: str) -> float:
+    """Returns a loss that the complete graph reaches well before its end."""
+    history = found[Case(partition, "complete")].history
+    return SLACK * float(dsgd.tail_mean(history["loss"]).mean())
 
 
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
@@ -248,37 +243,27 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
 
 
 def tabulate(
-    args: Args,
-    N: int,
-    partition: str,
-    of_N: list[dsgd.Topology],
-    runs: dict[str, dict[str, np.ndarray]],
+    args: Args, N: int, partition: str, of_N: list[dsgd.Topology], found: Outcomes
 ) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
-    caption = (
+    goal = target(found, partition)
+    table = tables.table(
+        f"{N} workers, {partition}: cost to loss {goal:.2g}\n(latency {args.latency:g} s, "
+        f"{args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)})",
+        ("graph", "step size", "rounds", "Mbit", "seconds"),
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
-        f"Target: {SLACK:g} times where the complete graph ends."
+        f"Target: {SLACK:g} times where the complete graph ends.",
     )
-    title = f"{N} workers, {partition}: cost to loss {target(runs):.2g}\n({switch})"
-    table = tables.table(title, ("graph", "step size", "rounds", "Mbit", "seconds"), caption)
     for name in map(short, of_N):
-        if name in runs:
-            step = statistics.step_size(
-                float(runs[name]["learning_rate"][0, 0]), args.learning_rates
-            )
-            table.add_row(name, step, *statistics.cost_to(runs[name], target(runs)))
+        if one := found.get(Case(partition, name)):
+            step = statistics.step_size(one.learning_rate, args.learning_rates)
+            table.add_row(name, step, *statistics.cost_to(one.history, goal))
         else:
             table.add_row(name, "diverged", *["-"] * 3)
     return table
 
 
-def draw(
-    args: Args,
-    N: int,
-    of_N: list[dsgd.Topology],
-    histories: dict[str, dict[str, dict[str, np.ndarray]]],
-) -> Figure:
+def draw(args: Args, N: int, of_N: list[dsgd.Topology], found: Outcomes) -> Figure:
     """The graphs; below them loss and consensus distance against all costs, for each partition."""
     sheet = Figure(figsize=(16, 20), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
@@ -288,16 +273,14 @@ def draw(
     for axes in strip[len(of_N) :]:
         axes.set_axis_off()
     panels = plots.panels(below, 3, 4, sharey="row").reshape(4, 3)
-    for row, (partition, what) in zip(
-        panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True
-    ):
-        curves(row, histories[partition], what)
-        row[0].set_ylabel(
-            f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}"
-        )
+    kinds = itertools.product(PARTITIONS, ("loss", "consensus"))
+    for row, (partition, what) in zip(panels, kinds, strict=True):
+        curves(row, found, partition, what)
+        words = "loss f(mean x)" if what == "loss" else "consensus distance"
+        row[0].set_ylabel(f"{partition}: {words}")
     for axes, label in zip(panels[-1], statistics.COSTS, strict=True):
         axes.set_xlabel(label)
-    figures.legend(below, panels[0, 0], columns=6)
+    figures.legend(below, 6, panels[0, 0])
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
     figures.title(
         sheet,
@@ -307,22 +290,21 @@ def draw(
     return sheet
 
 
-def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
+def curves(row: Iterable[Axes], found: Outcomes, partition: str, what: str) -> None:
     """Loss, or consensus distance, against each of the costs. The start, where all models agree,
     has no logarithm.
     """
     shown = {
-        name: history
-        for name, history in runs.items()
-        if what == "loss" or history[what].max() > 1e-9
+        case.graph: one.history
+        for case, one in found.items()
+        if case.partition == partition and (what == "loss" or one.history[what].max() > 1e-9)
     }
     for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
         lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}
-        axes.set_xscale("linear" if label == "rounds" else "log")
+        axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
         if what == "loss":
-            figures.losses(axes, lines, target(runs))
+            figures.losses(axes, lines, target(found, partition))
         else:
-            axes.set_yscale("log")
             plots.draw_lines(axes, lines)
 
 

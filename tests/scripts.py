@@ -1,4 +1,4 @@
-"""What an experiment's script prints and writes."""
+"""Runs of experiments, and what they print and write."""
 
 from __future__ import annotations
 
@@ -9,18 +9,34 @@ from typing import Any
 
 import pytest
 
-from experiments.shared import tables
+import dsgd
+from experiments.shared import tables, tuning
 
 TOPS = set("┏┃│└")  # of tables in a terminal
 
 
-def printed(main: Callable[[Any], object], args: Any) -> list[str]:
-    """The lines that it prints."""
+def ran(main: Callable[[Any], object], args: Any, wide: str = "\n") -> list[str]:
+    """Runs an experiment on one device, and checks what all have in common: lines of at most 80
+    columns, figures that are PNG files, a configuration.
+
+    Args:
+        main, args: of the experiment.
+        wide: lines with this text may be longer.
+
+    Returns:
+        The lines that it prints.
+    """
     screen = tables.console()
     with pytest.MonkeyPatch.context() as patch, screen.capture() as captured:
         patch.setattr(tables, "console", lambda: screen)
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         main(args)
-    return captured.get().splitlines()
+    lines = captured.get().splitlines()
+    assert not too_wide(line for line in lines if wide not in line)
+    assert (args.out / "config.json").exists()
+    for path in args.out.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    return lines
 
 
 def cells(lines: Iterable[str]) -> list[list[str]]:
@@ -38,9 +54,9 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in file if not line.startswith("# ")))
 
 
-def is_figure(path: Path) -> bool:
-    """Whether there is a PNG file."""
-    return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+def figures(folder: Path) -> set[str]:
+    """The names of the figures in a folder of results."""
+    return {path.stem for path in folder.glob("*.png")}
 
 
 def too_wide(lines: Iterable[str]) -> list[str]:

@@ -171,7 +171,7 @@ def erdos_renyi(
     checks.natural(f"{name}: seed", seed, most=None)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: probability = {probability!r}; expected a number in (0, 1]")
-    import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
+    import networkx as nx  # noqa: PLC0415 (takes a quarter of a second to import)
 
     graph = nx.gnp_random_graph(checks.positive_int("erdos_renyi: n", n), probability, seed=seed)
     return _drawn(name, graph, weights, "a higher probability")

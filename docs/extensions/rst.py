@@ -10,7 +10,7 @@ TOKENS = re.compile(
     r"\$\$(?P<display>.+?)\$\$|`(?P<code>[^`]+)`|\$(?P<inline>[^$]+?)\$|(?P<special>[|*]|(?<=\w)_(?!\w))",
     re.DOTALL,
 )
-PARAMETER = re.compile(r"\s+(?:\*{0,2}\w+(?:, )?)+: ")
+PARAMETER = re.compile(r"\s+\*{0,2}\w+(?:, \*{0,2}\w+)*: ")
 LETTER = re.compile(r"(\w)\.(?=\s|$)")  # a description "N." would begin a numbered list
 RETURNS = re.compile(r"^Returns:\n((?:    .*\n?|\n(?=    ))+)", re.MULTILINE)
 

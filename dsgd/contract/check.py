@@ -48,11 +48,11 @@ def check(
     - that a run among several seeds equals the single run;
     - that types stay the same when JAX has 64 bits enabled;
     - that random numbers depend on the run's key, and that random keys in `State.workers` differ
-    between workers;
+      between workers;
     - that one device and several give equal results, and that `State.server` is equal on every
-    device;
+      device;
     - that the recorded bits are those that the compiled round sends when each worker has its own
-    device.
+      device.
 
     Several devices are those of this process, or of all processes of a run, which must then all
     call `check`. If there are too few, a subprocess simulates them on the CPU, which takes some
@@ -512,12 +512,12 @@ def _different(
 
 
 def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
-    for name, mine, others in (
+    for name, first, second in (
         ("State", one.state, other.state),
         ("params", one.params, other.params),
     ):
         for (path, leaf), leaf_of_other in zip(
-            jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(others), strict=True
+            jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True
         ):
             if not _close(leaf, leaf_of_other, relative, absolute):
                 yield f"{name}{jax.tree_util.keystr(path)}"

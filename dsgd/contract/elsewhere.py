@@ -42,14 +42,14 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
     import cloudpickle  # noqa: PLC0415 (imported only if there are too few devices)
 
     with tempfile.TemporaryDirectory() as folder:
-        there, back = Path(folder, "arguments"), Path(folder, "result")
+        sent, returned = Path(folder, "arguments"), Path(folder, "result")
         try:
-            there.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
+            sent.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
         except Exception as error:  # an object's own pickling may raise anything
             raise Unreachable(
                 f"the method or the problem cannot be sent to another process ({error})"
             ) from error
-        command = [sys.executable, "-c", _SCRIPT, str(there), str(back)]
+        command = [sys.executable, "-c", _SCRIPT, str(sent), str(returned)]
         try:
             done = subprocess.run(
                 command,
@@ -63,14 +63,14 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
             raise Unreachable(
                 f"a process with {devices} devices did not finish within {_SECONDS:g} s"
             ) from error
-        if done.returncode or not back.exists():
+        if done.returncode or not returned.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             ended = Unreachable(
                 f"a process with {devices} devices exited with status {done.returncode}: {last}"
             )
             ended.add_note(done.stderr)  # if XLA aborts, the last line is only part of its stack
             raise ended
-        return cloudpickle.loads(back.read_bytes())
+        return cloudpickle.loads(returned.read_bytes())
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -110,10 +110,10 @@ def _without_keys(arg: Any) -> Any:
     )
 
 
-def _main(there: str, back: str) -> None:
+def _main(sent: str, returned: str) -> None:
     import cloudpickle  # noqa: PLC0415
 
-    function, args = cloudpickle.loads(Path(there).read_bytes())
-    Path(back).write_bytes(
+    function, args = cloudpickle.loads(Path(sent).read_bytes())
+    Path(returned).write_bytes(
         cloudpickle.dumps(function(*(arg.key() if isinstance(arg, _Key) else arg for arg in args)))
     )

@@ -20,7 +20,7 @@ from dsgd.machines import watch
 
 _SLICE = 500  # milliseconds of one blocking read of the store, which delays signals
 _COMMON = (ValueError, OSError)  # errors of process 0 that all processes raise with their own type
-_said = 0  # number of messages of this process; equal in all processes
+_num_exchanges = 0  # number of messages of this process; equal in all processes
 
 
 class Elsewhere(RuntimeError):
@@ -113,7 +113,7 @@ def together(name: str, whole: bool = True) -> Iterator[None]:
         except BaseException as error:
             if broken(error):
                 raise watch.who_broke(name) from error
-            _speak({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+            _send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
             raise
 
 
@@ -131,44 +131,44 @@ def _client() -> Any:
 
 
 def _exchange(about: str, words: dict[str, Any]) -> list[str]:
-    everybody: list[dict[str, Any]] = json.loads(_answer(_speak({"about": about, **words})))
-    for i, each in enumerate(everybody):
+    messages: list[dict[str, Any]] = json.loads(_gather(_send({"about": about, **words})))
+    for i, each in enumerate(messages):
         if "failed" in each:
             raise Elsewhere(f"process {i} of {count()} left the run: {each['failed']}")
-    for i, each in enumerate(everybody):
-        if each["about"] != everybody[0]["about"]:
-            topics = f"process 0 is at {everybody[0]['about']}, process {i} at {each['about']}"
+    for i, each in enumerate(messages):
+        if each["about"] != messages[0]["about"]:
+            topics = f"process 0 is at {messages[0]['about']}, process {i} at {each['about']}"
             raise ValueError(
                 f"the processes run different configurations ({topics}); expected the same calls "
                 "in every process"
             )
-    return [each["said"] for each in everybody]
+    return [each["said"] for each in messages]
 
 
-def _speak(words: dict[str, Any]) -> int:
+def _send(words: dict[str, Any]) -> int:
     """Stores a message for process 0, which gathers them. Returns the number of the exchange."""
-    global _said  # noqa: PLW0603 (one order of messages for the whole process)
-    _said += 1
+    global _num_exchanges  # noqa: PLW0603 (one order of messages for the whole process)
+    _num_exchanges += 1
     client = _client()
-    client.key_value_set(f"dsgd/said/{_said}/{index()}", json.dumps(words))
+    client.key_value_set(f"dsgd/said/{_num_exchanges}/{index()}", json.dumps(words))
     if index() == 0 and "failed" in words:  # process 0 will not gather the others' messages
-        client.key_value_set(f"dsgd/all/{_said}", json.dumps([words]))
-    return _said
+        client.key_value_set(f"dsgd/all/{_num_exchanges}", json.dumps([words]))
+    return _num_exchanges
 
 
-def _answer(number: int) -> str:
+def _gather(number: int) -> str:
     client = _client()
     if index() == 0:
-        everybody = [json.loads(_waited(f"dsgd/said/{number}/{i}")) for i in range(count())]
-        client.key_value_set(f"dsgd/all/{number}", json.dumps(everybody))
+        messages = [json.loads(_wait_for(f"dsgd/said/{number}/{i}")) for i in range(count())]
+        client.key_value_set(f"dsgd/all/{number}", json.dumps(messages))
         # Every process has sent a message since, so it has read those of two exchanges ago.
         if number > 2:
             client.key_value_delete(f"dsgd/said/{number - 2}/")
             client.key_value_delete(f"dsgd/all/{number - 2}")
-    return _waited(f"dsgd/all/{number}")
+    return _wait_for(f"dsgd/all/{number}")
 
 
-def _waited(key: str) -> str:
+def _wait_for(key: str) -> str:
     """Waits for the value of a key and returns it."""
     client = _client()
     while True:

@@ -32,7 +32,7 @@ def from_host(values: Any, dtype: Any = None) -> jax.Array:
     """
     forks.need_threads()
     with jax.ensure_compile_time_eval():  # a concrete value, even if JAX traces the call
-        return jax.device_put(_own_memory(values, dtype))
+        return jax.device_put(_copied(values, dtype))
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
@@ -45,7 +45,7 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
 
         def copied(leaf: Any) -> jax.Array:
             return jax.device_put(
-                leaf if isinstance(leaf, jax.Array) else _own_memory(leaf),
+                leaf if isinstance(leaf, jax.Array) else _copied(leaf),
                 sharding,
                 may_alias=False,
             )
@@ -65,17 +65,17 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
             this process.
     """
     if sharding.is_fully_addressable:
-        if any(map(_elsewhere, jax.tree.leaves(tree))):
+        if any(map(_is_distributed, jax.tree.leaves(tree))):
             raise ValueError(
                 "other processes hold a part of the data, but the mesh has only devices of this "
                 "process; expected a mesh over all processes"
             )
         return jax.device_put(tree, sharding)
 
-    def there(leaf: Any) -> bool:
+    def is_placed(leaf: Any) -> bool:
         return isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
-    return jax.tree.map(lambda leaf: leaf if there(leaf) else _put(leaf, sharding), tree)
+    return jax.tree.map(lambda leaf: leaf if is_placed(leaf) else _put(leaf, sharding), tree)
 
 
 def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = True) -> jax.Array:
@@ -128,7 +128,7 @@ def known(values: np.ndarray) -> Any:
     With several processes the result stays on the host.
     """
     kind = jnp.result_type(float)
-    return from_host(values, kind) if agreement.alone() else _own_memory(values, kind)
+    return from_host(values, kind) if agreement.alone() else _copied(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:
@@ -148,12 +148,12 @@ def own(leaf: Any) -> np.ndarray:
 
     It is the rows of its workers, or the whole array if it is not distributed over processes.
     """
-    return _own_part(leaf)[1] if _elsewhere(leaf) else np.asarray(leaf)
+    return _local_part(leaf)[1] if _is_distributed(leaf) else np.asarray(leaf)
 
 
 def row(leaf: Any, n: int) -> np.ndarray:
     """Returns the row of worker n, a worker of this process, of an array `[N, ...]`."""
-    first, rows = _own_part(leaf) if _elsewhere(leaf) else (0, np.asarray(leaf))
+    first, rows = _local_part(leaf) if _is_distributed(leaf) else (0, np.asarray(leaf))
     return np.asarray(rows[n - first])
 
 
@@ -165,7 +165,7 @@ def on_host(leaf: Any) -> np.ndarray:
     """
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    if not _elsewhere(leaf):
+    if not _is_distributed(leaf):
         return np.asarray(leaf)
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
@@ -199,9 +199,9 @@ def row_digests(leaf: Any) -> list[str]:
     """
     if id(leaf) in _digests:
         return _digests[id(leaf)]
-    if not _elsewhere(leaf):
+    if not _is_distributed(leaf):
         return [row_digest(row) for row in np.asarray(leaf)]
-    begin, host = _own_part(leaf)
+    begin, host = _local_part(leaf)
     texts = agreement.exchange(
         "rows of the data", json.dumps({begin + i: row_digest(row) for i, row in enumerate(host)})
     )
@@ -219,12 +219,10 @@ def row_digest(row: np.ndarray | np.generic) -> str:
 
 def owned(tree: PyTree) -> PyTree:
     """Returns the same tree with numpy arrays copied, because their owner may modify them."""
-    return jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf, jax.Array) else _own_memory(leaf), tree
-    )
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _copied(leaf), tree)
 
 
-def _own_memory(values: Any, dtype: Any = None) -> np.ndarray:
+def _copied(values: Any, dtype: Any = None) -> np.ndarray:
     """Copies values to a new numpy array. On CPUs, JAX arrays may share memory with numpy arrays
     even if a copy is requested.
     """
@@ -236,12 +234,12 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
         return jax.random.wrap_key_data(
             _put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf)
         )
-    elsewhere = _elsewhere(leaf)
-    first, host = _own_part(leaf) if elsewhere else (0, np.asarray(leaf))
-    axis = _axis(leaf) if elsewhere else 0
+    distributed = _is_distributed(leaf)
+    first, host = _local_part(leaf) if distributed else (0, np.asarray(leaf))
+    axis = _axis(leaf) if distributed else 0
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
-        if index is None or not elsewhere:
+        if index is None or not distributed:
             return np.array(host[index])
         begin, end, _ = index[axis].indices(leaf.shape[axis])
         if not (first <= begin and end <= first + host.shape[axis]):
@@ -257,7 +255,7 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(np.shape(leaf), sharding, piece, dtype=host.dtype)
 
 
-def _elsewhere(leaf: Any) -> bool:
+def _is_distributed(leaf: Any) -> bool:
     """Whether a part of the array is available only in other processes."""
     return isinstance(leaf, jax.Array) and not (
         leaf.is_fully_addressable or leaf.is_fully_replicated
@@ -274,7 +272,7 @@ def _axis(leaf: jax.Array) -> int:
     )
 
 
-def _own_part(leaf: jax.Array) -> tuple[int, np.ndarray]:
+def _local_part(leaf: jax.Array) -> tuple[int, np.ndarray]:
     """Returns this process's part of a distributed array: the first index along the distributed
     axis, and the rows.
     """

@@ -35,11 +35,11 @@ def mesh(name: str, N: int) -> Mesh:
 
 def rows(tree: PyTree, mesh: Mesh) -> PyTree:
     """Combines the processes' leaves `[1, ...]` to the rows of arrays `[N, ...]`."""
-    here, own = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
+    device, sharding = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
 
     def placed(leaf):
         return jax.make_array_from_single_device_arrays(
-            (mesh.size, *leaf.shape[1:]), own, [jax.device_put(leaf, here)]
+            (mesh.size, *leaf.shape[1:]), sharding, [jax.device_put(leaf, device)]
         )
 
     return jax.tree.map(placed, tree)

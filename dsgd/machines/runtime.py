@@ -157,10 +157,10 @@ def _open_mpi(coordinator: str | None, timeout: float) -> Place | None:
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if size == 1:
         return None
-    rank, local, here = (
+    rank, local, local_size = (
         int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "LOCAL_RANK", "LOCAL_SIZE")
     )
-    if coordinator is None and here == size:
+    if coordinator is None and local_size == size:
         job = os.environ.get("PMIX_NAMESPACE", "")
         coordinator = f"127.0.0.1:{_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS}"
     if coordinator is None:
@@ -296,9 +296,9 @@ def _towards(host: str) -> str | None:
     use any.
     """
     try:
-        kind, *_, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)
+            probe.connect(address)
             return probe.getsockname()[0]
     except OSError:
         return None

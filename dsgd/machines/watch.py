@@ -67,12 +67,12 @@ class _Watch:
     def look(self) -> None:
         """Reads the states of the other processes and detects those that are lost."""
         now = time.monotonic()
-        there = {
+        states = {
             int(key.rpartition("/")[2]): words
             for key, words in self.client.key_value_dir_get(_ALIVE)
         }
         for i, (before, since) in self._seen.items():
-            words = there.get(i, "")
+            words = states.get(i, "")
             if words != before:
                 self._seen[i] = (words, now)
             self._judge(i, words, now - (now if words != before else since))

@@ -381,8 +381,8 @@ def _bundled(name: str) -> Path:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise FileNotFoundError(
-            f"{name} comes with scikit-learn, which is not installed; you need to run: pip "
-            "install scikit-learn"
+            f"{name} comes with scikit-learn, which is not installed; to install it, run: "
+            "pip install scikit-learn"
         )
     return Path(spec.origin).parent / "datasets" / "data" / name
 

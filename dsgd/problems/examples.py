@@ -136,8 +136,7 @@ class Minibatch:
             size: m, the worker's number of samples, uint32.
             longest: the largest number of samples of a worker.
             number: number of the batch if batches are those of epochs.
-            many: whether drawing a random number for each of `longest` samples takes too much
-                memory.
+            many: whether `longest` is too large to draw a random number for each sample.
         """
         B = self.batch_size
         if self.replacement == EPOCH:

@@ -41,8 +41,8 @@ def neural_network(
     Args:
         model: "mlp"; "cnn" or "resnet-18" (images only); or a model as in `finite_sum`, from `[m,
             ...]` to logits `[m, classes]`.
-        data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed,
-            data_dir: as in `logistic_regression`.
+        data, workers, partition, alpha, min_samples, weights: as in `logistic_regression`.
+        batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
         trainable: as in `finite_sum`.
 
     Raises:

@@ -57,7 +57,7 @@ class Checkpoint:
         self._several = several
         self._lock = filelock.FileLock(self._folder / _LOCK, timeout=0)
         self._found: dict[str, np.ndarray] | None = None
-        self._there = bool(self._in_first(self._begin))
+        self._exists = bool(self._on_process_zero(self._begin))
         self._written = time.monotonic()
 
     def __enter__(self) -> Checkpoint:
@@ -75,24 +75,24 @@ class Checkpoint:
         Raises:
             ValueError: if the leaves of the stored state differ from those of this run.
         """
-        if not self._there:
+        if not self._exists:
             return None
         found, self._found = self._found or {}, None
-        there = json.loads(self._in_first(lambda: json.dumps(list(found))))
+        stored = json.loads(self._on_process_zero(lambda: json.dumps(list(found))))
         records = {
-            name.removeprefix(_RECORDS): self._from_first(found.get(name))
-            for name in there
+            name.removeprefix(_RECORDS): self._broadcast(found.get(name))
+            for name in stored
             if name.startswith(_RECORDS)
         }
         paths, structure = jax.tree_util.tree_flatten_with_path(like)
         names = [_name(path) for path, _ in paths]
-        if set(names) != {name for name in there if not name.startswith(_RECORDS)}:
+        if set(names) != {name for name in stored if not name.startswith(_RECORDS)}:
             raise ValueError(
                 f"checkpoint {self._folder}: the state has other leaves than this run; expected "
                 "the same run; pass another folder"
             )
         leaves = [
-            self._placed(name, self._from_first(found.get(name)), leaf)
+            self._placed(name, self._broadcast(found.get(name)), leaf)
             for name, (_, leaf) in zip(names, paths, strict=True)
         ]
         return jax.tree.unflatten(structure, leaves), records
@@ -111,7 +111,7 @@ class Checkpoint:
         kept = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
             whole = arrays.on_host(leaf)
-            if self._mine:
+            if self._owns_folder:
                 kept[_name(path)] = whole
         kept |= {f"{_RECORDS}{name}": values for name, values in records.items()}
 
@@ -127,21 +127,21 @@ class Checkpoint:
                 ) from error
             return ""
 
-        self._in_first(write)
+        self._on_process_zero(write)
         self._written = time.monotonic()
 
     @property
-    def _mine(self) -> bool:
+    def _owns_folder(self) -> bool:
         """Whether this process accesses the folder."""
         return not self._several or agreement.index() == 0
 
-    def _in_first(self, act: Callable[[], str]) -> str:
+    def _on_process_zero(self, act: Callable[[], str]) -> str:
         """Calls `act` in the process that accesses the folder, and returns its result, or raises
         its error, in every process.
         """
         return agreement.first(act) if self._several else act()
 
-    def _from_first(self, array: np.ndarray | None) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray | None) -> np.ndarray:
         if self._several:
             return arrays.from_first(array)
         assert array is not None
@@ -151,12 +151,12 @@ class Checkpoint:
         """Locks the folder and reads the checkpoint. Returns a non-empty text if there is one."""
         self._open()
         try:
-            self._leave_no_halves()
+            self._delete_partial_files()
             self._found = self._read()
         except BaseException:
             self._lock.release()
             raise
-        return "" if self._found is None else "there"
+        return "" if self._found is None else "found"
 
     def _open(self) -> None:
         try:
@@ -173,29 +173,29 @@ class Checkpoint:
                 f"checkpoint {self._folder}: {reason}; expected a folder that can be written to"
             ) from error
 
-    def _leave_no_halves(self) -> None:
+    def _delete_partial_files(self) -> None:
         """Deletes temporary files of a process that was killed while it wrote a checkpoint."""
-        for half in self._folder.glob(f".{self._path.stem}-????????{self._path.suffix}"):
-            half.unlink()
+        for partial_file in self._folder.glob(f".{self._path.stem}-????????{self._path.suffix}"):
+            partial_file.unlink()
 
     def _read(self) -> dict[str, np.ndarray] | None:
         if not self._path.exists():
             return None
         try:
             with self._path.open("rb") as file:
-                there, found = _contents(file)
+                about, found = _contents(file)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"checkpoint {self._path} is damaged ({error}); expected the file as it was "
                 "written; restore it, or delete it to start from the beginning"
             ) from error
-        before, now = there.get("workers"), self._about.get("workers")
+        before, now = about.get("workers"), self._about.get("workers")
         if before != now:
             raise ValueError(
                 f"checkpoint {self._folder} contains a run of {before} workers; expected {now}; "
                 f"pass another folder, and {FROM_MODEL}"
             )
-        if other := identity.differences(there, self._about):
+        if other := identity.differences(about, self._about):
             raise ValueError(
                 f"checkpoint {self._folder} contains another run ({other}); expected the same run; "
                 "pass another folder"
@@ -214,10 +214,10 @@ class Checkpoint:
         if array.dtype.kind == "V":
             array = array.view(kept.dtype)
         if array.shape != kept.shape or array.dtype != kept.dtype:
-            there, here = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (array, kept))
+            given, expected = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (array, kept))
             raise ValueError(
-                f"checkpoint {self._folder}: {name} is {there}; expected {here}, as in this run; "
-                "pass another folder"
+                f"checkpoint {self._folder}: {name} is {given}; expected {expected}, as in this "
+                "run; pass another folder"
             )
         if keys:
             impl = jax.random.key_impl(jnp.zeros((), like.dtype))

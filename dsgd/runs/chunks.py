@@ -209,12 +209,12 @@ def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> 
     """Returns the same decisions in all processes: a collective that only some of them begin would
     never finish.
     """
-    mine = _Turn(stop.asked, pace.records, bool(checkpoint and checkpoint.due()))
+    local = _Turn(stop.asked, pace.records, bool(checkpoint and checkpoint.due()))
     if not job.plan.mesh.is_multi_process:
-        return mine
+        return local
     turns = [
         _Turn(*json.loads(words))
-        for words in agreement.exchange("the next chunk", json.dumps(mine))
+        for words in agreement.exchange("the next chunk", json.dumps(local))
     ]
     return turns[0]._replace(stop=any(turn.stop for turn in turns))
 

@@ -76,8 +76,8 @@ def run(
             not computed. If `evaluate_every` is not 1, the history contains `evaluated`, which
             marks the evaluated records, and `dsgd.evaluated(history)` returns only these. A run
             that `until` ends may end between two of them.
-        mesh: a mesh from `dsgd.workers.mesh`, or a number of devices as accepted there; None: all
-            devices.
+        mesh: a mesh from `dsgd.workers.mesh`, or a number of devices as accepted there; None: as
+            many of JAX's devices as divide N; in several processes, all devices.
         checkpoint: a folder in which the run saves its state every 30 seconds, when it is
             interrupted, and at its end. The same call then resumes the run, with the same result as
             an uninterrupted run, also on a different number of devices and processes. (In a run of

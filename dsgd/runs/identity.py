@@ -85,21 +85,23 @@ def of(job: Job, kept: bool) -> dict[str, str]:
 
 
 def differences(
-    there: dict[str, str], here: dict[str, str], where: tuple[str, str] = ("there", "here")
+    one: dict[str, str],
+    other: dict[str, str],
+    where: tuple[str, str] = ("in the checkpoint", "in this run"),
 ) -> str:
     """Returns the differences of two fingerprints, as text.
 
     The text is empty if there are none, or if they have no effect on the lowered program.
 
     Args:
-        there, here: the fingerprints.
+        one, other: the fingerprints.
         where: the words with which the text refers to the two.
     """
-    differ = [name for name in here if there.get(name) != here[name]]
+    differ = [name for name in other if one.get(name) != other[name]]
     if PROGRAM not in differ:
         differ = [name for name in differ if name not in _TOOLS]
     named = [
-        f"{name} = {there.get(name)} {where[0]}, {here[name]} {where[1]}"
+        f"{name} = {one.get(name)} {where[0]}, {other[name]} {where[1]}"
         for name in differ
         if name != PROGRAM
     ]

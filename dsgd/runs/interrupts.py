@@ -53,7 +53,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked: bool = False
         self._count = 0
-        self._at_once = False
+        self._raises_at_once = False
 
     def __enter__(self) -> Stop:
         self._handling = _handled(self._note, signal.SIGINT, signal.SIGTERM)
@@ -70,18 +70,18 @@ class Stop:
 
         It is used for user code, which may wait for a long time and can be left at any point.
         """
-        self._at_once = True
+        self._raises_at_once = True
         try:
             yield
         except KeyboardInterrupt:
             self.asked = True
         finally:
-            self._at_once = False
+            self._raises_at_once = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self._count += 1
-        if self._at_once or self._count > _MOST:
+        if self._raises_at_once or self._count > _MOST:
             raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -74,18 +74,8 @@ def make_plan(
             f"evaluate_every = {evaluate_every}, record_every = {record_every}; expected at most "
             "2^30 rounds between evaluations"
         )
-    mesh = (
-        automatic(mesh)
-        if isinstance(mesh, Mesh)
-        else workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
-    )
     N = problem.workers
-    if N % mesh.size:
-        largest = max(d for d in range(1, mesh.size + 1) if N % d == 0)
-        raise ValueError(
-            f"mesh has {mesh.size} devices for {N} workers; expected a number of devices that "
-            f"divides {N}; pass mesh={largest}"
-        )
+    mesh = _mesh(mesh, N)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = loop.without_arrays(problem)
     plan = loop.Plan(
@@ -115,6 +105,23 @@ def _found(plan_and_method: sameness.Key) -> tuple[bool, bool]:
     """
     description = loop.describe(*plan_and_method.value)
     return description.measures, description.weighs
+
+
+def _mesh(given: Mesh | int | None, N: int) -> Mesh:
+    """Returns the mesh of a run with N workers; by default it has as many devices as possible."""
+    if given is None and jax.process_count() == 1:
+        return workers.mesh(max(d for d in range(1, jax.device_count() + 1) if N % d == 0))
+    if isinstance(given, Mesh):
+        mesh = automatic(given)
+    else:
+        mesh = workers.mesh(None if given is None else checks.positive_int("mesh", given))
+    if N % mesh.size:
+        largest = max(d for d in range(1, mesh.size + 1) if N % d == 0)
+        raise ValueError(
+            f"mesh has {mesh.size} devices for {N} workers; expected a number of devices that "
+            f"divides {N}; pass mesh={largest}"
+        )
+    return mesh
 
 
 def check_steps(steps: Any, before: int = 0) -> int:

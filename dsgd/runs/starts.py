@@ -38,14 +38,14 @@ def _need_workers(state: State, like: State) -> None:
     if np.shape(state.step) != np.shape(like.step):
         return
     axis = like.step.ndim
-    there, here = (
+    given, expected = (
         {np.shape(leaf)[axis] for leaf in jax.tree.leaves(each.workers) if np.ndim(leaf) > axis}
         for each in (state, like)
     )
-    if len(there) == len(here) == 1 and there != here:
+    if len(given) == len(expected) == 1 and given != expected:
         raise ValueError(
-            f"start has a state of {there.pop()} workers; expected {here.pop()}, as the problem "
-            f"has; {FROM_MODEL}"
+            f"start has a state of {given.pop()} workers; expected {expected.pop()}, as the "
+            f"problem has; {FROM_MODEL}"
         )
 
 
@@ -65,7 +65,7 @@ def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
     """
     _need_workers(state, like.state)
     checks.require_same("start: state", state, like.state, types=True)
-    copies = jax.tree.map(lambda there, here: arrays.put(there, here.sharding), state, like.state)
+    copies = jax.tree.map(lambda leaf, shape: arrays.put(leaf, shape.sharding), state, like.state)
 
     def filled(value, part):
         return jax.tree.map(

@@ -132,7 +132,7 @@ def _outputs(job: Job, run: int) -> list[str]:
     if outputs is None:
         return []
     params = _first_model(job, run)
-    return _ranges("outputs", lax.map(lambda mine: outputs(params, mine), job.problem.data))
+    return _ranges("outputs", lax.map(lambda data: outputs(params, data), job.problem.data))
 
 
 def _first_gradients(job: Job, run: int) -> list[str]:
@@ -140,10 +140,10 @@ def _first_gradients(job: Job, run: int) -> list[str]:
     worker.
     """
     trained, fixed = leaves.split(leaves.flags(job.problem), _first_model(job, run))
-    both = oracle.with_loss(leaves.bound(job.problem, fixed))
+    loss_and_gradient = oracle.with_loss(leaves.bound(job.problem, fixed))
 
-    def finite(mine):
-        return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), both(trained, mine))
+    def finite(data):
+        return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), loss_and_gradient(trained, data))
 
     try:
         losses, slopes = jax.jit(lambda data: lax.map(finite, data))(job.problem.data)

@@ -1,1 +1,1 @@
-"""What operations cost, next to the least that they can cost."""
+"""Measures costs of operations, next to lower bounds."""

@@ -19,7 +19,7 @@ if __name__ == "compression":
     )
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class Args:
     """Elements d of the vector."""
     repeats: commands.Count = 9
     """Timings of each program."""
-    out: Path = field(default=Path("results/benchmark/compression"))
+    out: Path = Path("results/benchmark/compression")
     """Folder for config.json, throughput.csv and a table for each dimension."""
 
 
@@ -92,7 +92,7 @@ class Speed(NamedTuple):
 def main(args: Args) -> None:
     if not args.dimensions or min(args.dimensions) < 16 or args.repeats < 1:
         raise ValueError(
-            f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at "
+            f"dimensions = {args.dimensions}, repeats = {args.repeats}: expected dimensions of at "
             "least 16, repeats of at least 1"
         )
     commands.begin(args)
@@ -119,26 +119,22 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
     """Bytes of the vector a second of each reference, and of each compressor."""
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (d,))
     references = reference_programs(key, x)
-    times: dict[str, list[float]] = {name: [] for name in references}
+    times: dict[str, list[np.ndarray]] = {name: [] for name in references}
     speeds = {}
-    for candidate in CANDIDATES:
-        encode, decode, bits = codec(candidate.compressor, key, x)
-        own: dict[str, list[float]] = {"encode": [], "decode": []}
-        programs = {**own, **{name: times[name] for name in ("copy", *candidate.needs)}}
-        run = {**references, "encode": encode, "decode": decode}
-        before = {name: len(taken) for name, taken in programs.items()}
-        for _ in range(args.repeats):
-            for name, taken in programs.items():
-                taken.append(timing.seconds(run[name]))
-        latest = {name: np.array(taken[before[name] :]) for name, taken in programs.items()}
+    for compressor, needs in CANDIDATES:
+        encode, decode, bits = codec(compressor, key, x)
+        programs = {name: references[name] for name in ("copy", *needs)}
+        taken = timing.in_turn({"encode": encode, "decode": decode, **programs}, args.repeats)
+        for name in programs:
+            times[name].append(taken[name])
         # of a copy's bytes: one read, one packed write
         moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)
-        least = moved * latest["copy"] + sum(latest[name] for name in candidate.needs)
-        rate = {name: 4 * d / float(np.median(taken)) for name, taken in own.items()}
-        speeds[candidate.compressor.name] = Speed(
-            bits / d, rate["encode"], rate["decode"], float(np.median(latest["encode"] / least))
-        )
-    return {name: 4 * d / float(np.median(taken)) for name, taken in times.items()}, speeds
+        least = moved * taken["copy"] + sum(taken[name] for name in needs)
+        cost = float(np.median(taken["encode"] / least))
+        encoded, decoded = (4 * d / float(np.median(taken[name])) for name in ("encode", "decode"))
+        speeds[compressor.name] = Speed(bits / d, encoded, decoded, cost)
+    rates = {name: 4 * d / float(np.median(np.concatenate(taken))) for name, taken in times.items()}
+    return rates, speeds
 
 
 def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:

@@ -14,7 +14,7 @@ and all: a worker's neighbours row by row, or a product with all rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Args:
     dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M.
     """
-    out: Path = field(default=Path("results/benchmark/mixing"))
+    out: Path = Path("results/benchmark/mixing")
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
 
 
@@ -91,7 +91,7 @@ def main(args: Args) -> None:
     for graph in graphs:
         programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
         programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
-    taken = in_turn(programs, args.repeats)
+    taken = timing.in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [
         (graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions])
@@ -114,15 +114,6 @@ def main(args: Args) -> None:
         {},
         {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)},
     )
-
-
-def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of each, one after the other."""
-    taken = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, run in programs.items():
-            taken[name].append(timing.seconds(run))
-    return {name: np.array(values) for name, values in taken.items()}
 
 
 def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
@@ -150,7 +141,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
         programs[name] = timing.program(
             lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b
         )
-    taken = in_turn(programs, repeats)
+    taken = timing.in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 

@@ -4,7 +4,7 @@ time to a result, memory.
     python -m experiments.benchmark peers
 
 Ring DSGD of logistic regression, 8 samples a worker and all of them in every gradient, in float64:
-nothing is random, and before anything is timed the models of all versions are held to each other's.
+nothing is random, and the models of all versions are compared before anything is timed.
 fedjax has a server and no ring: it does mini-batch SGD, beside dsgd and a scan that do the same.
 Nothing is recorded on the way.
 
@@ -34,7 +34,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
-from experiments.shared import commands, tables
+from experiments.shared import commands, figures, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
@@ -71,7 +71,7 @@ class Args:
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
     """Folder for the environments of other libraries; those that are there are used again."""
-    out: Path = field(default=Path("results/benchmark/peers"))
+    out: Path = Path("results/benchmark/peers")
     """Folder for config.json, peers.csv, versions.json, peers.png and the tables."""
 
 
@@ -142,21 +142,17 @@ def main(args: Args) -> None:
 
 def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
-    for flag, given, known in (
-        ("--methods", args.methods, tuple(VERSIONS)),
-        ("--versions", args.versions, NAMES),
-    ):
-        if unknown := set(given) - set(known):
-            raise ValueError(f"{flag} {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
+    commands.require_known("--methods", args.methods, VERSIONS)
+    commands.require_known("--versions", args.versions, NAMES)
     if few := [N for N in args.workers if N < 3]:
         raise ValueError(
-            f"--workers {' '.join(map(str, few))}: need at least 3, so that each has two "
+            f"--workers {' '.join(map(str, few))}: expected at least 3, so that each has two "
             "neighbours on the ring"
         )
     if not sizes(args):
         raise ValueError(
-            f"--workers, --dimensions: all sizes have more than {MOST:,} elements; need smaller "
-            "ones"
+            f"--workers, --dimensions: all sizes have more than {MOST:,} elements; expected "
+            "smaller ones"
         )
     for method in args.methods:
         if not set(args.versions) & set(VERSIONS[method]):
@@ -254,7 +250,7 @@ def compare(
         if not apart[name] <= AGREE:
             raise RuntimeError(
                 f"{method}: after {args.rounds} rounds {name} is {apart[name]:.1g} from the first "
-                f"version: need {AGREE:g}"
+                f"version: expected {AGREE:g}"
             )
     taken: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in apart}
     for _ in range(args.repeats):
@@ -323,9 +319,7 @@ def draw(rows: list[Row]) -> Figure:
             panel.set_ylabel(SHOWN[what])
         if what == "rounds_per_second":
             panel.set_title(f"{d:,} elements")
-    sheet.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names)
-    )
+    figures.legend(sheet, len(names), panels[0])
     return sheet
 
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ import algorithms
 import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
-from experiments.benchmark.timing import calibrate, clock
-from experiments.shared import commands, tables
+from experiments.benchmark.timing import calibrate
+from experiments.shared import commands, tables, timing
 
 FORMS = {
     "scan": by_hand.reduced,
@@ -68,7 +69,7 @@ class Args:
     """
     repeats: commands.Count = 3
     """Timings of each version on each problem."""
-    out: Path = field(default=Path("results/benchmark/rounds"))
+    out: Path = Path("results/benchmark/rounds")
     """Folder for config.json, rounds.csv and table.csv."""
 
 
@@ -111,14 +112,9 @@ def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
     if len(args.workers) != len(args.dimensions):
         raise ValueError(
-            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many"
+            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: expected as many"
         )
-    unknown = set(args.methods) - set(by_hand.SCANS)
-    if unknown or not args.methods:
-        raise ValueError(
-            f"methods {args.methods}: need some of {', '.join(by_hand.SCANS)}, which are written "
-            "by hand"
-        )
+    commands.require_known("--methods", args.methods, by_hand.SCANS)
 
 
 def compare(args: Args, name: str, N: int, d: int) -> Row:
@@ -162,11 +158,9 @@ def in_turn(
     counts = {version: calibrate(run, seconds) for version, run in versions.items()}
     for version, run in versions.items():
         run(counts[version])  # compiled for this length
-    taken: dict[str, list[float]] = {version: [] for version in versions}
-    for _ in range(repeats):
-        for version, run in versions.items():
-            taken[version].append(clock(run, counts[version]) / counts[version])
-    return {version: np.array(times) for version, times in taken.items()}
+    programs = {version: partial(run, counts[version]) for version, run in versions.items()}
+    taken = timing.in_turn(programs, repeats)
+    return {version: times / counts[version] for version, times in taken.items()}
 
 
 def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Args:
 
     repeats: commands.Count = 5
     """Processes of each version."""
-    out: Path = field(default=Path("results/benchmark/start"))
+    out: Path = Path("results/benchmark/start")
     """Folder for config.json, start.csv and table.csv."""
 
 

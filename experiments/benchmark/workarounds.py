@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsgd import records
@@ -24,9 +24,9 @@ JOB = "experiments.benchmark.jobs.workarounds"
 class Args:
     """Times operations in their forms for CPUs and in plain JAX."""
 
-    seconds: float = 0.5
+    seconds: commands.Positive = 0.5
     """Length of one timing, about."""
-    out: Path = field(default=Path("results/benchmark/workarounds"))
+    out: Path = Path("results/benchmark/workarounds")
     """Folder for config.json, workarounds.csv and table.csv."""
 
 

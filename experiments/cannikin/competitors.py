@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Its input is its lifeline: it ends when who started it does.
+# It ends when its standard input closes, that is when the process that started it ends.
 _SPIN = """
 import os, sys, threading
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -24,8 +24,8 @@ def cores() -> list[int]:
     """Those that this process may use; a ValueError where the system cannot say so."""
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError(
-            f"processes on cores of their own, on {sys.platform}: need Linux, where a process can "
-            "be kept on a core"
+            f"processes on cores of their own, on {sys.platform}: expected Linux, where a process "
+            "can be kept on a core"
         )
     return sorted(os.sched_getaffinity(0))
 

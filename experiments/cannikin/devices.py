@@ -50,7 +50,7 @@ class GPU(NamedTuple):
     memory: float
 
     def shared(self, share: float) -> GPU:
-        """Of which a part is somebody else's."""
+        """The same with a share of everything."""
         return GPU(
             f"{self.name} x {share:.2f}",
             share * self.peak,

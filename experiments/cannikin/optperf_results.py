@@ -15,10 +15,7 @@ from experiments.cannikin.driving import Overhead, Settled
 from experiments.shared import figures, statistics, tables
 
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
-LOOK = {
-    name: (plots.COLOURS[i], plots.STYLES[i])
-    for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))
-}
+LOOK = {name: figures.look(i) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
 MARKS = "osD^v"
 NEAR = 0.01  # of its own best, at which a system's batches count as tuned
 # models, of section 5.3
@@ -65,27 +62,19 @@ def summary(
         " at most: over total batches and workloads, of 5.3 over runs, too.",
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
-    table.add_row(
-        "  Cannikin's epoch when tuned", "3", statistics.with_error(tuned(epochs[CANNIKIN]))
-    )
-    table.add_row(
-        "  LB-BSP's epoch when tuned", "> 10", statistics.with_error(tuned(epochs[LB_BSP]))
-    )
+    for name, paper in ((CANNIKIN, "3"), (LB_BSP, "> 10")):
+        when = statistics.with_error(tuned(epochs[name]))
+        table.add_row(f"  {name}'s epoch when tuned", paper, when)
     for name in (CANNIKIN, LB_BSP):
-        table.add_row(
-            f"  {name}'s shortest batch / OptPerf",
-            "-",
-            statistics.with_error(epochs[name].min(axis=1) / optperf, 3),
-        )
+        shortest = statistics.with_error(epochs[name].min(axis=1) / optperf, 3)
+        table.add_row(f"  {name}'s shortest batch / OptPerf", "-", shortest)
     table.add_section()
     for cluster, paper in (("A", ("-", "-")), ("B", ("18", "53")), ("C", ("-", "-"))):
         table.add_row(f"figure 10: cluster {cluster}, % less time, at most")
+        those = [of for (name, _), of in found.items() if name == cluster]
         for words, system, number in (("LB-BSP", "lb_bsp", paper[0]), ("DDP", "ddp", paper[1])):
-            table.add_row(
-                f"  than {words}",
-                number,
-                f"{100 * max(of.gain(system).max() for (c, _), of in found.items() if c == cluster):.0f}",
-            )
+            most = 100 * max(of.gain(system).max() for of in those)
+            table.add_row(f"  than {words}", number, f"{most:.0f}")
     table.add_section()
     table.add_row("5.3: % error of the predicted OptPerf, at most")
     for words, paper, weighting, those in (
@@ -100,11 +89,8 @@ def summary(
     table.add_section()
     table.add_row("table 5: % of an epoch on B, at most")
     for name, share in shares.items():
-        table.add_row(
-            f"  {name}",
-            SHARES[name],
-            f"{100 * share:.1g}" if share < 1e-2 else f"{100 * share:.0f}",
-        )
+        percent = f"{100 * share:.1g}" if share < 1e-2 else f"{100 * share:.0f}"
+        table.add_row(f"  {name}", SHARES[name], percent)
     return table
 
 
@@ -145,12 +131,9 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
     """
     sheet, (axes,) = plots.figure(1, width=7, height=3.8)
     for name, times in epochs.items():
-        colour, style = LOOK[name]
         middle, error = dsgd.mean_and_error(1e3 * times)
         x = np.arange(1, times.shape[1] + 1)
-        axes.errorbar(
-            x, middle, yerr=error, color=colour, linestyle=style, marker=".", capsize=2, label=name
-        )
+        axes.errorbar(x, middle, yerr=error, marker=".", capsize=2, label=name, **LOOK[name])
     axes.axhline(1e3 * optperf, color="black", linewidth=0.8, label="OptPerf")
     axes.set(xlabel="epoch", ylabel="milliseconds of a batch", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -169,29 +152,20 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
         found: by cluster and workload.
     """
     rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
-    sheet = Figure(figsize=(3 * columns, 2.7 * rows), layout="constrained")
-    for axes, ((cluster, workload), of) in zip(
-        plots.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True
-    ):
-        for name, times in (
-            (CANNIKIN, of.cannikin),
-            (LB_BSP, of.lb_bsp),
-            (ADAPTED, of.adapted),
-            (DDP, of.ddp),
-        ):
-            colour, style = LOOK[name]
-            axes.plot(
-                of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name
-            )
+    sheet, panels = plots.figure(columns, rows, width=3, height=2.7, sharey="row")
+    for axes, ((cluster, workload), of) in zip(panels, found.items(), strict=True):
+        systems = {CANNIKIN: of.cannikin, LB_BSP: of.lb_bsp, ADAPTED: of.adapted, DDP: of.ddp}
+        for name, times in systems.items():
+            axes.plot(of.totals, times / of.optperf, marker=".", label=name, **LOOK[name])
         axes.set(xscale="log", title=f"{cluster}: {workload}")
         few = of.totals[[0, len(of.totals) // 2, -1]]
         axes.set_xticks(few, [str(total) for total in few], fontsize=8)
         axes.set_xticks([], minor=True)
-    for axes in sheet.axes[::columns]:
+    for axes in panels[::columns]:
         axes.set_ylabel("time / OptPerf")
-    for axes in sheet.axes[-columns:]:
+    for axes in panels[-columns:]:
         axes.set_xlabel("total batch")
-    figures.legend(sheet, sheet.axes[0], 4)
+    figures.legend(sheet, 4, panels[0])
     figures.title(
         sheet,
         "Figure 10: batch times at which each system settles, by its cluster's model without noise",
@@ -215,68 +189,28 @@ def studies(
         noise: nu of all times but those of one node's first bucket.
         workload: of the latter two.
     """
-    sheet = Figure(figsize=(14, 4.6), layout="constrained")
-    by_noise, by_nodes, by_ratio = plots.panels(sheet, 3, sharey=False)
+    sheet, (by_noise, by_nodes, by_ratio) = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
     draw_errors(by_noise, errors, noise)
     n = np.array(list(overheads))
-    for i, (words, times) in enumerate(
-        {
-            "all candidates": [o.first for o in overheads.values()],
-            "one": [o.then for o in overheads.values()],
-        }.items()
-    ):
-        by_nodes.plot(
-            n,
-            1e3 * np.array(times),
-            color=plots.COLOURS[i],
-            linestyle=plots.STYLES[i],
-            marker="o",
-            label=words,
-        )
-    by_nodes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="nodes",
-        ylabel="milliseconds of an epoch",
-        title="learning and deciding, 100 candidates",
-    )
+    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
+    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
+        by_nodes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
+    title = "learning and deciding, 100 candidates"
+    by_nodes.set_xscale("log")
+    figures.describe(by_nodes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
     by_nodes.set_xticks(n, [f"{each:,}" for each in n])
     by_nodes.set_xticks([], minor=True)
-    plots.plain_log(by_nodes.yaxis)
-    by_nodes.legend(frameon=False)
     ratios = np.array(list(gains))
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
-        colour, style = LOOK[name]
-        by_ratio.plot(
-            ratios,
-            [100 * of.gain(key).max() for of in gains.values()],
-            color=colour,
-            linestyle=style,
-            marker="o",
-            label=f"{name}, largest",
-        )
-        by_ratio.plot(
-            ratios,
-            [100 * np.median(of.gain(key)) for of in gains.values()],
-            color=colour,
-            linestyle=style,
-            alpha=0.5,
-            label=f"{name}, median",
-        )
+        each = 100 * np.array([of.gain(key) for of in gains.values()])
+        largest, median = each.max(axis=1), np.median(each, axis=1)
+        by_ratio.plot(ratios, largest, marker="o", label=f"{name}, largest", **LOOK[name])
+        by_ratio.plot(ratios, median, alpha=0.5, label=f"{name}, median", **LOOK[name])
     dense = np.linspace(ratios.min(), ratios.max(), 100)
-    by_ratio.plot(
-        dense,
-        100 * (1 - 2 / (1 + dense)),
-        color="black",
-        linewidth=0.8,
-        label="DDP, computation alone",
-    )
-    by_ratio.set(
-        xlabel="fastest / slowest node",
-        ylabel="% less time",
-        title=f"16 nodes, {workload}, over total batches",
-    )
-    by_ratio.legend(frameon=False, fontsize=8)
+    alone = {"color": "black", "linewidth": 0.8, "label": "DDP, computation alone"}
+    by_ratio.plot(dense, 100 * (1 - 2 / (1 + dense)), **alone)
+    title = f"16 nodes, {workload}, over total batches"
+    figures.describe(by_ratio, "fastest / slowest node", "% less time", title, legend=True)
     return sheet
 
 
@@ -286,27 +220,13 @@ def draw_errors(
     """With inverse-variance weighting, and without."""
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
+        look = {"color": plots.COLOURS[i], "marker": MARKS[i], "capsize": 2}
         for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
-            middle, error = dsgd.mean_and_error(
-                np.array([errors[workload, level][weighting] for level in levels]).T
-            )
-            bars = {
-                "yerr": 100 * error,
-                "capsize": 2,
-                "color": plots.COLOURS[i],
-                "linestyle": style,
-            }
+            each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
+            middle, error = dsgd.mean_and_error(100 * each)
             label = workload if weighting == "inverse-variance" else None
-            axes.errorbar(
-                levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label
-            )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        ylabel="% error of OptPerf",
-        title="cluster A; solid: inverse variances, dotted: plain",
-    )
-    axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
-    plots.plain_log(axes.xaxis)
-    plots.plain_log(axes.yaxis)
-    axes.legend(frameon=False, fontsize=8)
+            kind = {"linestyle": style, "markerfacecolor": fill, "label": label}
+            axes.errorbar(levels, middle, error, **kind, **look)
+    x, y = f"noise of the P4000's first bucket ({noise:g} elsewhere)", "% error of OptPerf"
+    title = "cluster A; solid: inverse variances, dotted: plain"
+    figures.describe(axes, x, y, title, log="xy", legend=True)

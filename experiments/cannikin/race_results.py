@@ -82,13 +82,8 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
     for system, each in runs.items():
         found = seconds(each)
         reached = ~np.isnan(found)
-        small = (
-            max(
-                np.nanmax(found, initial=0),
-                np.nan_to_num(statistics.half_interval(found[reached]), posinf=0),
-            )
-            < 100
-        )
+        half = np.nan_to_num(statistics.half_interval(found[reached]), posinf=0)
+        small = max(np.nanmax(found, initial=0), half) < 100
         ratios = found / seconds(runs[DDP])
         paper = (
             "52"
@@ -172,7 +167,7 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
         draw_qualities(by_second, setting, runs, over_seconds=True)
         draw_bars(bars, runs)
         batches.set_title(f"{setting.task.words}, times of {setting.task.workload}", fontsize=10)
-    figures.legend(sheet, panels[1], 4)
+    figures.legend(sheet, 4, panels[1])
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
     bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
     figures.title(
@@ -186,15 +181,9 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
 def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
     """Figure 5 (a)."""
     for system in (ADAPTDL, CANNIKIN):
+        look = {"color": COLOURS[system], "linestyle": STYLES[system], "alpha": 0.7}
         for run in runs[system]:
-            axes.step(
-                np.arange(1, len(run.totals) + 1),
-                run.totals,
-                where="mid",
-                color=COLOURS[system],
-                linestyle=STYLES[system],
-                alpha=0.7,
-            )
+            axes.step(np.arange(1, len(run.totals) + 1), run.totals, where="mid", **look)
     axes.set(xlabel="epoch", ylabel="total batch, samples", yscale="log", xscale="log")
     ticks = np.unique(
         setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)]
@@ -209,26 +198,13 @@ def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bo
     factor = 100 if setting.task.quality == ACCURACY else 1
     axes.axhline(factor * setting.target, color="black", linewidth=0.8)
     for system, each in runs.items():
+        look = {"linestyle": STYLES[system], "linewidth": 1.1, "alpha": 0.7}
         for i, run in enumerate(each):
             x = run.seconds if over_seconds else np.arange(1, len(run.seconds) + 1)
-            style = {"color": COLOURS[system], "label": system if not i else None}
-            axes.plot(
-                x,
-                factor * run.qualities,
-                linestyle=STYLES[system],
-                linewidth=1.1,
-                alpha=0.7,
-                **style,
-            )
+            y, colour = factor * run.qualities, COLOURS[system]
+            axes.plot(x, y, color=colour, label=None if i else system, **look)
             if run.reached:
-                axes.plot(
-                    x[-1],
-                    factor * run.qualities[-1],
-                    marker="o",
-                    markersize=5,
-                    color=COLOURS[system],
-                    linestyle="none",
-                )
+                axes.plot(x[-1], y[-1], "o", markersize=5, color=colour)
     axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
     axes.set_ylabel(
         "test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte"
@@ -247,13 +223,8 @@ def draw_bars(axes: Axes, runs: Runs) -> None:
         if not len(ratios):
             continue
         half = statistics.half_interval(ratios)
-        axes.bar(
-            i,
-            ratios.mean(),
-            color=COLOURS[system],
-            yerr=half if np.isfinite(half) and half > 0 else None,
-            capsize=4,
-        )
+        bar = half if np.isfinite(half) and half > 0 else None
+        axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=bar, capsize=4)
     axes.set_xticks(range(len(runs)), labels=list(runs))
     axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))
     axes.grid(axis="x", visible=False)

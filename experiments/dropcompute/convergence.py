@@ -23,12 +23,12 @@ from experiments.dropcompute.training import (
     latencies,
     signed,
 )
-from experiments.shared import statistics, tables
+from experiments.shared import figures, statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
 WINDOW = 9  # rounds whose mean loss is one point of a curve
-# shares of the rounds, after which the losses of who drops nothing are the goals
+# shares of the rounds after which the losses without drops are the goals
 GOALS = (0.35, 0.7)
 
 
@@ -37,7 +37,7 @@ class Gain(NamedTuple):
 
     Args:
         steps: with DropCompute over without.
-        seconds: likewise.
+        seconds: the same ratio of seconds.
     """
 
     steps: np.ndarray
@@ -45,7 +45,7 @@ class Gain(NamedTuple):
 
 
 def whole(optimizer: str) -> Point:
-    """Of who drops nothing, at a constant step size."""
+    """The run that drops nothing, at a constant step size."""
     return Point(f"{optimizer}, all computed", math.inf, math.inf)
 
 
@@ -94,7 +94,7 @@ def smooth(losses: np.ndarray) -> np.ndarray:
 
 
 def goals(history: dict[str, np.ndarray]) -> list[float]:
-    """Losses, the mean over seeds, on the way of who drops nothing."""
+    """Returns losses, the mean over seeds, that the run without drops reaches."""
     curve = smooth(history["train_loss"][:, 1:]).mean(axis=0)
     return [float(curve[round(share * len(curve)) - 1]) for share in GOALS]
 
@@ -103,16 +103,9 @@ def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
     """Rounds after which each seed's smoothed loss is the goal for the first time, between two of
     them; NaN where it never is.
     """
-    found = np.full(len(history["train_loss"]), np.nan)
-    for seed, curve in enumerate(smooth(history["train_loss"][:, 1:])):
-        after = np.flatnonzero(curve <= goal)
-        if not after.size:
-            continue
-        at = after[0]
-        before = curve[at - 1] if at else goal
-        part = (before - goal) / (before - curve[at]) if before > curve[at] else 1.0
-        found[seed] = WINDOW + at - 1 + part
-    return found
+    curves = smooth(history["train_loss"][:, 1:])
+    rounds = np.broadcast_to(WINDOW + np.arange(curves.shape[1]), curves.shape)
+    return statistics.crossing(rounds, curves, goal)
 
 
 def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:
@@ -142,7 +135,7 @@ def table(
 ) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} "
+        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "
         f"micro-batches, {statistics.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
@@ -197,8 +190,7 @@ def dropped(history: dict[str, np.ndarray], measured: int) -> float:
 
 def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
     """S_eff of the thresholds that were chosen, on other rounds than they were chosen from."""
-    N = setting.problem.workers
-    assert N is not None
+    N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     chosen = history["threshold"][:, -1].astype(float)
     return float(np.mean(dropcompute.effective_speedup(times, way.communication, chosen, way.stop)))
@@ -208,8 +200,7 @@ def needed_communication(setting: Setting) -> float:
     """T^c, seconds, where the threshold that is best saves as much of a step as the paper's figures
     say: by bisection.
     """
-    N = setting.problem.workers
-    assert N is not None
+    N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     all_computed, (low, high) = float(dropcompute.step_time(times, math.inf)), (0.0, 1e3)
     while high - low > 1e-2:
@@ -235,15 +226,16 @@ def draw(
         "DropCompute": histories[Way(LAMB, communication, "preempt").name],
     }
     for axes, cost in ((losses, "step"), (seconds, "clock")):
-        lines = {}
-        for label, history in both.items():
-            x = history["step"] if cost == "step" else history["clock"].mean(axis=0)
-            lines[label] = (x[WINDOW:].astype(float), smooth(history["train_loss"][:, 1:]))
+        lines = {
+            label: (
+                np.atleast_2d(history[cost]).mean(axis=0)[WINDOW:],
+                smooth(history["train_loss"][:, 1:]),
+            )
+            for label, history in both.items()
+        }
         plots.draw_lines(axes, lines)
-        axes.set(yscale="log", ylabel="training loss")
         for goal in goals(without):
             axes.axhline(goal, color="0.4", linewidth=0.8)
-        plots.plain_log(axes.yaxis)
-        axes.legend(frameon=False, fontsize=9)
+        figures.describe(axes, y="training loss", log="y", legend=True)
     losses.set(xlabel="steps", title="Figure 5: loss over steps")
     seconds.set(xlabel="simulated seconds", title=f"and over seconds, $T^c$ = {communication:g} s")

@@ -78,7 +78,7 @@ def across_rates(
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
     """One row a rate, a column for each correction: differences to the same without drops."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, "
+        f"{setting.name}, {setting.workers} workers,\n{setting.steps} steps, "
         f"{statistics.runs(setting.seeds)}: {setting.quality.words}",
         ("", "dropped", *CORRECTIONS),
         "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches "
@@ -116,7 +116,7 @@ def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figu
         axes.set(xlabel="batches dropped, %", title=optimizer)
     panels[0].set_ylabel(setting.quality.words)
     panels[0].legend(title="correction", frameon=False, fontsize=9)
-    what = f"{setting.name}, {setting.problem.workers} workers, {setting.steps} steps"
+    what = f"{setting.name}, {setting.workers} workers, {setting.steps} steps"
     figures.title(
         sheet,
         f"Figures 10 and 11: {what}\ndashed: without drops; "

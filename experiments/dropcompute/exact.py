@@ -54,7 +54,7 @@ class Sums(NamedTuple):
         ready: P(T^(m) < tau) of the thresholds 0, CELL, 2 CELL, ..., `[M, G]`.
         starts: how many micro-batches a worker begins in each cell, `[G]`.
         one: P(t > x) of one micro-batch at the middles of the cells between thresholds, `[G]`.
-        after: P(T_n > x) of one worker, likewise.
+        after: P(T_n > x) of one worker, at the same middles.
     """
 
     ready: np.ndarray

@@ -37,7 +37,7 @@ PERIODS_MEASURED = 400  # from which a threshold is taken
 
 
 class Stragglers(NamedTuple):
-    """Who straggles.
+    """Workers that straggle.
 
     Args:
         name: for titles.
@@ -68,7 +68,7 @@ class Stragglers(NamedTuple):
         )
 
     def expected(self, period: int) -> float:
-        r"""Seconds of a local step where nobody stops, $c + E \max_n B_n / H$ with B the waits of
+        r"""Seconds of a local step without a threshold, $c + E \max_n B_n / H$ with B the waits of
         one worker in H steps.
         """
         below = stats.binom.cdf(np.arange(period), period, self.chance) ** self.workers
@@ -80,7 +80,15 @@ def scenarios(
 ) -> tuple[Stragglers, Stragglers]:
     """All workers; or those of one server, with a chance such that there are as many stragglers on
     average.
+
+    Raises:
+        ValueError: if a server cannot have as many stragglers.
     """
+    if not 0 <= chance * workers <= server <= workers:
+        raise ValueError(
+            f"--straggling {chance:g} of {workers} workers with --server {server}: expected a "
+            "server of some of them, in which there are as many stragglers on average"
+        )
     return (
         Stragglers("uniform", workers, chance, local_step),
         Stragglers("single server", server, chance * workers / server, local_step),
@@ -96,8 +104,7 @@ def runs(
     setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], rate: float
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Every period without a threshold and with one, as one program for each kind of stragglers."""
-    N, learning_rate = setting.problem.workers, setting.learning_rates[SGD]
-    assert N is not None
+    N, learning_rate = setting.workers, setting.learning_rates[SGD]
     for stragglers in both:
         cases = [(period, drops) for period in periods for drops in (False, True)]
         thresholds = [
@@ -147,7 +154,7 @@ def table(
 ) -> Table:
     """One row a period."""
     shown = tables.table(
-        f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
+        f"local SGD, {setting.name}, {setting.workers} workers,\n"
         f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as "
         "synchronous training",
         (
@@ -175,8 +182,8 @@ def table(
                     f"{speedup(histories, stragglers, period, drops).mean():.2f}"
                     for drops in (False, True)
                 ),
+                f"{100 * rates.mean():.1f}",
             ]
-            cells.append(f"{100 * rates.mean():.1f}")
         shown.add_row(str(period), *cells)
     return shown
 
@@ -185,53 +192,30 @@ def draw(
     setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]
 ) -> Figure:
     """A panel for each kind of stragglers; below, how good the models are."""
-    sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey=False)
+    sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey="row")
+    x = np.array(periods, float)
     for column, stragglers in enumerate(both):
         speed, ends = panels[column], panels[2 + column]
-        x = np.array(periods, float)
         for axes in (speed, ends):
             axes.set_xscale("log", base=2)
             axes.set_xticks(periods, [str(period) for period in periods])
         lines, accuracies = {}, {}
         for label, drops in (("local SGD", False), ("local SGD with DropCompute", True)):
-            lines[label] = (
-                x,
-                np.stack(
-                    [speedup(histories, stragglers, period, drops) for period in periods], axis=1
-                ),
-            )
-            accuracies[label] = (
-                x,
-                np.stack(
-                    [
-                        final(setting, histories[named(stragglers, period, drops)])
-                        for period in periods
-                    ],
-                    axis=1,
-                ),
-            )
+            speeds = [speedup(histories, stragglers, period, drops) for period in periods]
+            those = (histories[named(stragglers, period, drops)] for period in periods)
+            lines[label] = x, np.stack(speeds, axis=1)
+            accuracies[label] = x, np.stack([final(setting, each) for each in those], axis=1)
         plots.draw_lines(speed, lines)
         plots.draw_lines(ends, accuracies)
         exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
-        speed.plot(
-            x,
-            exact,
-            linestyle="",
-            marker="o",
-            markersize=4,
-            color="0.3",
-            label="local SGD, expected",
+        speed.plot(x, exact, "o", markersize=4, color="0.3", label="local SGD, expected")
+        who = (
+            f"{stragglers.workers} of {setting.workers} workers, {100 * stragglers.chance:g}% each"
         )
-        who = f"{stragglers.workers} of {setting.problem.workers} workers, {100 * stragglers.chance:g}% each"
-        speed.set(title=f"{stragglers.name} ({who})", ylabel="times as fast as synchronous")
-        ends.set(xlabel="local steps from averaging to averaging", ylabel=setting.quality.words)
-    for pair in (panels[:2], panels[2:]):
-        low, high = (
-            min(axes.get_ylim()[0] for axes in pair),
-            max(axes.get_ylim()[1] for axes in pair),
-        )
-        for axes in pair:
-            axes.set_ylim(low, high)
+        speed.set_title(f"{stragglers.name} ({who})")
+        ends.set_xlabel("local steps from averaging to averaging")
+    panels[0].set_ylabel("times as fast as synchronous")
+    panels[2].set_ylabel(setting.quality.words)
     panels[0].legend(frameon=False, fontsize=9)
     what = f"{setting.name}; {both[0].local_step:g} s a local step, {WAIT:g} s more of a straggler"
     figures.title(sheet, f"Figure 12: {what}\n{statistics.errors('bands', setting.seeds)}")

@@ -5,6 +5,7 @@ for them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ from experiments.dropcompute.training import (
     signed,
     together,
 )
-from experiments.shared import statistics, tables
+from experiments.shared import figures, statistics, tables
 
 EXTRA, LARGER, AGAIN = "extra steps", "larger batch", "drawn again"
 # F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
@@ -41,11 +42,10 @@ def at(rate: float) -> str:
 
 
 def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Both halves of the table, and who drops nothing at a constant step size; step sizes fall to 0
-    over a run's own rounds.
+    """Both halves of the table, and the run that drops nothing at a constant step size; step sizes
+    fall to 0 over a run's own rounds.
     """
-    N, M = setting.problem.workers, setting.micro_batches
-    assert N is not None
+    N, M = setting.workers, setting.micro_batches
     times = latencies(delayed(N), N, M, setting.seed)
     tau = dropping(times, COMPENSATED)
     points = [Point(at(rate), dropping(times, rate), setting.steps) for rate in rates]
@@ -79,21 +79,17 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
         history = histories[name]
         step = history["clock"][:, steps].mean() / histories[at(0.0)]["clock"][:, steps].mean()
-        change = (
-            ""
-            if name == at(0.0)
-            else signed(difference(setting, histories, name), setting.quality.digits)
-        )
-        theirs = (
-            ("-", "-")
-            if paper is None
-            else (f"{paper:.2f}", "" if name == at(0.0) else f"{paper - PAPER[0.0]:+.2f}")
-        )
+        digits, change = setting.quality.digits, ""
+        theirs = ["-", "-"] if paper is None else [f"{paper:.2f}", f"{paper - PAPER[0.0]:+.2f}"]
+        if name == at(0.0):
+            theirs[1] = ""
+        else:
+            change = signed(difference(setting, histories, name), digits)
         shown.add_row(
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
             f"{step:.2f}",
-            statistics.within(final(setting, history), setting.quality.digits),
+            statistics.within(final(setting, history), digits),
             change,
             *theirs,
         )
@@ -120,40 +116,26 @@ def significant(setting: Setting, histories: Histories, names: Sequence[str]) ->
 
 def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[float]) -> None:
     """Differences to the run that drops nothing, with their intervals, beside the paper's."""
-    names = [at(rate) for rate in rates if rate] + [EXTRA, LARGER, AGAIN]
-    labels = [f"{100 * rate:g}%" for rate in rates if rate] + [
+    dropped = [rate for rate in rates if rate]
+    names = [*map(at, dropped), EXTRA, LARGER, AGAIN]
+    labels = [
+        *(f"{100 * rate:g}%" for rate in dropped),
         "more\nsteps",
         "larger\nbatch",
         "drawn\nagain",
     ]
-    theirs = [PAPER.get(rate) for rate in rates if rate] + [
-        PAPER_COMPENSATED[name] for name in (EXTRA, LARGER, AGAIN)
-    ]
+    theirs = [*map(PAPER.get, dropped), *PAPER_COMPENSATED.values()]
     places = np.arange(len(names))
     ours = [difference(setting, histories, name) for name in names]
-    bars = [statistics.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
-    axes.errorbar(
-        places,
-        [each.mean() for each in ours],
-        bars,
-        color=plots.COLOURS[0],
-        linestyle="",
-        marker="o",
-        capsize=3,
-        label="ours",
-    )
-    known = [i for i, value in enumerate(theirs) if value is not None]
+    figures.points(axes, places, ours, color=plots.COLOURS[0], label="ours")
     if setting.quality.factor == 100:
-        paper = [theirs[i] - PAPER[0.0] for i in known]  # pyright: ignore[reportOptionalOperand]
-        axes.plot(
-            np.array(known) + 0.2,
-            paper,
-            linestyle="",
-            marker="s",
-            fillstyle="none",
-            color=plots.COLOURS[1],
-            label="paper (F1, %)",
-        )
+        known = [(i + 0.2, theirs[i] - PAPER[0.0]) for i in places if theirs[i] is not None]
+        look: dict[str, Any] = {
+            "fillstyle": "none",
+            "color": plots.COLOURS[1],
+            "label": "paper (F1, %)",
+        }
+        axes.plot(*zip(*known, strict=True), "s", **look)
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.axvline(len(names) - 3.5, color="0.4", linewidth=0.8, linestyle=":")
     axes.set_xticks(places, labels, fontsize=9)

@@ -78,6 +78,12 @@ class Setting(NamedTuple):
     progress: bool
 
     @property
+    def workers(self) -> int:
+        """N."""
+        assert self.problem.workers is not None
+        return self.problem.workers
+
+    @property
     def rounds(self) -> int:
         """With as many more as make up for the drop rate of table 1 (b)."""
         return self.steps + dropcompute.extra_steps(self.steps, COMPENSATED)
@@ -176,8 +182,7 @@ def together(
             algorithms.minibatch_sgd(steps), pick(thresholds, case), M, redraw=redraw
         )
 
-    N = setting.problem.workers
-    assert N is not None
+    N = setting.workers
     sweep = resuming.sweep(
         method,
         setting.problem,
@@ -195,8 +200,7 @@ def by_itself(
     """The history of DropCompute that chooses its threshold after so many rounds, at a constant
     step size.
     """
-    N, learning_rate = setting.problem.workers, setting.learning_rates[optimizer]
-    assert N is not None
+    N, learning_rate = setting.workers, setting.learning_rates[optimizer]
     steps = falling(optimizer, learning_rate, math.inf)
     chosen = dropcompute.chosen_after(measured)
     method = algorithms.drop_compute(
@@ -221,7 +225,7 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
         "seeds": setting.seeds,
         "evaluate_every": rounds,
         "train_loss": True,
-        "mesh": tuning.devices_for(setting.problem.workers),
+        "mesh": tuning.devices_for(setting.workers),
         "progress": setting.progress,
     }
 
@@ -232,7 +236,7 @@ def kept(
     """What figures, tables and the file show of it."""
     if not np.isfinite(history["loss"][:, -1]).all():
         raise ValueError(
-            f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one"
+            f"{setting.name} diverged at a step size of {learning_rate:g}; expected a smaller one"
         )
     names = ("step", "clock", "loss", "train_loss", "dropped", "threshold", setting.quality.metric)
     return {name: history[name] for name in names}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -46,19 +45,7 @@ TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77
 PAPERS_COMPUTATION = 1.852
 PERIODS = 3  # of the bandwidth, in the panels over time
 LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
-LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
-
-
-def p_value(differences: np.ndarray) -> float:
-    """Of the mean being 0, in a paired t-test of one difference a seed; NaN of one seed."""
-    if len(differences) < 2:
-        return math.nan
-    middle, error = dsgd.mean_and_error(differences)
-    return (
-        float(2 * stats.t.sf(abs(middle) / error, len(differences) - 1))
-        if error > 0
-        else float(middle == 0)
-    )
+LEAST = 1e-5  # of the largest compression error; smaller ones are not shown
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:
@@ -131,9 +118,10 @@ def messages(setting: Setting, histories: Histories) -> Table:
     for seconds in times_of(setting, histories):
         ef21, kimad, told = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD, TOLD))
         sent = traffic(setting, kimad).mean()
-        p = p_value(step_time(setting, ef21) - step_time(setting, kimad))
+        plain, adapting = (step_time(setting, each) for each in (ef21, kimad))
+        p = stats.ttest_rel(plain, adapting).pvalue if setting.seeds > 1 else math.nan
         theirs = STEPS.get(seconds)
-        slower = (step_time(setting, ef21).mean() - COMPUTATION) / (2 * seconds)
+        slower = (plain.mean() - COMPUTATION) / (2 * seconds)
         table.add_row(
             f"{seconds:g}",
             f"{ANY[fixed_choice(setting, sent)]:.3f}",
@@ -243,16 +231,10 @@ def correlation(setting: Setting, history: dict[str, np.ndarray]) -> float:
     """
     series = [history[name][:, setting.warm_up + 1 :] for name in ("bandwidth", "error")]
     ranks = (stats.rankdata(values, axis=1) for values in series)
-    # where there is no error at all, since all messages are the whole model
+    # without errors, if all messages are the whole model, the correlation is not defined
     with np.errstate(invalid="ignore"):
-        return float(
-            np.mean(
-                [
-                    np.corrcoef(bandwidth, error)[0, 1]
-                    for bandwidth, error in zip(*ranks, strict=True)
-                ]
-            )
-        )
+        each = [np.corrcoef(*pair)[0, 1] for pair in zip(*ranks, strict=True)]
+    return float(np.mean(each))
 
 
 def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
@@ -323,21 +305,12 @@ def draw(
     sizes.set(ylabel="message, % of the model's bits", ylim=(0, 115))
     sizes.set_title("Kimad's messages of one worker (figure 7)")
 
-    evaluated = {name: dsgd.evaluated(of[name]) for name in (EF21, KIMAD, PLUS)}
-    plots.draw_lines(
-        losses,
-        {
-            name: (history["clock"].mean(axis=0), history["loss"])
-            for name, history in evaluated.items()
-        },
-    )
-    losses.set(
-        yscale="log",
-        xlabel="simulated seconds",
-        ylabel="loss f(x)",
-        title=f"T_comm = {seconds:g} s (figure 8)",
-    )
-    plots.plain_log(losses.yaxis)
+    lines = {}
+    for name in (EF21, KIMAD, PLUS):
+        history = dsgd.evaluated(of[name])
+        lines[name] = history["clock"].mean(axis=0), history["loss"]
+    title = f"T_comm = {seconds:g} s (figure 8)"
+    figures.losses(losses, lines, xlabel="simulated seconds", ylabel="loss f(x)", title=title)
     losses.legend(frameon=False, fontsize=9)
 
     over_time(errors, setting, of, "error", 1, period)
@@ -370,81 +343,37 @@ def over_time(
         begins = history["clock"][0, :-1] - began
         rounds = np.flatnonzero((begins >= 0) & (begins <= PERIODS * period))
         values = factor * history[name][0, rounds + 1]
-        line: dict[str, Any] = {
-            "color": plots.COLOURS[i],
-            "linestyle": LINES[i % 2],
-            "linewidth": 1.4,
-        }
-        axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **line)
+        look = {**figures.look(i), "linestyle": LINES[i % 2], "linewidth": 1.4}
+        axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **look)
         last = max(last, begins[rounds[-1]])
     x = np.linspace(0, last, 500)
     axes.set_xlabel("simulated seconds after the warm-up")
     beside = axes.twinx()
-    beside.plot(
-        x,
-        pattern(period, began + x) / 1e6,
-        color="0.55",
-        linestyle="--",
-        linewidth=1.0,
-        label="bandwidth",
-    )
+    look = {"color": "0.55", "linestyle": "--", "linewidth": 1.0, "label": "bandwidth"}
+    beside.plot(x, pattern(period, began + x) / 1e6, **look)
     beside.set(ylabel="bandwidth to a ResNet-18, Mbit/s", ylim=(0, 380))
     beside.spines["top"].set_visible(False)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
     lines = [*axes.get_lines(), *beside.get_lines()]
-    axes.legend(
-        handles=lines,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.16),
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-    )
+    axes.legend(handles=lines, frameon=False, fontsize=9, **place)
 
 
 def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequence[float]) -> None:
     """Table 1: seconds of a step, ours and the paper's."""
-    N = setting.problem.workers
+    N, theirs = setting.problem.workers, [time for time in times if time in STEPS]
     for i, method in enumerate((EF21, KIMAD, TOLD)):
-        middle, error = zip(
-            *(
-                dsgd.mean_and_error(step_time(setting, histories[Case(method, N, time)]))
-                for time in times
-            ),
-            strict=True,
-        )
-        label = f"{method} the bandwidths" if method == TOLD else method
-        colour = plots.COLOURS[i if method != TOLD else 4]
-        axes.errorbar(
-            times,
-            middle,
-            error,
-            color=colour,
-            linestyle=plots.STYLES[i],
-            marker="o",
-            markersize=4,
-            label=label,
-        )
-    theirs = [time for time in times if time in STEPS]
+        each = [step_time(setting, histories[Case(method, N, time)]) for time in times]
+        middle, error = dsgd.mean_and_error(np.stack(each, axis=1))
+        label = f"{TOLD} the bandwidths" if method == TOLD else method
+        look = figures.look(i, marker="o", markersize=4, label=label)
+        if method == TOLD:
+            look["color"] = plots.COLOURS[4]
+        axes.errorbar(times, middle, error, **look)
     for i, method in enumerate((EF21, KIMAD)):
-        marks = [STEPS[time][i] for time in theirs]
+        look = {"markersize": 7, "fillstyle": "none", "color": plots.COLOURS[i]}
         axes.plot(
-            theirs,
-            marks,
-            linestyle="",
-            marker="s",
-            markersize=7,
-            fillstyle="none",
-            color=plots.COLOURS[i],
-            label=f"{method}, paper",
+            theirs, [STEPS[time][i] for time in theirs], "s", label=f"{method}, paper", **look
         )
     axes.axhline(COMPUTATION, color="0.4", linewidth=0.8)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="T_comm, seconds",
-        ylabel="seconds of a step",
-        title="Table 1; grey: T_comp",
-    )
-    plots.plain_log(axes.yaxis)
-    plots.plain_log(axes.xaxis)
-    axes.legend(frameon=False, fontsize=9)
+    title = "Table 1; grey: T_comp"
+    figures.describe(axes, "T_comm, seconds", "seconds of a step", title, log="xy", legend=True)

@@ -47,9 +47,7 @@ class Case(NamedTuple):
     workers: int
     seconds: float
 
-    @property
-    def name(self) -> str:
-        """For the file of histories."""
+    def __str__(self) -> str:
         return f"{self.method}; {self.workers} workers; {self.seconds:g} s"
 
 
@@ -236,7 +234,7 @@ def _sweep(
         if not np.isfinite(dsgd.evaluated(history)["loss"]).all():
             raise ValueError(
                 f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; "
-                "need a smaller --learning-rate"
+                "expected a smaller --learning-rate"
             )
         kept = {
             name: history[name]

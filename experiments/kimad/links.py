@@ -160,24 +160,11 @@ def reached(history: History, target: float) -> float:
 
 def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) -> Figure:
     """Loss over seconds, and messages over the rate of the links."""
-    sheet = Figure(figsize=(12, 4.5), layout="constrained")
-    losses, messages = plots.panels(sheet, 2, sharey=False)
+    sheet, (losses, messages) = plots.figure(2, width=6, height=4.5, sharey=False)
     for i, (name, (learning_rate, history)) in enumerate(found.items()):
-        colour, style = plots.COLOURS[i], plots.STYLES[i]
-        losses.plot(
-            history["seconds"],
-            history["loss"],
-            color=colour,
-            linestyle=style,
-            label=f"{name}, step {learning_rate:g}",
-        )
-        messages.plot(
-            history["seconds"],
-            history["bits_up"] / 1e6,
-            color=colour,
-            linestyle=style,
-            drawstyle="steps-post",
-        )
+        seconds, look = history["seconds"], figures.look(i)
+        losses.plot(seconds, history["loss"], label=f"{name}, step {learning_rate:g}", **look)
+        messages.plot(seconds, history["bits_up"] / 1e6, drawstyle="steps-post", **look)
     clock = np.linspace(0, setting.seconds, 1000, endpoint=False)
     level = [rate.at(second) / 1e6 for second in clock]
     messages.plot(clock, level, color="black", linewidth=0.8, linestyle=":")

@@ -53,8 +53,6 @@ NEGLIGIBLE = 1.05  # a speedup below this is none
 def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
     r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 /
     condition to 1, the logarithms uniform; from a start in N(0, I). They share their programs."""
-    if not condition >= 1:
-        raise ValueError(f"--condition {condition:g}: need at least 1")
 
     def one(i: int) -> dsgd.Problem:
         a = np.exp(-np.random.default_rng((seed, i)).uniform(0, math.log(condition), DIMENSION))
@@ -88,12 +86,10 @@ def top_k(places: Literal["sent", "free"]) -> kimad.Choices:
 
 def check_times(compute: float, round_times: Sequence[float]) -> None:
     """Raises a ValueError where rounds have no time for a gradient and a message."""
-    if not compute > 0:
-        raise ValueError(f"--compute {compute:g}: need seconds > 0")
     if not min(round_times) > compute:
         raise ValueError(
-            f"--round-times {min(round_times):g} with --compute {compute:g}: need more, for "
-            "messages"
+            f"--round-times {min(round_times):g} with --compute {compute:g}: expected longer "
+            "rounds, with time for messages"
         )
 
 
@@ -178,10 +174,10 @@ class Best(NamedTuple):
         return dsgd.tail_mean(self.losses)
 
 
-def all_of(methods: dict[str, Best | None]) -> dict[str, Best] | None:
-    """None where one diverged at every point."""
-    there = {name: best for name, best in methods.items() if best is not None}
-    return there if len(there) == len(methods) else None
+def all_of(names: Sequence[str], found: Sequence[Best | None]) -> dict[str, Best] | None:
+    """Returns the methods by name; None if one diverged at every point."""
+    there = {name: best for name, best in zip(names, found, strict=True) if best is not None}
+    return there if len(there) == len(names) else None
 
 
 class Race(NamedTuple):
@@ -288,6 +284,11 @@ def races(
     return still, race(build, tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1))
 
 
+def adapting(moving: Race) -> tuple[Best | None, Best | None]:
+    """Returns Kimad at its best, without and with the oracle."""
+    return moving.best(oracle=0), moving.best(oracle=1)
+
+
 def times(seconds: float) -> np.ndarray:
     """Those at which losses are compared, `[TIMES]`."""
     return seconds * np.arange(1, TIMES + 1) / TIMES
@@ -316,14 +317,8 @@ def draw_messages(
     """
     axes.plot(seconds, level, color="black", linestyle="--", linewidth=1, label="bandwidth")
     for label, (best, colour) in shown.items():
-        axes.step(
-            best.history["clock"],
-            best.history["message_up"],
-            where="pre",
-            color=colour,
-            linewidth=1.2,
-            label=label,
-        )
+        clock, bits = best.history["clock"], best.history["message_up"]
+        axes.step(clock, bits, where="pre", color=colour, linewidth=1.2, label=label)
     axes.set(yscale="log", xlim=(0, seconds[-1]))
     plots.plain_log(axes.yaxis)
 

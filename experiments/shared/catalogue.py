@@ -147,7 +147,10 @@ COMMANDS = {
 }
 
 
-METHODS = "gd sgd mb-sgd asgd csgd ec-sgd ef21 local-sgd dsgd exact-diffusion gradient-tracking sgp choco-sgd"
+METHODS = (
+    "gd sgd mb-sgd asgd csgd ec-sgd ef21 local-sgd dsgd exact-diffusion gradient-tracking sgp "
+    "choco-sgd"
+)
 SIZES = "1024 4096 16384 65536 262144 1048576"
 DOCUMENTED = {  # by run, what follows `python -m experiments.`
     "asynchrony": "asynchrony",
@@ -157,7 +160,8 @@ DOCUMENTED = {  # by run, what follows `python -m experiments.`
     "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
     "benchmark_rounds": "benchmark rounds --seconds 0.3",
     "benchmark_start": "benchmark start",
-    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2",
+    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 "
+    "--repeats 15 --longest 2",
     "calibrate_kimad": "calibrate --shape 30mbit:10mbit",
     "calibrate_loopback": "calibrate --widths 16 128 1024 8192",
     "cannikin_optperf": "cannikin_optperf",
@@ -246,7 +250,7 @@ def line(name: str) -> str:
 
 
 def paragraphs(name: str) -> list[str]:
-    """What a command's module says of itself, without how it is called."""
+    """The docstring of a command's module, without the lines that call it."""
     text = ast.get_docstring(_tree(name)) or ""
     return [
         " ".join(part.split())

@@ -14,8 +14,17 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -31,6 +40,8 @@ from dsgd.machines import agreement, runtime, watch
 from experiments.shared import figures, resuming, tables
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 DataDir = Annotated[
     Path | None,
     tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV."),
@@ -39,29 +50,31 @@ Cache = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="{off}|PATH",
-        help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
+        help="Folder of compiled programs, for the next run to find; by default "
+        f"{cache.VARIABLE} in the environment, or the user's cache.",
     ),
 ]
 ClusterFile = Annotated[
     Path | None,
     tyro.conf.arg(
         metavar="{None}|PATH",
-        help="File of a measured cluster (experiments.calibrate): its latency, bandwidth and seconds of computing take the place of these.",
+        help="File of a measured cluster (experiments.calibrate), whose latency, bandwidth and "
+        "seconds of computing replace these.",
     ),
 ]
 Resume = Annotated[
     bool | None,
     tyro.conf.arg(
-        help="Keep checkpoints while it runs, from which the same command goes on if it was ended before its time; None: where there are"
-        " several processes. (It costs about half a second for each run of a script.)",
+        help="Keep checkpoints, from which the same command continues after it was interrupted; "
+        "None: if there are several processes. (It costs about half a second for each run.)",
     ),
 ]
 OF_SAMPLE = "seconds of a sample"  # what marks a number as such
 
 
 class Bound(NamedTuple):
-    """What numbers of a flag must be: in the annotation of a field. What depends on other flags,
-    commands check themselves.
+    """A condition on the numbers of a flag, in the annotation of its field. Commands check
+    conditions that depend on several flags.
     """
 
     words: str
@@ -71,10 +84,56 @@ class Bound(NamedTuple):
 ABOVE_ZERO = Bound("finite numbers above 0", lambda number: 0 < number < math.inf)
 NOT_NEGATIVE = Bound("finite numbers, at least 0", lambda number: 0 <= number < math.inf)
 Count = Annotated[int, Bound("whole numbers, at least 1", lambda number: number >= 1)]
+Several = Annotated[int, Bound("whole numbers, at least 2", lambda number: number >= 2)]
+Natural = Annotated[int, NOT_NEGATIVE]
 Positive = Annotated[float, ABOVE_ZERO]
 NotNegative = Annotated[float, NOT_NEGATIVE]
-Seed = Annotated[int, NOT_NEGATIVE]
+AT_LEAST_1 = Bound("finite numbers, at least 1", lambda number: 1 <= number < math.inf)
+Factor = Annotated[float, AT_LEAST_1]
+Share = Annotated[float, Bound("shares above 0, at most 1", lambda number: 0 < number <= 1)]
+Rate = Annotated[float, Bound("shares of at least 0, below 1", lambda number: 0 <= number < 1)]
 SampleSeconds = Annotated[float, NOT_NEGATIVE, OF_SAMPLE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags that most commands have."""
+
+    seed: Natural = 0
+    """Seed of everything random."""
+    progress: bool = True
+    """Show progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common(Flags):
+    """Flags of commands that compute in this process."""
+
+    cache: Cache = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """Flags of commands with a simulated network."""
+
+    latency: NotNegative = 1e-4
+    """Seconds that a message takes besides its transfer."""
+    bandwidth: Positive = 1e8
+    """Bits per second of a worker's port."""
+    cluster: ClusterFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Flags of commands that train on a data set."""
+
+    data: str = "digits"
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    `problems.load`), for logistic regression.
+    """
+    data_dir: DataDir = None
+    batch_size: Count = 16
+    """Samples that each worker draws in a round."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +276,8 @@ def on_cluster(args: Any) -> Any:
     for name in numbers:
         if getattr(args, name) != flags[name]:
             raise ValueError(
-                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need "
-                "one of the two"
+                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: "
+                "expected one of the two"
             )
     return dataclasses.replace(args, **numbers)
 
@@ -256,7 +315,7 @@ def check_flags(args: Any) -> None:
     for name, annotation in get_type_hints(type(args), include_extras=True).items():
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
         if value == () and defaults[name] != ():
-            raise ValueError(f"{flag}: need at least one")
+            raise ValueError(f"{flag}: expected at least one value")
         numbers = [
             number
             for number in (value if isinstance(value, tuple) else (value,))
@@ -264,7 +323,7 @@ def check_flags(args: Any) -> None:
         ]
         for bound in bounds(annotation):
             if not all(map(bound.holds, numbers)):
-                raise ValueError(f"{flag} {value}: need {bound.words}")
+                raise ValueError(f"{flag} {value}: expected {bound.words}")
 
 
 def bounds(annotation: Any) -> Iterator[Bound]:
@@ -337,7 +396,7 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
     else:
         return
     raise ValueError(
-        f"{out} has results of {whose}: need another folder (--out), or that one removed"
+        f"{out} has results of {whose}: expected another folder (--out), or that one removed"
     )
 
 
@@ -359,15 +418,63 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
     screen.print(f"Written: {args.out}/{', '.join(files)}", soft_wrap=True)
 
 
+def collect(
+    args: Any,
+    what: str,
+    cases: Iterable[K],
+    run: Callable[[K], V | None],
+    write: Callable[[Path, dict[K, V]], None],
+    path: Path,
+) -> dict[K, V]:
+    """Runs the cases one after the other with a progress bar, and writes the results, also if a run
+    fails or is interrupted.
+
+    Args:
+        args: a command's arguments.
+        what: label of the progress bar.
+        cases: keys of the results.
+        run: case -> its result; None, if it diverged, leaves the case out.
+        write: (path, results) -> None.
+        path: the file or folder that is written.
+
+    Returns:
+        The results by case.
+
+    Raises:
+        ValueError: if all cases are left out.
+    """
+    found: dict[K, V] = {}
+    with kept(write, path, found):
+        for case in tables.bar(list(cases), what, args.progress):
+            if (result := run(case)) is not None:
+                found[case] = result
+    if not found:
+        raise ValueError(
+            f"{what}: all runs diverged at every step size of {args.learning_rates}; expected "
+            "smaller ones (--learning-rates)"
+        )
+    return found
+
+
+def waiting(args: Any, what: str) -> AbstractContextManager[Any]:
+    """Shows in the terminal that the block is running, unless --no-progress is given."""
+    return tables.console().status(what) if args.progress else nullcontext()
+
+
+def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a ValueError if a flag has a name that is not known."""
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"{flag} {' '.join(unknown)}: expected some of {', '.join(known)}")
+
+
 @contextmanager
 def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
-    """At the end of the block, also where it fails or is interrupted, what was found by then is
-    written.
+    """Writes what was found when the block ends, also if it fails or is interrupted.
 
     Args:
         write: (path, found) -> None.
-        path: where to.
-        found: what the block fills; nothing is written where it is empty.
+        path: the file or folder.
+        found: filled by the block; nothing is written if it is empty.
     """
     try:
         yield
@@ -379,5 +486,5 @@ def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterat
 def kept_rows(
     path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]
 ) -> AbstractContextManager[None]:
-    """The same of a CSV file with a heading, by the rows that the block fills."""
+    """Writes a CSV file of the rows that the block fills, as `kept` does."""
     return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)

@@ -1,11 +1,12 @@
-"""The one way to draw a panel of losses, a legend and a title, and to write a figure; all else is
-in `dsgd.plots`.
+"""The parts that figures of experiments share: looks of lines, axes with their legend, panels of
+losses, titles, files. All else is in `dsgd.plots`.
 """
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,53 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
 from dsgd import plots, records
+from experiments.shared import statistics
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
-    """As PNG, atomically."""
+    """Writes a figure as PNG, atomically."""
     with records.replacing(path) as temporary:
         sheet.savefig(temporary, dpi=150)
 
 
 def title(sheet: Figure, text: str) -> None:
-    """A title above all panels, each of its lines wrapped."""
+    """Adds a title above all panels, each of its lines wrapped."""
     width = round(11 * sheet.get_figwidth())
     sheet.suptitle("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=11)
+
+
+def look(i: int, **others: Any) -> dict[str, Any]:
+    """Returns the colour and style of the i-th line, with other properties."""
+    return {"color": plots.COLOURS[i], "linestyle": plots.STYLES[i], **others}
+
+
+def describe(
+    axes: Axes,
+    x: str | None = None,
+    y: str | None = None,
+    title: str | None = None,
+    *,
+    log: str = "",
+    legend: bool = False,
+    **others: Any,
+) -> None:
+    """Labels a panel and scales its axes.
+
+    Args:
+        axes: the panel.
+        x, y, title: labels; None leaves them as they are.
+        log: axes with a logarithmic scale, which get a few plain numbers: "x", "y" or "xy".
+        legend: whether the panel gets a legend of its lines.
+        others: properties, as of `Axes.set`.
+    """
+    labels = {"xlabel": x, "ylabel": y, "title": title}
+    axes.set(**{name: text for name, text in labels.items() if text is not None})
+    axes.set(**{f"{name}scale": "log" for name in log})
+    axes.set(**others)
+    for name in log:
+        plots.plain_log(axes.xaxis if name == "x" else axes.yaxis)
+    if legend:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def losses(
@@ -34,7 +70,7 @@ def losses(
     target: float | None = None,
     **look: Any,
 ) -> None:
-    """A panel of losses on a logarithmic axis, with bands over seeds.
+    """Draws a panel of losses on a logarithmic axis, with bands over seeds.
 
     Args:
         axes: the panel.
@@ -49,9 +85,31 @@ def losses(
     plots.plain_log(axes.yaxis)
 
 
-def legend(sheet: FigureBase, axes: Axes, columns: int) -> None:
-    """A legend below all panels, of the lines of one of them."""
-    handles, labels = axes.get_legend_handles_labels()
-    sheet.legend(
-        handles, labels, loc="outside lower center", ncols=min(len(labels), columns), frameon=False
-    )
+def points(axes: Axes, x: Any, values: Sequence[np.ndarray], **look: Any) -> None:
+    """Draws the means of several runs as points with 95 % intervals; a single run has no bar.
+
+    Args:
+        axes: the panel.
+        x: places of the points.
+        values: numbers of the runs, one array for each point.
+        look: as of `Axes.errorbar`.
+    """
+    half = np.array([statistics.half_interval(each) for each in values])
+    half[~np.isfinite(half)] = np.nan
+    style = {"linestyle": "none", "marker": "o", "capsize": 3, **look}
+    axes.errorbar(x, [each.mean() for each in values], half, **style)
+
+
+def legend(sheet: FigureBase, columns: int, *panels: Axes, **options: Any) -> None:
+    """Adds a legend of the lines of some panels below all panels.
+
+    Args:
+        sheet: the figure, or a part of one.
+        columns: at most.
+        panels: whose lines.
+        options: as of `Figure.legend`.
+    """
+    found = [panel.get_legend_handles_labels() for panel in panels]
+    handles, labels = (list(itertools.chain(*parts)) for parts in zip(*found, strict=True))
+    place = {"loc": "outside lower center", "ncols": min(len(labels), columns), "frameon": False}
+    sheet.legend(handles, labels, **place | options)

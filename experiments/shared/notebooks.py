@@ -56,7 +56,7 @@ def with_header(text: str, name: str) -> str:
     """
     _, found, body = text.partition("\n# ")
     if not found:
-        raise ValueError(f"{name}.md has no title: need a line that begins with '# '")
+        raise ValueError(f"{name}.md has no title: expected a line that begins with '# '")
     return f"{_HEADER.format(address=address(name), repository=REPOSITORY)}# {body}"
 
 

@@ -26,17 +26,21 @@ PAGE = Template("""\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1.25rem 4rem; color: #1b1b1b; background: #fff;
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; }
-h2 { border-top: 1px solid #d8d8d8; margin-top: 2.5rem; padding-top: 1.25rem; overflow-wrap: anywhere; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1.25rem 4rem; color: #1b1b1b;
+  background: #fff; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue",
+  Arial, "DejaVu Sans", sans-serif; }
+h2 { border-top: 1px solid #d8d8d8; margin-top: 2.5rem; padding-top: 1.25rem;
+  overflow-wrap: anywhere; }
 p { max-width: 46rem; }
 a { color: #0b57a4; }
-code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .8rem; overflow-wrap: anywhere; }
+code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+  font-size: .8rem; overflow-wrap: anywhere; }
 pre { border-left: 3px solid #a4260b; padding: .25rem .75rem; white-space: pre-wrap; }
 ul { columns: 22rem; list-style: none; padding: 0; }
 li { break-inside: avoid; }
 img { display: block; height: auto; max-width: 100%; }
-table { border-collapse: collapse; display: block; font-size: .85rem; font-variant-numeric: tabular-nums; overflow-x: auto; }
+table { border-collapse: collapse; display: block; font-size: .85rem;
+  font-variant-numeric: tabular-nums; overflow-x: auto; }
 th, td { border-bottom: 1px solid #eee; padding: .2rem .6rem; white-space: nowrap; }
 th { border-bottom: 2px solid #1b1b1b; vertical-align: bottom; }
 </style>
@@ -116,7 +120,7 @@ def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 
 def _of_run(outcome: Outcome) -> dict[str, str]:
-    """What its config.json says of device and versions."""
+    """Device and versions, from its config.json."""
     try:
         return json.loads((outcome.folder / "config.json").read_text())["run"]
     except (OSError, ValueError, KeyError):
@@ -131,7 +135,8 @@ def _section(outcome: Outcome) -> Iterator[str]:
     if outcome.failure:
         yield "\n".join(["~~~~~~", *outcome.failure.splitlines()[-LAST_LINES:], "~~~~~~"])
     for path in sorted(outcome.folder.rglob("*.png")):
-        yield f"![{outcome.name}: {path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()})"
+        image = base64.b64encode(path.read_bytes()).decode()
+        yield f"![{outcome.name}: {path.stem}](data:image/png;base64,{image})"
     yield from map(tables.markdown, tables.written(outcome.folder))
 
 

@@ -58,6 +58,30 @@ def first_reaching(values: np.ndarray, target: float) -> int | None:
     return int(reached[0]) if reached.size else None
 
 
+def crossing(
+    x: np.ndarray, losses: np.ndarray, target: float, never: float = math.nan
+) -> np.ndarray:
+    """Returns where each seed's loss is the target for the first time, linear between records.
+
+    Args:
+        x: of the records, `[seeds, records]`.
+        losses: `[seeds, records]`.
+        target: the loss.
+        never: result of seeds that do not reach it.
+
+    Returns:
+        x, `[seeds]`.
+    """
+    found = np.full(len(losses), never)
+    for seed, (at, loss) in enumerate(zip(x, losses, strict=True)):
+        below = np.flatnonzero(loss <= target)
+        if below.size:
+            first, before = below[0], max(0, below[0] - 1)
+            ends = loss[[first, before]]
+            found[seed] = np.interp(target, ends, at[[first, before]])
+    return found
+
+
 def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
     """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-":
     not reached.

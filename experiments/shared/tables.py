@@ -49,6 +49,11 @@ def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) 
     return made
 
 
+def notes(lines: Iterable[str]) -> None:
+    """Prints sentences as a list."""
+    console().print("\n".join(f"- {line}" for line in lines), highlight=False)
+
+
 def show(screen: Console, made: Table, path: Path) -> None:
     """Prints the table and writes its title, headings, rows and caption to a CSV file."""
     screen.print(made)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
@@ -39,3 +40,9 @@ def seconds(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
+
+
+def in_turn(programs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
+    """Returns the seconds of each program, `[repeats]`; the programs take turns."""
+    rounds = [{name: seconds(run) for name, run in programs.items()} for _ in range(repeats)]
+    return {name: np.array([taken[name] for taken in rounds]) for name in programs}

@@ -5,16 +5,19 @@ tuned.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 import dsgd
-from dsgd import clusters, problems
+from dsgd import clusters, problems, records
 from dsgd.machines.arrays import own_mesh
-from experiments.shared import resuming
+from experiments.shared import commands, resuming
+
+K = TypeVar("K", bound=Hashable)
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
@@ -51,19 +54,42 @@ def logistic_regression(
     return problems.logistic_regression(args.data, workers, partition, **options)
 
 
+def elements(problem: dsgd.Problem) -> int:
+    """Returns the number of elements of the model."""
+    shapes = jax.eval_shape(problem.init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
 class Tuned(NamedTuple):
     """A method at its best step size. `history` is of all seeds, `[seeds, records]`."""
 
     learning_rate: float
     history: dict[str, np.ndarray]
 
-    @property
-    def with_step_size(self) -> dict[str, np.ndarray]:
-        """The history, with a column that says which step size was chosen."""
-        return {
-            **self.history,
-            "learning_rate": np.full(self.history["loss"].shape, self.learning_rate),
-        }
+
+def write_histories(path: Path, found: Mapping[Any, Tuned]) -> None:
+    """Writes the histories by the names of the cases, with a column of the chosen step sizes."""
+    histories = {}
+    for case, (rate, history) in found.items():
+        histories[str(case)] = history | {"learning_rate": np.full(history["loss"].shape, rate)}
+    records.write_histories(path, histories)
+
+
+def compare(
+    args: Any, what: str, cases: Iterable[K], run: Callable[[K], Tuned | None]
+) -> dict[K, Tuned]:
+    """Tunes each case, and writes history.csv; cases that diverged at every step size are left out.
+
+    Args:
+        args: a command's arguments.
+        what: label of the progress bar.
+        cases: their names, by `str`, are those of the histories.
+        run: case -> the result of `tune`.
+
+    Raises:
+        ValueError: if all cases diverged.
+    """
+    return commands.collect(args, what, cases, run, write_histories, args.out / "history.csv")
 
 
 def tune(

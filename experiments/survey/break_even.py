@@ -100,11 +100,11 @@ def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N:
         pays: `bandwidth` by compressor's name and elements.
         N: number of workers.
     """
-    caption = "-: never; its messages are no shorter.\nany: encoding and decoding take no longer than copying."
     table = tables.table(
         f"compression pays below this bandwidth, Mbit/s ({N} workers)",
         ("compressor", *sizes),
-        caption,
+        "-: never; its messages are no shorter.\n"
+        "any: encoding and decoding take no longer than copying.",
     )
     for name in dict.fromkeys(name for name, _ in pays):
         table.add_row(name, *(megabits(pays[name, d]) for d in sizes.values()))

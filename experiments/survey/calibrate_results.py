@@ -139,22 +139,16 @@ def _always(plain: list[float], mine: list[float]) -> str:
 
 def draw(result: Calibration, where: str) -> Figure:
     """Collectives and rounds: lines are what the switch says, points what was measured."""
-    sheet = Figure(figsize=(12, 5), layout="constrained")
-    left, right = plots.panels(sheet, 2, sharey=False)
+    sheet, (left, right) = plots.figure(2, width=6, height=5, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
-        sizes = list(by_size)
-        said = [result.explained(name, size) for size in sizes]
-        draw_one(left, i, name, (sizes, said), list(by_size.values()))
+        said = [result.explained(name, size) for size in by_size]
+        draw_one(left, i, name, list(by_size), said, list(by_size.values()))
     left.set(title="collectives", xlabel="bytes of the vector", ylabel="seconds")
     for i, name in enumerate(METHODS):
         sizes, said, _ = seconds_of(result, name)
-        draw_one(
-            right,
-            i,
-            name,
-            (sizes, said),
-            [parts.seconds for (method, _), parts in result.found.rounds.items() if method == name],
-        )
+        rounds = result.found.rounds.items()
+        measured = [parts.seconds for (method, _), parts in rounds if method == name]
+        draw_one(right, i, name, sizes, said, measured)
     right.set(title="rounds", xlabel="bytes of the model", ylabel="seconds a round")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
@@ -170,17 +164,15 @@ def draw(result: Calibration, where: str) -> Figure:
 
 
 def draw_one(
-    axes: Axes, i: int, name: str, said: tuple[list[float], list[float]], measured: list[np.ndarray]
+    axes: Axes, i: int, name: str, sizes: list[float], said: list[float], measured: list[np.ndarray]
 ) -> None:
     """A line, and points with intervals, a little beside those of others."""
-    sizes = np.array(said[0]) * 1.04 ** (i - 2)
-    found = np.array([median(seconds) for seconds in measured])
-    bars = np.maximum(0, np.stack([found[:, 0] - found[:, 1], found[:, 2] - found[:, 0]]))
-    axes.plot(*said, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.5)
+    middle, low, high = np.array([median(seconds) for seconds in measured]).T
+    axes.plot(sizes, said, **figures.look(i, linewidth=1.5))
     axes.errorbar(
-        sizes,
-        found[:, 0],
-        bars,
+        np.array(sizes) * 1.04 ** (i - 2),
+        middle,
+        np.maximum(0, [middle - low, high - middle]),
         color=plots.COLOURS[i],
         linestyle="none",
         marker="osD^v"[i],

@@ -117,10 +117,10 @@ def switch(
         if len(by_size) < 2:
             raise ValueError(
                 f"a line through the times of {len(by_size)} size{'s' * (len(by_size) != 1)} "
-                f"({name}): need at least two"
+                f"({name}): expected at least two"
             )
         if not all((np.asarray(repeats) > 0).all() for repeats in by_size.values()):
-            raise ValueError(f"times of {name}: need seconds > 0")
+            raise ValueError(f"times of {name}: expected seconds > 0")
     rows = [
         (costs[name].latencies, costs[name].vectors * size, np.asarray(repeats))
         for name, by_size in times.items()

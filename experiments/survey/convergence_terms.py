@@ -76,7 +76,7 @@ def bowl(workers: int, noise: float) -> Problem:
 
 
 def opposed(workers: int) -> Problem:
-    """Neighbours with the Hessians I and I / 10 who pull in opposite directions: only where
+    """Neighbours with the Hessians I and I / 10 that pull in opposite directions: only if
     Hessians differ does the mean feel it.
     """
     d, sign = 4, np.where(np.arange(workers) % 2, -1.0, 1.0)

@@ -25,7 +25,7 @@ LOOKS = {  # colour and hatch of each kind of block
 
 
 class Panel(NamedTuple):
-    """One timeline; the picture stops at `end`. Who is not one of the workers is the server."""
+    """One timeline; the picture stops at `end`. An end that is no worker is the server."""
 
     figure: str
     title: str
@@ -128,29 +128,13 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         if width <= 0:
             continue
         colour, hatch = LOOKS[span.kind]
-        axes.barh(
-            y,
-            width,
-            left=left,
-            height=0.9,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            linewidth=0.6,
-        )
+        look = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
+        axes.barh(y, width, left=left, height=0.9, **look)
         if span.other is not None and width > 0.035 * longest:
-            text = ("▸" if span.kind == "send" else "◂") + (
-                str(span.other + 1) if span.other < panel.workers else "S"
-            )
-            axes.text(
-                left + width / 2,
-                y,
-                text,
-                color="white",
-                fontsize=8,
-                ha="center",
-                va="center_baseline",
-            )
+            arrow = "▸" if span.kind == "send" else "◂"
+            other = str(span.other + 1) if span.other < panel.workers else "S"
+            look = {"color": "white", "fontsize": 8, "ha": "center", "va": "center_baseline"}
+            axes.text(left + width / 2, y, arrow + other, **look)
     for x in {begin, end} - {0.0}:
         axes.axvline(x, color="black", linestyle="--", linewidth=1.2)
     units = f"{shown(panel.end - panel.begin)} units"

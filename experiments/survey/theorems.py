@@ -66,7 +66,7 @@ class Method(NamedTuple):
         exact = self.exact
         if exact is None:
             raise ValueError(
-                f"{self.name} has no exact moments: its round is not affine; need runs"
+                f"{self.name} has no exact moments: its round is not affine; expected runs"
             )
         # of one length: one program
         squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))

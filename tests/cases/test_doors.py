@@ -133,9 +133,7 @@ def test_large_numbers_that_have_a_meaning_are_taken():
     ],
 )
 def test_what_is_counted_in_int32_is_refused_beyond(call):
-    with pytest.raises(
-        ValueError, match=r"= \d+(:|;) (need|expected) .*(at most \d+|fewer than 2\^31)"
-    ):
+    with pytest.raises(ValueError, match=r"= \d+; expected .*(at most \d+|fewer than 2\^31)"):
         call(2**31)
 
 

@@ -77,7 +77,6 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "peers.png").exists()
     printed = capsys.readouterr().out
     assert " ".join(printed.split()).count("larger sizes left out: 1") == 3
-    assert not scripts.too_wide(printed.splitlines())
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
@@ -106,7 +105,7 @@ def test_versions_that_differ_are_told(tmp_path, monkeypatch):
     fake(monkeypatch, {"dsgd": 1.0, "numpy": 1 + 2e-13})
     with pytest.raises(
         RuntimeError,
-        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: need 1e-13",
+        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: expected 1e-13",
     ):
         peers.main(args)
     fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})
@@ -150,7 +149,10 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     assert version.command[0] == str(other)
     (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
     monkeypatch.chdir(tmp_path)
-    look = "import importlib.util; print([importlib.util.find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
+    look = (
+        "from importlib.util import find_spec\n"
+        "print([find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
+    )
     ended = timing.process([sys.executable, "-S", "-c", look], version.environment)
     assert ended is not None
     assert ended.lines == ["[False, True, True]"]
@@ -209,107 +211,98 @@ def test_where_the_device_is_no_cpu_copies_are_its_own(monkeypatch):
     assert isinstance(by_hand.copies(4, 2, 3)(2), jnp.ndarray)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "arguments", "message"),
-    [
-        (
-            rounds,
-            {"workers": (4, 4), "dimensions": (5,)},
-            "2 workers for 1 dimensions: need as many",
-        ),
-        (rounds, {"methods": ("gd",)}, "need some of mb-sgd, dsgd"),
-        (peers, {"methods": ("extra",)}, "--methods extra: need some of dsgd, mb-sgd"),
-        (
-            peers,
-            {"versions": ("jax", "scan")},
-            "--versions jax: need some of dsgd, scan, numpy, torch, decent-bench, fedjax",
-        ),
-        (peers, {"workers": (2, 16)}, "--workers 2: need at least 3"),
-        (
-            peers,
-            {"workers": (1024,), "dimensions": (100_000,)},
-            "all sizes have more than 16,000,000 elements",
-        ),
-        (
-            peers,
-            {"versions": ("numpy",)},
-            "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax",
-        ),
-        (throughput, {"dimensions": (4,)}, "need dimensions of at least 16"),
-    ],
-)
-def test_what_cannot_be_timed_is_refused(benchmark, arguments, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        benchmark.main(benchmark.Args(**arguments, out=tmp_path / "there"))
-    assert not (tmp_path / "there").exists()
-
-
-@pytest.fixture
-def peer(monkeypatch, tmp_path):
-    """One that needs a Python of its own, where the path has none, and no environment is there; the
-    steps that are made.
-    """
-    monkeypatch.setitem(
-        environments.PEERS, "near", environments.Peer("near_peer", ("near==1", "nearer"))
-    )
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path / "near" / "bin" / "python"
-
-
-def test_an_environment_is_made_once_and_found_again(peer, tmp_path, monkeypatch):
-    steps = []
+def test_an_environment_is_made_once_and_only_one_that_was_installed_is_found(
+    tmp_path, monkeypatch
+):
+    python = tmp_path / "near" / "bin" / "python"
+    steps, fails = [], [True]
 
     def do(name, step):
         steps.append(step)
-        peer.parent.mkdir(parents=True, exist_ok=True)
-        peer.touch()
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+        if "near==1" in step and fails.pop():
+            raise environments.Unavailable("no such package")
 
+    peer = environments.Peer("near_peer", ("near==1", "nearer"))
+    monkeypatch.setitem(environments.PEERS, "near", peer)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without uv
     monkeypatch.setattr(environments, "_do", do)
-    assert environments.found("near", tmp_path) is None
-    assert environments.made("near", tmp_path) == peer == environments.made("near", tmp_path)
-    assert steps[0] == [sys.executable, "-m", "venv", "--clear", str(tmp_path / "near")]
-    assert steps[1][-2:] == ["near==1", "nearer"]
-    assert len(steps) == 2
-
-
-def test_an_environment_that_could_not_be_installed_is_not_found_later(peer, tmp_path, monkeypatch):
-    peer.parent.mkdir(parents=True)
-    peer.write_text("#!/bin/sh\necho no such package >&2\nexit 1\n")
-    peer.chmod(0o755)
-    monkeypatch.setattr(environments, "_python", lambda name: "/bin/true")
-    with pytest.raises(environments.Unavailable, match="nearer failed: no such package"):
+    with pytest.raises(environments.Unavailable, match="no such package"):
         environments.made("near", tmp_path)
     assert environments.found("near", tmp_path) is None
+    fails.append(False)
+    assert environments.made("near", tmp_path) == python == environments.made("near", tmp_path)
+    venv = [sys.executable, "-m", "venv", "--clear", str(tmp_path / "near")]
+    assert [step for step in steps if "venv" in step] == [venv] * 2
+    assert steps[-1][-2:] == ["near==1", "nearer"]
+    assert len(steps) == 4
 
 
-def test_no_environment_is_made_without_a_python_that_is_new_enough_and_starts(
-    peer, tmp_path, monkeypatch
+def test_a_step_that_fails_says_why():
+    with pytest.raises(environments.Unavailable, match=r"near: .* failed: no such package"):
+        environments._do("near", ["sh", "-c", "echo no such package >&2; exit 1"])
+
+
+def test_a_python_on_the_path_that_does_not_start_is_none(tmp_path, monkeypatch):
+    peer = environments.Peer("near_peer", ("near",), (3, 99))
+    monkeypatch.setitem(environments.PEERS, "near", peer)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "python3.99").chmod(0o755)
+    with pytest.raises(environments.Unavailable, match=r"near needs Python 3\.99, which is not on"):
+        environments.made("near", tmp_path)
+
+
+FEW = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
+TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of positive numbers
+    (
+        rounds,
+        {"methods": ("mb-sgd",), "workers": (4,), "dimensions": (5,), "seconds": 1e-3},
+        "rounds",
+        1,
+        rounds.Row._fields[3:],
+    ),
+    (start, {}, "start", 2, ("imports", "problem", "rounds", "wall", "cpu", "ratio")),
+    (throughput, {"dimensions": (4096,)}, "throughput", 5 + len(FEW), ("encode_bytes_per_second",)),
+    (
+        mixing,
+        {"workers": 8, "dimension": 5, "dimensions": (3, mixing.MOST)},
+        "mixing",
+        3,
+        ("seconds", "dense", "times faster", "of copy"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments", "file", "count", "columns"),
+    [
+        pytest.param(*row, id=row[2], marks=[pytest.mark.long] if row[0] is not rounds else [])
+        for row in TIMED
+    ],
+)
+def test_a_benchmark_times_all_versions(
+    benchmark, arguments, file, count, columns, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(
-        environments.PEERS, "near", environments.Peer("near_peer", ("near",), (3, 99))
-    )
-    for _ in range(2):
-        with pytest.raises(
-            environments.Unavailable, match=r"near needs Python 3\.99, which is not on the path"
-        ):
-            environments.made("near", tmp_path)
-        (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")
-        (tmp_path / "python3.99").chmod(0o755)
-
-
-def test_benchmark_times_all_versions(tmp_path):
-    rounds.main(
-        rounds.Args(
-            methods=("mb-sgd",),
-            workers=(4,),
-            dimensions=(5,),
-            seconds=0.001,
-            repeats=1,
-            out=tmp_path,
-        )
-    )
-    (row,) = scripts.rows(tmp_path / "rounds.csv")
-    assert all(float(row[name]) > 0 for name in rounds.Row._fields[3:])
+    """With few compressors, which need all of the other programs between them, two graphs, and
+    numpy in the place of the other versions that start.
+    """
+    some = [each for each in throughput.CANDIDATES if each.compressor.name in FEW]
+    graphs = [topologies.ring(8), topologies.random_regular(12, 9)]
+    numpy = start.make_versions(tmp_path / "numpy")["numpy"]
+    monkeypatch.setattr(throughput, "CANDIDATES", some)
+    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: graphs)
+    monkeypatch.setattr(start, "make_versions", lambda _: dict.fromkeys(("scan", "numpy"), numpy))
+    scripts.ran(benchmark.main, benchmark.Args(**arguments, repeats=1, out=tmp_path / "out"))
+    rows = scripts.rows(tmp_path / f"out/{file}.csv")
+    assert len(rows) == count
+    assert all(float(row[name]) > 0 for row in rows[-len(FEW) :] for name in columns)
+    if benchmark is mixing:
+        few, larger = scripts.rows(tmp_path / "out/sums.csv")
+        assert (few["chosen"], larger["chosen"]) == ("rows", "product")
+        assert min(float(few["3"]), float(larger["3"])) > 0
+        assert few[str(mixing.MOST)] == "nan", "so many elements are too many"
 
 
 def test_benchmark_of_rounds_tells_each_number_in_its_unit():
@@ -349,26 +342,6 @@ def test_the_benchmarks_versions_do_the_same_mathematics(name, mesh, key):
             np.testing.assert_allclose(ours[recorded][1:], history, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.long
-def test_benchmark_of_starts_times_processes(tmp_path, capsys, monkeypatch):
-    """Numpy's alone, twice: the others are processes like it."""
-    make = start.make_versions
-    monkeypatch.setattr(
-        start,
-        "make_versions",
-        lambda folder: dict.fromkeys(("scan", "numpy"), make(folder)["numpy"]),
-    )
-    start.main(start.Args(repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    first, second = scripts.rows(tmp_path / "start.csv")
-    assert float(first["ratio"]) == 1
-    assert all(
-        float(row[stage]) > 0
-        for row in (first, second)
-        for stage in ("imports", "problem", "rounds", "wall", "cpu", "ratio")
-    )
-
-
 def test_a_job_that_fails_is_reported(capfd):
     with pytest.raises(RuntimeError, match=r"jobs\.start nonsense ended with status 1"):
         start.timed(start.Version("nonsense", {}))
@@ -385,67 +358,7 @@ def test_jobs_by_hand_do_what_the_framework_does():
     assert max(ends) < 1.05 * min(ends)
 
 
-@pytest.mark.long
-def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
-    """The fewest that need all of the other programs between them, and one that needs none."""
-    names = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
-    some = [candidate for candidate in throughput.CANDIDATES if candidate.compressor.name in names]
-    monkeypatch.setattr(throughput, "CANDIDATES", some)
-    throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
-    shown = capsys.readouterr().out
-    assert "d = 4,096" in shown
-    assert not scripts.too_wide(shown.splitlines())
-    rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
-    for candidate in some:
-        row = rows[candidate.compressor.name]
-        assert all(
-            float(row[name]) > 0
-            for name in (
-                "bits_per_element",
-                "encode_bytes_per_second",
-                "decode_bytes_per_second",
-                "cost",
-            )
-        )
-
-
-@pytest.mark.long
-def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        mixing,
-        "graphs_of_all_degrees",
-        lambda: [topologies.ring(8), topologies.random_regular(12, 9)],
-    )
-    many = mixing.MOST  # elements of a model, of which eight are too many
-    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, many), out=tmp_path))
-    rows = scripts.rows(tmp_path / "mixing.csv")
-    assert [row["graph"] for row in rows] == [
-        "ring(8)",
-        "exponential(8)",
-        "random_regular(8, 4, 0)",
-    ]
-    assert all(
-        float(row[name]) > 0
-        for row in rows
-        for name in ("seconds", "dense", "times faster", "of copy")
-    )
-    few, larger = scripts.rows(tmp_path / "sums.csv")
-    assert (few["chosen"], larger["chosen"]) == ("rows", "product")
-    assert min(float(few["3"]), float(larger["3"])) > 0
-    assert few[str(many)] == "nan"
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-
-
 def test_what_the_benchmark_of_mixing_times_is_the_same(key):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     graph = topologies.random_regular(16, 4)
     np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
-
-
-def test_the_benchmark_of_mixing_tells_seconds_of_one_round():
-    taken = {
-        "copy": np.array([0.5]),
-        "ring(8)": np.full(1, 2.0 * mixing.ROUNDS),
-        "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS),
-    }
-    assert mixing.measured(topologies.ring(8), taken) == ("ring(8)", 2, 2.0, 6.0, 3.0, 0.25)

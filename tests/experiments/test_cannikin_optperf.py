@@ -30,13 +30,10 @@ def test_cannikin_is_tuned_first_and_settles_at_optperf_and_the_others_above_it(
 ):
     """Two workloads, in epochs that take what the model says."""
     monkeypatch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
-    lines = scripts.printed(
+    lines = scripts.ran(
         script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL)
     )
-    assert all(
-        scripts.is_figure(tmp_path / f"{name}.png") for name in ("epochs", "batch_time", "studies")
-    )
-    assert not scripts.too_wide(lines)
+    assert scripts.figures(tmp_path) == {"epochs", "batch_time", "studies"}
     cells = scripts.cells(lines)
     assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == [
         "-",

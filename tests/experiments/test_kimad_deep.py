@@ -11,14 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scripts
-from scipy import stats
 
-import dsgd
 from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
 from experiments.kimad import deep_results, deep_runs
-from experiments.shared import tuning
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
@@ -46,8 +43,7 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         patch.setattr(deep_runs, "RESOLUTION", 100)
-        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        return args, scripts.printed(kimad_deep.main, args)
+        return args, scripts.ran(kimad_deep.main, args)
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +63,6 @@ def series(ran):
             name: np.array([float(row[name]) for row in mine]) for name in names
         }
     return found
-
-
-def test_the_warm_up_sends_all_as_it_is(series):
-    for history in series.values():
-        np.testing.assert_array_equal(history["message"][1:5], LINEAR)
-        np.testing.assert_array_equal(history["error"][1:5], 0)
-        assert history["message"][5:].min() < LINEAR
 
 
 def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(series):
@@ -108,9 +97,8 @@ def test_ef21_has_one_size_and_kimads_traffic(series):
         assert sent[0] == pytest.approx(sent[1], rel=0.03)
 
 
-def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
+def test_its_tables_have_the_papers_numbers(ran):
     _, lines = ran
-    assert not scripts.too_wide(lines)
     steps, others, errors = (
         [row for row in scripts.cells(lines) if len(row) == width] for width in (9, 8, 7)
     )
@@ -141,14 +129,6 @@ def test_what_ef21_needs_is_expected_where_links_have_no_noise():
         )
 
 
-def test_the_p_value_is_scipys():
-    first, second = np.array([3.0, 4.0, 6.0, 5.5]), np.array([2.5, 3.0, 5.5, 6.0])
-    assert deep_results.p_value(first - second) == pytest.approx(
-        stats.ttest_rel(first, second).pvalue
-    )
-    assert np.isnan(deep_results.p_value(np.array([2.0])))
-
-
 def test_top_5_counts_a_class_among_the_five_largest_logits():
     logits = jnp.arange(10.0)[::-1]
     found = deep_runs.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
@@ -168,12 +148,3 @@ def test_a_resnet_18_has_the_papers_links(monkeypatch):
     assert setting.cluster.up is not None
     rate = setting.cluster.up.sample(jax.random.key(0), jnp.float32(50), 0)
     assert 330e6 * np.exp(-0.5) < rate < 330e6 * np.exp(0.5)
-
-
-def test_seconds_that_no_message_has_are_not_shown(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)",
-    ):
-        kimad_deep.main(kimad_deep.Args(shown=0.3, out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()

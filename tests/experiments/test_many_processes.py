@@ -4,7 +4,6 @@ alone prints and writes.
 
 from __future__ import annotations
 
-import csv
 import random
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 
 from dsgd.contract import elsewhere
 from experiments import compare
@@ -45,7 +45,7 @@ def free_port() -> int:
     raise OSError("no free port")
 
 
-def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
+def slurm(port: int, i: int) -> dict[str, str]:
     step = {
         "SLURM_JOB_ID": port - 61440,
         "SLURM_STEP_NODELIST": "127.0.0.1",
@@ -53,19 +53,14 @@ def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
         "SLURM_PROCID": i,
         "SLURM_LOCALID": i,
     }
-    return [], {name: str(value) for name, value in step.items()}
+    return {name: str(value) for name, value in step.items()}
 
 
-def flags(port: int, i: int) -> tuple[list[str], dict[str, str]]:
-    return ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(i)], {}
-
-
-def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, str, str]]:
+def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
     """Status, standard output and error of both processes of the experiment."""
     port, there = free_port(), []
     try:
         for i in range(2):
-            arguments, variables = told(port, i)
             command = [
                 sys.executable,
                 "-m",
@@ -75,12 +70,12 @@ def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, s
                 str(out),
                 "--no-progress",
                 *more,
-                *arguments,
-                *each(i),
             ]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             there.append(
-                subprocess.Popen(command, env={**elsewhere.environment(1), **variables}, **pipes)
+                subprocess.Popen(
+                    command, env={**elsewhere.environment(1), **slurm(port, i)}, **pipes
+                )
             )
         said = [process.communicate(timeout=SECONDS) for process in there]
         return [(process.returncode, *words) for process, words in zip(there, said, strict=True)]
@@ -90,15 +85,10 @@ def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, s
             process.communicate()
 
 
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "history.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.long
 def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
-    (status, said, _), (other, nothing, _) = started(slurm, tmp_path / "two", *options)
+    (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
     assert "mb-sgd" in said
     files = ["config.json", "costs.csv", "figure.png", "history.csv"]
@@ -114,29 +104,16 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
         "out": tmp_path / "one",
     }
     commands.launch(compare.main, compare.Args(**alone, cache="off", progress=False))
-    for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True):
+    runs = (scripts.rows(tmp_path / name / "history.csv") for name in ("two", "one"))
+    for mine, theirs in zip(*runs, strict=True):
         for name in ("method", "seed", "step", "bits"):
             assert mine[name] == theirs[name]
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
 
 
-@pytest.mark.long
-def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
-    (status, _, said), (other, _, nothing) = started(
-        flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)]
-    )
-    assert (status, other) == (2, 2), said + nothing
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("Error: the processes run different configurations (")
-    assert last not in nothing
-
-
 def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
     for machines, told in [
         (commands.Machines("127.0.0.1:1", 2), "process_id = None; expected all three"),
-        (commands.Machines("127.0.0.1", 2, 0), "coordinator = '127.0.0.1'; expected host:port"),
-        (commands.Machines("127.0.0.1:1", 2, 2), "process_id = 2 of 2 processes; expected 0 to 1"),
-        (commands.Machines("127.0.0.1:1", 0, 0), "join: processes = 0"),
         (commands.Machines(lost_after=0.0), "lost_after = 0; expected finite seconds > 0"),
     ]:
         with pytest.raises(SystemExit) as end:

@@ -33,13 +33,13 @@ def ran(tmp_path_factory, long):
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # names of sockets are short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
-        lines = scripts.printed(real_asynchrony.main, args)
+        scripts.ran(real_asynchrony.main, args)
     shutil.rmtree(folder, ignore_errors=True)
-    return args, lines
+    return args
 
 
 def test_it_trains_and_measures_in_real_processes(ran):
-    args, _ = ran
+    args = ran
     rows = scripts.rows(args.out / "history.csv")
     assert {row["method"] for row in rows} == set(METHODS)
     for method in METHODS:
@@ -50,12 +50,10 @@ def test_it_trains_and_measures_in_real_processes(ran):
     assert float(synchronous[-1]["clock"]) > 0.06 * int(synchronous[-1]["step"]), (
         "all wait for the slow one"
     )
-    assert scripts.is_figure(args.out / "figure.png")
-    assert (args.out / "config.json").exists()
 
 
 def test_staleness_is_measured_and_predicted(ran):
-    args, _ = ran
+    args = ran
     rows = scripts.rows(args.out / "staleness.csv")
     stale = {
         key: []
@@ -73,10 +71,8 @@ def test_staleness_is_measured_and_predicted(ran):
         assert predicted == pytest.approx(1, abs=0.5)
 
 
-def test_its_table_has_80_columns(ran):
-    args, lines = ran
-    assert not scripts.too_wide(lines)
-    rows = scripts.rows(args.out / "methods.csv")
+def test_its_table_has_every_method(ran):
+    rows = scripts.rows(ran.out / "methods.csv")
     assert [row["method"] for row in rows] == list(METHODS)
     assert all(float(row["updates/s"]) > 0 for row in rows)
 
@@ -106,18 +102,3 @@ def test_what_is_simulated_for_its_clock_does_not_diverge():
     assert np.nanmean(
         real_asynchrony.simulate(args, method, trained, 600)["staleness"]
     ) == pytest.approx(2, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slow": 4}, "--slow 4 of 4 workers"),
-        ({"factor": 0.5}, "--factor 0.5: need at least 1"),
-        ({"bound": 2}, "--bound 2 of 4 workers: need at least 3, since all read the first model"),
-        ({"methods": ("async",)}, "need some of synchronous, asynchronous, bounded"),
-    ],
-)
-def test_it_refuses_what_makes_no_sense_before_a_process_starts(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        real_asynchrony.main(real_asynchrony.Args(**options, out=tmp_path, progress=False))
-    assert not list(tmp_path.iterdir())

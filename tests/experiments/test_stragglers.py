@@ -4,7 +4,6 @@ counted.
 
 from __future__ import annotations
 
-import json
 import math
 
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ import scripts
 import dsgd
 from dsgd import problems
 from experiments import stragglers
-from experiments.shared import tuning
 from experiments.stragglers import Args
 
 SHOWN = ("synchronous", "DropCompute", "asynchronous")
@@ -73,28 +71,20 @@ def ran(tmp_path_factory, long):
         )
         patch.setattr(stragglers, "draw", drawn)
         patch.setattr(stragglers, "MEASURED", 20)
-        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        lines = scripts.printed(stragglers.main, args)
-    return args, found["single server"], lines
+        scripts.ran(stragglers.main, args)
+    return args, {case.method: one for case, one in found.items()}
 
 
-def test_it_writes_its_files(ran):
-    args, _, _ = ran
-    assert json.loads((args.out / "config.json").read_text())["backups"] == 1
-    assert scripts.is_figure(args.out / "figure.png")
+def test_each_method_has_a_history_and_a_row(ran):
+    args, _ = ran
     assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {
         f"single server: {name}" for name in SHOWN
     }
-
-
-def test_tables_fit_80_columns(ran):
-    args, _, lines = ran
-    assert not scripts.too_wide(lines)
     assert [row["method"] for row in scripts.rows(args.out / "delays.csv")] == list(SHOWN)
 
 
 def test_all_run_for_about_as_many_seconds(ran):
-    _, found, _ = ran
+    _, found = ran
     ends = {name: one.history["clock"][:, -1].mean() for name, one in found.items()}
     assert all(0.75 < end / ends["synchronous"] < 1.35 for end in ends.values())
     steps = {name: one.history["step"][-1] for name, one in found.items()}
@@ -104,7 +94,7 @@ def test_all_run_for_about_as_many_seconds(ran):
 
 def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
     """Without a wait each takes as long; DropCompute drops those that wait only."""
-    args, found, _ = ran
+    args, found = ran
     shortest = {
         name: np.diff(found[name].history["clock"]).min() for name in ("synchronous", "DropCompute")
     }
@@ -121,22 +111,3 @@ def test_seconds_to_a_loss_are_between_records():
         "loss": np.array([[3.0, 2.0, 1.0], [1.0, 3.0, 3.0], [3.0, 3.0, 2.0]]),
     }
     np.testing.assert_allclose(stragglers.reached(history, 1.75), [2.5, 0.0, math.inf])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"server": 17}, "of 16 workers with --server 17"),
-        ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
-        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
-        ({"bound": 3}, "bound = 3 with 16 workers"),
-    ],
-)
-def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(problems, "logistic_regression", least_squares)
-    monkeypatch.setattr(
-        stragglers, "latencies", lambda cluster, N, M, seed, rounds: np.ones((rounds, N, M))
-    )
-    with pytest.raises(ValueError, match=message):
-        stragglers.main(Args(out=tmp_path / "out", progress=False, **options))
-    assert not (tmp_path / "out").exists()

@@ -24,26 +24,24 @@ MISTAKES = [
         "np.flatnonzero(values.mean(axis=0) <= target)",
         "np.flatnonzero(values.mean(axis=0) < target)",
         TESTS
-        + "test_compare.py::test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked",
+        + "test_compare.py::test_what_diverges_is_left_out_and_a_target_not_reached_is_marked",
     ),
     Mistake(
         "experiments/compare.py",
         "2 * sum(loss <= end",
         "sum(loss <= end",
-        TESTS
-        + "test_compare.py::test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_at_once",
+        TESTS + "test_compare.py::test_the_default_target_is_reached_by_all_and_at_once_by_few",
     ),
     Mistake(
         "experiments/compare.py",
-        "np.minimum.accumulate(losses.mean(axis=0))[1:]",
-        "losses.mean(axis=0)[1:]",
-        TESTS
-        + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end",
+        'np.minimum.accumulate(history["loss"].mean(axis=0))[1:]',
+        'history["loss"].mean(axis=0)[1:]',
+        TESTS + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name",
     ),
     Mistake(
-        "experiments/stragglers.py",
-        "(loss[before] - target) / (loss[before] - loss[at])",
-        "(target - loss[at]) / (loss[before] - loss[at])",
+        "experiments/shared/statistics.py",
+        "np.interp(target, ends, at[[first, before]])",
+        "np.interp(target, ends, at[[before, first]])",
         TESTS + "test_stragglers.py::test_seconds_to_a_loss_are_between_records",
     ),
     Mistake(
@@ -76,7 +74,7 @@ MISTAKES = [
         "value, high, low = (factor",
         "value, low, high = (factor",
         TESTS
-        + "test_calibrate.py::test_one_switch_explains_all_collectives_where_one_does_and_a_busy_moment_does_not_move_it",
+        + "test_calibrate.py::test_one_switch_explains_all_collectives_and_ignores_a_busy_moment",
     ),
     Mistake(
         "experiments/survey/calibrate_measuring.py",
@@ -114,7 +112,7 @@ MISTAKES = [
         "if min(map(len, parts)) >= args.batch_size:",
         "if max(map(len, parts)) >= args.batch_size:",
         TESTS
-        + "test_decentralized.py::test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch",
+        + "test_decentralized.py::test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused",
     ),
     Mistake(
         "experiments/convergence_rates.py",
@@ -127,7 +125,7 @@ MISTAKES = [
         "np.sqrt(12 / d)",
         "np.sqrt(6 / d)",
         TESTS
-        + "test_theory_experiments.py::test_runs_with_a_dithered_grid_have_the_moments_that_are_computed",
+        + "test_theory_experiments.py::test_runs_with_a_dithered_grid_have_the_computed_moments",
     ),
     Mistake(
         "experiments/complexity_table.py",
@@ -152,7 +150,7 @@ MISTAKES = [
         "experiments/shared/commands.py",
         "0 < number < math.inf",
         "0 <= number < math.inf",
-        TESTS + "test_command_line.py::test_numbers_that_make_no_sense_are_one_line_and_status_2",
+        TESTS + "test_refusals.py::test_bad_flags_are_one_line_and_status_2[compare-6]",
     ),
     Mistake(
         "experiments/shared/tables.py",

@@ -22,7 +22,7 @@ ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
 )
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
-    "cases/test_optimizers",
+    "algorithms/test_optimizers",
     "algorithms/test_participation",
 )
 SERVER, GOSSIP = (
@@ -190,9 +190,7 @@ MISTAKES = [
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",
         "if step > 1 and _ascends",
-        of(
-            OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused_where_the_method_is_made[no rate]"
-        ),
+        of(OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused"),
     ),
     Mistake(
         "algorithms/gossip.py",

@@ -54,7 +54,7 @@ MISTAKES = [
         "experiments/kimad_quadratic.py",
         "if not 0 < least <= most < math.inf",
         "if not 0 <= least <= most < math.inf",
-        f"{KIMAD_TESTS}::test_what_does_not_fit_together_is_refused_at_once",
+        f"{T}/test_refusals.py::test_bad_flags_are_one_line_and_status_2[kimad_quadratic-1]",
     ),
     Mistake(
         "experiments/kimad/deep_results.py",

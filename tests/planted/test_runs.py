@@ -189,7 +189,7 @@ MISTAKES = [
         "dsgd/records.py",
         "values[..., worker]",
         "values[..., 0]",
-        "tests/dsgd/test_frames.py::test_one_number_a_worker_is_a_column_a_worker",
+        "tests/dsgd/test_frames.py -k column_a_worker",
     ),
     Mistake(
         "dsgd/checks.py",

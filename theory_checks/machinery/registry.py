@@ -80,7 +80,7 @@ FAMILY = {statement.name: module.__name__ for module in _MODULES for statement i
 """The module of each statement, by name. Statements of the same module share programs."""
 
 LOOSE = 0.95  # a bound is called loose if its largest ratio is below this
-_CLIMBING = 3  # one of this many trials is used for climbing from the worst random instance
+_CLIMBING = 3  # one in this many trials climbs from the worst random instance
 
 
 class Finding(NamedTuple):

@@ -3,8 +3,8 @@
     python -m experiments.benchmark.jobs.start dsgd
 
 The job is logistic regression on digits, sorted by label over 16 workers, 1,000 rounds of ring DSGD
-on batches of 16. In every round f,
-|f'|^2, the consensus distance and the test accuracy are recorded. Versions import no more than they need, and read the same file.
+on batches of 16. In every round f, |f'|^2, the consensus distance and the test accuracy are
+recorded. Versions import no more than they need, and read the same file.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(
         dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options), straight
     )
     with pytest.raises(
-        ValueError, match=r"contains another run .batches = sevens there, eights here"
+        ValueError,
+        match=r"contains another run .batches = sevens in the checkpoint, eights in this run",
     ):
         dsgd.run(
             method,
@@ -88,7 +89,8 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(
             **options,
         )
     with pytest.raises(
-        ValueError, match=r"contains another run .batches = sevens there, None here"
+        ValueError,
+        match=r"contains another run .batches = sevens in the checkpoint, None in this run",
     ):
         dsgd.run(method, problem, checkpoint=tmp_path, **options)
     with pytest.raises(ValueError, match=r"batches have no identity.*dsgd\.Batches"):
@@ -122,17 +124,20 @@ def momentum(decay: float) -> dsgd.Algorithm:
 OTHER_RUNS = {
     "method": (
         {"method": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
-        "method = minibatch_sgd there, parameter_server_sgd here",
+        "method = minibatch_sgd in the checkpoint, parameter_server_sgd in this run",
     ),
     "momentum": ({"method": momentum(0.9)}, ANYTHING_ELSE),
     "l2": ({"problem": l2(0.2)}, ANYTHING_ELSE),
     "data": ({"problem": l2(0.1)._replace(data=np.ones((N, 3), np.float32))}, "data = "),
     "key": ({"key": jax.random.key(7)}, "key = "),
-    "seeds": ({"seeds": 2}, "seeds = None there, 2 here"),
-    "evaluate_every": ({"evaluate_every": 2}, "evaluate_every = 1 there, 2 here"),
+    "seeds": ({"seeds": 2}, "seeds = None in the checkpoint, 2 in this run"),
+    "evaluate_every": (
+        {"evaluate_every": 2},
+        "evaluate_every = 1 in the checkpoint, 2 in this run",
+    ),
     "cluster": (
         {"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))},
-        "cluster = None there",
+        "cluster = None in the checkpoint",
     ),
 }
 

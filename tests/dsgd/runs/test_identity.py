@@ -83,24 +83,29 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
     ("here", "reported"),
     [
         ({}, ""),
-        ({"workers": "8"}, "workers = 4 there, 8 here"),
-        ({"workers": "8", "method": "n"}, "method = m there, n here; workers = 4 there, 8 here"),
+        ({"workers": "8"}, "workers = 4 in the checkpoint, 8 in this run"),
+        (
+            {"workers": "8", "method": "n"},
+            "method = m in the checkpoint, n in this run; workers = 4 in the checkpoint, 8 in this run",
+        ),
         ({"jax": "2"}, ""),  # which lowers it to the same program
         ({"platform": "gpu"}, ""),
-        ({"jax": "2", identity.PROGRAM: "q"}, "jax = 1 there, 2 here"),
-        ({"jax": "2", "workers": "8"}, "workers = 4 there, 8 here"),
+        ({"jax": "2", identity.PROGRAM: "q"}, "jax = 1 in the checkpoint, 2 in this run"),
+        ({"jax": "2", "workers": "8"}, "workers = 4 in the checkpoint, 8 in this run"),
         (
             {identity.PROGRAM: "q"},
             "the compiled programs differ: another hyperparameter, schedule, topology, loss or "
             "version of the code",
         ),
-        ({identity.PROGRAM: "q", "workers": "8"}, "workers = 4 there, 8 here"),
-        ({"seeds": "3"}, "seeds = None there, 3 here"),
+        ({identity.PROGRAM: "q", "workers": "8"}, "workers = 4 in the checkpoint, 8 in this run"),
+        ({"seeds": "3"}, "seeds = None in the checkpoint, 3 in this run"),
     ],
 )
 def test_differences_are_reported_by_name(here, reported):
     assert identity.differences(RUN, {**RUN, **here}) == reported
-    elsewhere = reported.replace("there", "in process 0").replace("here", "in process 1")
+    elsewhere = reported.replace("in the checkpoint", "in process 0").replace(
+        "in this run", "in process 1"
+    )
     assert identity.differences(RUN, {**RUN, **here}, ("in process 0", "in process 1")) == elsewhere
 
 

@@ -104,7 +104,8 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
         np.testing.assert_array_equal(resumed.history[name], values)
     np.testing.assert_array_equal(resumed.params, straight.params)
     with pytest.raises(
-        ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] there, \[0.5\] here"
+        ValueError,
+        match=r"grid learning_rate = \[0.0\d+, .*\] in the checkpoint, \[0.5\] in this run",
     ):
         dsgd.sweep(
             factory,

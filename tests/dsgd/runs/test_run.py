@@ -442,7 +442,6 @@ REFUSED = {
     "mesh has 3 devices for 4 workers; expected a number of devices that divides 4": lambda: given(
         mesh=3
     ),
-    "mesh has 8 devices for 4 workers": lambda: given(mesh=None),
     "batches ended after round 3; expected one for each of the 5 rounds": lambda: given(
         batches=[WHOLE] * 3
     ),
@@ -530,3 +529,8 @@ def test_a_compiled_round_may_be_on_a_cluster(problem):
     assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=2, cluster=cluster)) == {
         "all-reduce": 12
     }
+
+
+@pytest.mark.parametrize(("N", "devices"), [(4, 4), (6, 6), (9, 3), (11, 1), (16, 8)])
+def test_the_default_mesh_has_as_many_devices_as_divide_the_workers(N, devices):
+    assert plans._mesh(None, N).size == devices

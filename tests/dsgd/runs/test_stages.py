@@ -82,7 +82,9 @@ def test_a_stage_has_checkpoints_of_its_own(problem, mesh, key, tmp_path):
     dsgd.run(METHOD, problem, steps=8, checkpoint=tmp_path, **stage)
     assert_equal(dsgd.run(METHOD, problem, steps=20, checkpoint=tmp_path, **stage), straight)
     other = dsgd.run(METHOD, problem, steps=10, key=jax.random.key(1), mesh=mesh)
-    with pytest.raises(ValueError, match=r"contains another run \(start = \w+ there, \w+ here\)"):
+    with pytest.raises(
+        ValueError, match=r"contains another run \(start = \w+ in the checkpoint, \w+ in this run\)"
+    ):
         dsgd.run(METHOD, problem, steps=20, checkpoint=tmp_path, **(stage | {"start": other}))
 
 

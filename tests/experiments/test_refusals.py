@@ -1,0 +1,174 @@
+"""What experiments refuse: one line, status 2, and nothing is written or started."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from experiments.shared import commands
+
+REFUSED = {
+    "all": [
+        (
+            {"quick": True, "docs": True},
+            "--quick and --docs: docs/ shows no sketches; expected one",
+        ),
+        ({"only": ("nothing",)}, "--only nothing: expected some of compare, "),
+    ],
+    "asynchrony": [
+        ({"methods": ("asgd",)}, "--methods asgd: expected some of synchronous"),
+        ({"slow": 16}, "--slow 16 of 16 workers"),
+        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
+        ({"bound": 3}, "bound = 3 with 16 workers"),
+    ],
+    "availability": [
+        ({"shares": (1.0, share)}, "--shares (1.0, ") for share in (0.0, -0.5, 1.5, float("nan"))
+    ],
+    "benchmark.compression": [({"dimensions": (4,)}, "expected dimensions of at least 16")],
+    "benchmark.peers": [
+        ({"methods": ("extra",)}, "--methods extra: expected some of dsgd, mb-sgd"),
+        (
+            {"versions": ("jax", "scan")},
+            "--versions jax: expected some of dsgd, scan, numpy, torch",
+        ),
+        ({"workers": (2, 16)}, "--workers 2: expected at least 3"),
+        ({"workers": (1024,), "dimensions": (100_000,)}, "all sizes have more than 16,000,000"),
+        ({"versions": ("numpy",)}, "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax"),
+    ],
+    "benchmark.rounds": [
+        ({"repeats": 0}, "--repeats 0: expected whole numbers, at least 1"),
+        ({"workers": (4, 4), "dimensions": (5,)}, "2 workers for 1 dimensions: expected as many"),
+        ({"methods": ("gd",)}, "--methods gd: expected some of mb-sgd, dsgd"),
+    ],
+    "calibrate": [
+        ({"processes": 1}, "--processes 1: expected whole numbers, at least 2"),
+        ({"sizes": (1024,)}, "--sizes 1024: expected at least 2 whole numbers, rising"),
+        ({"sizes": (1024, 512)}, "--sizes 1024 512: expected at least 2 whole numbers, rising"),
+        ({"sizes": (1, 2)}, "all the same to all-reduce, whose vectors are multiples of 8 bytes"),
+        ({"sizes": (8, 16)}, "all the same to all-gather, whose vectors are multiples of 16 bytes"),
+        ({"widths": (8, 8)}, "--widths 8 8: expected at least 1 whole number, rising"),
+        ({"ratios": (0.1, 2.0)}, "--ratios (0.1, 2.0): expected shares above 0, at most 1"),
+        *(
+            ({"shape": text}, f"--shape {text}: ")
+            for text in ("30", "mbit", "30mbit:", "-3mbit", "0mbit", "3e1mbit", "fast")
+        ),
+    ],
+    "cannikin_optperf": [
+        ({"ratios": (0.5, 2.0)}, "--ratios (0.5, 2.0): expected finite numbers, at least 1"),
+        ({"totals": 1}, "--totals 1: expected whole numbers, at least 2"),
+        ({"iterations": 2}, "--iterations 2: expected at least 3"),
+    ],
+    "cannikin_processes": [
+        ({"competitors": (1,)}, "--competitors (1,): expected two numbers"),
+        ({"competitors": (0, -1)}, "--competitors (0, -1): expected finite numbers, at least 0"),
+        ({"shares": (0.5, 1.0)}, "--shares (0.5, 1.0): expected shares above 0, below 1"),
+        ({"nice": 20}, "--nice 20: expected 0 to 19"),
+        ({"total": 63}, "--total 63: expected 64"),
+    ],
+    "compare": [
+        ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad': need one of gd,"),
+        ({"data": "iris"}, "load: data = 'iris'; expected one of digits, breast-cancer"),
+        ({"partition": "random"}, "split: partition = 'random'; expected one of iid, blocks"),
+        (
+            {"model": "language-model", "data": "digits"},
+            "text = 'digits', and there is no such file",
+        ),
+        ({"target": float("nan")}, "--target nan: expected finite numbers above 0"),
+        ({"learning_rates": (0.1, float("inf"))}, "--learning-rates (0.1, inf): expected finite"),
+        ({"bandwidth": 0.0}, "--bandwidth 0.0: expected finite numbers above 0"),
+        ({"latency": -1.0}, "--latency -1.0: expected finite numbers, at least 0"),
+        ({"seed": -1}, "--seed -1: expected finite numbers, at least 0"),
+    ],
+    "complexity_table": [
+        ({"epsilons": epsilons}, "expected at least 2 positive numbers, falling")
+        for epsilons in ((0.1,), (0.1, 0.2), (0.1, 0.0))
+    ],
+    "compression": [
+        ({"compressors": ("sgn",)}, "--compressors sgn: expected some of identity,"),
+        ({"partitions": ("random",)}, "split: partition = 'random'"),
+        ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
+    ],
+    "convergence_rates": [
+        ({"steps": (4, 8)}, "expected at least 4 numbers, rising, from 1 on"),
+        ({"workers": (2, 1)}, "expected at least 2 numbers, rising"),
+        ({"staleness": (-1, 0, 1, 2)}, "expected at least 4 numbers, rising, from 0 on"),
+        (
+            {"fixed_steps": 100},
+            "fixed-steps = 100 with a staleness of 255: expected more than twice",
+        ),
+        ({"seeds": 1}, "--seeds 1: expected whole numbers, at least 2"),
+    ],
+    "dropcompute_processes": [
+        ({"slow": 2}, "--slow 2 of 2 processes: expected one from 0 to 1, or None"),
+        ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
+        ({"rounds": 149}, "--rounds 149 of 150 steps: expected at least two more steps"),
+    ],
+    "dropcompute_speedup": [
+        ({"worker_counts": (1, 8)}, "--worker-counts (1, 8): expected whole numbers, at least 2"),
+        ({"run_workers": 1}, "--run-workers 1: expected whole numbers, at least 2"),
+    ],
+    "dropcompute_training": [
+        ({"drop_rates": (0.1,)}, "--drop-rates (0.1,): expected 0 among them"),
+        ({"drop_rates": (0.0, 0.2)}, "expected 0.1, at which compensations are compared"),
+        ({"corrected_rates": (0.5,)}, "--corrected-rates (0.5,): expected 0 among them"),
+        ({"periods": (1, 7)}, "--periods (1, 7)"),
+        ({"server": 1}, "--server 1"),
+        ({"local_drop_rate": 1.0}, "--local-drop-rate 1.0: expected shares of at least 0, below 1"),
+        ({"steps": 5}, "--steps 5"),
+    ],
+    "kimad_deep": [
+        ({"shown": 0.3}, "--shown 0.3: expected one of --communication-times (2.0, 1.0,")
+    ],
+    "kimad_quadratic": [
+        ({"small": (3.0, 1.0)}, "--small 3 1: expected 0 < least <= most"),
+        ({"high": (0.0, 1.0)}, "--high 0 1: expected 0 < least <= most"),
+        ({"compute": 0.0}, "--compute 0.0: expected finite numbers above 0"),
+    ],
+    "kimad_variability": [
+        ({"round_times": (2.0, 1.0)}, "--round-times 1 with --compute 1: expected longer rounds"),
+        ({"condition": 0.5}, "--condition 0.5: expected finite numbers, at least 1"),
+        ({"ratios": (2.0, 0.5)}, "--ratios (2.0, 0.5): expected finite numbers, at least 1"),
+    ],
+    "real_asynchrony": [
+        ({"slow": 4}, "--slow 4 of 4 workers"),
+        ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
+        (
+            {"bound": 2},
+            "--bound 2 of 4 workers: expected at least 3, since all read the first model",
+        ),
+        ({"methods": ("async",)}, "--methods async: expected some of synchronous, asynchronous"),
+    ],
+    "stragglers": [
+        ({"server": 17}, "of 16 workers with --server 17"),
+        ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
+    ],
+    "switch_timelines": [
+        ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
+        ({"slow": 0.5}, "--slow 0.5: expected finite numbers, at least 1"),
+        ({"latency": 0.0, "transfer": 0.0}, "--latency 0 --transfer 0: expected one above 0"),
+    ],
+    "topology": [
+        ({"workers": (16, 0)}, "--workers (16, 0): expected whole numbers, at least 1"),
+        ({"workers": ()}, "--workers: expected at least one value"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "words"),
+    [
+        pytest.param(name, *row, id=f"{name}-{i}")
+        for name, rows in REFUSED.items()
+        for i, row in enumerate(rows)
+    ],
+)
+def test_bad_flags_are_one_line_and_status_2(name, flags, words, tmp_path, capsys):
+    module = importlib.import_module(f"experiments.{name}")
+    with pytest.raises(SystemExit) as end:
+        commands.launch(module.main, module.Args(out=tmp_path / "out", **flags))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert line.startswith("Error: ")
+    assert words in line
+    assert not (tmp_path / "out").exists()
