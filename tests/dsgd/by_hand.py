@@ -34,3 +34,10 @@ def method(
         "model": lambda state: state.server,
     }
     return dsgd.Algorithm(**{**right, **members})
+
+
+def run(algorithm: dsgd.Algorithm, problem: dsgd.Problem, steps: int, **options: Any) -> dsgd.Result:
+    """`dsgd.run` on one device with key 0, unless the options are others."""
+    return dsgd.run(
+        algorithm, problem, steps=steps, **({"key": jax.random.key(0), "mesh": 1} | options)
+    )

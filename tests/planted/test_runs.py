@@ -15,7 +15,7 @@ MISTAKES = [
         "dsgd/runs/chunks.py",
         "if log.steps[-1] > job.last:",
         "if log.steps[-1] > job.last + 1:",
-        f"{RUNS}/test_checkpoints.py::test_the_same_run_made_anew_is_the_same_and_never_goes_back",
+        f"{RUNS}/test_checkpoints.py::test_a_folder_of_another_run_is_refused_by_what_differs",
     ),
     Mistake(
         "dsgd/runs/chunks.py",
@@ -87,7 +87,7 @@ MISTAKES = [
         "dsgd/runs/sweeps.py",
         "sign = -1 if _largest(metric, largest) else 1",
         "sign = 1",
-        "tests/cases/test_runs.py::test_the_best_point_is_in_the_metric_s_direction",
+        "tests/dsgd/runs/test_sweep.py::test_the_best_point_is_in_the_metric_s_direction",
     ),
     Mistake(
         "dsgd/runs/starts.py",
@@ -195,7 +195,7 @@ MISTAKES = [
         "dsgd/checks.py",
         "value.shape != (() if typed_key else (2,))",
         "value.shape != (() if typed_key else (2,)) and not typed_key",
-        "tests/cases/test_runs.py::test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused",
+        "tests/dsgd/runs/test_run.py::test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused",
     ),
     Mistake(
         "dsgd/checks.py",
