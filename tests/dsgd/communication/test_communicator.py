@@ -157,13 +157,6 @@ class Call(NamedTuple):
 RING_MESSAGES, SCHEDULED = "gossip(ring(8))", "gossip(one_peer_exponential(8))"
 CALLS = {
     "mean": Call(lambda round, x: round.mean(x), mean(X), "ring_all_reduce", REDUCED),
-    "mean via a server": Call(
-        lambda round, x: round.mean(x, network.parameter_server),
-        mean(X),
-        "parameter_server",
-        VECTOR,
-        simulated=True,
-    ),
     "sum via a star": Call(
         lambda round, x: round.sum(x, network.star),
         each(lambda x: x.sum(axis=0), X),
@@ -171,24 +164,12 @@ CALLS = {
         VECTOR,
         simulated=True,
     ),
-    "weighted_mean": Call(
-        lambda round, x: round.weighted_mean(x), weighted(X), "ring_all_reduce", REDUCED
-    ),
-    "average": Call(
-        lambda round, x: round.average(x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS
-    ),
-    "aggregate": Call(
-        lambda round, x: round.aggregate(x, old())[0], weighted(X), "ring_all_reduce", REDUCED
-    ),
     "all_gather": Call(lambda round, x: round.all_gather(x), X, "all_gather", (N - 1) * VECTOR),
     "all_gather of signs": Call(
         lambda round, x: round.all_gather(x, compressors.sign).received,
         each(sign, X),
         "all_gather",
         (N - 1) * SIGNS,
-    ),
-    "mix": Call(
-        lambda round, x: round.mix(x, RING), mixed(RING, X), RING_MESSAGES, 2 * VECTOR, ROWS
     ),
     "mix on the complete graph": Call(
         lambda round, x: round.mix(x, COMPLETE),
@@ -231,13 +212,6 @@ CALLS = {
     "around_ring": Call(
         send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
     ),
-    "shift": Call(
-        lambda round, x: round.shift(x, 3),
-        each(lambda x: np.roll(x, 3, axis=0), X),
-        "ring_shift",
-        VECTOR,
-        ROWS,
-    ),
     "exchange": Call(
         lambda round, x: round.exchange(x, PARTNER),
         each(lambda x: x[PARTNER], X),
@@ -277,15 +251,6 @@ CALLS = {
         ROWS,
         period=0,
         now=False,
-    ),
-    "every second": Call(
-        lambda round, x: round.every(2, lambda x: round.mix(x, SCHEDULE), x),
-        mixed(SCHEDULE, X, 2),
-        SCHEDULED,
-        VECTOR,
-        ROWS,
-        turn=2,
-        period=2,
     ),
     "every third of every second": Call(
         lambda round, x: round.every(
@@ -420,8 +385,8 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
     seen, call, i = all_calls(), CALLS[name], list(CALLS).index(name)
     close(seen.results[i], call.moved)
     assert len(seen.sendings) == len(CALLS), "one exchange each"
-    np.testing.assert_array_equal(seen.bits[i]["up"], np.broadcast_to(call.bits, N))
-    np.testing.assert_array_equal(seen.bits[i]["down"], np.broadcast_to(call.bits, N))
+    for way in ("up", "down"):
+        np.testing.assert_array_equal(seen.bits[i][way], np.broadcast_to(call.bits, N))
     assert seen.bits[i]["lost"] is None
     found = seen.sendings[i]
     assert found.pattern.name == call.pattern
@@ -434,7 +399,6 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
     ("name", "said"),
     [
         ("mean", "mean via ring_all_reduce"),
-        ("mix", "mix on ring(8)"),
         ("to_servers", "to_servers of sign, from_servers of sign"),
         ("joint", "mix on ring(8), laplacian on ring(8)"),
         ("all_gather of signs", "all_gather of sign"),
@@ -473,7 +437,6 @@ def kept() -> Any:
 SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)  # among the workers that participate
 # the call, what it moves, bits of a message on the ring; None: an all-reduce
 LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
-    "mean": (lambda round, x: round.mean(x), counted(X), None, EVERYWHERE),
     "sum": (
         lambda round, x: round.sum(x),
         each(lambda x: COUNTED.sum() * x, counted(X)),
@@ -486,7 +449,6 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         None,
         EVERYWHERE,
     ),
-    "average": (lambda round, x: round.average(x), for_all(counted(X, WEIGHTS)), None, ROWS),
     "aggregate": (
         lambda round, x: round.aggregate(x, old())[0],
         weighted(kept()),
@@ -495,12 +457,6 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
     ),
     "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
     "mix": (lambda round, x: round.mix(x, RING), remaining(X), VECTOR, ROWS),
-    "laplacian": (
-        lambda round, x: round.laplacian(x, RING),
-        each(np.subtract, remaining(X), X),
-        VECTOR,
-        ROWS,
-    ),
     "push_sum": (
         lambda round, x: round.push_sum(x, x["a"][:, 0], RING),
         remaining((X, X["a"][:, 0])),
@@ -567,24 +523,11 @@ NEED_ALL = {
         lambda round, x: round.all_gather(x),
         "all workers know what each of them has sent",
     ),
-    "to_servers": (
-        send_to_servers,
-        "each worker is the server of a shard of the model, which no other worker has",
-    ),
-    "around_ring": (
-        send_around_ring,
-        "each worker adds its own vector to the message of the worker before it",
-    ),
     "shift": (lambda round, x: round.shift(x), "each worker needs the row of another one"),
     "exchange": (
         lambda round, x: round.exchange(x, PARTNER),
         "each worker needs the row of its partner",
     ),
-    "mix on a directed graph": (
-        lambda round, x: round.mix(x, DIRECTED),
-        "W of exponential(8) is not symmetric",
-    ),
-    "require_all": (lambda round, x: round.require_all("it counts them"), "it counts them"),
 }
 
 

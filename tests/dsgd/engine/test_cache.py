@@ -20,10 +20,16 @@ import jax, optax, algorithms, dsgd
 from jax import monitoring
 from dsgd import problems
 compiled = []
-monitoring.register_event_listener(lambda event, **about: compiled.append(event) if event.endswith("cache_misses") else None)
+
+def note(event, **about):
+    if event.endswith("cache_misses"):
+        compiled.append(event)
+
+monitoring.register_event_listener(note)
 print(dsgd.cache.enable())
 problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
-result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=5, key=jax.random.key(0), mesh=1)
+method = algorithms.minibatch_sgd(optax.sgd(0.1))
+result = dsgd.run(method, problem, steps=5, key=jax.random.key(0), mesh=1)
 print(result.history["loss"].tolist())
 print(len(compiled))
 """

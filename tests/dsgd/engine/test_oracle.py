@@ -4,6 +4,7 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from dsgd.engine.queries import Asked
 from dsgd.problems import Examples
 
 N, B, M = 8, 4, 3
-KEY = jax.random.key(5)
+KEY, ROWS = jax.random.key(5), P(workers.AXIS)
 RNG = np.random.default_rng(0)
 SIZES = [12, 1, 0, 7, 5, 4, 9, 8]
 INPUTS, CLASSES = RNG.normal(size=(96, 6)).astype(np.float32), np.arange(96) % 3
@@ -82,28 +83,21 @@ def models(problem: dsgd.Problem) -> Any:
     )
 
 
-def asked(
-    problem: dsgd.Problem,
-    given: Work,
-    axis: int | None = 0,
-    chosen: list[int] | None = None,
-    D: int = 2,
-    **fields: Any,
-) -> Any:
-    """Gradients, of chosen workers or of all; a device has several workers, and not all of them."""
-    params = models(problem) if axis == 0 else jax.tree.map(lambda leaf: leaf[0], models(problem))
+def on_devices(block: Callable, *rows: Any, D: int, out: Any = ROWS) -> Any:
+    """The function of the devices' blocks of rows."""
+    specs = {"in_specs": ROWS, "out_specs": out, "check_vma": False}
+    return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(*rows)
+
+
+def asked(problem: dsgd.Problem, given: Work | None, D: int = 2, **fields: Any) -> Any:
+    """Gradients; a device has several workers, and not all of them."""
+    samples = given and work.in_samples(given, problem.batch_size)
 
     def block(params, data):
-        some = None if chosen is None else jnp.array(chosen)
-        query = Asked(params, axis, some, work=work.in_samples(given, problem.batch_size), **fields)
+        query = Asked(params, 0, work=samples, **fields)
         return oracle.gradients(problem, query, KEY, data, N)
 
-    own, all_ = P(workers.AXIS), P()
-    specs = ((own if axis == 0 else all_), own), (own if chosen is None else all_)
-    mesh = workers.mesh(D)
-    return jax.jit(
-        jax.shard_map(block, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-    )(params, problem.data)
+    return on_devices(block, models(problem), problem.data, D=D)
 
 
 @cache
@@ -142,54 +136,25 @@ def assert_rows(gradients: Any, rows: Any) -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), gradients, rows)
 
 
-NAMES = ["logistic", "mlp", "robust", "quadratic", "own"]
-
-
 @pytest.mark.parametrize(("name", "D"), [("logistic", 8), ("quadratic", 1), ("own", 2)])
 def test_work_is_the_weighted_sum_over_the_same_samples(name, D):
     assert_rows(asked(make(name), some_work(make(name)), D=D), one_by_one(name))
 
 
-def test_some_workers_only():
-    """Who is asked twice has the same gradient twice."""
-    problem, chosen = make("logistic"), [3, 0, 3, 6, 2]
-    given = some_work(problem)
-
-    def of_chosen(gradients):
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], gradients)
-
-    assert_rows(asked(problem, given, chosen=chosen, D=8), of_chosen(one_by_one("logistic")))
-
-
 def test_exact_gradients_have_the_sum_of_the_weights():
     problem = make("logistic")
-    exact = oracle_rows(problem, exact=True)
+    exact = asked(problem, None, D=1, exact=True)
     given = some_work(problem)
     total = np.asarray(given.weights).sum(axis=1)
     weighed = jax.tree.map(
         lambda leaf: np.asarray(leaf) * total.reshape(-1, *[1] * (leaf.ndim - 1)), exact
     )
-    jax.tree.map(
-        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-        asked(problem, given, exact=True),
-        weighed,
-    )
-
-
-def oracle_rows(problem: dsgd.Problem, **fields: Any) -> Any:
-    """Plain gradients, on one device."""
-    query = Asked(models(problem), 0, **fields)
-    specs = {"in_specs": P(workers.AXIS), "out_specs": P(workers.AXIS), "check_vma": False}
-
-    def block(data):
-        return oracle.gradients(problem, query, KEY, data, N)
-
-    return jax.jit(jax.shard_map(block, mesh=workers.mesh(1), **specs))(problem.data)
+    assert_rows(asked(problem, given, exact=True), weighed)
 
 
 def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit():
     problem = make("mlp")
-    plain = oracle_rows(problem)
+    plain = asked(problem, None, D=1)
     for places in (1, 3):
         given = work.local_batches([B] * N, batch_size=B, micro_batches=places)
         jax.tree.map(np.testing.assert_array_equal, asked(problem, given, D=1), plain)
@@ -398,19 +363,15 @@ SOME_WEIGHTS = np.where(
 def losses_and_gradients(
     chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2
 ) -> tuple[float, Any]:
-    problem, all_, own = distinct(), P(), P(workers.AXIS)
+    problem = distinct()
 
     def block(data):
         query = Asked(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
         there = None if present is None else jnp.array(present)
         return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
 
-    specs = {
-        "in_specs": own,
-        "out_specs": (all_, own if chosen is None else all_),
-        "check_vma": False,
-    }
-    loss, gradients = jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(problem.data)
+    out = P(), ROWS if chosen is None else P()
+    loss, gradients = on_devices(block, problem.data, D=D, out=out)
     return float(loss), np.asarray(gradients)
 
 
@@ -460,37 +421,3 @@ def test_samples_are_those_of_the_workers_that_are_asked(chosen, asked_for):
         oracle.samples(query),
         np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0),
     )
-
-
-def test_the_mean_loss_of_all_is_in_pieces_what_it_is_at_once():
-    """And its gradient."""
-    data = jnp.arange(1.0, N + 1)
-
-    def found(D):
-        def block(data):
-            return oracle.mean_loss(lambda x, mine: x**2 * mine, jnp.float32(3.0), data)
-
-        return jax.jit(
-            jax.shard_map(
-                block,
-                mesh=workers.mesh(D),
-                in_specs=P(workers.AXIS),
-                out_specs=P(),
-                check_vma=False,
-            )
-        )(data)
-
-    for D in (1, 4):
-        value, slope = found(D)
-        assert (value, slope) == (pytest.approx(9 * 4.5), pytest.approx(6 * 4.5))
-
-
-def test_keys_of_micro_batches_are_the_rounds_and_then_folded():
-    found = jax.random.key_data(oracle.of_turns(KEY, 3))
-    keys = [
-        KEY,
-        jax.random.fold_in(KEY, np.uint32(2**31 + 1)),
-        jax.random.fold_in(KEY, np.uint32(2**31 + 2)),
-    ]
-    np.testing.assert_array_equal(found, [jax.random.key_data(key) for key in keys])
-    assert oracle.of_turns(KEY, 1).shape == (1,)

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import dsgd
 from dsgd import Now, Round, State, Work, clusters, problems, workers
-from dsgd.engine import oracle, participation
+from dsgd.engine import participation
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
 from tests.dsgd.by_hand import method
@@ -75,20 +74,6 @@ def test_workers_that_do_not_participate_keep_their_state_or_get_what_the_method
     )
 
 
-def test_a_method_states_rows_like_those_before():
-    wrong = method(
-        init=lambda params, N: State(params, workers.stack(params, N)),
-        update=lambda state, gradients, round: state,
-        absent=lambda before, after: before[:1],
-    )
-    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.5, 1.0))
-    with pytest.raises(
-        ValueError,
-        match=r"mine: absent gives State.workers as float32\[1, 3\]; expected float32\[4, 3\]",
-    ):
-        dsgd.compile_round(wrong, PROBLEM, mesh=1, cluster=cluster)
-
-
 def test_absent_workers_compute_no_samples_and_weights_stay():
     work = Work(jnp.arange(8).reshape(N, 2), jnp.ones((N, 2)))
     asked = participation.query(Asked((), work=work), a_round(SOME)).work
@@ -97,26 +82,3 @@ def test_absent_workers_compute_no_samples_and_weights_stay():
     np.testing.assert_array_equal(asked.weights, 1)
     for query, present in ((Asked((), work=work), None), (Asked(()), SOME)):
         assert participation.query(query, a_round(present)) is query
-
-
-@pytest.mark.parametrize(
-    ("present", "mean"),
-    [
-        (SOME, 2.5),
-        (np.arange(N) == 1, 2.0),
-        (np.ones(N, bool), 2.5),
-        (np.zeros(N, bool), np.nan),
-        (None, 2.5),
-    ],
-)
-@pytest.mark.parametrize("D", [1, 2])
-def test_mean_losses_are_over_the_workers_that_participate(present, mean, D):
-    """The losses of the others may be NaN."""
-    losses = (
-        np.arange(1.0, N + 1)
-        if present is None
-        else np.where(present, np.arange(1.0, N + 1), np.nan)
-    )
-    there = None if present is None else jnp.asarray(present)
-    found = on_devices(lambda rows: oracle._mean(rows, there), jnp.asarray(losses), D=D)
-    np.testing.assert_allclose(found, mean)

@@ -178,58 +178,6 @@ WRONG = {
         "mine: round.joint joins gossip(ring(4)) and ring_all_reduce; expected exchanges of one "
         "pattern",
     ),
-    "model gives the state": (
-        method(model=lambda state: state),
-        "mine: model gives params with leaves .server, .step; expected the tree with leaves itself",
-    ),
-    "model gives models of others": (
-        method(model=lambda state: jnp.stack([state.server] * 3)),
-        "mine: model gives local models as float32[3, 3]; expected float32[4, 3]",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
-    wrong, message = WRONG[mistake]
-    whole = mistake.startswith("model")  # of which a single round does not ask
-    with pytest.raises(ValueError) as caught:
-        dsgd.run(wrong, problem, steps=2, key=key, mesh=mesh) if whole else dsgd.compile_round(
-            wrong, problem, mesh
-        )
-    assert message in str(caught.value)
-
-
-def test_runs_and_sweeps_refuse_as_single_rounds_do(problem, key, mesh):
-    wrong, message = WRONG["update gives no state"]
-    for refuse in (
-        lambda: dsgd.sweep(lambda x: wrong, problem, steps=2, key=key, mesh=mesh, x=[1.0]),
-        lambda: dsgd.run(wrong, problem, steps=2, key=key, mesh=mesh),
-    ):
-        with pytest.raises(ValueError) as caught:
-            refuse()
-        assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("seeds", [None, 2])
-def test_the_engine_counts_rounds(seeds, problem, key, mesh):
-    """Whatever a method does with the count, and with the leaves that are not trained."""
-    forgetful = updating(lambda state: state._replace(step=state.step - 7, fixed=("mine",)))
-    result = dsgd.run(forgetful, problem, steps=3, key=key, seeds=seeds, mesh=mesh)
-    np.testing.assert_array_equal(result.state.step, 3)
-    assert result.state.fixed in ((), None)
-
-
-def test_an_error_inside_a_member_says_in_which(problem, key, mesh):
-    def update(state, gradients, round):
-        return dsgd.State(state.server["weights"])
-
-    with pytest.raises(TypeError) as caught:
-        dsgd.run(method(update=update), problem, steps=1, key=key, mesh=mesh)
-    assert caught.value.__notes__[-1].startswith("dsgd: update of mine raised TypeError: ")
-
-
-PROBLEMS = {
     "gradient": (
         {
             "loss": dsgd.Loss(
@@ -254,16 +202,35 @@ PROBLEMS = {
         {"evaluate": lambda params, data, shared: {"loss": jnp.zeros(())}},
         "evaluate gives a dict; need a pair (scalars by name, gradient or None)",
     ),
+    "model gives the state": (
+        method(model=lambda state: state),
+        "mine: model gives params with leaves .server, .step; expected the tree with leaves itself",
+    ),
+    "model gives models of others": (
+        method(model=lambda state: jnp.stack([state.server] * 3)),
+        "mine: model gives local models as float32[3, 3]; expected float32[4, 3]",
+    ),
 }
 
 
-@pytest.mark.parametrize("part", PROBLEMS)
-def test_what_a_problems_functions_return_is_refused_by_name(part, problem, key, mesh):
-    replaced, message = PROBLEMS[part]
+@pytest.mark.parametrize("mistake", WRONG)
+def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
+    """Members of the method, or of the problem."""
+    wrong, message = WRONG[mistake]
+    given = (method(), problem._replace(**wrong)) if isinstance(wrong, dict) else (wrong, problem)
     with pytest.raises(ValueError) as caught:
-        dsgd.run(method(), problem._replace(**replaced), steps=1, key=key, mesh=mesh)
+        dsgd.run(*given, steps=2, key=key, mesh=mesh)
     assert message in str(caught.value)
-    assert problem.name in str(caught.value)
+    assert ("mine" if given[1] is problem else problem.name) in str(caught.value)
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_the_engine_counts_rounds(seeds, problem, key, mesh):
+    """Whatever a method does with the count, and with the leaves that are not trained."""
+    forgetful = updating(lambda state: state._replace(step=state.step - 7, fixed=("mine",)))
+    result = dsgd.run(forgetful, problem, steps=3, key=key, seeds=seeds, mesh=mesh)
+    np.testing.assert_array_equal(result.state.step, 3)
+    assert result.state.fixed in ((), None)
 
 
 def test_the_right_method_is_minibatch_sgd(problem, key, mesh):

@@ -15,7 +15,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import Round, Work, clusters, network, problems
+from dsgd import Round, Work, clusters, problems
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
 
@@ -70,42 +70,15 @@ def round_of(samples: np.ndarray | None = None, **options) -> Round:
 def test_micro_batches_are_affine_in_their_samples(sized):
     everybody = jnp.arange(N)
     for samples in SAMPLES:
-        found = WORKING.latencies(round_of(samples), everybody)
-        assert found.tolist() == seconds_of(samples).tolist()
-        assert (
-            WORKING.seconds(round_of(samples), everybody).tolist()
-            == seconds_of(samples).sum(axis=1).tolist()
-        )
-        assert (
-            WORKING.latencies(round_of(samples), jnp.array([3, 1])).tolist()
-            == seconds_of(samples)[[3, 1]].tolist()
-        )
+        now, each = round_of(samples), seconds_of(samples)
+        np.testing.assert_array_equal(WORKING.latencies(now, everybody), each)
+        np.testing.assert_array_equal(WORKING.seconds(now, everybody), each.sum(axis=1))
+        some = WORKING.latencies(now, jnp.array([3, 1]))
+        np.testing.assert_array_equal(some, each[[3, 1]])
     without = replace(WORKING, micro_batches=3)
-    assert (
-        without.latencies(round_of(problem=sized), everybody).tolist()
-        == seconds_of(np.full((N, 3), 8)).tolist()
-    )
-    assert (
-        without.latencies(round_of(), everybody).tolist() == seconds_of(np.full((N, 3), 1)).tolist()
-    )
-
-
-def test_whole_work_takes_what_a_batch_takes(sized):
-    """Draw by draw; where there are fewer micro-batches, those that are there take as long as
-    before.
-    """
-    cluster = clusters.Cluster(
-        clusters.exponential(1.0), micro_batches=3, per_sample=clusters.exponential(0.1)
-    )
-    plain = cluster.latencies(round_of(problem=sized), jnp.arange(N))
-    assert len(np.unique(plain)) == 3 * N
-    np.testing.assert_array_equal(
-        cluster.latencies(round_of(np.full((N, 3), 8)), jnp.arange(N)), plain
-    )
-    some = np.array([[8, 0, 8]] * N)
-    np.testing.assert_array_equal(
-        cluster.latencies(round_of(some), jnp.arange(N)), plain * (some > 0)
-    )
+    for now, samples in ((round_of(problem=sized), 8), (round_of(), 1)):
+        expected = seconds_of(np.full((N, 3), samples))
+        np.testing.assert_array_equal(without.latencies(now, everybody), expected)
 
 
 def expected(name: str) -> np.ndarray:
@@ -158,14 +131,10 @@ def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.n
 
 
 def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
-    """Of both kinds of bottleneck; without latency two buckets round a ring take as long in the
-    event simulation.
-    """
+    """Of both kinds of bottleneck."""
     bottlenecks = []
-    for seed, latency in ((0, True), (1, True), (0, False)):
+    for seed in (0, 1):
         cluster, samples, of = overlapping(seed)
-        if not latency:
-            cluster, of["latency"] = replace(cluster, latency=0.0), 0.0
         b, rounds = samples[0, :, 0], 2 * (N - 1)
         a, P = of["q"] * b + of["s"], of["k"] * b + of["m"]
         whole, last = (
@@ -176,10 +145,6 @@ def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
         bottlenecks.append(max(a + P + last) < T)
         clock = run(working(METHODS["mb-sgd"], samples), sized, cluster, steps=3).history["clock"]
         np.testing.assert_allclose(clock, T * np.arange(4), rtol=1e-5)
-        if not latency:
-            np.testing.assert_allclose(
-                two_buckets(max(a + of["gamma"] * P), max(a + P), of), T, rtol=1e-5
-            )
     assert set(bottlenecks) == {False, True}
 
 
@@ -197,21 +162,6 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
     np.testing.assert_allclose(
         apart.history["measured_first"][2:], [of["gamma"] * P] * 2, rtol=1e-6
     )
-
-
-def two_buckets(first: float, end: float, of: dict[str, np.ndarray]) -> float:
-    """Event by event, without latency: all begin with a bucket when the last worker has it."""
-    buckets = []
-    for ready, share in ((first, 1 - of["share"]), (end, of["share"])):
-        before = len(buckets)
-        ring = network.ring_all_reduce.messages(N)
-        buckets += [
-            message._replace(
-                size=share / N, after=tuple(before + i for i in message.after), ready=ready
-            )
-            for message in ring
-        ]
-    return network.simulate(buckets, 0.0, VECTOR / of["speed"]).seconds
 
 
 @pytest.mark.parametrize("name", ["server", "local schedule"])
@@ -250,10 +200,7 @@ def test_a_backward_pass_is_never_more_than_the_micro_batch():
 )
 def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
-    with pytest.raises(
-        ValueError,
-        match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without",
-    ):
+    with pytest.raises(ValueError, match=r"asynchronous.* own time, on a cluster with overlap\("):
         run(method, sized, replace(EQUAL, overlap=overlap))
 
 
@@ -277,16 +224,3 @@ def test_devices_charge_the_same(sized):
     rounding = 2 * np.spacing(np.float32(one["clock"][-1]))
     for name in ("measured_up", "measured_down"):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-6, atol=rounding)
-
-
-def test_seconds_that_a_method_states_are_those_of_its_exact_gradients_too(sized):
-    method = algorithms.gradient_descent(OPTIMIZER)
-
-    def update(state, gradients, round):
-        round.computed(jnp.full(N, 0.5))
-        return method.update(state, gradients, round)
-
-    cluster = clusters.Cluster(clusters.constant(FIXED))
-    problem = sized._replace(sample=replace(sized.sampler, samples=80))
-    clock = run(method._replace(update=update), problem, cluster, steps=1).history["clock"]
-    assert clock[-1] == 0.5
