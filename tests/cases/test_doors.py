@@ -19,8 +19,8 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, dropcompute, kimad
-from dsgd import checks, clusters, codecs, compressors, counts, network, problems, work
+from algorithms import delays
+from dsgd import checks, clusters, codecs, compressors, counts, network, problems
 from theory_checks import Rate, bounds
 
 KEY = jax.random.key(0)
@@ -129,18 +129,6 @@ def test_what_is_counted_in_int32_is_refused_beyond(call):
         call(2**31)
 
 
-def test_small_integers_at_public_functions():
-    assert (
-        work.local_batches(
-            np.array([100, 50], np.int8), batch_size=np.int8(100), micro_batches=np.int8(2)
-        ).samples.sum()
-        == 150
-    )
-    assert topologies.ring(np.int8(100)).n == 100
-    assert topologies.torus(np.int8(20), np.int8(20)).n == 400
-    assert dropcompute.extra_steps(np.int8(100), 0.5) == dropcompute.extra_steps(100, 0.5)
-
-
 class Callable2:
     def __call__(self, first, second):
         return first
@@ -230,20 +218,10 @@ ARITY = {
     r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: quantity(
         lambda key, clock, worker: 1.0, lambda seconds: seconds
     ),
-    r"rule = .*3 arguments \(errors, sizes, budget\)": lambda: algorithms.kimad_sgd(
-        optax.sgd(0.1), kimad.top_k([0.5]), 1.0, rule=lambda errors, sizes: 0
-    ),
-    "load = .*1 argument": lambda: problems.ByWorker(lambda: DATA),
     r"'close' = .*2 arguments \(outputs, targets\)": lambda: finite_sum(
         metrics={"close": lambda outputs: outputs}
     ),
-    r"model = .*1 argument \(rngs\)": lambda: finite_sum(
-        model=lambda: None, metrics={"close": optax.squared_error}
-    ),
     r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delayed(lambda key, t: 0),
-    r"factory = .*1 argument \(x=...\)": lambda: dsgd.sweep(
-        lambda y: METHOD, PROBLEM, steps=1, key=KEY, x=[0.1]
-    ),
     r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: dsgd.run(
         METHOD._replace(query=lambda state: state), PROBLEM, **RUN
     ),
@@ -284,16 +262,8 @@ RESULTS = {
             lambda key, clock, worker: 1.0 + clock, lambda key, clock, seconds, worker: None
         )
     ),
-    "weights function gave 1; need a matrix": lambda: topologies.ring(4, lambda adjacency: 1),
-    "data of worker 0 = None: need a pair": lambda: problems.finite_sum(
-        LINEAR, optax.squared_error, problems.ByWorker(lambda worker: None), 2, batch_size=1
-    ),
     "finite_sum: close: it returned 'x'": lambda: finite_sum(
         metrics={"close": lambda outputs, targets: "x"}
-    ),
-    "finite_sum: model: it returned None": lambda: finite_sum(
-        model=problems.Model(lambda key: jnp.zeros(3), lambda params, inputs: None),
-        metrics={"close": optax.squared_error},
     ),
     "init of the model returned 'x'": lambda: finite_sum(
         model=problems.Model(lambda key: "x", lambda params, inputs: inputs),
@@ -321,13 +291,6 @@ RESULTS = {
         PROBLEM,
         **RUN,
     ),
-    "gradient returned 'x'": lambda: dropcompute.accumulate(
-        lambda params, batch: "x", 1.0, [1, 2], 1.0
-    ),
-    "clock gives None: need seconds": lambda: dropcompute.accumulate(
-        lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda: None
-    ),
-    r"delay\(0, 1\) = -1: need finite seconds >= 0": lambda: checks.need_delay("delay(0, 1)", -1),
 }
 
 

@@ -219,14 +219,6 @@ WRONG = {
         lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))),
         f"update of mine {BRANCH}",
     ),
-    "set": (
-        lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))),
-        r"update of mine .* \._replace\(",
-    ),
-    "model": (
-        lambda: run(mine(model=lambda state: np.asarray(state.server[0]))),
-        "model of mine raised TracerArrayConversionError",
-    ),
     "optimizer": (
         lambda: run(
             algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))
@@ -264,16 +256,6 @@ WRONG = {
             )
         ),
         "quantity 'mine': sample: TracerBoolConversionError: a traced value in if",
-    ),
-    "model of rows": (
-        lambda: problems.finite_sum(
-            problems.Model(lambda key: jnp.zeros(3), lambda x, rows: branching(rows @ x)),
-            optax.l2_loss,
-            ROWS,
-            4,
-            batch_size=2,
-        ),
-        "finite_sum: model: TracerBoolConversionError: a traced value in if",
     ),
 }
 

@@ -10,20 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, network
-from dsgd.engine import loop
-from dsgd.runs import plans
+from dsgd import network
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import (
     CLUSTERS,
     COMPUTE,
-    UNEQUAL,
     VECTOR,
     N,
     among_all,
@@ -124,57 +119,6 @@ def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
     np.testing.assert_allclose(history["clock"], expected, rtol=2e-6)
     if name in BITS:
         np.testing.assert_array_equal(history["bits"], np.arange(STEPS + 1) * BITS[name] * VECTOR)
-
-
-def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(problem):
-    """An all-reduce through servers in every round, and in every few all rows to all."""
-
-    def send(round, x):
-        x = jnp.broadcast_to(round.mean(x, network.multi_server), x.shape)
-        return round.every(3, lambda x: x + 0 * jnp.mean(round.all_gather(x)), x)
-
-    cluster = clusters.Cluster(
-        clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention="pipelined"
-    )
-    servers, rows = (
-        float(network.simulate(pattern.messages(N), 0.25, VECTOR / 64, "pipelined").seconds)
-        for pattern in (network.multi_server, network.all_gather)
-    )
-    seconds = [0.5 + servers + (rows if t % 3 == 2 else 0) for t in range(6)]
-    clock = clocks.run(local(send), problem, cluster, steps=6).history["clock"]
-    np.testing.assert_allclose(np.diff(clock), seconds, rtol=2e-6)
-
-
-def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_other_rounds(
-    problem,
-):
-    """A ring in one round of four."""
-    schedule = topologies.from_matrix([np.eye(N), np.eye(N), np.eye(N), RING.W])
-    both = (
-        algorithms.decentralized_sgd(optax.sgd(0.1), schedule),
-        algorithms.local_sgd(optax.sgd(0.1), 4, RING),
-    )
-    one, other = (clocks.run(method, problem, UNEQUAL, steps=9).history for method in both)
-    np.testing.assert_allclose(one["clock"], other["clock"], rtol=1e-6)
-    np.testing.assert_array_equal(one["bits"], other["bits"])
-
-
-def test_a_description_has_the_exchanges_with_their_periods_and_turns(problem):
-    def described(send: Callable) -> list[tuple[str, str, int, int]]:
-        method = local(send)
-        plan = plans.make_plan(
-            plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1
-        )
-        return [
-            (each.call, each.pattern.name, each.period, each.turns)
-            for each in loop.describe(plan, method).sendings
-        ]
-
-    assert described(on_turns) == [
-        ("mean via parameter_server", "parameter_server", 1, 1),
-        ("mix on one_peer_exponential(4)", "gossip(one_peer_exponential(4))", 3, 2),
-    ]
-    assert [period for *_, period, _ in described(nested)] == [2, 6, 2]
 
 
 def test_a_condition_is_read_in_every_round_and_a_swept_period_is_one_program(problem):

@@ -35,9 +35,7 @@ from tests.dsgd.engine.clocks import (
     CLUSTERS,
     COMPUTE,
     DOWN,
-    HETEROGENEOUS,
     METHODS,
-    OPTIMIZER,
     UNEQUAL,
     UP,
     UPS,
@@ -127,40 +125,6 @@ def test_each_seed_has_its_own_clock(problem):
         METHODS["ring"], problem, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]
     ).history["clock"]
     np.testing.assert_allclose(alone, clocks[1], rtol=1e-6)
-
-
-def test_sgd_computes_one_after_the_other(problem):
-    """Each round takes as long as the one worker that is asked, and sends nothing."""
-    history = run(algorithms.sgd(OPTIMIZER), problem, HETEROGENEOUS, steps=60).history
-    seconds, counts = np.unique(np.diff(history["clock"]).round(5), return_counts=True)
-    assert seconds.tolist() == [0.25, 0.5, 1.75, 3.0]
-    assert counts.min() > 3
-
-
-def test_many_tiny_rounds_lose_no_seconds(problem):
-    """In float32, 150,000 times 0.001 s are off by many rounds. The clock that the cluster sees
-    must not be: it turns at second 150.
-    """
-    naive = np.add.accumulate(np.full(150_000, 1e-3, np.float32))[-1]
-    assert abs(naive - 150) > 0.01
-    turning = clusters.trace(np.array([1e-3, 2e-3]), 150.0)
-    result = run(
-        METHODS["mb-sgd"], problem, clusters.Cluster(turning), steps=200_000, record_every=1000
-    )
-    seconds = np.diff(result.history["clock"])
-    np.testing.assert_allclose(seconds[:150], 1.0, atol=3e-3)
-    np.testing.assert_allclose(seconds[150:], 2.0, atol=3e-3)
-
-
-def test_a_clock_that_stops_being_a_time_is_refused(problem):
-    """From a custom quantity, whose draws cannot be checked before."""
-    wrong = clusters.Quantity(
-        lambda key, clock, worker: jnp.where(clock > 3, -1.0, 1.0), "wrong", positive=True
-    )
-    with pytest.raises(
-        ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"
-    ):
-        run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=2)
 
 
 def test_a_run_goes_on_with_its_clock(problem, tmp_path):

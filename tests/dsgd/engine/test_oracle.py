@@ -406,18 +406,3 @@ def test_without_work_the_loss_is_over_the_workers_that_participate():
     loss, _ = losses_and_gradients(None, None, present)
     assert loss == pytest.approx(whole[present].mean())
     assert np.isnan(losses_and_gradients(None, None, [False] * N)[0])
-
-
-@pytest.mark.parametrize(
-    ("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])]
-)
-def test_samples_are_those_of_the_workers_that_are_asked(chosen, asked_for):
-    query = Asked(
-        (),
-        workers=None if chosen is None else jnp.array(chosen),
-        work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS),
-    )
-    np.testing.assert_array_equal(
-        oracle.samples(query),
-        np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0),
-    )

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dsgd import Now, Round, State, Work, clusters, problems, workers
+from dsgd import Now, Round, State, clusters, problems, workers
 from dsgd.engine import participation
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import Asked
 from tests.dsgd.by_hand import method
 
 N = 4
@@ -72,13 +71,3 @@ def test_workers_that_do_not_participate_keep_their_state_or_get_what_the_method
     np.testing.assert_array_equal(
         rows, np.where(there, after, 100 * before + after if BOTH[stated] else before)
     )
-
-
-def test_absent_workers_compute_no_samples_and_weights_stay():
-    work = Work(jnp.arange(8).reshape(N, 2), jnp.ones((N, 2)))
-    asked = participation.query(Asked((), work=work), a_round(SOME)).work
-    assert asked is not None
-    np.testing.assert_array_equal(asked.samples, [[0, 1], [0, 0], [0, 0], [6, 7]])
-    np.testing.assert_array_equal(asked.weights, 1)
-    for query, present in ((Asked((), work=work), None), (Asked(()), SOME)):
-        assert participation.query(query, a_round(present)) is query
