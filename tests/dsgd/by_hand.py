@@ -36,8 +36,9 @@ def method(
     return dsgd.Algorithm(**{**right, **members})
 
 
-def run(algorithm: dsgd.Algorithm, problem: dsgd.Problem, steps: int, **options: Any) -> dsgd.Result:
+KEY = jax.random.key(0)
+
+
+def run(method: dsgd.Algorithm, problem: dsgd.Problem, steps: int, **options: Any) -> dsgd.Result:
     """`dsgd.run` on one device with key 0, unless the options are others."""
-    return dsgd.run(
-        algorithm, problem, steps=steps, **({"key": jax.random.key(0), "mesh": 1} | options)
-    )
+    return dsgd.run(method, problem, steps=steps, **({"key": KEY, "mesh": 1} | options))

@@ -117,7 +117,7 @@ MISTAKES = [
         "dsgd/engine/measurements.py",
         "overlap.first * backward",
         "backward / overlap.first",
-        f"{ENGINE}/test_measurements.py::test_what_is_measured_of_a_round_is_in_its_place",
+        f"{ENGINE}/test_work_clock.py::test_pieces_of_one_batch_take_what_the_batch_takes",
     ),
     Mistake(
         "dsgd/engine/participation.py",
@@ -201,7 +201,7 @@ MISTAKES = [
         "dsgd/checks.py",
         "value.bit_length() > 128",
         "value.bit_length() > 1280000",
-        "tests/cases/test_doors.py::test_huge_numbers_are_refused_by_name",
+        "tests/dsgd/test_checks.py::test_huge_numbers_are_refused_by_name",
     ),
 ]
 

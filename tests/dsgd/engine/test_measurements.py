@@ -14,8 +14,6 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Work, clusters, problems
-from dsgd.engine import measurements
-from dsgd.network import Timing
 from dsgd.runs import plans
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import COMPUTE, DOWN, OPTIMIZER, UNEQUAL, UP, VECTOR, N
@@ -151,40 +149,3 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
 
     with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 if"):
         run(method._replace(query=query), problem, UNEQUAL)
-
-
-def went(up: list[float], down: list[float]) -> Timing:
-    return Timing(jnp.zeros(N), jnp.array(up), jnp.array(down))
-
-
-OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25, 0.125)
-
-
-@pytest.mark.parametrize("overlap", [None, OVERLAP])
-def test_what_is_measured_of_a_round_is_in_its_place(overlap):
-    """Without noise they are exact; a worker without computation has no backward pass. Before the
-    first round all are NaN.
-    """
-    cluster = replace(UNEQUAL, overlap=overlap)
-    latencies = jnp.array([[1.0, 2.0], [3.0, jnp.nan], [jnp.nan, jnp.nan], [jnp.nan, 4.0]])
-    ports = went([5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0])
-    now = dsgd.Round(jnp.int32(0), N, jax.random.key(0), dsgd.Now(cluster))
-    found = measurements.of_round(
-        now, latencies, jnp.array([0.5, 1.0, 1.5, 2.0]), ports, 2 * ports.up, 3 * ports.down
-    )
-    np.testing.assert_array_equal(found.compute, latencies)
-    for values, expected in (
-        (found.up, ports.up),
-        (found.down, ports.down),
-        (found.bits_up, 2 * ports.up),
-        (found.bits_down, 3 * ports.down),
-    ):
-        np.testing.assert_array_equal(values, expected)
-    if overlap:
-        np.testing.assert_array_equal(found.backward, [0.5, 1.0, np.nan, 2.0])
-        np.testing.assert_array_equal(found.first, [0.125, 0.25, np.nan, 0.5])
-    else:
-        assert found.backward is found.first is None
-    before = measurements.nothing(N, 2, cluster)
-    assert jax.tree.map(jnp.shape, before) == jax.tree.map(jnp.shape, found)
-    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(before))

@@ -139,13 +139,13 @@ def momentum(decay: float) -> dsgd.Algorithm:
     return algorithms.minibatch_sgd(optax.sgd(0.1, momentum=decay))
 
 
-ONE: dict[str, Any] = {"algorithm": momentum(0.5), "problem": l2(0.1), "steps": 3}
+ONE: dict[str, Any] = {"method": momentum(0.5), "problem": l2(0.1), "steps": 3}
 OTHER_RUNS = {
     "method": (
-        {"algorithm": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
+        {"method": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
         "method = minibatch_sgd there, parameter_server_sgd here",
     ),
-    "momentum": ({"algorithm": momentum(0.9)}, ANYTHING_ELSE),
+    "momentum": ({"method": momentum(0.9)}, ANYTHING_ELSE),
     "l2": ({"problem": l2(0.2)}, ANYTHING_ELSE),
     "data": ({"problem": l2(0.1)._replace(data=np.ones((N, 3), np.float32))}, "data = "),
     "shared values": ({"problem": l2(0.1, shared=1.0)}, "data = "),

@@ -298,7 +298,7 @@ def given(changed: dict[str, Any]) -> dict[str, Any]:
     members = {name: changed[name] for name in LEAST_SQUARES._fields if name in changed}
     options = {name: value for name, value in changed.items() if name not in members}
     problem = LEAST_SQUARES._replace(**members)
-    return {"algorithm": SGD, "problem": problem, "steps": 5} | options
+    return {"method": SGD, "problem": problem, "steps": 5} | options
 
 
 @pytest.mark.parametrize("message", NOT_FINITE)
@@ -331,14 +331,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     r"leaf of shape \(2, 20, 3\)": {"batches": [tuple(leaf[:2] for leaf in WHOLE)] * 5},
     r"batch 4 is .*\(4, 7, 3\)": {"batches": [*[WHOLE] * 4, (INPUTS[:, :7], TARGETS[:, :7])]},
     "exact gradients, with batches from outside": {
-        "algorithm": algorithms.gradient_descent(optax.sgd(0.1)),
+        "method": algorithms.gradient_descent(optax.sgd(0.1)),
         "batches": [WHOLE] * 5,
     },
     "need 'loss', and none of .*step": evaluating(loss=0.0, step=1.0),
     "gives .'accuracy'.; need 'loss'": evaluating(accuracy=1.0),
-    r"has metrics \['bits', 'loss'\]": {"algorithm": SGD._replace(update=logging_a_loss)},
+    r"has metrics \['bits', 'loss'\]": {"method": SGD._replace(update=logging_a_loss)},
     r"decentralized_sgd\(ring\(5\)\) .* 5 nodes .* 4 workers": {
-        "algorithm": algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
+        "method": algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     },
     r"\['phases'\] has dtype complex64": {
         "init": lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)}
