@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,9 +98,3 @@ def test_carry_keeps_the_number_and_makes_every_digit_small(low, high):
     carried = carry(np.array(digits, np.uint32))
     assert carried.max() < 2**16
     assert number(carried) == sum(digit * 2 ** (16 * i) for i, digit in enumerate(digits))
-
-
-@pytest.mark.parametrize("bits", [-1, 2**64])
-def test_a_number_that_is_no_count_is_refused(bits):
-    with pytest.raises(ValueError, match=f"a count of {bits} bits"):
-        counts.of(bits, 2)

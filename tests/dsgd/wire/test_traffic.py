@@ -4,8 +4,6 @@ number of devices.
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -171,7 +169,7 @@ def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
 def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
     with pytest.raises(
         ValueError,
-        match=rf"traffic of {type(given).__name__}, .*{re.escape('jax.jit(f).lower(...).compile()')}",
+        match=rf"traffic of {type(given).__name__}, .*jax\.jit\(f\)\.lower\(\.\.\.\)\.compile",
     ):
         traffic(given)
 
@@ -183,7 +181,8 @@ class Written:
     """An optimised HLO module with these instructions in its entry computation."""
 
     def __init__(self, entry: str, computations: str = "", header: str = f"num_partitions={D}"):
-        self.text = f"HloModule written, is_scheduled=true, {header}\n\n{computations}\nENTRY %main (p: f32[4]) -> f32[4] {{\n{entry}\n}}\n"
+        main = f"ENTRY %main (p: f32[4]) -> f32[4] {{\n{entry}\n}}"
+        self.text = f"HloModule written, {header}\n\n{computations}\n{main}\n"
 
     def as_text(self) -> str:
         return self.text
@@ -191,6 +190,9 @@ class Written:
 
 ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
 RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
+
+
+P4 = "  %p = f32[4]{0} parameter(0)\n"
 
 
 def shift_by_one(kind: str = "f32[4]{0}") -> str:
@@ -245,8 +247,8 @@ def test_bytes_of_types_and_layouts(shape, size):
     "attributes", ["channel_id=1, {}, use_global_device_ids=true, dimensions={{0}}", "{}"]
 )
 def test_forms_of_groups(groups, size, attributes):
-    text = f"  %p = f32[4]{{0}} parameter(0)\n  ROOT %g = f32[{4 * size}]{{0}} all-gather(%p), {attributes.format(groups)}"
-    assert traffic(Written(text)) == {"all-gather": (size - 1) * 4 * FLOAT}
+    gather = f"  ROOT %g = f32[{4 * size}]{{0}} all-gather(%p), {attributes.format(groups)}"
+    assert traffic(Written(P4 + gather)) == {"all-gather": (size - 1) * 4 * FLOAT}
 
 
 def computation(name: str, kind: str) -> str:
@@ -254,7 +256,6 @@ def computation(name: str, kind: str) -> str:
     return f"%{name} (p: {kind}) -> {kind} {{\n{shift_by_one(kind + '{0}')}\n}}\n"
 
 
-P4 = "  %p = f32[4]{0} parameter(0)\n"
 REDUCED = f"{P4}  %r = f32[4]{{0}} all-reduce(%p), replica_groups={{}}, to_apply=%add"
 UNEQUAL = "replica_groups={{0,1,2},{3,4,5},{6,7}}"  # six devices send to two peers and two to one
 WRITTEN = {
@@ -308,7 +309,7 @@ ASYNC = f"""
   %pd = f32[8]{{0}} collective-permute-done(%ps)
   %rs = (f32[8]{{0}}, u8[8]{{0}}) all-reduce-start(%p, %q), channel_id=3, {ALL}, to_apply=%add
   %rd = (f32[8]{{0}}, u8[8]{{0}}) all-reduce-done(%rs)
-  %ss = ((f32[8]{{0}}), f32[1]{{0}}) reduce-scatter-start(%p), channel_id=4, {ALL}, dimensions={{0}}, to_apply=%add
+  %ss = ((f32[8]{{0}}), f32[1]{{0}}) reduce-scatter-start(%p), channel_id=4, {ALL}, to_apply=%add
   %su = ((f32[8]{{0}}), f32[1]{{0}}) reduce-scatter-update(%ss)
   %sd = f32[1]{{0}} reduce-scatter-done(%su)
   %as = ((u8[8]{{0}}), u8[8]{{0}}) async-start(%q), calls=%exchange
@@ -399,4 +400,4 @@ def test_a_loop_whose_condition_sends_is_refused_without_a_count():
 )
 def test_what_cannot_be_read_is_refused(instruction, reason):
     with pytest.raises(ValueError, match=reason):
-        traffic(Written(f"  %p = f32[4]{{0}} parameter(0)\n  ROOT %r = f32[4]{{0}} {instruction}"))
+        traffic(Written(f"{P4}  ROOT %r = f32[4]{{0}} {instruction}"))
