@@ -56,7 +56,7 @@ SMALL = np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)
         ("number", np.float16(0.5), 0.5),
         ("number", jnp.bfloat16(0.5), 0.5),
         ("number", Fraction(1, 4), 0.25),
-        ("number", 10**19, 10**19),
+        ("number", 10**19, 1e19),
         ("truth", np.bool_(False), False),
         ("truth", np.array(False), False),
         ("several", [np.int8(1), 2], [1, 2]),

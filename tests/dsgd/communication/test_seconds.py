@@ -5,9 +5,7 @@ the event simulation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,32 +117,3 @@ def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
     np.testing.assert_allclose(history["clock"], expected, rtol=2e-6)
     if name in BITS:
         np.testing.assert_array_equal(history["bits"], np.arange(STEPS + 1) * BITS[name] * VECTOR)
-
-
-def test_a_condition_is_read_in_every_round_and_a_swept_period_is_one_program(problem):
-    """Bits of the rounds in which something is sent, whose numbers are in the history, and NaN in
-    the others.
-    """
-
-    def send(round, x):
-        def average(x):
-            with round.unrecorded():
-                round.log(spread=dsgd.workers.mean_and_sqdist(x)[1])
-            return round.average(x)
-
-        return round.when(jnp.isin(round.step, jnp.array([1, 2, 6])), average, x)
-
-    options: dict[str, Any] = {"key": jax.random.key(0), "mesh": 1}
-    history = dsgd.run(local(send), problem, steps=8, **options).history
-    taken = np.isin(np.arange(8), [1, 2, 6])
-    np.testing.assert_array_equal(np.diff(history["bits"]) > 0, taken)
-    np.testing.assert_array_equal(np.isnan(history["spread"][1:]), ~taken)
-
-    def every(period):
-        return local(lambda round, x: round.every(period, round.average, x))
-
-    swept = dsgd.sweep(every, problem, steps=8, period=[1, 3], **options)
-    all_reduce = 2 * round(2 * (N - 1) / N * VECTOR)
-    np.testing.assert_array_equal(
-        swept.history["bits"][:, 0], all_reduce * (np.arange(9) // np.array([[1], [3]]))
-    )

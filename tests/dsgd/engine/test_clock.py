@@ -111,33 +111,6 @@ def test_sparse_records_show_the_clock_of_every_round(problem):
     )
 
 
-RANDOM = clusters.Cluster(
-    clusters.lognormal(0.0, 1.0), up=clusters.lognormal(4.0, 1.0), latency=0.25
-)
-
-
-def test_each_seed_has_its_own_clock(problem):
-    clocks = run(METHODS["ring"], problem, RANDOM, seeds=3).history["clock"]
-    assert clocks.shape == (3, 25)
-    assert len(np.unique(clocks[:, -1])) == 3
-    assert (np.diff(clocks, axis=1) >= 0).all()
-    alone = run(
-        METHODS["ring"], problem, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]
-    ).history["clock"]
-    np.testing.assert_allclose(alone, clocks[1], rtol=1e-6)
-
-
-def test_a_run_goes_on_with_its_clock(problem, tmp_path):
-    """Also with what is ahead of the last worker, and with the clock that the bandwidth goes by."""
-    wave = clusters.square_wave(64.0, 8.0, 30.0)
-    cluster = clusters.Cluster(UNEQUAL.compute + clusters.exponential(1.0), up=wave, latency=0.25)
-    method = METHODS["ring"]
-    straight = run(method, problem, cluster, steps=20)
-    run(method, problem, cluster, steps=11, checkpoint=tmp_path)
-    resumed = run(method, problem, cluster, steps=20, checkpoint=tmp_path)
-    np.testing.assert_array_equal(resumed.history["clock"], straight.history["clock"])
-
-
 # --- One tick, of rounds that are made up here: seconds, measurements, and when each worker begins.
 
 M = 2
@@ -319,21 +292,6 @@ def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measur
     np.testing.assert_array_equal(
         np.isnan(measured(found).compute).all(axis=1), [True, False, False, True]
     )
-
-
-@pytest.mark.parametrize(
-    ("computed", "expected"),
-    [(None, [0.25, 0.5, 0.125, 1.0]), ([0.125, 1.0, 0.0625, 2.0], [0.125, 0.5, 0.0625, 1.0])],
-)
-def test_a_backward_pass_is_no_longer_than_what_was_computed(computed, expected):
-    overlap = clusters.Overlap(
-        clusters.constant([0.25, 0.5, 0.125, 1.0]), clusters.constant(0.0), 0.25, 0.125
-    )
-    now = a_round(replace(CLUSTER, overlap=overlap))
-    said = None if computed is None else jnp.float32(computed)
-    np.testing.assert_array_equal(clock._backward(now, Asked(()), said), expected)
-    one = Asked((), workers=jnp.array([0]))
-    np.testing.assert_array_equal(clock._backward(now, one, said), np.zeros(N))
 
 
 def test_seconds_that_are_lost_to_rounding_come_back():

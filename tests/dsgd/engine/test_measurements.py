@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -126,16 +125,6 @@ def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
     np.testing.assert_array_equal(micro_batches[3:], [second] * 2)
     latest = 3.0 + 6 * (0.375 + VECTOR / 16 / N)
     np.testing.assert_allclose(np.diff(history["clock"]), latest, rtol=1e-6)
-
-
-def test_one_round_has_measured_nothing(problem):
-    method, key = controller(), jax.random.key(0)
-    state = method.init(problem.init(key), N)
-    state, statistics = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(
-        state, key, problem.data
-    )
-    assert state.step == 1
-    assert np.isnan(statistics.metrics["micro_batch_0"]).all()
 
 
 def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(problem):

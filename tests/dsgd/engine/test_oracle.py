@@ -306,7 +306,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
         dsgd.compile_round(wrong, problem, mesh)
 
 
-def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_are_not(mesh):
+def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
     problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     traced = algorithms.unequal_work(
@@ -314,11 +314,6 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_ar
     )
     with pytest.raises(ValueError, match=r"mine cannot cut its batches .* need bool samples"):
         dsgd.compile_round(traced, problem, mesh)
-    whole = algorithms.unequal_work(
-        method, lambda state, round: work.micro_batches(jnp.ones((N, 2), bool) & (state.step >= 0))
-    )
-    history = dsgd.run(whole, problem, steps=1, key=KEY, mesh=mesh).history
-    np.testing.assert_array_equal(history["samples"][1], 2 * B)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
+from dsgd import clusters
 from dsgd.engine import loop
 from dsgd.runs import checkpoints
 from tests.dsgd.by_hand import run
@@ -42,7 +43,11 @@ def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
 
 
 def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(problem, tmp_path):
-    options = {"seeds": 3, "mesh": 2, "record_every": 2}
+    """Also its clock: what is ahead of the last worker, and what the bandwidth goes by."""
+    cluster = clusters.Cluster(
+        clusters.exponential(1.0), up=clusters.square_wave(64.0, 8.0, 30.0), latency=0.25
+    )
+    options = {"seeds": 3, "mesh": 2, "record_every": 2, "cluster": cluster}
     straight = run(METHOD, problem, 30, **options)
     run(METHOD, problem, 20, checkpoint=tmp_path / "run", **options)
     for _ in range(2):
@@ -153,7 +158,7 @@ OTHER_RUNS = {
     "seeds": ({"seeds": 2}, "seeds = None there, 2 here"),
     "evaluate_every": ({"evaluate_every": 2}, "evaluate_every = 1 there, 2 here"),
     "cluster": (
-        {"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))},
+        {"cluster": clusters.Cluster(clusters.constant(1.0))},
         "cluster = None there",
     ),
     "workers": ({"problem": l2(0.1, 2)}, r"of 4 workers, this one has 2; .*problem._replace\("),

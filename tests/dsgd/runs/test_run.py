@@ -56,9 +56,13 @@ INPUTS, TARGETS = WHOLE = tuple(map(np.asarray, LEAST_SQUARES.data))
 
 
 def test_seed_r_is_the_run_with_the_r_th_key(problem, key):
-    together = run(RING, problem, 10, seeds=3)
+    """Each has its own clock."""
+    seconds, bandwidths = (clusters.lognormal(mean, 1.0) for mean in (0.0, 4.0))
+    cluster = clusters.Cluster(seconds, up=bandwidths, latency=0.25)
+    together = run(RING, problem, 10, seeds=3, cluster=cluster)
+    assert len(np.unique(together.history["clock"][:, -1])) == 3
     for r, own in enumerate(jax.random.split(key, 3)):
-        alone = run(RING, problem, 10, key=own)
+        alone = run(RING, problem, 10, key=own, cluster=cluster)
         for name, values in alone.history.items():
             of_seed = np.broadcast_to(together.history[name], (3, 11))[r]
             np.testing.assert_allclose(of_seed, values, rtol=1e-5, atol=1e-7)
