@@ -111,7 +111,7 @@ MISTAKES = [
         "dsgd/engine/clock.py",
         "return finish - (1 - round.cluster.overlap.first)",
         "return finish - round.cluster.overlap.first",
-        f"{ENGINE}/test_work_clock.py::test_rounds_of_an_all_reduce_take_what_equation_7_says",
+        f"{ENGINE}/test_work_clock.py::test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient",
     ),
     Mistake(
         "dsgd/engine/measurements.py",
@@ -123,7 +123,7 @@ MISTAKES = [
         "dsgd/engine/participation.py",
         "jnp.any(round.present)",
         "jnp.all(round.present)",
-        f"{ENGINE}/test_participation.py",
+        "tests/algorithms/test_participation.py::test_a_server_keeps_its_state_in_a_round_without_participants",
     ),
     Mistake(
         "dsgd/engine/oracle.py",

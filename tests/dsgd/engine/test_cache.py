@@ -131,25 +131,6 @@ def test_a_home_that_cannot_be_written_to_is_a_warning(home):
         assert cache.enable() is None
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
-)
-def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
-    def unknown(uid):
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    with pytest.warns(UserWarning, match=r"are not kept, .* home directory"):
-        assert cache.enable() is None
-    monkeypatch.setenv("DSGD_CACHE", "~/programs")
-    with pytest.warns(UserWarning, match="DSGD_CACHE = ~/programs cannot be written to"):
-        assert cache.enable() is None
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])
 def test_a_folder_of_the_environment_that_cannot_be_used_is_a_warning(home, monkeypatch, given):
     monkeypatch.setattr("os.environ", {**os.environ, "DSGD_CACHE": given})

@@ -104,85 +104,47 @@ def test_a_worker_that_is_asked_alone_is_charged_for_its_own_work(sized):
 
 # --- Overlap.
 
-
-def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.ndarray]]:
-    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m,
-    gamma, the last bucket's share, more.
-    """
-    draw = np.random.default_rng(seed)
-    each = {name: draw.uniform(0.1, 1.0, N) for name in "qskm"}
-    more = {
-        "gamma": draw.uniform(0.05, 0.5),
-        "speed": draw.uniform(3.0, 150.0),
-        "share": draw.uniform(0.02, 0.4),
-        "latency": draw.uniform(0, 0.1),
-    }
-    overlap = clusters.Overlap(
-        clusters.constant(each["m"]), clusters.constant(each["k"]), more["gamma"], more["share"]
-    )
-    cluster = clusters.Cluster(
-        clusters.constant(each["s"] + each["m"]),
-        up=clusters.constant(more["speed"]),
-        latency=more["latency"],
-        per_sample=clusters.constant(each["q"] + each["k"]),
-        overlap=overlap,
-    )
-    return cluster, draw.integers(1, 9, (1, N, 1)), {**each, **more}
-
-
-def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
-    """Of both kinds of bottleneck."""
-    bottlenecks = []
-    for seed in (0, 1):
-        cluster, samples, of = overlapping(seed)
-        b, rounds = samples[0, :, 0], 2 * (N - 1)
-        a, P = of["q"] * b + of["s"], of["k"] * b + of["m"]
-        whole, last = (
-            rounds * (of["latency"] + share * VECTOR / N / of["speed"])
-            for share in (1.0, of["share"])
-        )
-        T = max(*(a + P + last), *(a + of["gamma"] * P + whole))
-        bottlenecks.append(max(a + P + last) < T)
-        clock = run(working(METHODS["mb-sgd"], samples), sized, cluster, steps=3).history["clock"]
-        np.testing.assert_allclose(clock, T * np.arange(4), rtol=1e-5)
-    assert set(bottlenecks) == {False, True}
+BACKWARD, FIRST, LAST = 0.4, 0.25, 0.125
+OVERLAP = clusters.Overlap(
+    clusters.constant(BACKWARD * FIXED), clusters.constant(BACKWARD * PER_SAMPLE), FIRST, LAST
+)
 
 
 def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
     """And its backward pass is measured, not that of the last piece."""
-    cluster, _, of = overlapping(2)
     pieces = np.array([[[5, 3], [1, 0], [0, 4], [0, 0]]])
-    watched = algorithms.observed(METHODS["mb-sgd"])
-    apart = run(working(watched, pieces), sized, replace(cluster, at_once=True), steps=3)
-    whole = run(working(watched, pieces.sum(axis=2, keepdims=True)), sized, cluster, steps=3)
-    for name in ("clock", "measured_compute", "measured_backward", "measured_first"):
-        np.testing.assert_array_equal(apart.history[name], whole.history[name], err_msg=name)
-    P = of["k"] * pieces[0].sum(axis=1) + of["m"]
-    P[3] = np.nan  # it computes nothing
-    np.testing.assert_allclose(apart.history["measured_backward"][2:], [P] * 2, rtol=1e-6)
-    np.testing.assert_allclose(
-        apart.history["measured_first"][2:], [of["gamma"] * P] * 2, rtol=1e-6
+    whole = pieces.sum(axis=2, keepdims=True)
+    apart, at_once = (
+        run(
+            working(algorithms.observed(METHODS["mb-sgd"]), samples),
+            sized,
+            replace(WORKING, overlap=OVERLAP, at_once=True),
+            steps=3,
+        ).history
+        for samples in (pieces, whole)
     )
+    for name in ("clock", "measured_compute", "measured_backward", "measured_first"):
+        np.testing.assert_array_equal(apart[name], at_once[name], err_msg=name)
+    samples = whole[0, :, 0]
+    P = np.where(samples > 0, BACKWARD * (FIXED + PER_SAMPLE * samples), np.nan)
+    np.testing.assert_allclose(apart["measured_backward"][2:], [P] * 2, rtol=1e-6)
+    np.testing.assert_allclose(apart["measured_first"][2:], [FIRST * P] * 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["server", "local schedule"])
+@pytest.mark.parametrize("name", ["mb-sgd", "server", "local schedule"])
 def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(
     name, sized
 ):
     """Worker by worker, of the last micro-batch that has samples."""
-    backward, first, share = 0.4, 0.25, 0.125
-    overlap = clusters.Overlap(
-        clusters.constant(backward * FIXED), clusters.constant(backward * PER_SAMPLE), first, share
-    )
     done, expected = np.zeros(N), [0.0]
     for t in range(STEPS):
         each = seconds_of(SAMPLES)[t % len(SAMPLES)]
         last = np.array([row[row > 0][-1] if row.any() else 0 for row in each])
         finish = done + each.sum(axis=1)
-        whole = exchange(name, finish - (1 - first) * backward * last, WORKING, t)
-        done = np.maximum(whole, exchange(name, finish, WORKING, t, share * VECTOR))
+        whole = exchange(name, finish - (1 - FIRST) * BACKWARD * last, WORKING, t)
+        done = np.maximum(whole, exchange(name, finish, WORKING, t, LAST * VECTOR))
         expected.append(done.max())
-    history = run(working(METHODS[name], SAMPLES), sized, replace(WORKING, overlap=overlap)).history
+    history = run(working(METHODS[name], SAMPLES), sized, replace(WORKING, overlap=OVERLAP)).history
     np.testing.assert_allclose(history["clock"], expected, rtol=1e-6)
 
 

@@ -102,28 +102,6 @@ def test_links_carry_what_they_are_told_to_and_follow_its_changes():
 
 
 @allowed
-def test_nothing_is_left_after_an_error(monkeypatch):
-    spaces = []
-
-    def fail(name, sites, function, timeout):
-        for site in sites:
-            inside = subprocess.run(
-                [*site.enter, "readlink", "/proc/self/ns/net"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            spaces.append(inside.stdout.strip())
-        raise RuntimeError("on the way")
-
-    monkeypatch.setattr(local_processes, "called", fail)
-    with pytest.raises(RuntimeError, match="on the way"):
-        links.shaped(2, print, Rate((1e6,)))
-    assert len(set(spaces)) == 2
-    assert gone(spaces)
-
-
-@allowed
 def test_nothing_is_left_after_a_kill():
     script = """
 import subprocess, time
@@ -188,16 +166,10 @@ def test_what_is_no_rate_is_refused(rate, message):
 
 
 def test_where_it_is_not_allowed_it_says_why(monkeypatch):
-    monkeypatch.setattr(links.sys, "platform", "linux")
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="shaped links as user 1000: need root"):
         links.need_allowed()
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    with pytest.raises(
-        ValueError, match=r"shaped links without tc: need these commands \(util-linux, iproute2\)"
-    ):
-        links.need_allowed()
-    monkeypatch.setattr(links.sys, "platform", "darwin")
-    with pytest.raises(ValueError, match="shaped links on darwin: need Linux"):
+    with pytest.raises(ValueError, match="shaped links without tc: need"):
         links.need_allowed()
