@@ -108,7 +108,8 @@ import subprocess, time
 from dsgd.machines import links, local_processes
 def wait(name, sites, function, timeout):
     for site in sites:
-        print(subprocess.run([*site.enter, "readlink", "/proc/self/ns/net"], capture_output=True, text=True).stdout.strip(), flush=True)
+        command = [*site.enter, "readlink", "/proc/self/ns/net"]
+        print(subprocess.check_output(command, text=True).strip(), flush=True)
     time.sleep(60)
 local_processes.called = wait
 links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))

@@ -84,10 +84,7 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
     environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError,
-        match="4 processes of mpirun on several machines: need --coordinator host:port of rank 0, or mpi4py",
-    ):
+    with pytest.raises(ValueError, match="4 processes of mpirun on several machines: need --coord"):
         runtime._place(None, None, None, timeout=1.0)
 
 
@@ -97,8 +94,7 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
         held.bind(("127.0.0.1", 0))  # where nobody listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
-            dsgd.Lost,
-            match=rf"the coordinator {address} cannot be reached within 0.3 s \(.*\): need process 0 there",
+            dsgd.Lost, match=f"coordinator {address} cannot be reached within 0.3 s"
         ):
             dsgd.join(address, 2, 1, timeout=0.3)
     assert time.monotonic() - began < 20

@@ -29,10 +29,6 @@ def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
     normal = rng.normal(size=shape)
     equal = np.round(normal * 8) / 8
     equal[..., :1, :] = -2.5
-    few = np.where(rng.random(shape) < 0.05, normal, 0)
-    edges = np.where(normal > 1.5, np.inf, np.where(normal < -1.5, -np.inf, normal))
-    not_a_number = np.where(normal > 2, np.nan, normal)
-    scales = normal * 10 ** rng.uniform(-30, 30, shape)
     distinct = rng.permuted(np.broadcast_to(np.arange(1.0, shape[-1] + 1), shape), axis=-1)
     kth = shape[-1] + 1 - k
     # the k-th and the next are equal
@@ -40,22 +36,20 @@ def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
     in_one = distinct.copy()
     in_one[..., :1, :] = one_too_many[..., :1, :]
     zeros = np.where(rng.random(shape) < 0.5, 0.0, -0.0)
-    denormal = np.where(
-        rng.random(shape) < k / 2 / shape[-1], np.finfo(dtype).smallest_subnormal, zeros
-    )
-    names = [
-        "normal",
-        "equal",
-        "few",
-        "edges",
-        "not_a_number",
-        "scales",
-        "one_too_many",
-        "in_one",
-        "zeros",
-        "denormal",
-    ]
-    return {name: values.astype(dtype) for name, values in locals().items() if name in names}
+    tiny, few = np.finfo(dtype).smallest_subnormal, rng.random(shape) < k / 2 / shape[-1]
+    found = {
+        "normal": normal,
+        "equal": equal,
+        "few": np.where(rng.random(shape) < 0.05, normal, 0),
+        "edges": np.where(np.abs(normal) > 1.5, np.copysign(np.inf, normal), normal),
+        "not a number": np.where(normal > 2, np.nan, normal),
+        "scales": normal * 10 ** rng.uniform(-30, 30, shape),
+        "one too many": one_too_many,
+        "in one": in_one,
+        "zeros": zeros,
+        "denormal": np.where(few, tiny, zeros),
+    }
+    return {name: values.astype(dtype) for name, values in found.items()}
 
 
 def magnitudes(x: np.ndarray) -> np.ndarray:
