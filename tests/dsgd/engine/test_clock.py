@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import algorithms
+import dsgd
 import topologies
 from dsgd import (
     Measured,
@@ -41,8 +43,11 @@ from tests.dsgd.engine.clocks import (
     UPS,
     VECTOR,
     N,
+    among_all,
     exchange,
     takes,
+    through_server,
+    to_neighbours,
 )
 
 run = partial(clocks.run, steps=24)
@@ -104,11 +109,100 @@ def test_iterates_do_not_know_of_the_clock(problem):
     )
 
 
-def test_sparse_records_show_the_clock_of_every_round(problem):
-    history = run(METHODS["local"], problem, UNEQUAL, record_every=5).history
-    np.testing.assert_allclose(
-        history["clock"], expected("local", "unequal", 24)[history["step"]], rtol=1e-6
+# --- Several exchanges in a round, one after the other, in some rounds only, and joint.
+
+RING, SCHEDULE = topologies.ring(N), topologies.one_peer_exponential(N)
+LINKS = RING.links[0]
+
+
+def local(send: Callable) -> dsgd.Algorithm:
+    """A step of each worker, and then what `send(round, x)` makes of its models."""
+
+    def init(params, workers):
+        return dsgd.State(workers=dsgd.workers.stack(params, workers))
+
+    def update(state, gradients, round):
+        return dsgd.State(workers=send(round, state.workers - 0.05 * gradients))
+
+    return dsgd.Algorithm(
+        "mine",
+        init,
+        lambda state, round: dsgd.Query(state.workers),
+        update,
+        lambda state: state.workers,
     )
+
+
+def server(round, x):
+    return jnp.broadcast_to(round.mean(x, network.parameter_server), x.shape)
+
+
+def joint(round, x):
+    with round.joint():
+        return round.mix(x, RING) + round.laplacian(2 * x, RING)
+
+
+def nested(round, x):
+    return round.every(
+        2, lambda x: round.mix(round.every(3, round.average, round.mix(x, RING)), RING), x
+    )
+
+
+def from_rounds(t, done, cluster):
+    """Round 5 of every 6 has three exchanges, rounds 1 and 3 have two."""
+    if t % 2:
+        done = to_neighbours(done, cluster, LINKS)
+        done = among_all(done, cluster) if t % 6 == 5 else done
+        done = to_neighbours(done, cluster, LINKS)
+    return done
+
+
+def on_turns(round, x):
+    """A schedule takes its turns exchange by exchange: every third round, the next one."""
+    return round.every(3, lambda x: round.mix(x, SCHEDULE), server(round, x))
+
+
+def of_turns(t, ready, cluster):
+    done = through_server(ready, cluster)
+    return to_neighbours(done, cluster, SCHEDULE.links[t // 3 % 2]) if t % 3 == 2 else done
+
+
+SENDS: dict[str, tuple[Callable, str, Callable]] = {
+    # What a round sends; on which cluster; (round, when each worker is ready, cluster) -> when it
+    # is done.
+    "server, then ring": (
+        lambda round, x: round.mix(server(round, x), RING),
+        "unequal",
+        lambda t, ready, cluster: to_neighbours(through_server(ready, cluster), cluster, LINKS),
+    ),
+    "joint": (
+        joint,
+        "unequal, blocking",
+        lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR),
+    ),
+    "server in three of four rounds": (
+        lambda round, x: round.when(round.step % 4 != 1, lambda x: server(round, x), x),
+        "unequal, blocking",
+        lambda t, ready, cluster: through_server(ready, cluster) if t % 4 != 1 else ready,
+    ),
+    "nested": (nested, "unequal", from_rounds),
+    "a schedule every third round": (on_turns, "unequal", of_turns),
+}
+BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors a round
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
+    """Each worker begins the next exchange when it is done with the one before."""
+    send, of, after = SENDS[name]
+    history = clocks.run(local(send), problem, CLUSTERS[of], steps=12).history
+    done, expected = np.zeros(N), [0.0]
+    for t in range(12):
+        done = after(t, done + COMPUTE[of], CLUSTERS[of])
+        expected.append(done.max())
+    np.testing.assert_allclose(history["clock"], expected, rtol=2e-6)
+    if name in BITS:
+        np.testing.assert_array_equal(history["bits"], np.arange(13) * BITS[name] * VECTOR)
 
 
 # --- One tick, of rounds that are made up here: seconds, measurements, and when each worker begins.

@@ -10,10 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import algorithms
 import dsgd
 import topologies
 from dsgd import compressors, problems
@@ -198,13 +196,3 @@ def test_the_engine_counts_rounds(seeds, problem, key, mesh):
     result = dsgd.run(forgetful, problem, steps=3, key=key, seeds=seeds, mesh=mesh)
     np.testing.assert_array_equal(result.state.step, 3)
     assert result.state.fixed in ((), None)
-
-
-def test_the_right_method_is_minibatch_sgd(problem, key, mesh):
-    """None of what is refused above was wrong with the method itself."""
-    mine, known = (
-        dsgd.run(m, problem, steps=5, key=key, mesh=mesh)
-        for m in (method(), algorithms.minibatch_sgd(optax.sgd(0.1)))
-    )
-    np.testing.assert_allclose(mine.params, known.params, rtol=1e-6)
-    np.testing.assert_array_equal(mine.history["bits"], known.history["bits"])

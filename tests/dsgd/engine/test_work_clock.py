@@ -81,27 +81,6 @@ def test_micro_batches_are_affine_in_their_samples(sized):
         np.testing.assert_array_equal(without.latencies(now, everybody), expected)
 
 
-def expected(name: str) -> np.ndarray:
-    done, clocks = np.zeros(N), [0.0]
-    for t in range(STEPS):
-        done = exchange(name, done + seconds_of(SAMPLES)[t % len(SAMPLES)].sum(axis=1), WORKING, t)
-        clocks.append(done.max())
-    return np.array(clocks)
-
-
-@pytest.mark.parametrize("name", ["server", "local schedule"])
-def test_the_clock_charges_for_the_work(name, sized):
-    history = run(working(METHODS[name], SAMPLES), sized, WORKING).history
-    np.testing.assert_allclose(history["clock"], expected(name), rtol=1e-6)
-
-
-def test_a_worker_that_is_asked_alone_is_charged_for_its_own_work(sized):
-    each = np.array([[[1], [2], [3], [5]]])
-    history = run(working(algorithms.sgd(OPTIMIZER), each), sized, WORKING, steps=40).history
-    found = np.unique(np.diff(history["clock"]).round(4))
-    assert found.tolist() == sorted(seconds_of(each[0])[:, 0].tolist())
-
-
 # --- Overlap.
 
 BACKWARD, FIRST, LAST = 0.4, 0.25, 0.125

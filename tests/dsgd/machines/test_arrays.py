@@ -110,6 +110,19 @@ def test_a_load_function_may_refill_one_array():
     np.testing.assert_array_equal(problem.data.targets[:, 0], 10 * np.arange(N))
 
 
+def test_a_generator_may_refill_the_array_that_it_yielded():
+    rows = aligned(np.zeros((N, 8), np.float32))
+
+    def refilled():
+        for t in range(5):
+            rows[:] = t
+            yield rows
+            rows[:] = np.nan
+
+    result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refilled())
+    np.testing.assert_array_equal(result.params, np.full(8, -sum(range(5))))
+
+
 def test_a_problem_s_arrays_may_be_changed_while_a_run_uses_them():
     rows = aligned(np.ones((N, 8), np.float32))
 
