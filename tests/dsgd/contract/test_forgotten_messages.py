@@ -181,6 +181,19 @@ HIDDEN = {
         round.step > 2, lambda g: lax.cond(True, round.average, lambda g: g, g), g
     )[0],
 }
+
+
+def noted(call: Callable) -> Callable:
+    """A call that gives nothing, (round, gradients) -> None."""
+
+    def update(g, round):
+        call(round, g)
+        return g[0]
+
+    return update
+
+
+NOTHING = jnp.zeros((1, 4))
 CALLS = {
     "average": lambda g, round: round.average(g)[0],
     "mix": lambda g, round: round.mix(g, RING)[0],
@@ -189,15 +202,12 @@ CALLS = {
     "all_gather": lambda g, round: round.all_gather(g)[0],
     "when": lambda g, round: round.when(True, round.average, g)[0],
     "every": lambda g, round: round.every(2, round.average, g)[0],
-    "log": lambda g, round: (round.log(size=g[0, 0]), g[0])[1],
-    "refuse_if": lambda g, round: (round.refuse_if(g[0, 0] > 1e9, "too large"), g[0])[1],
-    "warn_if": lambda g, round: (round.warn_if(g[0, 0] > 1e9, "too large"), g[0])[1],
-    "computed": lambda g, round: (round.computed(jnp.ones(N)), g[0])[1],
-    "sent": lambda g, round: (
-        round.sent(jnp.zeros((1, 4)), jnp.zeros((1, 4)), dsgd.network.local),
-        g[0],
-    )[1],
-    "event": lambda g, round: (round.event(g, jnp.array([0]), None, dsgd.network.local), g[0])[1],
+    "log": noted(lambda round, g: round.log(size=g[0, 0])),
+    "refuse_if": noted(lambda round, g: round.refuse_if(g[0, 0] > 1e9, "too large")),
+    "warn_if": noted(lambda round, g: round.warn_if(g[0, 0] > 1e9, "too large")),
+    "computed": noted(lambda round, g: round.computed(jnp.ones(N))),
+    "sent": noted(lambda round, g: round.sent(NOTHING, NOTHING, dsgd.network.local)),
+    "event": noted(lambda round, g: round.event(g, jnp.array([0]), None, dsgd.network.local)),
 }
 
 

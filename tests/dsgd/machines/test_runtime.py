@@ -107,6 +107,11 @@ def test_data_by_worker_must_be_of_one_kind():
         problems.finite_sum(model, optax.l2_loss, loaded, 2)
 
 
+IMPORTS = """
+import os, signal, sys, time
+import dsgd
+from dsgd.machines import agreement, watch
+"""
 ALONE = "dsgd.join(address, 2, index, timeout=1)"
 JUST_JOINED = """
 if index:
@@ -132,9 +137,8 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        begin = "import os, signal, sys, time\nimport dsgd\nfrom dsgd.machines import agreement, watch\n"
         commands = [
-            [sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"]
+            [sys.executable, "-c", f"{IMPORTS}address, index = {address!r}, {i}\n{script}"]
             for i in range(processes)
         ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -118,58 +118,47 @@ OF_SEEDS = [[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]
 SOME_EVALUATED = piece(
     [1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)
 )
+FIRST = log((piece([5.0, np.inf]), 3))
 DIVERGED = [
-    # the log; the name; what the data say; words; records that are kept; whether the start is asked
+    # the log; the method, and what the data say; words; records that are kept
     (
         log((piece([5.0, 4.0, 3.0]), 6), (piece([np.inf, np.nan]), 12)),
-        ("a method", ""),
-        ("a method: the loss is inf after round 9 (finite after 6); try a smaller step size (", 4),
+        ("mine", ""),
+        "mine: the loss is inf after round 9 (finite after 6); try a smaller step size (",
+        4,
     ),
-    (
-        log((piece([5.0, np.inf]), 3)),
-        ("a method(allow_any)", ""),
-        ("try a smaller step size, or a method without allow_any (", 2),
-    ),
-    (
-        log((piece([5.0, np.inf]), 3)),
-        ("a method", "batch 3 is not finite"),
-        (": batch 3 is not finite; need finite numbers", 2),
-    ),
-    (
-        log((piece([np.nan, 1.0]), 1), record_every=1),
-        ("a method", ""),
-        ("the loss is nan after round 0; try", 1),
-    ),
-    (
-        log((piece([1.0, np.nan]), 1), record_every=1),
-        ("a method", ""),
-        ("the loss is nan after round 1; try", 2),
-    ),
+    (FIRST, ("a(allow_any)", ""), "a smaller step size, or a method without allow_any (", 2),
+    (FIRST, ("mine", "batch 3 is not finite"), ": batch 3 is not finite; need finite numbers", 2),
+    (log((piece([np.nan, 1.0]), 1), record_every=1), ("mine", ""), "after round 0; try", 1),
+    (log((piece([1.0, np.nan]), 1), record_every=1), ("mine", ""), "after round 1; try", 2),
     (
         log((piece(OF_SEEDS), 4), runs=1, record_every=2),
-        ("a method", ""),
-        ("the loss of seed 1 is nan after round 2 (finite after 0)", 2),
+        ("mine", ""),
+        "the loss of seed 1 is nan after round 2 (finite after 0)",
+        2,
     ),
     (
         log((SOME_EVALUATED, 4), record_every=1),
-        ("a method", ""),
-        ("the loss is inf after round 3 (finite after 0)", 4),
+        ("mine", ""),
+        "the loss is inf after round 3 (finite after 0)",
+        4,
     ),
 ]
 
 
-@pytest.mark.parametrize(("one", "given", "expected"), DIVERGED)
-def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, given, expected):
-    (name, reason), (words, records), asked = given, expected, []
+@pytest.mark.parametrize(("one", "given", "words", "records"), DIVERGED)
+def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, given, words, records):
+    """What the data say is asked once, of the start if its own record is not finite."""
+    (name, reason), asked = given, []
 
     def suspects(record, first, run):
-        asked.append(first)
+        asked.append(first == 0)
         return reason
 
     with pytest.raises(Diverged) as error:
         one.check(name, suspects)
     assert words in str(error.value)
-    assert [first == 0 for first in asked] == [records == 1]
+    assert asked == [records == 1]
     assert error.value.history["loss"].shape[-1] == len(error.value.history["step"]) == records
 
 
