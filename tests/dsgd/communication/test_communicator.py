@@ -164,7 +164,6 @@ CALLS = {
         VECTOR,
         simulated=True,
     ),
-    "all_gather": Call(lambda round, x: round.all_gather(x), X, "all_gather", (N - 1) * VECTOR),
     "all_gather of signs": Call(
         lambda round, x: round.all_gather(x, compressors.sign).received,
         each(sign, X),
@@ -182,13 +181,6 @@ CALLS = {
     "mix on a schedule": Call(
         lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS
     ),
-    "push_sum": Call(
-        lambda round, x: round.push_sum(x, x["a"][:, 0], DIRECTED),
-        mixed(DIRECTED, (X, X["a"][:, 0])),
-        "gossip(exponential(8))",
-        3 * (VECTOR + 32),
-        ROWS,
-    ),
     "neighbours": Call(
         neighbours,
         (
@@ -197,13 +189,6 @@ CALLS = {
         ),
         RING_MESSAGES,
         2 * VECTOR,
-        ROWS,
-    ),
-    "to_neighbours": Call(
-        lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
-        each(lambda x: mixed(RING, sign(x)) - sign(x), X),
-        RING_MESSAGES,
-        2 * SIGNS,
         ROWS,
     ),
     "to_servers": Call(
@@ -443,12 +428,6 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         None,
         EVERYWHERE,
     ),
-    "weighted_mean": (
-        lambda round, x: round.weighted_mean(x),
-        counted(X, WEIGHTS),
-        None,
-        EVERYWHERE,
-    ),
     "aggregate": (
         lambda round, x: round.aggregate(x, old())[0],
         weighted(kept()),
@@ -456,23 +435,10 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         EVERYWHERE,
     ),
     "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
-    "mix": (lambda round, x: round.mix(x, RING), remaining(X), VECTOR, ROWS),
-    "push_sum": (
-        lambda round, x: round.push_sum(x, x["a"][:, 0], RING),
-        remaining((X, X["a"][:, 0])),
-        VECTOR + 32,
-        ROWS,
-    ),
     "neighbours": (
         lambda round, x: neighbours(round, x)[1],
         each(lambda x: np.tensordot(LEFT, x, axes=1), X),
         VECTOR,
-        ROWS,
-    ),
-    "to_neighbours": (
-        lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
-        each(lambda x: remaining(sign(x)) - sign(x), X),
-        SIGNS,
         ROWS,
     ),
     "if_active": (

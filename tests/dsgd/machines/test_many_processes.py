@@ -60,11 +60,6 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
     order.
     """
     expected = many.iterates(exchange, 4)
-    if exchange in ("permutes", "gather"):
-        crossing = dsgd.workers.traffic(
-            dsgd.compile_round(many.method(exchange), many.quadratic(), 4)
-        )
-        assert set(crossing) == {"collective-permute" if exchange == "permutes" else "all-gather"}
     for found in four:
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
         assert_equal(
