@@ -428,6 +428,12 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         None,
         EVERYWHERE,
     ),
+    "weighted_mean": (
+        lambda round, x: round.weighted_mean(x),
+        counted(X, WEIGHTS),
+        None,
+        EVERYWHERE,
+    ),
     "aggregate": (
         lambda round, x: round.aggregate(x, old())[0],
         weighted(kept()),
