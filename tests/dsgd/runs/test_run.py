@@ -483,7 +483,7 @@ def test_the_history_has_the_share_of_messages_that_arrived(problem):
     assert 0 < np.nanmean(history["arrived"]) < 1
 
 
-def present(quantity: clusters.Quantity, **options: int) -> clusters.Cluster:
+def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(1.0), present=quantity, **options)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +60,7 @@ def contents(size: int, below: int) -> np.ndarray:
     return np.concatenate([np.zeros((1, size), kind), np.full((1, size), below - 1, kind), draws])
 
 
-Pack, Unpack = Callable[[jax.Array], Any], Callable[[Any, int], jax.Array]
-
-
-def packing(bits: int | str) -> tuple[Pack, Unpack, Callable[[list[int]], list[bytes]]]:
+def packing(bits: int | str) -> tuple[Callable, Callable, Callable[[list[int]], list[bytes]]]:
     """How codes of so many bits, or trits, are packed and unpacked; and packed by hand."""
     if isinstance(bits, str):
         return (
