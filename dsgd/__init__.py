@@ -1,5 +1,5 @@
-"""Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one
-code.
+"""Distributed first-order methods in JAX: simulated and real runs, communicated bits, seconds, and
+convergence bounds from the same code.
 """
 
 from dsgd import clusters, communication, compressors, network, problems, work, workers

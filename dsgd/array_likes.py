@@ -1,5 +1,6 @@
-"""The one conversion of array-likes to numpy arrays: values are kept as they are, or refused with
-the reason and the remedy.
+"""Conversion of array-likes to numpy arrays, without any change of values.
+
+If a conversion would change values, an error reports the reason and how to fix it.
 """
 
 from __future__ import annotations
@@ -16,29 +17,33 @@ import numpy as np
 from dsgd.base import PyTree
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, np.number, Fraction)
-_DEEPEST = 32  # lists in lists
+_DEEPEST = 32  # maximum depth of nested lists
 _RECTANGULAR = (
-    "expected equal shapes: pad the rows, or pass several arrays as a tuple or a dictionary"
+    "expected equal shapes; pad the rows, or pass several arrays as a tuple or a dictionary"
+)
+_ENCODED = (
+    "expected numbers; encode it, for example labels with "
+    "numpy.unique(labels, return_inverse=True)[1]"
 )
 
 
 def numbers(where: str, values: Any) -> np.ndarray:
-    """Converts anything that holds real numbers to a numpy array.
+    """Converts any object that contains real numbers to a numpy array.
 
     Args:
-        where: names the values in messages.
-        values: an array of numpy, JAX, PyTorch or any library with `__array__` or DLPack, a pandas,
-            polars or pyarrow column or table of numbers, a buffer, a number, or nested lists of
+        where: name of the values, for messages.
+        values: an array of numpy, JAX, PyTorch or any library with `__array__` or DLPack; a pandas,
+            polars or pyarrow column or table of numbers; a buffer; a number; or nested lists of
             these.
 
     Returns:
-        An array of integers, bool or floating-point numbers, of any number of axes. It may share
+        An array of integers, bools or floating-point numbers with any number of axes. It may share
         memory with `values`.
 
     Raises:
         ValueError: if a value would be changed or dropped: masks, missing entries, text,
             categories, dates, complex numbers, sparse matrices, tensors that PyTorch does not
-            convert, rows of different lengths, integers beyond 64 bits.
+            convert, rows of different lengths, integers of more than 64 bits.
     """
     try:
         return _read(values)
@@ -47,7 +52,9 @@ def numbers(where: str, values: Any) -> np.ndarray:
 
 
 def refusal(values: Any) -> str | None:
-    """Returns why `numbers` refuses the values, with the remedy; None if it converts them."""
+    """Returns the reason why `numbers` does not accept the values, with a remedy; None if it
+    accepts them.
+    """
     if _is_plain(values):
         return None if _is_real(values.dtype) else _reason(values)
     try:
@@ -58,8 +65,9 @@ def refusal(values: Any) -> str | None:
 
 
 def hint(values: Any) -> str:
-    """Returns the reason in brackets, for the end of a message, or nothing: for numbers, and for
-    values that no one would call an array.
+    """Returns the reason of `refusal` in brackets, to append to a message.
+
+    It is "" for values that `numbers` accepts, and for objects that are not array-like.
     """
     like = isinstance(values, list | tuple) or any(
         hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray")
@@ -71,16 +79,16 @@ def hint(values: Any) -> str:
 def tree(where: str, values: PyTree, convert: Callable[[str, Any], Any] = numbers) -> PyTree:
     """Converts each leaf of a pytree.
 
-    A list of numbers, or of lists of numbers, is one array, as in JSON, and so is a tuple of
-    numbers. Dictionaries, other tuples and lists with arrays are structure.
+    A list of numbers, or of lists of numbers, is one array, as in JSON; so is a tuple of numbers.
+    Dictionaries, other tuples, and lists that contain arrays are structure.
 
     Args:
-        where: names the tree in messages.
+        where: name of the tree, for messages.
         values: the tree.
         convert: (name of the leaf, leaf) -> the converted leaf.
 
     Raises:
-        ValueError: as `numbers`.
+        ValueError: as in `numbers`.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: convert(f"{where}{jax.tree_util.keystr(path)}", leaf),
@@ -99,18 +107,18 @@ def is_leaf(node: Any) -> bool:
 
 
 def kept(where: str, array: np.ndarray) -> np.ndarray:
-    """Returns the array in the type that JAX stores it in, without x64 at most 32 bits, if that
-    keeps the values.
+    """Converts an array to the type in which JAX stores it: at most 32 bits unless x64 is
+    enabled.
 
-    Rounding of floating-point numbers counts as keeping them.
+    Floating-point numbers may be rounded.
 
     Args:
-        where: names the array in messages.
-        array: real numbers, as `numbers` returns them.
+        where: name of the array, for messages.
+        array: real numbers, as returned by `numbers`.
 
     Raises:
-        ValueError: if integers would wrap around, or floating-point numbers would become infinite,
-            or all of them zero.
+        ValueError: if integers would wrap around, a floating-point number would become infinite, or
+            all of them would become zero.
     """
     kind = _stored(array.dtype)
     if kind == array.dtype or array.size == 0:
@@ -122,7 +130,7 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
                 remedy = "pass smaller numbers, floating-point numbers, or set jax_enable_x64"
                 raise ValueError(
                     f"{where}: got the entry {value} in {array.dtype}; expected {kind.name}, as "
-                    f"JAX stores it: {remedy}"
+                    f"JAX stores it; {remedy}"
                 )
         return array.astype(kind)
     with np.errstate(all="ignore"):
@@ -139,19 +147,22 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
 
 def _out_of_range(where: str, value: Any, given: np.dtype, kind: np.dtype) -> str:
     limits = np.finfo(kind)
-    need = f"sizes between {limits.tiny:.2g} and {limits.max:.2g}, as JAX stores {kind.name}"
-    return f"{where}: got the entry {value!s} in {given}; expected {need}: rescale the values, or set jax_enable_x64"
+    sizes = f"magnitudes between {limits.tiny:.2g} and {limits.max:.2g}"
+    return (
+        f"{where}: got the entry {value!s} in {given}; expected {sizes}, as JAX stores "
+        f"{kind.name}; rescale the values, or set jax_enable_x64"
+    )
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
-    """JAX's type for it. JAX has no type for long doubles."""
+    """Returns the type in which JAX stores this type. JAX has no type for long doubles."""
     return np.dtype(
         jnp.result_type(float if dtype.kind == "f" and dtype.itemsize > 8 else np.empty(0, dtype))
     )
 
 
 class _Refused(Exception):
-    """A reason and a remedy, to follow "got "."""
+    """A reason with a remedy, as the continuation of "got "."""
 
 
 def _read(values: Any, depth: int = 0) -> np.ndarray:
@@ -160,11 +171,11 @@ def _read(values: Any, depth: int = 0) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         masked = f"a masked array with {np.ma.count_masked(values)} of {values.size} entries masked"
         raise _Refused(
-            f"{masked}; expected no mask: fill it with .filled(value), or leave these samples out"
+            f"{masked}; expected no mask; fill it with .filled(value), or remove these samples"
         )
     if hasattr(values, "toarray") or hasattr(values, "todense") or _is_jax_sparse(values):
         remedy = ".toarray()" if hasattr(values, "toarray") else ".todense()"
-        raise _Refused(f"a sparse {type(values).__name__}; expected a dense array: pass {remedy}")
+        raise _Refused(f"a sparse {type(values).__name__}; expected a dense array; pass {remedy}")
     columns = _columns(values)
     if columns is None:
         return _read_column(values)
@@ -173,7 +184,7 @@ def _read(values: Any, depth: int = 0) -> np.ndarray:
 
 
 def _read_column(values: Any, which: str = "") -> np.ndarray:
-    """One array of any library, or a column of a table."""
+    """Converts one array of any library, or one column of a table."""
     kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
     if kind.startswith(("categor", "enum", "dictionary")):
         remedy = {
@@ -181,12 +192,12 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
             "polars": ".to_physical(), or table.to_dummies()",
         }
         raise _Refused(
-            f"{which}categories; expected numbers: pass "
+            f"{which}categories; expected numbers; pass "
             f"{remedy.get(_library(values), 'their codes')}"
         )
     if missing := _missing(values):
         raise _Refused(
-            f"{which}{missing} missing entries; expected none: fill them or drop these rows first"
+            f"{which}{missing} missing entries; expected none; fill them or drop these rows first"
         )
     array = _as_numpy(values, which)
     if not _is_real(array.dtype):
@@ -195,7 +206,7 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
 
 
 def _as_numpy(values: Any, which: str) -> np.ndarray:
-    # pandas' nullable types would become objects
+    # Nullable types of pandas would become Python objects.
     inner = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
     try:
         if isinstance(inner, np.dtype) and inner.kind in "biuf":
@@ -207,11 +218,12 @@ def _as_numpy(values: Any, which: str) -> np.ndarray:
         remedy = (
             ".detach().cpu().numpy(), of a dense float32 tensor"
             if hasattr(values, "detach")
-            else "what numpy.asarray converts"
+            else "an object that numpy.asarray converts"
         )
-        said = " ".join(str(error).split())[:120]
+        message = " ".join(str(error).split())[:120]
         raise _Refused(
-            f"{which}a {type(values).__name__} that numpy does not convert ({said}); pass {remedy}"
+            f"{which}a {type(values).__name__} that numpy does not convert ({message}); "
+            f"pass {remedy}"
         ) from None
 
 
@@ -242,7 +254,7 @@ def _read_list(values: list | tuple, depth: int) -> np.ndarray:
 
 
 def _stack(rows: list[np.ndarray], axis: int) -> np.ndarray:
-    """Rows or columns as one array."""
+    """Stacks rows or columns to one array."""
     if not rows:
         return np.empty(0)
     if len({row.shape for row in rows}) > 1:
@@ -255,12 +267,12 @@ def _stack(rows: list[np.ndarray], axis: int) -> np.ndarray:
 
 
 def _columns(values: Any) -> list[tuple[Any, Any]] | None:
-    """Names and columns of a table; None if it is no table."""
+    """Returns the names and columns of a table; None if the object is not a table."""
     if _library(values) == "pandas" and getattr(values, "ndim", 0) == 2:
         return list(values.items())
     if _library(values) == "polars" and hasattr(values, "collect"):
         raise _Refused(
-            f"a {type(values).__name__} that is not computed yet; expected numbers: pass .collect()"
+            f"a {type(values).__name__} that is not computed yet; expected numbers; pass .collect()"
         )
     if _library(values) == "polars" and hasattr(values, "get_columns"):
         return [(column.name, column) for column in values.get_columns()]
@@ -270,7 +282,9 @@ def _columns(values: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _missing(values: Any) -> int:
-    """How many entries a column lacks. NaN is a floating-point number, which is not lacking."""
+    """Returns the number of missing entries of a column. NaN is a floating-point number, not a
+    missing entry.
+    """
     if _library(values) == "pandas":
         nullable = not isinstance(getattr(values, "dtype", None), np.dtype)
         return int(values.isna().sum()) if nullable and hasattr(values, "isna") else 0
@@ -290,8 +304,8 @@ def _is_jax_sparse(values: Any) -> bool:
 
 
 def _is_plain(values: Any) -> bool:
-    """Whether the type of its elements is all that matters: also of JAX's tracers and shapes, which
-    have no values.
+    """Whether only the element type matters: true for arrays, and for JAX's tracers and shapes,
+    which have no values.
     """
     return isinstance(
         values, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
@@ -302,12 +316,14 @@ def _is_real(dtype: Any) -> bool:
     real = (
         jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating) or dtype == np.bool_
     )
-    # numpy counts time differences among the integers
+    # numpy classifies time differences as integers.
     return bool(real) and getattr(dtype, "kind", "") != "m"
 
 
 def _scalars_only(values: list | tuple) -> bool:
-    """Whether nested lists hold nothing but scalars: no arrays, whose masks numpy would drop."""
+    """Whether nested lists contain only scalars. (numpy would drop the masks of arrays in
+    lists.)
+    """
     level: Iterable[Any] = values
     for _ in range(_DEEPEST):
         kinds = set(map(type, level))
@@ -330,16 +346,22 @@ def _flat(values: Any) -> Iterable[Any]:
 
 
 def _reason(array: Any) -> str:
-    """Why an array's type is none of real numbers, and what to do."""
+    """Returns why the type of an array is not one of real numbers, with a remedy."""
     kind = getattr(array.dtype, "kind", "")
     if jnp.issubdtype(array.dtype, np.complexfloating):
-        return "complex numbers; expected real numbers: pass .real and .imag as two columns"
+        return "complex numbers; expected real numbers; pass .real and .imag as two columns"
     if kind in ("U", "S", "T"):
-        return f"text{_example(array)}; expected numbers: encode it, labels by numpy.unique(labels, return_inverse=True)[1]"
+        return f"text{_example(array)}; {_ENCODED}"
     if kind in ("M", "m"):
-        return "dates or times; expected numbers: subtract a start and divide by a unit, (t - t[0]) / numpy.timedelta64(1, 's')"
+        return (
+            "dates or times; expected numbers; subtract a start and divide by a unit, "
+            "(t - t[0]) / numpy.timedelta64(1, 's')"
+        )
     if kind == "V" and getattr(array.dtype, "names", None):
-        return "records with named fields; expected numbers: numpy.lib.recfunctions.structured_to_unstructured(array)"
+        return (
+            "records with named fields; expected numbers; pass "
+            "numpy.lib.recfunctions.structured_to_unstructured(array)"
+        )
     if kind != "O":
         return f"an array of {array.dtype}; expected real numbers"
     if array.ndim == 0:
@@ -349,12 +371,18 @@ def _reason(array: Any) -> str:
         None,
     )
     if isinstance(odd, str):
-        return f"text ({odd!r}); expected numbers: encode it, labels by numpy.unique(labels, return_inverse=True)[1]"
+        return f"text ({odd!r}); {_ENCODED}"
     if all(isinstance(each, int) for each in array.flat):
-        return "integers as Python objects; expected integers of at most 64 bits: pass .astype(numpy.int64) if they fit"
+        return (
+            "integers as Python objects; expected integers of at most 64 bits; pass "
+            ".astype(numpy.int64) if they fit"
+        )
     if odd is None and not any(each is None for each in array.flat):
-        return "an array of Python objects; expected numbers: pass .astype(float)"
-    return f"Python objects with a {type(odd).__name__}; expected numbers: fill or drop what is missing, then pass .astype(float)"
+        return "an array of Python objects; expected numbers; pass .astype(float)"
+    return (
+        f"Python objects with a {type(odd).__name__}; expected numbers; fill or drop missing "
+        "entries, then pass .astype(float)"
+    )
 
 
 def _example(array: Any) -> str:

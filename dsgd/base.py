@@ -1,13 +1,12 @@
-"""The types that all rooms share: what a method, a problem and a compressor are, and what flows
-between them.
+"""Core types of the package: methods, problems, compressors, and the data that passes between them.
 
-Everything here is a plain tuple or frozen dataclass of pure functions, so that a method is data: it
-can be built inside a trace (`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`),
-and read in one screen.
+All types are named tuples or frozen dataclasses of pure functions, so a method is data: it can be
+constructed inside a trace (`dsgd.sweep`) and compared by identity (in the compilation cache of
+`dsgd.run`).
 
-Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's
-*block*. Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With D = 1 the
-block is everybody.
+Shapes: N is the number of workers, D the number of devices, and n = N / D the number of workers in
+the *block* of one device. Code inside the compiled loop sees blocks: a leaf with a worker axis has
+shape `[n, ...]`. With D = 1 the block contains all workers.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from dsgd import sameness
 
 PyTree = Any
 Params = PyTree
-Key = Annotated[jax.Array, "one key of JAX, jax.random.key(0), say"]
-Period = Annotated[int | jax.Array, "an integer"]  # of rounds; a traced one where it is swept
+Key = Annotated[jax.Array, "one JAX key, such as jax.random.key(0)"]
+Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sweep varies it
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
 
 class State(NamedTuple):
-    """What a method carries from round to round.
+    """State that a method carries from round to round.
 
     Args:
-        server: held once, the same on every device (a global model, the server's error memory, its
-            optimiser state).
-        workers: every leaf has a leading worker axis (local models, error memories, local optimiser
-            states).
-        step: int32 scalar, rounds done; the engine counts them.
-        fixed: the leaves of the parameters that are not trained (`Parameters.trainable`); a run
-            puts them here, methods leave it ().
+        server: values that exist once and are equal on every device (the global model, the server's
+            error memory, its optimiser state).
+        workers: pytree whose leaves have a leading worker axis (local models, error memories, local
+            optimiser states).
+        step: int32 scalar, the number of completed rounds. The engine counts them.
+        fixed: leaves of the parameters that are not trained (see `Parameters.trainable`). The
+            engine sets them; methods leave this field `()`.
     """
 
     server: PyTree = ()
@@ -50,25 +49,27 @@ class State(NamedTuple):
 
 
 class Work(NamedTuple):
-    r"""How much each worker computes in a round: at most M micro-batches, one after the other, of
-    which each is one draw of the problem.
+    r"""Local work of each worker in a round: at most M micro-batches, computed one after the other.
+
+    Each micro-batch is one draw of the problem. The gradient of worker n is
 
     $$ g_n = \sum_{m=1}^M w_{nm} \frac{1}{b_{nm}} \sum_{i=1}^{b_{nm}} f_n'(x; \xi_{nmi}) $$
 
-    Args:
-        samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at
-            most `Problem.batch_size`; 0: it is not computed. Problems without that word have 0 or
-            1, for a whole draw. Or bool, of any problem: whether it is computed, whole
-            (`Round.work` has it in samples). A worker whose batches are smaller
-            (`Problem.batch_sizes`) computes at most so many.
-        weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not
-            matter. Of a method that takes the mean over workers, its estimate is
-            $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
-        draws: the number of each worker's first micro-batch of this round, int32 `[N]`, the same on
-            every device, in a stream of its own that goes on through the run: the same number is
-            the same batch again; None: draws of this round only.
+    Use the functions of `dsgd.work` to construct it.
 
-    `dsgd.work` makes them.
+    Args:
+        samples: b, int32 `[N, M]`, equal on every device: the number of samples of each
+            micro-batch, from 0 (it is not computed) to `Problem.batch_size`. For problems without a
+            batch size, use 0 (skip) or 1 (one full draw). Alternatively bool `[N, M]`, for any
+            problem: whether the whole micro-batch is computed; `Round.work` then contains the
+            corresponding numbers of samples. A worker with smaller batches (`Problem.batch_sizes`)
+            computes at most its own batch size.
+        weights: w, float `[N, M]`, equal on every device, at least 0. Weights of micro-batches that
+            are not computed have no effect. A method that takes the mean over workers estimates the
+            gradient by $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+        draws: int32 `[N]`, equal on every device: the number of each worker's first micro-batch of
+            this round in a stream of draws that continues through the run. Equal numbers yield
+            equal batches. None: the draws belong to this round only.
     """
 
     samples: jax.Array | np.ndarray
@@ -77,17 +78,19 @@ class Work(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What workers measured in the last round, with the noise of their clocks; NaN before the
-    first, and where nothing was to be measured.
+    """Timings that the workers measured in the last round, including the noise of their clocks.
+
+    Entries are NaN before the first round and if there was nothing to measure.
 
     Args:
         compute: seconds of each micro-batch, `[N, M]`.
         up: seconds for which each worker's sending port was busy, `[N]`.
-        down: of its receiving port, `[N]`.
-        bits_up, bits_down: what went through them meanwhile, float `[N]`.
-        backward: seconds of the last micro-batch's backward pass, `[N]`, on clusters with an
-            overlap; None on others.
-        first: of them, those until its first bucket was ready, likewise.
+        down: seconds for which each worker's receiving port was busy, `[N]`.
+        bits_up, bits_down: bits that passed through the two ports in these times, float `[N]`.
+        backward: seconds of the backward pass of the last micro-batch, `[N]`; None on clusters
+            without an overlap of computation and communication.
+        first: seconds of that backward pass until its first bucket of gradients was ready, `[N]`;
+            None on clusters without an overlap.
     """
 
     compute: jax.Array
@@ -100,15 +103,15 @@ class Measured(NamedTuple):
 
 
 class Now(NamedTuple):
-    """A cluster as it is in one round.
+    """State of the cluster in one round.
 
     Args:
-        cluster: the `dsgd.clusters.Cluster` that the run is on.
+        cluster: the `dsgd.clusters.Cluster` that the run simulates.
         clock: simulated seconds so far, a float scalar.
-        measured: what the workers measured in the last round; None before the cluster's clock is
-            carried, and for methods that do not read it.
-        present: which workers participate in this round, bool `[N]`, the same on every device;
-            None: all.
+        measured: timings that the workers measured in the last round; None for methods that do not
+            read them, and before the run carries the cluster's clock.
+        present: participation in this round, bool `[N]`, equal on every device; None: all workers
+            participate.
     """
 
     cluster: Any
@@ -118,19 +121,19 @@ class Now(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a method may know of the present round besides its own state.
+    """Information about the current round that a method may use besides its state.
 
     In an update it is a `dsgd.Communicator`, which can also send.
 
     Args:
-        step: int32 scalar, rounds done before this one: one number for all runs that share a
-            program, so that `lax.cond` on it is a branch.
+        step: int32 scalar, the number of rounds completed before this one. All runs of one program
+            share it, so a `lax.cond` on it executes only one branch.
         workers: N, a Python int.
-        key: of this round and the same for all workers, for choices that come before the gradients
-            (which worker is asked).
-        now: the cluster, its clock and who participates; None: the run has no cluster.
-        work: in the update, what the query said of it; None: one batch each.
-        problem: that the method runs on, without its arrays; None: not known.
+        key: JAX key of this round, equal for all workers, for choices that are made before the
+            gradients are computed (for example which worker computes).
+        now: the cluster, its clock and the participation; None: the run has no cluster.
+        work: in the update, the local work that the query requested; None: one batch per worker.
+        problem: the problem, without its arrays; None: not known.
     """
 
     step: jax.Array
@@ -142,7 +145,7 @@ class Round(NamedTuple):
 
     @property
     def cluster(self) -> Any:
-        """The cluster that the run is on, or None."""
+        """The cluster of the run, or None."""
         return self.now and self.now.cluster
 
     @property
@@ -152,25 +155,25 @@ class Round(NamedTuple):
 
     @property
     def measured(self) -> Measured | None:
-        """What the workers measured in the last round; None without a cluster."""
+        """Timings that the workers measured in the last round; None without a cluster."""
         return self.now and self.now.measured
 
     @property
     def present(self) -> jax.Array | None:
-        """Which workers participate in this round, bool `[N]`; None: all."""
+        """Participation in this round, bool `[N]`; None: all workers participate."""
         return self.now and self.now.present
 
 
 class Query(NamedTuple):
-    """Where the workers ask the first-order oracle for gradients.
+    """Points at which the workers query the first-order oracle for gradients.
 
     Args:
-        params: the model, one for all workers, or the workers' models stacked, leaves `[n, ...]`.
-        workers: None: all; or int32 `[k]`, the same on every device: only these workers compute, at
-            the one model or at their rows of the stacked ones, and the gradients come back as
-            `[k, ...]`, the same on every device.
-        exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
-        work: how much each worker computes; None: one batch, which counts once.
+        params: one model for all workers, or the workers' models stacked, with leaves `[n, ...]`.
+        workers: None: all workers compute. Otherwise int32 `[k]`, equal on every device: only these
+            workers compute, at the one model or at their rows of the stacked models. Their
+            gradients are then `[k, ...]`, equal on every device.
+        exact: whether to compute the exact gradients f_n'(x) instead of stochastic ones.
+        work: local work of each worker; None: one batch per worker, with weight 1.
     """
 
     params: PyTree
@@ -180,16 +183,18 @@ class Query(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """How the messages of one exchange flow through the switch. `dsgd.network` has them all.
+    """How the messages of one exchange pass through the switch. `dsgd.network` contains all
+    patterns.
 
     Args:
-        name: as a user would write it.
+        name: the expression with which a user constructs the pattern.
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
-        vectors: N -> how many full vectors each worker sends in an exchange, on average.
+        vectors: N -> the number of full vectors that each worker sends in an exchange, on average.
         messages: N -> the messages of one exchange, for `network.simulate`; None: they are not
             listed.
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
-            begin when the last worker is ready, and the slowest port sets the pace.
+            messages begin when the last worker is ready, and the slowest port determines the
+            duration.
     """
 
     name: str
@@ -200,21 +205,22 @@ class Pattern(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A distributed first-order method: it asks for gradients at points of its choosing,
-    communicates, and updates its state.
+    """A distributed first-order method: it queries gradients, communicates, and updates its state.
 
     Args:
-        name: for tables and error messages.
+        name: name in tables and error messages.
         init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are
             `[N, ...]`.
         query: (State, Round) -> Query.
-        update: (State, Gradients, Communicator) -> State. All that is sent is sent by the
-            communicator, which records it.
-        model: State -> params, the model that a user would take home; or the local models, leaves
-            `[n, ...]`: their mean is taken home, and their consensus distance recorded (that of the
-            query's models, if it has such and this is one model).
-        absent: (`State.workers` before a round, and after it) -> what a worker has after it that
-            did not participate, leaves `[n, ...]`; None: what it had before.
+        update: (State, Gradients, Communicator) -> State. It sends all messages by calls of the
+            communicator, which records them.
+        model: State -> params, the final model; or the local models, with leaves `[n, ...]`. In the
+            second case the final model is their mean, and the history records their consensus
+            distance. If `model` returns one model, the history records the consensus distance of
+            the query's models, provided that these are stacked.
+        absent: (`State.workers` before the round, `State.workers` after it) -> the state of workers
+            that did not participate, with leaves `[n, ...]`; None: they keep their state from
+            before the round.
     """
 
     name: str
@@ -226,14 +232,16 @@ class Algorithm(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What `Compressor.compress` may return instead of the message alone, so that on one device
-    nothing is packed or unpacked.
+    """A message together with its decoded value, which `Compressor.compress` may return.
+
+    It avoids packing and unpacking on a single device.
 
     Args:
-        message: what travels, a pytree of packed arrays.
-        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops
-            the message from programs in which nobody reads it, as on one device. On several devices
-            it is made in any case, and the sender decodes it as its receivers do.
+        message: the data that is sent, a pytree of packed arrays.
+        decoded: `[d]`, exactly equal to `decompress(message, d)` but computed without the packed
+            arrays. If a program does not use the message, as on one device, XLA eliminates it. On
+            several devices the message is always built, and the sender decodes it as the receivers
+            do.
     """
 
     message: PyTree
@@ -241,22 +249,22 @@ class Encoded(NamedTuple):
 
 
 class Compressor(NamedTuple):
-    """A map to few bits and back. All members act on one flat vector.
+    """A map from vectors to short messages, and back. All members act on one flat vector.
 
     Args:
-        compress: (key, x: [d]) -> message, a pytree of packed arrays: what travels; or `Encoded`,
-            the message and what its receivers decode. A compressor that starts warm takes a third
-            argument, `last=None`, the previous message of this vector: zeros before the first one,
-            None from methods that do not keep messages.
-        decompress: (message, d: int) -> decoded: [d]; where the message is lossy, float64 of
-            float64 elements and float32 of all others.
-        bits: message -> bits of this message on the wire: an int if all messages for d elements
-            have the same size, else a uint32 scalar.
-        name: for tables and error messages.
-        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known; None: the
-            compressor is biased.
-        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is none for d; None: it
-            states no contraction.
+        compress: (key, x: [d]) -> message, a pytree of the packed arrays that are sent; or an
+            `Encoded`, the message with its decoded value. A compressor with a warm start takes a
+            third argument `last=None`, the previous message of this vector: zeros before the first
+            message, None from methods that do not keep messages.
+        decompress: (message, d: int) -> decoded: [d]. Lossy messages decode to float64 if the
+            elements were float64, otherwise to float32.
+        bits: message -> size of this message in bits: an int if all messages for d elements have
+            the same size, otherwise a uint32 scalar.
+        name: name in tables and error messages.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known. The field
+            is None if the compressor is biased.
+        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is no such constant for
+            d. The field is None if no contraction is stated.
     """
 
     compress: Callable
@@ -273,33 +281,33 @@ class Compressor(NamedTuple):
 
     @property
     def layer_wise(self) -> bool:
-        """Whether each leaf of a tree is compressed as a vector, or the tree as one vector
-        (`compressors.whole_model`).
+        """Whether each leaf of a tree is compressed separately (True), or the whole tree as one
+        vector (`compressors.whole_model`).
         """
         return True
 
     @property
     def warm(self) -> bool:
-        """Whether it starts from the previous message: whether `compress` has a parameter
-        `last`.
+        """Whether the compressor starts from its previous message, that is, whether `compress` has
+        a parameter `last`.
         """
         try:
             return "last" in inspect.signature(self.compress).parameters
-        except (ValueError, TypeError):  # a function written in C
+        except (ValueError, TypeError):  # functions written in C may have no signature
             return False
 
 
 class Constants(NamedTuple):
-    """What a problem knows of itself; None where it does not know.
+    """Known constants of a problem; None for those that are not known.
 
     Args:
         smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'.
         strong_convexity: mu.
-        minimum: f*; where f is not convex, a lower bound of f.
+        minimum: f*; a lower bound of f if f is not convex.
         minimizer: x*, a pytree like the parameters.
-        noise: sigma, E|g_n - f_n'|^2 <= sigma^2.
-        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere, but of
-            quadratics whose Hessians differ at x* only.
+        noise: sigma, with E|g_n - f_n'|^2 <= sigma^2.
+        heterogeneity: varsigma, with (1/N) sum |f_n' - f'|^2 <= varsigma^2. It holds everywhere,
+            except for quadratics with different Hessians, for which it holds at x* only.
     """
 
     smoothness: float | None = None
@@ -310,22 +318,22 @@ class Constants(NamedTuple):
     heterogeneity: float | None = None
 
 
-# Parameters, Sampler and Loss are called like functions, so they are not tuples: `jax.jit` keeps
-# weak references to functions, which tuples do not allow.
+# Parameters, Sampler and Loss are callable, so they are not tuples: `jax.jit` keeps weak
+# references to functions, which tuples do not support.
 
 
 @dataclass(frozen=True, eq=False)
 class Parameters(sameness.Compared):
-    """The parameters that a run starts from, and which of them are trained.
+    """Initial parameters of a run, and the selection of those that are trained.
 
-    Methods see only leaves that are trainable and floating point, as a tree with None in place of
-    the others. The others stay as `init` makes them: they are neither differentiated nor sent, and
-    cost no bits.
+    Methods see only trainable floating-point leaves, in a tree with None in place of the others.
+    The other leaves keep their values from `init`: they are neither differentiated nor sent, and
+    add no bits.
 
     Args:
         init: key -> params.
-        trainable: which leaves are trained, a tree of bools that is a prefix of the parameters, or
-            a function from the parameters (their shapes and types) to it; None: all.
+        trainable: which leaves are trained: a tree of bools that is a prefix of the parameters, or
+            a function from the parameters (only shapes and types) to such a tree; None: all.
     """
 
     init: Callable
@@ -337,27 +345,28 @@ class Parameters(sameness.Compared):
 
 @dataclass(frozen=True, eq=False)
 class Sampler(sameness.Compared):
-    """How a worker draws its batches, and what is known of them. `dsgd.problems.minibatch` makes
-    one.
+    """How a worker draws its batches, and properties of these batches.
+
+    `dsgd.problems.minibatch` constructs one.
 
     Args:
-        draw: (key, data[n]) -> a batch of worker n; if `numbered`, (key, data[n], int32 k) -> batch
+        draw: (key, data[n]) -> a batch of worker n. If `numbered`, (key, data[n], int32 k) -> batch
             k.
-        batch_size: samples in a batch; None: batches do not consist of samples.
-        samples: the largest number of samples of a worker, from which an exact gradient is
+        batch_size: number of samples in a batch; None: batches do not consist of samples.
+        samples: the largest number of samples of any worker, over which exact gradients are
             computed; None: data do not consist of samples.
-        take: (batch, int32 b) -> the batch, of which only the first b samples count in the loss and
-            its gradient, 1 <= b <= batch_size; None: batches cannot be cut.
-        batch_sizes: samples in each worker's batch, `[N]`, if some workers have fewer than
-            `batch_size` samples and the rest of their batch does not count; None: all batches have
-            `batch_size` samples.
-        numbered: whether batches are numbered from 0 through the run, with a key of the run and the
-            worker that is the same for all k, so that a batch may depend on the ones before, as in
-            epochs.
-        keyed: (key, batch from outside) -> the batch with the key of the loss's random numbers, as
-            `draw` returns it; None: the loss draws none.
-        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the
-            loss is not defined on them, or ""; None: they are not checked.
+        take: (batch, int32 b) -> the same batch in which only the first b samples contribute to the
+            loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
+        batch_sizes: number of samples in each worker's batch, a tuple of N ints, if some workers
+            have fewer than `batch_size` samples; the rest of such a batch is not counted. None: all
+            batches have `batch_size` samples.
+        numbered: whether batches are numbered from 0 through the run. The key of `draw` is then the
+            same for all k and depends only on the run and the worker, so a batch may depend on
+            earlier ones, as in epochs.
+        keyed: (key, streamed batch) -> the batch together with the key for the random numbers of
+            the loss, in the form that `draw` returns; None: the loss draws no random numbers.
+        refuses: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the loss
+            is not defined on them, or "" if it is; None: they are not validated.
     """
 
     draw: Callable
@@ -375,11 +384,11 @@ class Sampler(sameness.Compared):
 
 @dataclass(frozen=True, eq=False)
 class Loss(sameness.Compared):
-    """A loss with a gradient function, which is used in place of `jax.grad(value)`.
+    """A loss with a custom gradient function, which replaces `jax.grad(value)`.
 
     Args:
         value: (params, batch) -> scalar, the mean loss of the batch.
-        gradient: (params, batch) -> its gradient, a tree like the parameters.
+        gradient: (params, batch) -> the gradient of `value`, a tree like the parameters.
     """
 
     value: Callable
@@ -391,17 +400,18 @@ class Loss(sameness.Compared):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(sameness.Compared):
-    """How the objective is evaluated for the history. What it costs is never counted as traffic.
+    """How the objective is evaluated for the history. Evaluation is never counted as traffic.
 
     Args:
-        function: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or
-            None: it is not computed, and the history's `grad_sqnorm` is NaN); None: the mean of the
-            loss and of its gradient over all workers and all data. It reads the workers' weights
-            with `workers.weights()`, or takes `workers.mean` over the workers, which has them.
-        shared: arguments of `function` that all devices hold (held-out data, averages), a pytree.
-        statistics: (params, data block) -> params, in which leaves that are not trained are
-            estimated from the data: running averages of batch norm. For `function`, and for the
-            model that a run returns; None: there are none.
+        function: (params, data block, shared) -> (scalars by name, among them "loss" = f(x); the
+            gradient f'(x), or None if it is not computed, in which case `grad_sqnorm` in the
+            history is NaN). To respect the workers' weights, it reads them with
+            `workers.weights()`, or uses `workers.mean`, which applies them. None: the mean of the
+            loss and of its gradient over all data of all workers.
+        shared: arguments of `function` that every device holds (held-out data, averages), a pytree.
+        statistics: (params, data block) -> params in which leaves that are not trained, such as the
+            running averages of batch norm, are estimated from the data. It is applied before
+            `function` and to the model that a run returns. None: nothing is estimated.
     """
 
     function: Callable | None = None
@@ -410,25 +420,27 @@ class Evaluation(sameness.Compared):
 
 
 class Problem(NamedTuple):
-    r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all
-    $w_n = 1$ it is (5.1).
+    r"""A distributed problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
+    only its own data.
+
+    With all $w_n = 1$ this is problem (5.1) of the survey.
 
     Args:
-        init: key -> params, of which all floating-point leaves are trained. Or `Parameters`, which
-            may name some of them.
-        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is
-            f_n. Or a `Loss`, with a gradient.
-        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the
-            samples of workers that have very different numbers of them (`dsgd.engine.pooled`).
+        init: key -> params, all floating-point leaves of which are trained; or a `Parameters`,
+            which can select some of them.
+        loss: (params, batch) -> scalar, the mean loss of a batch of worker n; on all data of worker
+            n it equals f_n. Or a `Loss`, which has its own gradient.
+        data: a pytree whose leaves are `[N, ...]`; `data[n]` is all data of worker n. Or a pool of
+            the samples of workers with very different numbers of samples (`dsgd.engine.pooled`).
         sample: (key, data[n]) -> a batch of worker n. Or a `Sampler`.
         evaluate: (params, data block, shared) -> (scalars by name, gradient or None), see
-            `Evaluation`. Or an `Evaluation`; None: the mean of the loss and of its gradient over
-            all workers and all data.
-        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. Workers' gradients are those
-            of $w_n f_n$; in methods that call `round.weighted_mean`, `average` or `aggregate` these
-            have the weights instead.
-        constants: what is known of f.
-        name: for tables and error messages.
+            `Evaluation`; or an `Evaluation`. None: the mean of the loss and of its gradient over
+            all data of all workers.
+        weights: w, `[N]`, at least 0 and with mean 1; None: all are 1. Workers compute gradients of
+            $w_n f_n$, except in methods that call `round.weighted_mean`, `average` or `aggregate`:
+            these compute gradients of $f_n$ and apply the weights in the mean.
+        constants: known constants of f.
+        name: name in tables and error messages.
     """
 
     init: Callable
@@ -442,10 +454,12 @@ class Problem(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """N, the leading axis of the data."""
+        """N, the length of the leading axis of the data."""
         leaves = jax.tree.leaves(self.data)
         if not leaves or jnp.ndim(leaves[0]) < 1:
-            raise ValueError(f"{self.name}: data without a worker axis; need arrays [N, ...]")
+            raise ValueError(
+                f"{self.name}: data have no worker axis; expected arrays of shape [N, ...]"
+            )
         return leaves[0].shape[0]
 
     @property
@@ -465,7 +479,7 @@ class Problem(NamedTuple):
 
     @property
     def gradient(self) -> Callable | None:
-        """`Loss.gradient`; None: gradients are `jax.grad(loss)`."""
+        """`Loss.gradient`; None: gradients are computed by `jax.grad(loss)`."""
         return self.loss.gradient if isinstance(self.loss, Loss) else None
 
     @property
@@ -520,13 +534,14 @@ class Problem(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run gives back.
+    """Result of a run.
 
     Args:
-        state: the last state; leaves `[seeds?, ...]`, those of `state.workers` `[seeds?, N, ...]`.
-        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`; what has one
-            number a worker, `[seeds?, records, N]`).
-        params: the model to take home, leaves `[seeds?, ...]`.
+        state: the last state. Leaves are `[seeds?, ...]`, those of `state.workers`
+            `[seeds?, N, ...]`.
+        history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
+            with one number per worker, `[seeds?, records, N]`.
+        params: the final model, with leaves `[seeds?, ...]`.
     """
 
     state: State

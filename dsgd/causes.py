@@ -1,8 +1,7 @@
-"""Errors that come out of a user's functions: the last line of what is printed names the function,
-the cause and a remedy.
+"""Notes on errors that user functions raise, which name the function, the cause and a remedy.
 
-The error keeps its type, its message and its traceback: what is added is a note. JAX adds notes of
-its own to errors that pass through it.
+The note is the last line that is printed. The error keeps its type, its message and its traceback.
+JAX adds notes of its own to errors that pass through it.
 """
 
 from __future__ import annotations
@@ -14,23 +13,39 @@ import jax
 
 _MARK = "dsgd: "
 
-# The first class of each error's bases counts.
+# The first entry of which an error is an instance applies, so subclasses come first.
 _REMEDIES: dict[type[Exception], str] = {
-    jax.errors.TracerBoolConversionError: "a traced value in if, while, and, or, not or bool(); pass jnp.where, jax.lax.cond, &, | or ~",
-    jax.errors.TracerIntegerConversionError: "a traced value where Python needs an integer; index a jax.Array, or use a static number",
-    jax.errors.TracerArrayConversionError: "a traced value in a function of NumPy; use that of jax.numpy",
-    jax.errors.NonConcreteBooleanIndexError: "a traced mask as an index, whose result has no fixed shape; use jnp.where(mask, x, 0)",
-    jax.errors.UnexpectedTracerError: "a traced value of an earlier call was kept in a global or an attribute; return it in the State",
-    jax.errors.ConcretizationTypeError: "a traced value where a number must be known at compile time (float(), int(), a shape)",
+    jax.errors.TracerBoolConversionError: (
+        "a traced value in if, while, and, or, not or bool(); pass jnp.where, jax.lax.cond, "
+        "&, | or ~"
+    ),
+    jax.errors.TracerIntegerConversionError: (
+        "a traced value where Python needs an integer; index a jax.Array, or use a static number"
+    ),
+    jax.errors.TracerArrayConversionError: (
+        "a traced value in a NumPy function; use the same function of jax.numpy"
+    ),
+    jax.errors.NonConcreteBooleanIndexError: (
+        "a traced mask as an index, so the result has no fixed shape; use jnp.where(mask, x, 0)"
+    ),
+    jax.errors.UnexpectedTracerError: (
+        "a traced value of an earlier call was kept in a global or an attribute; return it in the "
+        "State"
+    ),
+    jax.errors.ConcretizationTypeError: (
+        "a traced value where a number must be known at compile time (float(), int(), a shape)"
+    ),
 }
 
 
 @contextmanager
 def noted(where: str) -> Iterator[None]:
-    """Errors that come out of here say where they come from; the innermost place counts.
+    """Adds a note to errors of the block that names the function which raised them.
+
+    In nested blocks only the innermost one adds a note.
 
     Args:
-        where: the function, "update of minibatch_sgd".
+        where: the function, for example "update of minibatch_sgd".
     """
     try:
         yield
@@ -42,11 +57,13 @@ def noted(where: str) -> Iterator[None]:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Errors from a user's function become ValueErrors that begin with where and why, and do not
-    end in JAX's note on tracebacks.
+    """Converts errors of a user function to ValueErrors that begin with the function and the
+    reason.
+
+    They do not end with JAX's note on tracebacks.
 
     Args:
-        where: the function, "finite_sum: loss".
+        where: the function, for example "finite_sum: loss".
     """
     try:
         yield
@@ -57,8 +74,11 @@ def explained(where: str) -> Iterator[None]:
 
 
 def put_last(error: Exception) -> None:
-    """Our note, if there is one, comes after those of JAX. If there is none, the error is ours, and
-    ends with its message: JAX's note that it leaves out frames is dropped."""
+    """Moves our note behind those of JAX.
+
+    An error without our note is one of our own and should end with its message, so JAX's note on
+    omitted frames is removed.
+    """
     if ours := _ours(error):
         error.__notes__ = [*(note for note in error.__notes__ if note not in ours), *ours]
     elif isinstance(error, ValueError) and hasattr(error, "__notes__"):
@@ -68,7 +88,7 @@ def put_last(error: Exception) -> None:
 
 
 def of(error: Exception) -> str:
-    """The note of where it comes from, or "" if there is none."""
+    """Returns our note on the origin of an error; "" if there is none."""
     return " ".join(note.removeprefix(_MARK) for note in _ours(error))
 
 
@@ -81,15 +101,16 @@ def _cause(where: str, error: Exception) -> str:
 
 
 def remedy(error: Exception) -> str:
-    """The first line of an error's message, with a remedy if one is known; of JAX's errors on
-    traced values the cause and the remedy.
+    """Returns the first line of an error's message, with a remedy if one is known.
+
+    For JAX's errors on traced values it is the cause and the remedy instead.
     """
     if words := next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), ""):
         return words
-    said = " ".join((str(error).splitlines() or [""])[0].split())
+    message = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, AttributeError):
         if fields := getattr(error.obj, "_fields", None):
-            return f"{said}; {type(error.obj).__name__} has {', '.join(fields)}"
-        if said.startswith("can't set attribute"):
-            return f"{said}; named tuples are changed by ._replace(name=value), which returns a new one"
-    return said
+            return f"{message}; {type(error.obj).__name__} has {', '.join(fields)}"
+        if message.startswith("can't set attribute"):
+            return f"{message}; use ._replace(name=value), which returns a new named tuple"
+    return message

@@ -1,4 +1,4 @@
-"""Refusals that many places share."""
+"""Validation of arguments, shared by the whole package."""
 
 from __future__ import annotations
 
@@ -23,66 +23,72 @@ from dsgd import array_likes, modes
 from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
-_SHOWN = 6  # names of leaves in a message
+_SHOWN = 6  # maximum number of leaf names in a message
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
-    """The value as Python's integer, if it is one from 1 to `most`, by default what int32 holds:
-    compiled programs count in it.
+    """Returns the value as a Python int, if it is an integer from 1 to `most`.
+
+    By default `most` is the largest int32, the type in which compiled programs count; None: no
+    limit.
 
     Raises:
-        ValueError: it is not.
+        ValueError: if it is not.
     """
     return _whole(name, value, 1, most)
 
 
 def natural(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
-    """The value as Python's integer, if it is one from 0 to `most` (None: any), by default what
-    int32 holds.
+    """Returns the value as a Python int, if it is an integer from 0 to `most`.
+
+    By default `most` is the largest int32; None: no limit.
 
     Raises:
-        ValueError: it is not.
+        ValueError: if it is not.
     """
     return _whole(name, value, 0, most)
 
 
 def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     if not is_integer(value) or value < least:
-        raise ValueError(f"{name} = {shown(value)}: need an integer, at least {least}")
+        raise ValueError(f"{name} = {shown(value)}; expected an integer, at least {least}")
     if most is not None and value > most:
-        raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most:,}")
+        raise ValueError(f"{name} = {shown(value)}; expected an integer, at most {most:,}")
     return int(value)
 
 
 def period(name: str, value: Any) -> Any:
-    """A number of rounds, a positive integer of Python; a traced one, of a sweep, is not known yet.
+    """Returns a number of rounds: a positive Python int, or a traced value of a sweep, which is not
+    validated.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: if it is neither.
     """
     return value if isinstance(value, Tracer) else positive_int(name, value)
 
 
 def truth(where: str, given: Any, example: str) -> bool:
-    """What a user's function answers with yes or no.
+    """Returns the result of a user's function as a bool.
 
     Args:
-        where: names the function.
-        given: what it returned.
-        example: of what it may return.
+        where: name of the function, for messages.
+        given: its return value.
+        example: an example of a valid return value, for the message.
 
     Raises:
-        ValueError: not one truth value.
+        ValueError: if it is not a single truth value.
     """
     if not isinstance(given, bool) and (
         getattr(given, "dtype", None) != np.bool_ or np.shape(given)
     ):
-        raise ValueError(f"{where} returned {typed(given)}; expected True or False, as {example}")
+        raise ValueError(
+            f"{where} returned {typed(given)}; expected True or False, such as {example}"
+        )
     return bool(given)
 
 
 def shown(value: Any) -> str:
-    """A value in an error message: one line, not a long one."""
+    """Returns a value as text for an error message: one line of limited length."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
@@ -90,14 +96,14 @@ def shown(value: Any) -> str:
     try:
         text = str(value) if isinstance(value, Fraction) else " ".join(repr(value).split())
     except Exception:
-        # a class of the user's whose repr fails, a list of integers that are too long to print
+        # The repr of a user's class may fail, and integers may be too long to print.
         return f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
 def typed(value: Any) -> str:
-    """A value in an error message: an array by its type and shape, numbers and text as they are,
-    all else by its type.
+    """Returns a value as text for an error message: arrays by type and shape, numbers and texts by
+    value, and other objects by type.
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
@@ -109,14 +115,14 @@ def typed(value: Any) -> str:
 def require_same(
     where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False
 ) -> None:
-    """Raises a ValueError if two trees differ in structure or shapes.
+    """Raises ValueError if two trees differ in structure or shapes.
 
     Args:
-        where: how the message begins.
-        given: leaves that should be `[*leading, *shape]`.
-        needed: leaves with `shape` and `dtype`.
-        leading: axes before.
-        types: they must have the same types, too.
+        where: beginning of the message.
+        given: tree whose leaves should have the shapes `[*leading, *shape]`.
+        needed: tree whose leaves have `shape` and `dtype`.
+        leading: leading axes.
+        types: whether the element types must be equal as well.
     """
     if jax.tree.structure(given) != jax.tree.structure(needed):
         raise ValueError(
@@ -132,12 +138,12 @@ def require_same(
 
 
 def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
-    """Raises a ValueError if the value is not a scalar.
+    """Raises ValueError if the value is not a scalar.
 
     Args:
-        where: how the message begins.
-        value: anything.
-        expected: in words, for the message.
+        where: beginning of the message.
+        value: any object.
+        expected: description of the scalar, for the message.
     """
     if (
         not isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
@@ -156,22 +162,24 @@ def _leaves(tree: PyTree) -> str:
 
 
 def arguments(function: F, *, members: bool = True) -> F:
-    """The same function (or the class, of its constructor), which first holds its arguments against
-    its annotations.
+    """Decorates a function, or the constructor of a class, to validate its arguments against its
+    annotations.
 
-    What is of another type is a ValueError that names the function, the argument, and what is
-    needed. Ranges are the function's own business, and so are missing and unknown arguments. Traced
-    values pass. `Annotated[T, "a pair"]` says in words what is needed, and
-    `Annotated[Callable[[A, B], C], "(x, y)"]` what a function is called with: one that does not
-    take so many arguments is refused. Keys become typed ones. Numbers of numpy, and arrays without
-    axes, become Python's, which do not overflow and which their owner cannot change afterwards.
-    Integers of more than 64 bits are refused, except for a `seed`.
+    An argument of another type raises a ValueError that names the function, the argument, and what
+    was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
+    are not validated. `Annotated[T, "a pair"]` replaces the description in the message.
+    `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
+    called, and rejects functions that do not accept that many.
+
+    Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
+    become Python numbers, which do not overflow and which their owner cannot modify. Integers of
+    more than 64 bits are not accepted, except for a `seed`.
 
     Args:
-        function: whose annotations name what is there when it is first called; one that names what
-            only type checkers import is not held.
-        members: whether the functions that make a method, a problem or a compressor are looked at,
-            too. False: the function reports what is wrong with them.
+        function: the function. Its annotations are resolved at the first call; those that name
+            types which only type checkers import are not validated.
+        members: whether to validate the functions in a method, a problem or a compressor as well.
+            If False, the decorated function reports their faults.
     """
     made: Any = function
     if inspect.isclass(function):
@@ -230,22 +238,29 @@ def _unchanged(where: str, value: Any) -> Any:
 
 
 class _Need(NamedTuple):
-    """What an argument must be, how that is said, and what the function gets: of ("run: key",
-    value), the value as a rule.
+    """The requirement on an argument.
+
+    Args:
+        met: value -> whether it satisfies the requirement.
+        words: description of valid values, for messages.
+        taken: (where, value) -> the value that the function receives, for example with where =
+            "run: key".
+        call: for functions, the number of arguments of a call.
     """
 
     met: Callable[[Any], bool]
     words: str
     taken: Callable[[str, Any], Any] = _unchanged
-    call: str = ""  # of a function: how many arguments it is called with
+    call: str = ""  # for functions: the number of arguments of a call
 
 
 def _refused(value: Any, need: _Need) -> str:
-    """What was given, and what is needed instead."""
+    """Returns the given value and the expected one, as text."""
     if need.call and callable(value) and not inspect.isclass(value):
-        return f"{shown(value)}, which takes {_signature(value)}: need a function of {need.call}"
+        signature = _signature(value)
+        return f"{shown(value)}, which takes {signature}; expected a function of {need.call}"
     long = _is_long(value) and need.words.startswith(("an integer", "a number"))
-    return f"{shown(value)}: need {need.words}{' of at most 64 bits' if long else ''}"
+    return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
@@ -258,7 +273,7 @@ def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
 
 
 def _need(annotation: Any) -> _Need | None:
-    """None: anything will do."""
+    """Returns the requirement of an annotation; None if any value is valid."""
     if annotation is Any or isinstance(annotation, TypeVar):
         return None
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -278,15 +293,15 @@ def _need(annotation: Any) -> _Need | None:
             else need._replace(words=words)
         )
     if origin in (Union, types.UnionType):
-        # itself a union in older numpy, which falls apart in another
+        # In older versions of numpy, ArrayLike is itself a union, which is flattened into another.
         arrays = get_args(numpy.typing.ArrayLike)
-        apart = arrays and set(arrays) <= set(inner)
-        whole = (
+        flattened = arrays and set(arrays) <= set(inner)
+        members = (
             [numpy.typing.ArrayLike, *(one for one in inner if one not in arrays)]
-            if apart
+            if flattened
             else inner
         )
-        return _any_of([_need(one) for one in whole])
+        return _any_of([_need(one) for one in members])
     if origin is Literal:
         kinds = tuple({type(one) for one in inner})
         return _Need(lambda value: isinstance(value, kinds), " or ".join(map(repr, inner)))
@@ -315,7 +330,7 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
     def taken(where: str, value: Any) -> Any:
         if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
             return value
-        ordered = [_FRACTION, *some] if _FRACTION in some else some  # exact numbers stay so
+        ordered = [_FRACTION, *some] if _FRACTION in some else some  # keeps exact numbers exact
         return next(need for need in ordered if need.met(value)).taken(where, value)
 
     return _Need(
@@ -327,7 +342,7 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
 
 
 def _list_of(each: _Need | None) -> _Need:
-    """A list, which no string is, nor a tuple with names, nor an array."""
+    """Returns the requirement of a list. Strings, named tuples and arrays are not lists."""
 
     def met(value: Any) -> bool:
         listed = (
@@ -345,7 +360,9 @@ def _list_of(each: _Need | None) -> _Need:
 
 
 def _function_of(count: int | None) -> _Need:
-    """A function that can be called with so many arguments (None: any number), and is no class."""
+    """Returns the requirement of a function, not a class, that accepts `count` arguments (None: any
+    number).
+    """
 
     def met(value: Any) -> bool:
         return (
@@ -358,30 +375,29 @@ def _function_of(count: int | None) -> _Need:
 
 
 def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
-    """Raises a ValueError unless it is a function that can be called with these arguments.
+    """Raises ValueError unless `function` is a function that accepts these arguments.
 
     Args:
-        where: names the function in the message.
-        function: what may be anything.
-        arguments: what the positional ones are called in the message.
-        keywords: names of further ones, which are passed by keyword.
+        where: name of the function, for the message.
+        function: any object.
+        arguments: names of the positional arguments, for the message.
+        keywords: names of the keyword arguments.
     """
     named = [*arguments, *(f"{name}=..." for name in keywords)]
     if not callable(function):
-        raise ValueError(f"{where} = {shown(function)}: need a function ({', '.join(named)})")
+        raise ValueError(f"{where} = {shown(function)}; expected a function ({', '.join(named)})")
     if not _takes(function, len(arguments), keywords):
         given = f"{shown(function)}, which takes {_signature(function)}"
         raise ValueError(
-            f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})"
+            f"{where} = {given}; expected a function of {_count(len(named))} ({', '.join(named)})"
         )
 
 
 def _with_members(where: str, value: Any) -> Any:
-    """A method, a problem or a compressor, whose members are functions of what they are called
-    with.
+    """Validates the functions in a method, a problem or a compressor.
 
     Raises:
-        ValueError: they are not.
+        ValueError: if one of them is not a function of its arguments.
     """
     for member, function, arguments in _members(value):
         need_call(f"{where} = {value.name}: {member}", function, *arguments)
@@ -389,8 +405,8 @@ def _with_members(where: str, value: Any) -> Any:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
-    """Its functions, by name, with the names of their arguments; those of a problem's parts as
-    "loss.gradient".
+    """Yields the member functions: (name, function, names of its arguments). Those of a problem's
+    parts are named, for example, "loss.gradient".
     """
     kind = next(kind.__name__ for kind in type(value).__mro__ if kind.__name__ in _MEMBERS)
     for member, arguments in _MEMBERS[kind].items():
@@ -405,13 +421,13 @@ def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
 
 
 def need_delay(where: str, value: Any) -> float:
-    """Seconds to wait that a user's function returned.
+    """Returns the delay in seconds that a user's function returned, as a float.
 
     Raises:
-        ValueError: unless they are a finite number, at least 0.
+        ValueError: if it is not a finite number, at least 0.
     """
     if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where} = {shown(value)}: need finite seconds >= 0")
+        raise ValueError(f"{where} = {shown(value)}; expected finite seconds >= 0")
     return float(value)
 
 
@@ -420,13 +436,13 @@ def _count(arguments: int) -> str:
 
 
 def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
-    """Whether it can be called with so many arguments, as far as its signature, or that of what it
-    wraps, tells.
+    """Whether a function accepts `count` positional arguments, according to its signature or to
+    that of the function that it wraps.
     """
     for wrapped in (True, False):
         try:
             signature = inspect.signature(function, follow_wrapped=wrapped)
-        except (ValueError, TypeError):  # written in C
+        except (ValueError, TypeError):  # functions written in C may have no signature
             return True
         try:
             signature.bind(*range(count), **dict.fromkeys(keywords))
@@ -437,7 +453,7 @@ def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
 
 
 def _signature(function: Any) -> str:
-    """Its arguments in an error message."""
+    """Returns the parameters of a function as text, for an error message."""
     return re.sub(
         r"(?s)\s*->.*",
         "",
@@ -446,8 +462,8 @@ def _signature(function: Any) -> str:
 
 
 def python_number(value: Any) -> Any:
-    """A number or truth value of numpy, or an array without axes, as Python's, which does not
-    overflow; all else as it is.
+    """Converts numpy scalars, and arrays without axes, to Python numbers or bools, which do not
+    overflow. Other objects are returned unchanged.
     """
     single = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     if single and not isinstance(value, Tracer) and not np.ma.is_masked(value):
@@ -458,17 +474,17 @@ def python_number(value: Any) -> Any:
 
 
 def default_key() -> jax.Array:
-    """Key 0, of the implementation that runs need, whatever JAX's default is."""
+    """Returns key 0 of the implementation that runs require, whatever JAX's default is."""
     return jax.random.key(0, impl=_THREEFRY)
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is one, of Python or numpy; True is none."""
+    """Whether `value` is a Python or NumPy integer (bools excluded)."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_key(value: Any) -> bool:
-    """Keys of JAX, of the new type or the old."""
+    """Whether `value` is a typed or an old-style JAX key."""
     return isinstance(value, jax.Array | np.ndarray) and (
         _is_typed_key(value) or value.dtype == jnp.uint32
     )
@@ -479,12 +495,14 @@ def _is_typed_key(value: Any) -> bool:
 
 
 def _one_key(where: str, value: Any) -> jax.Array:
-    """A typed key, also of the uint32[2] that `jax.random.PRNGKey` returns: the draws are the same.
+    """Converts a key to a typed key. The uint32[2] of `jax.random.PRNGKey` yields the same
+    draws.
 
     Raises:
-        ValueError: several keys, data of no key, or a key whose random bits under `jax.vmap` depend
-            on what else is in the batch: results would depend on the number of devices, and two
-            computations of one draw could disagree.
+        ValueError: if there are several keys, or the data are not those of a key; or if the random
+            bits of the key's implementation depend on the batch under `jax.vmap`: results would
+            then depend on the number of devices, and two computations of the same draw could
+            differ.
     """
     typed_key = _is_typed_key(value)
     implementation = (
@@ -496,16 +514,16 @@ def _one_key(where: str, value: Any) -> jax.Array:
     )
     if implementation in _OF_BATCHES:
         raise ValueError(
-            f"{where} is of implementation {implementation!r}, whose random bits depend on the "
-            "number of devices; expected"
-            f" {_THREEFRY!r}; pass jax.random.key(0, impl={_THREEFRY!r})"
+            f"{where} has the implementation {implementation!r}, whose random bits depend on the "
+            f"number of devices; expected {_THREEFRY!r}; pass "
+            f"jax.random.key(0, impl={_THREEFRY!r})"
         )
     if value.shape != (() if typed_key else (2,)):
         several = (
             "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
         )
-        expected = "one key, jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
-        raise ValueError(f"{where} = {typed(value)}: expected {expected}{several}")
+        expected = "one key, such as jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
+        raise ValueError(f"{where} = {typed(value)}; expected {expected}{several}")
     return value if typed_key else jax.random.wrap_key_data(jnp.array(value), impl=_THREEFRY)
 
 
@@ -514,8 +532,8 @@ _OF_BATCHES = ("rbg", "unsafe_rbg")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one real number that float64 holds, of Python, a Fraction, or of an array
-    without axes.
+    """Whether `value` is one real number in the range of float64: a Python number, a Fraction, or
+    an array without axes.
     """
     if isinstance(value, Tracer):
         return value.ndim == 0 and is_numeric(value)
@@ -526,8 +544,8 @@ def is_number(value: Any) -> bool:
 
 
 def _float(value: Any) -> Any:
-    """A number as one that JAX computes with: fractions, and integers that int32 does not hold,
-    become floating-point numbers.
+    """Converts a number to one that JAX can compute with: fractions, and integers outside int32,
+    become floats.
     """
     number = python_number(value)
     exact = isinstance(number, Fraction) or (
@@ -537,25 +555,25 @@ def _float(value: Any) -> Any:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether it is an integer that int64 does not hold."""
+    """Whether `value` is an integer outside int64."""
     return is_integer(value) and not -(2**63) <= value < 2**63
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether `array_likes.numbers` converts it to an array of real numbers."""
+    """Whether `array_likes.numbers` can convert the value to an array of real numbers."""
     return array_likes.refusal(value) is None
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of numpy, JAX or another library, also a column or table."""
+    """Whether `value` is an array of numpy, JAX or another library, or a column or table."""
     return not isinstance(value, np.generic) and (
         hasattr(value, "__array__") or hasattr(value, "__dlpack__")
     )
 
 
 def _as_array(where: str, value: Any) -> Any:
-    """Arrays of numpy and JAX, numbers and lists of numbers as they are; what other libraries make,
-    and lists of it, as numpy's arrays.
+    """Converts arrays of other libraries, and lists of them, to numpy arrays. Arrays of numpy and
+    JAX, numbers, and lists of numbers are returned unchanged.
     """
     plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(
         value, np.ma.MaskedArray
@@ -575,7 +593,7 @@ _INTEGER = _Need(
     "an integer",
     lambda where, value: python_number(value),
 )
-_SEED = _Need(  # numpy's seeds are longer
+_SEED = _Need(  # seeds of numpy may have up to 128 bits
     lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128,
     "an integer",
     _INTEGER.taken,
@@ -607,7 +625,7 @@ _NEEDS = (
         ),
     ),
 )
-_MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.base`
+_MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
     "Algorithm": {
         "init": "params N",
         "query": "state round",
@@ -640,7 +658,7 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "clock": "finish ports convention step",
     },
 }
-# of a problem, in place of functions
+# Types that may replace a member function of a problem
 _PARTS = {"init": Parameters, "loss": Loss, "sample": Sampler, "evaluate": Evaluation}
 _OPTIONAL = {
     "absent",
@@ -656,17 +674,19 @@ _OPTIONAL = {
     "clock",
 }
 _WORDS = {
-    "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
-    "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",
-    "Compressor": "a dsgd.Compressor, compressors.sign or compressors.top_k(0.1), say",
-    "Delays": "one of algorithms.delays, delays.constant(4), say",
-    "GradientTransformation": "an optax optimiser, optax.sgd(0.1), say (of an optax.MultiSteps, its gradient_transformation())",
-    "Mesh": "a mesh, dsgd.workers.mesh(4), say",
-    "Pattern": "a pattern of dsgd.network, network.multi_server or network.gossip(topologies.ring(16)), say",
-    "Result": "a dsgd.Result, of dsgd.run",
-    "State": "its State",
-    "Problem": "a dsgd.Problem, problems.logistic_regression(), say",
-    "Quantity": "a quantity, clusters.constant(1.0), say",
-    "Topology": "a topology, topologies.ring(16) or topologies.from_matrix(W), say",
-    "Work": "a dsgd.Work, work.local_batches([4, 2], batch_size=4), say",
+    "Algorithm": "a dsgd.Algorithm, such as algorithms.minibatch_sgd(optax.sgd(0.1))",
+    "Cluster": "a dsgd.clusters.Cluster, such as clusters.Cluster(clusters.constant(1.0))",
+    "Compressor": "a dsgd.Compressor, such as compressors.sign or compressors.top_k(0.1)",
+    "Delays": "one of algorithms.delays, such as delays.constant(4)",
+    "GradientTransformation": "an optax optimiser, such as optax.sgd(0.1) (for an "
+    "optax.MultiSteps, its gradient_transformation())",
+    "Mesh": "a mesh, such as dsgd.workers.mesh(4)",
+    "Pattern": "a pattern of dsgd.network, such as network.multi_server or "
+    "network.gossip(topologies.ring(16))",
+    "Result": "a dsgd.Result, as returned by dsgd.run",
+    "State": "a dsgd.State, such as the `state` of a dsgd.Result",
+    "Problem": "a dsgd.Problem, such as problems.logistic_regression()",
+    "Quantity": "a quantity, such as clusters.constant(1.0)",
+    "Topology": "a topology, such as topologies.ring(16) or topologies.from_matrix(W)",
+    "Work": "a dsgd.Work, such as work.local_batches([4, 2], batch_size=4)",
 }

@@ -1,4 +1,4 @@
-"""What a check has found, to print as a table, to ask, or to raise."""
+"""The findings of a check, which can be printed as a table, queried, or raised as an error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        what: of the contract.
-        holds: whether it does; None where it could not be looked at, or does not apply.
-        found: in words: what was measured, what is wrong, or why it was not looked at.
+        what: the property that was checked.
+        holds: whether it holds; None if it could not be checked or does not apply.
+        found: the measured value, the fault, or the reason why it was not checked, as text.
     """
 
     what: str
@@ -20,11 +20,11 @@ class Finding(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """All of them; it prints as a table.
+    """The results of all checks; they print as a table.
 
     Args:
         of: what was checked.
-        findings: one each.
+        findings: one per check.
     """
 
     of: str
@@ -32,23 +32,23 @@ class Findings(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found to be wrong. What could not be looked at is no fault:
-        `findings` names it.
+        """Whether no check failed. Checks that could not be executed do not count as failed;
+        `findings` lists them.
         """
         return all(finding.holds is not False for finding in self.findings)
 
     def require(self) -> None:
-        """Raises a ValueError where something is wrong; it names all that is."""
+        """Raises ValueError if a check failed. The message lists all that did."""
         wrong = [
             f"{finding.what}: {finding.found}"
             for finding in self.findings
             if finding.holds is False
         ]
         if wrong:
-            raise ValueError(f"{self.of} does not hold the contract; " + "; ".join(wrong))
+            raise ValueError(f"{self.of} violates the contract: " + "; ".join(wrong))
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415 (only who prints a table pays for it)
+        from rich.console import Console  # noqa: PLC0415 (imported only to print a table)
         from rich.table import Table  # noqa: PLC0415
 
         table = Table(title=self.of, title_justify="left")

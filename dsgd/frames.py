@@ -1,4 +1,4 @@
-"""Histories taken apart run by run, and as pandas frames."""
+"""Conversion of histories to single runs and to pandas frames."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ from dsgd.runs.sweeps import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-_NEEDED = (
-    "a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by the names of their methods"
-)
+_NEEDED = "a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by method name"
 Runs = Annotated[Result | Sweep | Mapping[str, Any], _NEEDED]
 
 
 @checks.arguments
 def frame(runs: Runs) -> pd.DataFrame:
-    """Histories in long form: one row for each run and record.
+    """Converts histories to a pandas frame in long form, with one row for each run and record.
 
     Args:
-        runs: a result, a sweep, a history as a result or an error has it, or a dictionary of these
-            by method.
+        runs: a result, a sweep, the history of a result or of an exception, or a dictionary of
+            these by method.
 
     Returns:
-        A frame with the columns `method` (of a dictionary), the sweep's hyperparameters by their
-        names, `seed` (0 ... R - 1; 0 of a single run), `step`, then the history's own: `loss`,
-        `bits`, ... What has one number a worker, `[..., records, N]`, is N columns, `samples[0]`
-        and so on. What a method does not have is NaN.
+        A frame with the columns `method` (for a dictionary), the sweep's hyperparameters by name,
+        `seed` (0 ... R - 1; 0 for a single run), `step`, and the series of the history: `loss`,
+        `bits`, and so on. A series with one number per worker, `[..., records, N]`, becomes N
+        columns `samples[0]`, `samples[1]`, and so on. Series that a method does not have are NaN.
 
     Raises:
-        ImportError: pandas is not installed.
-        ValueError: no runs, something else among them, or a sweep of a hyperparameter that is also
-            the name of a column.
+        ImportError: if pandas is not installed.
+        ValueError: if `runs` is empty or contains something else, or a swept hyperparameter has the
+            name of another column.
     """
     try:
         import pandas as pd  # noqa: PLC0415 (an optional package)
     except ImportError as error:
         raise ImportError(
-            "frame needs pandas, which the extra 'notebooks' brings: pip install pandas"
+            "frame needs pandas, which the extra 'notebooks' includes; pip install pandas"
         ) from error
     frames = [
         pd.DataFrame(_columns(labels, history)) for labels, history in single_points("frame", runs)
@@ -58,8 +56,8 @@ def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:
     step = columns.pop("step")
     if taken := {"seed", "step", *columns} & labels.keys():
         raise ValueError(
-            f"frame: the sweep's {', '.join(sorted(taken))} is a column of the history, too: need "
-            "another argument's name"
+            f"frame: the sweep's {', '.join(sorted(taken))} is also a column of the history; "
+            "expected distinct names; rename the argument of the factory"
         )
     seeds = history["loss"].shape[0]
     values = {name: values.ravel() for name, values in columns.items()}
@@ -72,19 +70,22 @@ def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:
 
 
 def single_points(where: str, runs: Runs) -> Iterator[tuple[dict[str, Any], History]]:
-    """Each method's history at each point of its sweep, `[seeds, records]` also where there is one
-    run, with what tells it from others.
+    """Yields the history of each method and grid point, with the labels that identify it.
 
     Args:
-        where: who asks, for the error.
+        where: name of the caller, for error messages.
         runs: as in `frame`.
 
+    Yields:
+        (labels, history), where arrays of the history are `[seeds, records]`, also for a single
+        run.
+
     Raises:
-        ValueError: no runs, or something else among them.
+        ValueError: if `runs` is empty or contains something else.
     """
     if isinstance(runs, Mapping) and not _is_history(runs):
         if not runs:
-            raise ValueError(f"{where}: runs = {{}}: need {_NEEDED}")
+            raise ValueError(f"{where}: runs = {{}}; expected {_NEEDED}")
         for method, one in runs.items():
             for labels, history in _points(where, f"runs[{method!r}]", one):
                 yield {"method": str(method), **labels}, history
@@ -99,11 +100,11 @@ def _points(where: str, what: str, one: Any) -> Iterator[tuple[dict[str, Any], H
         return
     history = one.history if isinstance(one, Result) else one
     if not _is_history(history):
-        raise ValueError(f"{where}: {what} = {checks.shown(one)}: need {_NEEDED}")
+        raise ValueError(f"{where}: {what} = {checks.shown(one)}; expected {_NEEDED}")
     if history["loss"].ndim > 2:
         raise ValueError(
-            f"{where}: {what} has a loss of shape {list(history['loss'].shape)}: need the "
-            "dsgd.Sweep, which has its grid, too"
+            f"{where}: {what} has a loss of shape {list(history['loss'].shape)}; expected at most "
+            "[seeds, records]; pass the dsgd.Sweep, which includes the grid"
         )
     alone = history["loss"].ndim == 1
     yield (

@@ -1,8 +1,8 @@
-"""JAX's modes in which this package works, whatever the user sets for their own code.
+"""JAX's modes in which this package works, independently of the user's settings.
 
-Some of JAX's flags change what is an error: NaN (here a record's placeholder before the first
-round), a promotion of types (which optax makes), a transfer to a device. Others change what a
-compiled program is: `jax_disable_jit`, and the mesh of `jax.set_mesh`.
+Some of JAX's flags change what is an error: NaN (which marks missing entries of records), type
+promotion (which optax relies on), transfers to devices. Others change what a compiled program is:
+`jax_disable_jit`, and the mesh of `jax.set_mesh`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dsgd import causes
 F = TypeVar("F", bound=Callable)
 
 _NO_MESH = Mesh(np.empty((), object), ())
-# Flag, the value that is changed, and the context without it.
+# Flag, the values of it that are overridden, and the context that does so.
 _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
     ("jax_debug_nans", (True,), lambda: jax.debug_nans(False)),
     ("jax_debug_infs", (True,), lambda: jax.debug_infs(False)),
@@ -43,8 +43,10 @@ _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """JAX's default checks of NaN, infinity, type promotion and transfers; errors end with what
-    `causes` says of them.
+    """Within the block, JAX's checks for NaN, infinity, type promotion and transfers have their
+    defaults.
+
+    Errors of the block end with the notes of `causes`.
     """
     with ExitStack() as stack:
         for flag, values, context in _CHANGED:
@@ -58,11 +60,13 @@ def ours() -> Iterator[None]:
 
 
 def outermost(function: F) -> F:
-    """The same function, which compiles programs of its own: with `jit`, without the user's mesh,
-    and in no transformation of JAX.
+    """Decorates a function that compiles its own programs.
+
+    It is called with `jit` enabled, without the user's mesh, and not inside a JAX
+    transformation.
 
     Raises:
-        ValueError: JAX traces the call.
+        ValueError: if JAX traces the call.
     """
     config: Any = jax.config
     name, order = function.__name__, tuple(inspect.signature(function).parameters)
@@ -72,10 +76,10 @@ def outermost(function: F) -> F:
         _need_values(name, {**dict(zip(order, args, strict=False)), **kwargs})
         with ExitStack() as stack:
             if config.jax_disable_jit:
-                remedy = "jax.debug.print shows values inside of one, and init, query and update of a method can be called by themselves"
                 warnings.warn(
-                    f"{name}: jax_disable_jit does not apply, since rounds are compiled programs; "
-                    f"{remedy}",
+                    f"{name}: jax_disable_jit has no effect, because rounds are compiled programs; "
+                    "use jax.debug.print to show values inside a program, or call init, query and "
+                    "update of a method directly",
                     stacklevel=4,
                 )
                 stack.enter_context(jax.disable_jit(False))
@@ -87,23 +91,22 @@ def outermost(function: F) -> F:
 
 
 def refuse_tracing(name: str, what: str) -> None:
-    """Raises the ValueError of a call that JAX traces.
+    """Raises the ValueError for a call that JAX traces.
 
     Args:
-        name: of the function.
-        what: is traced.
+        name: name of the function.
+        what: what is traced, with its verb, for example "the call is".
     """
     raise ValueError(
         f"{name}: {what} traced by jax.jit, jax.grad, jax.vmap or another transformation, but "
-        f"expected values: {name} compiles programs"
-        " of its own and cannot be transformed; call it outside (dsgd.run with seeds=R makes R "
-        "runs, dsgd.sweep runs a grid of"
-        " hyperparameters, each as one program)"
+        f"{name} compiles its own programs and cannot be transformed; expected concrete values; "
+        "call it outside the transformation (dsgd.run with seeds=R executes R runs, dsgd.sweep "
+        "runs a grid of hyperparameters, each as one program)"
     )
 
 
 def _is_iterator(value: Any) -> bool:
-    """Batches that are made one by one are no pytree."""
+    """Whether a value is an iterator, such as streamed batches, which is not a pytree."""
     return isinstance(value, Iterator)
 
 
@@ -112,5 +115,5 @@ def _need_values(name: str, arguments: dict[str, Any]) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=_is_iterator):
             if isinstance(leaf, Tracer):
                 refuse_tracing(name, f"{argument}{jax.tree_util.keystr(path)} is")
-    if isinstance(jnp.zeros(()), Tracer):  # in a transformation that traces all operations
+    if isinstance(jnp.zeros(()), Tracer):  # inside a transformation that traces all operations
         refuse_tracing(name, "the call is")

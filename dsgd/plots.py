@@ -1,4 +1,4 @@
-"""Figures of runs, in the house style: `from dsgd import plots`."""
+"""Figures of runs in a common style. Import with `from dsgd import plots`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from dsgd.runs.sweeps import mean_and_error
 __all__ = ["COLOURS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-"""Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ
-too.
-"""
+"""Colours of Okabe and Ito, which people with any common colour blindness can distinguish."""
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+"""Line styles, used together with the colours."""
 
-_AXES = {  # unit in history / unit on the axis, and the axis' label
+_AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)
     "step": (1, "rounds"),
     "bits": (1e6, "megabits sent and received per worker"),
     "clock": (1, "simulated seconds"),
@@ -50,31 +49,30 @@ def curves(
     xscale: _Scale = "linear",
     yscale: _Scale = "linear",
 ) -> Figure:
-    """Runs as lines, each the mean over its seeds in a band of one standard error.
+    """Plots runs as lines: the mean over seeds, in a band of one standard error.
 
     Args:
-        runs: a result, a sweep, a history, or a dictionary of these by method, as in `dsgd.frame`:
-            a line for each method and each point of a sweep. Only records that were evaluated are
-            drawn.
-        x: a name in the history, "step", "bits" or "clock", say, or several: a column of panels for
-            each. Of runs whose x differs from seed to seed, the mean.
-        y: likewise, a row of panels for each.
-        xscale, yscale: "linear" or "log", of all panels.
+        runs: a result, a sweep, a history, or a dictionary of these by method, as in `dsgd.frame`.
+            Each method and each point of a sweep is one line. Only evaluated records are plotted.
+        x: a name in the history, for example "step", "bits" or "clock", or a list of names, each of
+            which becomes a column of panels. If x differs between seeds, its mean is used.
+        y: a name in the history, or a list of names, each of which becomes a row of panels.
+        xscale, yscale: "linear" or "log", for all panels.
 
     Returns:
-        The figure, whose `axes` are the panels row by row.
+        The figure. Its `axes` are the panels, row by row.
 
     Raises:
-        ValueError: a name that a history does not have, or that has one number a worker; no names;
-            another scale; runs as in `dsgd.frame`.
+        ValueError: if a name is not in a history or has one number per worker, there are no names,
+            a scale is unknown, or `runs` is not as in `dsgd.frame`.
     """
     xs, ys = ([name] if isinstance(name, str) else list(name) for name in (x, y))
     for what, names in (("x", xs), ("y", ys)):
         if not names:
-            raise ValueError(f"curves: {what} = []: need a name in the history, or several")
+            raise ValueError(f"curves: {what} = []; expected a name in the history, or several")
     for what, scale in (("xscale", xscale), ("yscale", yscale)):
         if scale not in ("linear", "log"):
-            raise ValueError(f"curves: {what} = {scale!r}: need 'linear' or 'log'")
+            raise ValueError(f"curves: {what} = {scale!r}; expected 'linear' or 'log'")
     histories = {_named(labels): history for labels, history in single_points("curves", runs)}
     across = [
         {
@@ -108,18 +106,20 @@ def _named(labels: dict[str, Any]) -> str:
 
 
 def _series(label: str, history: History, what: str, name: str) -> np.ndarray:
-    """`[seeds, records]` in the axis' unit; NaN where it is not finite."""
+    """Returns a series `[seeds, records]` in the unit of the axis, with NaN in place of non-finite
+    numbers.
+    """
     if name not in history:
         of = f" of {label}" if label else ""
         raise ValueError(
-            f"curves: {what} = {name!r}: the history{of} has {', '.join(history)}; need one of "
-            "these"
+            f"curves: {what} = {name!r} is not in the history{of}; expected one of "
+            f"{', '.join(history)}"
         )
     values = np.asarray(evaluated(history)[name], float) / _AXES.get(name, (1, ""))[0]
     if values.ndim > 2:
         raise ValueError(
-            f"curves: {what} = {name!r} has one number a worker; need one number a record, as the "
-            "loss has"
+            f"curves: {what} = {name!r} has one number per worker; expected one number per record, "
+            "such as the loss"
         )
     return np.atleast_2d(np.where(np.isfinite(values), values, np.nan))
 
@@ -129,10 +129,12 @@ def _label(name: str) -> str:
 
 
 def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
-    """The lines' names, and what the bands are: below all panels, or beside them where there are
-    many; panels keep their size.
+    """Adds a legend with the names of the lines and the meaning of the bands.
+
+    It is below the panels, or to their right if there are many lines. The size of the panels stays
+    the same.
     """
-    handles, labels = panel.get_legend_handles_labels()  # without those that have no name
+    handles, labels = panel.get_legend_handles_labels()  # omits lines without a label
     bands = f"bands: standard error over {seeds} seeds" if seeds > 1 else None
     if not labels and not bands:
         return
@@ -154,21 +156,21 @@ def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
 
 @checks.arguments
 def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """One line a method, with a band of one standard error over seeds.
+    """Draws one line per method, with a band of one standard error over seeds.
 
     Args:
-        axes: where to.
-        lines: (x `[records]`, y `[seeds, records]`) by method; the n-th method always has the n-th
-            colour and style. Where the x axis is logarithmic, what cost nothing has no place on it.
+        axes: the axes to draw on.
+        lines: (x `[records]`, y `[seeds, records]`) by method. The n-th method always has the n-th
+            colour and style. On a logarithmic x axis, records with x <= 0 are omitted.
 
     Raises:
-        ValueError: a line of other shapes.
+        ValueError: if a line has other shapes.
     """
     for i, (label, (cost, y)) in enumerate(lines.items()):
         if np.ndim(y) != 2 or np.shape(cost) != np.shape(y)[1:]:
             raise ValueError(
                 f"draw_lines: lines[{label!r}] has x {list(np.shape(cost))} and y "
-                f"{list(np.shape(y))}: need [records], [seeds, records]"
+                f"{list(np.shape(y))}; expected [records] and [seeds, records]"
             )
         on_axis = cost > (0 if axes.get_xscale() == "log" else -np.inf)
         if not on_axis.any():
@@ -188,22 +190,22 @@ def figure(
     height: float = 3.6,
     sharey: bool | Literal["row"] = True,
 ) -> tuple[Figure, np.ndarray]:
-    """Panels in the house style, with one y axis unless each has its own, row by row.
+    """Returns a new figure with panels in the common style.
 
     Args:
-        columns, rows: of panels.
-        width, height: of each, in inches.
-        sharey: one y axis for all, for each row ("row"), or each its own.
+        columns, rows: numbers of columns and rows of panels.
+        width, height: size of each panel in inches.
+        sharey: whether all panels share the y axis; "row": the panels of each row share it.
 
     Returns:
-        The figure and its panels, `[rows * columns]`.
+        The figure and its panels, `[rows * columns]`, row by row.
 
     Raises:
-        ValueError: no panels, or such without a size.
+        ValueError: if there are no panels, or their size is not positive and finite.
     """
     for name, size in (("width", width), ("height", height)):
         if not 0 < size < np.inf:
-            raise ValueError(f"figure: {name} = {size}: need inches, more than 0")
+            raise ValueError(f"figure: {name} = {size}; expected finite inches > 0")
     columns, rows = (
         checks.positive_int("figure: columns", columns),
         checks.positive_int("figure: rows", rows),
@@ -216,17 +218,20 @@ def figure(
 def panels(
     sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True
 ) -> np.ndarray:
-    """Panels in the house style on a figure or a part of one, row by row.
+    """Adds panels in the common style to a figure, or to a part of one.
 
     Args:
-        sheet: the figure.
+        sheet: the figure or subfigure.
         columns, rows, sharey: as in `figure`.
 
+    Returns:
+        The panels, `[rows * columns]`, row by row.
+
     Raises:
-        ValueError: no panels.
+        ValueError: if there are no panels, or `sharey` is unknown.
     """
     if not isinstance(sharey, bool | np.bool_) and sharey != "row":
-        raise ValueError(f"panels: sharey = {sharey!r}: need True, False or 'row'")
+        raise ValueError(f"panels: sharey = {sharey!r}; expected True, False or 'row'")
     columns, rows = (
         checks.positive_int("panels: columns", columns),
         checks.positive_int("panels: rows", rows),
@@ -244,7 +249,7 @@ def panels(
 
 @checks.arguments
 def plain_log(axis: Axis) -> None:
-    """A logarithmic axis with a few plain numbers: 0.1, 0.3, 1, ...
+    """Formats a logarithmic axis with a few plain numbers: 0.1, 0.3, 1, ...
 
     Args:
         axis: `axes.xaxis` or `axes.yaxis`.

@@ -1,4 +1,6 @@
-"""Results on disk, written atomically: a reader, or a crash, never sees half a file."""
+"""Results on disk, written atomically, so that neither a reader nor a crash leaves a
+partial file.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ import numpy as np
 
 
 def expanded(where: str, path: str | Path) -> Path:
-    """The path that a user gave, with the home folder in the place of `~`.
+    """Returns a path given by the user, with `~` replaced by the home folder.
 
     Args:
-        where: names the argument.
-        path: as it was given.
+        where: name of the argument, for messages.
+        path: the path.
 
     Raises:
-        ValueError: a path with a null byte, or of the home of a user that is not known.
+        ValueError: if the path contains a null byte, or the home folder is not known.
     """
     if "\0" in str(path):
         raise ValueError(f"{where} = {str(path)!r}: expected a path without null bytes")
@@ -32,14 +34,16 @@ def expanded(where: str, path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(
-            f"{where} = {str(path)!r}: the home folder of '~' is not known; pass the whole path"
+            f"{where} = {str(path)!r}: the home folder of '~' is not known; expected an absolute "
+            "path"
         ) from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, which takes its place when the block ends well and vanishes
-    when it does not.
+    """Yields a temporary file next to `path`, which replaces `path` if the block succeeds.
+
+    If the block raises an exception, the temporary file is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
@@ -49,34 +53,36 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # as any other new file; mkstemp's are private
+        temporary.chmod(0o666 & ~umask)  # the default mode; files of mkstemp are private
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Numbers, texts, lists and dictionaries as JSON; numbers that are not finite, which JSON does
-    not have, as null; anything else as its text.
+    """Writes numbers, texts, lists and dictionaries as JSON.
+
+    Numbers that are not finite, which JSON does not have, become null. Other objects are written as
+    text.
 
     Raises:
-        ValueError: keys that JSON does not have, or lists and dictionaries that contain themselves,
-            or are nested too deep.
+        ValueError: if a key has no representation in JSON, or lists and dictionaries contain
+            themselves or are nested too deeply.
     """
     try:
         text = json.dumps(finite(data), indent=2, default=str, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        needed = "keys that are texts or finite numbers, and nothing that contains itself"
         raise ValueError(
-            f"{path}: not written, as it has no form in JSON ({error}); expected {needed}"
+            f"{path}: the data cannot be represented in JSON ({error}); expected keys that are "
+            "texts or finite numbers, and no container that contains itself"
         ) from error
     with replacing(path) as temporary:
         temporary.write_text(f"{text}\n")
 
 
 def finite(data: Any) -> Any:
-    """The same lists and dictionaries, with numbers of numpy and arrays as Python's, and None for
-    numbers that are not finite.
+    """Converts the numbers and arrays in lists and dictionaries to Python numbers, and non-finite
+    numbers to None.
     """
     if isinstance(data, np.ndarray | np.generic | jax.Array) and data.dtype.kind in "biuf":
         data = data.tolist()
@@ -88,7 +94,7 @@ def finite(data: Any) -> Any:
 
 
 def write_rows(path: Path, heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A CSV file with a heading."""
+    """Writes a CSV file with a header row."""
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(heading)
@@ -96,13 +102,15 @@ def write_rows(path: Path, heading: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Histories as one CSV in long form, one row for each method, seed and record.
+    """Writes histories as one CSV file in long form, with one row for each method, seed and
+    record.
 
     Args:
-        path: where to.
-        histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else
-            `[seeds, records]`. A column that a method lacks is empty there. What has one number a
-            worker, `[seeds, records, N]`, has N columns, `samples[0]` and so on.
+        path: path of the file.
+        histories: histories by method, each as in a `dsgd.Result` with seeds: `step` is
+            `[records]`, all other series are `[seeds, records]`. A column that a method does not
+            have is empty. A series with one number per worker, `[seeds, records, N]`, becomes N
+            columns `samples[0]`, `samples[1]`, and so on.
     """
     histories = {method: dict(by_worker(history)) for method, history in histories.items()}
     columns = list(
@@ -125,8 +133,8 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
 
 
 def by_worker(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """The series of a history with seeds, those of one number a worker, `[seeds, records, N]`, as N
-    of `[seeds, records]`.
+    """Yields the series of a history with seeds. A series `[seeds, records, N]` becomes N series
+    `[seeds, records]`.
     """
     for name, values in history.items():
         if np.ndim(values) < 3:

@@ -1,6 +1,4 @@
-"""Whether objects are the same, for what is kept by them: users' objects need neither be hashable
-nor comparable.
-"""
+"""Equality of objects, for caches. Users' objects need not be hashable or comparable."""
 
 from __future__ import annotations
 
@@ -11,8 +9,10 @@ from typing import Any
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two objects are equal; if comparing them fails, or gives no bool (as of arrays),
-    whether they are one object.
+    """Whether two objects are equal.
+
+    If comparing them fails, or does not return a bool (as for arrays), it is whether they are the
+    same object.
     """
     if one is other:
         return True
@@ -29,12 +29,14 @@ def same(one: Any, other: Any) -> bool:
     try:
         equal = one == other
         return bool(equal) if isinstance(equal, bool) else False
-    except Exception:  # whatever an object's own comparison raises
+    except Exception:  # an object's own comparison may raise anything
         return False
 
 
 def hashed(value: Any) -> int:
-    """A hash that is equal for objects that are the `same`; of what has none, that of its type."""
+    """Returns a hash that is equal for objects that are the `same`. For unhashable objects it is
+    the hash of the type.
+    """
     if isinstance(value, tuple | list):
         return hash((type(value), *map(hashed, value)))
     if isinstance(value, Mapping):
@@ -48,7 +50,9 @@ def hashed(value: Any) -> int:
 
 
 class Key:
-    """An object as a key of a dictionary, equal to another where the objects are the `same`."""
+    """A wrapper that makes any object a dictionary key. Two keys are equal if their objects are the
+    `same`.
+    """
 
     __slots__ = ("value",)
 
@@ -63,8 +67,9 @@ class Key:
 
 
 class Compared:
-    """A frozen dataclass (with eq=False) whose fields are compared as `same` does: JAX, too, keeps
-    traces by the functions' equality.
+    """Base class of frozen dataclasses (with eq=False) whose fields are compared by `same`.
+
+    JAX also caches traces by the equality of functions.
     """
 
     def __eq__(self, other: object) -> bool:

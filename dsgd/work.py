@@ -1,12 +1,14 @@
-"""How much each worker computes in a round: local batches of unequal sizes, micro-batches that
-count or do not.
+"""Local work: how much each worker computes in a round, in batches of unequal sizes or in
+micro-batches.
 
-    algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), work.local_batches([32, 16,
-    16, 8], batch_size=8, micro_batches=4))
+    algorithms.unequal_work(
+        algorithms.minibatch_sgd(optax.sgd(0.1)),
+        work.local_batches([32, 16, 16, 8], batch_size=8, micro_batches=4),
+    )
 
-Sizes, and what counts, may be traced values, which change while training: M is static. Of those
-nothing can be refused: numbers out of range are cut to it, and where nobody computes anything,
-gradients are 0.
+Sizes and masks may be traced values that change during training; the number M of micro-batches is
+static. Traced values cannot be validated: numbers of samples are clipped to the valid range, and if
+no worker computes anything, gradients are 0.
 """
 
 from __future__ import annotations
@@ -37,26 +39,34 @@ def local_batches(
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
 ) -> Work:
-    r"""Worker n computes $b_n$ samples, in micro-batches of B of which the last is what remains.
+    r"""Returns local work in which worker n computes $b_n$ samples, in micro-batches of B
+    samples.
+
+    The last micro-batch of a worker may be smaller. With the default weights, the mean of the
+    workers' gradients is
 
     $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad
     \text{(eq. 9 of Cannikin)} $$
 
-    $\bar g_n$ is the mean over worker n's samples. A micro-batch that is not full costs as much as
-    a full one where it is simulated.
+    where $\bar g_n$ is the mean over worker n's samples. In the simulation a partial micro-batch
+    costs as much computation as a full one.
 
     Args:
-        sizes: b, integers `[N]`, at most M B.
-        batch_size: B, of the problem.
-        micro_batches: M.
-        average: "samples", the equation: all samples count the same; "workers": all $\bar g_n$ do,
-            $r_n = 1 / N$ (0 of a worker without samples).
-        present: who takes part, bool `[N]` (`Round.present`): the sums, and N, are of those, as is
-            the mean that methods take; None: everybody.
+        sizes: b, integers `[N]`, from 0 to M B.
+        batch_size: B, the batch size of the problem.
+        micro_batches: M, the number of micro-batches.
+        average: "samples": all samples have equal weight, as in the equation; "workers": all
+            $\bar g_n$ have equal weight, $r_n = 1 / N$ (0 for a worker without samples).
+        present: participation, bool `[N]` (`Round.present`): sums, and N, include only the workers
+            that participate, as does the mean that methods take; None: all workers participate.
+
+    Returns:
+        The `dsgd.Work`, with int32 samples `[N, M]`.
 
     Raises:
-        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or
-            micro_batches < 1, or M B >= 2^31; another average; present that is not bool `[N]`.
+        ValueError: if `sizes` are not integers `[N]` from 0 to M B, or all of them are 0;
+            `batch_size` or `micro_batches` is less than 1, or M B >= 2^31; `average` is unknown; or
+            `present` is not bool `[N]`.
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
@@ -65,16 +75,17 @@ def local_batches(
     if np.iinfo(np.int32).max < M * B:
         numbers = f"{checks.shown(M)[:30]} micro-batches of {checks.shown(B)[:30]}"
         raise ValueError(
-            f"local_batches: {numbers}: need fewer than 2^31 samples, which are counted in int32"
+            f"local_batches: {numbers}; expected fewer than 2^31 samples, which are counted in "
+            "int32"
         )
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
-        raise ValueError(f"local_batches: sizes = {checks.typed(each)}: need integers [N]")
+        raise ValueError(f"local_batches: sizes = {checks.typed(each)}; expected integers [N]")
     if isinstance(each, np.ndarray):
         if not each.size or each.min() < 0 or each.max() > M * B:
             most = f"0 to {M * B}, the capacity ({M} micro-batches of {B})"
             raise ValueError(
-                f"local_batches: sizes = {checks.shown(each.tolist())}: need integers [N] from "
+                f"local_batches: sizes = {checks.shown(each.tolist())}; expected integers [N] from "
                 f"{most}"
             )
         _need_some("local_batches: sizes", each)
@@ -90,23 +101,29 @@ def micro_batches(
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
 ) -> Work:
-    r"""Worker n computes some of M micro-batches, each a whole batch of the problem.
+    r"""Returns local work in which worker n computes some of M micro-batches, each a full batch.
+
+    With the default weights, the mean of the workers' gradients is
 
     $$ \frac1N \sum_n g_n = \frac{\sum_{nm} c_{nm} \bar g_{nm}}{\sum_{nm} c_{nm}} $$
 
     Args:
-        counted: c, bool `[N, M]`.
-        average: "samples", the equation: all micro-batches that count do so equally; "workers": all
-            workers, whatever each has (0 of one without any).
-        present: as of `local_batches`.
+        counted: c, bool `[N, M]`: which micro-batches are computed.
+        average: "samples": all computed micro-batches have equal weight, as in the equation;
+            "workers": all workers have equal weight, independently of their numbers of
+            micro-batches (0 for a worker without any).
+        present: as in `local_batches`.
+
+    Returns:
+        The `dsgd.Work`, with bool samples `[N, M]`.
 
     Raises:
-        ValueError: not bool `[N, M]`, or nothing counts; another average; present that is not bool
-            `[N]`.
+        ValueError: if `counted` is not bool `[N, M]` or entirely False, `average` is unknown, or
+            `present` is not bool `[N]`.
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
-        raise ValueError(f"micro_batches: counted = {checks.typed(each)}: need bool [N, M]")
+        raise ValueError(f"micro_batches: counted = {checks.typed(each)}; expected bool [N, M]")
     if isinstance(each, np.ndarray):
         _need_some("micro_batches: counted", each)
     return _averaged("micro_batches", each, average, present)
@@ -114,19 +131,25 @@ def micro_batches(
 
 @checks.arguments
 def weighted(weights: ArrayLike | jax.Array) -> Work:
-    r"""Whole micro-batches with weights of their own, $g_n = \sum_m w_{nm} \bar g_{nm}$; those of
-    weight 0 are not computed.
+    r"""Returns local work of full micro-batches with given weights,
+    $g_n = \sum_m w_{nm} \bar g_{nm}$.
+
+    Micro-batches of weight 0 are not computed.
 
     Args:
-        weights: w, floating `[N, M]`.
+        weights: w, floating-point numbers `[N, M]`, at least 0.
+
+    Returns:
+        The `dsgd.Work`, with bool samples `[N, M]`.
 
     Raises:
-        ValueError: not floating `[N, M]`, a weight that is negative, infinite or NaN, or all 0.
+        ValueError: if `weights` are not floating-point numbers `[N, M]`, one of them is negative,
+            infinite or NaN, or all are 0.
     """
     each = _array(weights)
     if each.ndim != 2 or not jnp.issubdtype(each.dtype, jnp.floating) or not each.size:
         raise ValueError(
-            f"weighted: weights = {checks.typed(each)}: need floating-point numbers [N, M]"
+            f"weighted: weights = {checks.typed(each)}; expected floating-point numbers [N, M]"
         )
     if isinstance(each, np.ndarray):
         _need_weights("weighted: weights", each)
@@ -138,40 +161,44 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
 def in_samples(
     work: Work, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None
 ) -> Work:
-    """The same work with `samples` as int32, within what there is; that of problems without a batch
-    size in whole draws.
+    """Returns the same work with `samples` as int32, clipped to the available samples.
+
+    For problems without a batch size, `samples` counts full draws.
 
     Args:
-        work: of N workers.
-        batch_size, batch_sizes: of the problem.
+        work: local work of N workers.
+        batch_size, batch_sizes: those of the problem.
     """
     most = (batch_size or 1) if batch_sizes is None else np.asarray(batch_sizes, np.int32)[:, None]
     if work.samples.dtype == bool:
         return work._replace(samples=jnp.where(work.samples, most, 0).astype(jnp.int32))
     samples = jnp.asarray(work.samples)
-    if samples.dtype.itemsize < 4:  # int8 has no room for the batch size, to which they are cut
+    if samples.dtype.itemsize < 4:  # the batch size, the upper limit below, may not fit int8
         samples = samples.astype(jnp.int32)
     return work._replace(samples=jnp.clip(samples, 0, most).astype(jnp.int32))
 
 
 def of_each(work: Work) -> jax.Array:
-    """What the weights of each worker's work add up to, `[N]`: of what is computed."""
+    """Returns the sum of the weights of each worker's computed micro-batches, `[N]`."""
     return jnp.sum(jnp.where(work.samples > 0, work.weights, 0), axis=1)
 
 
 def need(where: str, work: Any, N: int, problem: Problem) -> None:
-    """Raises a ValueError where it is no work for N workers on this problem.
+    """Raises ValueError if `work` is not valid for N workers on this problem.
 
     Args:
-        where: how the message begins.
-        work: what may be anything.
+        where: beginning of the message.
+        work: any object.
         N: number of workers.
-        problem: whose batches are cut, or not.
+        problem: the problem, which may or may not be able to truncate its batches.
     """
     need_arrays(where, work, N)
     samples = _array(work.samples)
     most, cut = problem.batch_size or 1, problem.take is not None
-    whole = f"{where} in samples, but {problem.name} cannot cut its batches (it has no take); need"
+    whole = (
+        f"{where} in samples, but {problem.name} cannot truncate its batches (it has no `take`); "
+        "expected"
+    )
     sizes = np.full(N, most) if problem.batch_sizes is None else np.asarray(problem.batch_sizes)
     if isinstance(samples, Tracer):
         if samples.dtype != bool and most > 1 and not cut:
@@ -179,26 +206,31 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
     elif samples.dtype != bool:
         if samples.max() > most:
             raise ValueError(
-                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need 0 "
-                f"to {most} ({problem.name})"
+                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; expected "
+                f"0 to {most} ({problem.name})"
             )
         if (over := samples.max(axis=1) > sizes).any():
             n = int(over.argmax())
-            few = f"worker {n} has {sizes[n]} samples, fewer than a batch ({problem.name}), and draws without replacement"
-            fix = "give it at most as many in each micro-batch, bool samples for whole micro-batches, or pass replacement=True to the problem"
             raise ValueError(
-                f"{where} of {samples[n].max()} samples in a micro-batch of worker {n}; {few}: "
-                f"{fix}"
+                f"{where} of {samples[n].max()} samples in a micro-batch of worker {n}, which has "
+                f"only {sizes[n]} samples ({problem.name}) and draws without replacement; expected "
+                f"at most {sizes[n]}; reduce the samples, pass bool samples for whole "
+                "micro-batches, or pass replacement=True to the problem"
             )
         if not cut and not np.isin(samples, (0, most)).all():
             raise ValueError(f"{whole} 0 or {most}")
 
 
 def need_arrays(where: str, work: Any, N: int | None) -> None:
-    """Raises a ValueError where it is work for no problem: its arrays are not those of N workers
-    (None: of any number), or negative, or nobody computes anything."""
+    """Raises ValueError if `work` is not valid for any problem.
+
+    Its arrays must have the types and shapes for N workers (None: any number), and must not be
+    negative, and at least one worker must compute something.
+    """
     if not isinstance(work, Work):
-        raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work")
+        raise ValueError(
+            f"{where} as {checks.typed(work)}; expected a dsgd.Work; construct it with dsgd.work"
+        )
     for name, array in (("samples", work.samples), ("weights", work.weights)):
         kinds, words = (
             ((jnp.integer, np.bool_), "integers or bool")
@@ -215,8 +247,8 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
         if not fits or not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             rows = "N" if N is None else N
             raise ValueError(
-                f"{where} with {name} as {checks.typed(array)}; need {words} [{rows}, M], M >= 1, "
-                "samples and weights alike"
+                f"{where} with {name} as {checks.typed(array)}; expected {words} [{rows}, M], "
+                "M >= 1, with equal shapes of samples and weights"
             )
     samples, weights, draws = *map(_array, work[:2]), work.draws
     if draws is not None and (
@@ -230,8 +262,8 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
     if not isinstance(samples, Tracer):
         if samples.min() < 0:
             raise ValueError(
-                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need at "
-                "least 0"
+                f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; expected "
+                "at least 0"
             )
         _need_some(f"{where} with samples", samples)
     if not isinstance(weights, Tracer):
@@ -239,19 +271,27 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
 
 
 def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
-    """Micro-batches of so many samples, `[N, M]`, of those who are there, with their weights."""
+    """Returns the work of the workers that participate, with weights according to `average`.
+
+    Args:
+        function: name of the calling function, for messages.
+        samples: samples of each micro-batch, `[N, M]`.
+        average, present: as in `local_batches`.
+    """
     if average not in AVERAGES:
         raise ValueError(
-            f"{function}: average = {average!r}: need {' or '.join(map(repr, AVERAGES))}"
+            f"{function}: average = {average!r}; expected {' or '.join(map(repr, AVERAGES))}"
         )
     number = samples.shape[0]
     if present is not None:
-        there = _array(present)
-        if there.shape != samples.shape[:1] or there.dtype != bool:
-            raise ValueError(f"{function}: present = {checks.typed(there)}: need bool [{number}]")
+        mask = _array(present)
+        if mask.shape != samples.shape[:1] or mask.dtype != bool:
+            raise ValueError(
+                f"{function}: present = {checks.typed(mask)}; expected bool [{number}]"
+            )
         samples, number = (
-            _library(samples, there).where(there[:, None], samples, np.zeros((), samples.dtype)),
-            there.sum(),
+            _library(samples, mask).where(mask[:, None], samples, np.zeros((), samples.dtype)),
+            mask.sum(),
         )
     xp = _library(samples)
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
@@ -261,22 +301,28 @@ def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
 
 
 def _array(values: Any) -> Any:
-    """As it is where it is traced, else a copy of numpy's: a caller may refill its arrays."""
+    """Returns a tracer unchanged, and anything else as a numpy copy, because its owner may modify
+    it.
+    """
     return values if isinstance(values, Tracer) else np.array(values)
 
 
 def _library(*arrays: Any) -> Any:
-    """What is known stays so: numpy's, of numpy's arrays."""
+    """Returns numpy if all arrays are numpy arrays, so that known values stay known, otherwise
+    jax.numpy.
+    """
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
 def _need_some(what: str, values: np.ndarray) -> None:
     if not values.any():
-        raise ValueError(f"{what}: 0 for everybody; need somebody who computes something")
+        raise ValueError(
+            f"{what}: all values are 0; expected at least one worker that computes something"
+        )
 
 
 def _need_weights(what: str, weights: np.ndarray) -> None:
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(
-            f"{what} {weights.min():g} to {weights.max():g}: need finite numbers, at least 0"
+            f"{what} {weights.min():g} to {weights.max():g}; expected finite numbers, at least 0"
         )

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 FIRST = ("README.md",)
 OTHERS = (
+    "docs/index.md",
     "docs/tutorial.md",
     "docs/own_method.md",
     "docs/methods.md",
@@ -55,6 +56,7 @@ PAGES = [
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs/papers").glob("*.md"),
+        *(ROOT / "docs/decisions").glob("*.md"),
     )
 ]
 
@@ -87,10 +89,13 @@ def test_every_page_is_in_the_contents():
 
 
 def test_every_figure_is_shown():
-    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert [
-        path.name for path in (ROOT / "docs").glob("*.png") if f"]({path.name})" not in pages
-    ] == []
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    hidden = [
+        path.name
+        for path in (ROOT / "docs").glob("*.png")
+        if f"]({path.name})" not in pages and f"](../{path.name})" not in pages
+    ]
+    assert hidden == []
 
 
 def test_readme_has_the_commands_that_ci_runs():

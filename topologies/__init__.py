@@ -1,4 +1,4 @@
-"""Graphs with their mixing matrices: fixed ones, schedules, weights, and pictures of them."""
+"""Gossip topologies: static graphs, time-varying schedules, mixing weights and pictures."""
 
 from topologies.graphs import (
     chain,

@@ -1,4 +1,4 @@
-"""Graphs that stay the same in every round."""
+"""Static graphs: topologies whose mixing matrix is the same in every round."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 Weights = Annotated[
     Callable[[csr_array], csr_array],
     "one of topologies.metropolis, topologies.max_degree, topologies.lazy, topologies.uniform, or "
-    "a function like them",
+    "a function from an adjacency matrix to a mixing matrix",
 ]
 
 
 @checks.arguments
 def ring(n: int, weights: Weights = metropolis) -> Topology:
-    r"""The ring $W_2$: each worker and its two neighbours, 1/3 each;
-    $\rho = \max_k |1 + 2\cos(2\pi k/n)|/3 \approx 1 - 4\pi^2/(3n^2)$.
+    r"""Returns the ring $W_2$: each worker averages with its two neighbours, with weights of 1/3,
+    and $\rho = \max_k |1 + 2\cos(2\pi k/n)|/3 \approx 1 - 4\pi^2/(3n^2)$.
 
-    Two workers have one neighbour each, weight 1/2.
+    With two workers, each has one neighbour and the weights are 1/2.
 
     Args:
         n: number of workers, at least 1.
         weights: one of `topologies.metropolis`, `max_degree`, `lazy`, `uniform`, or any function
-            like them.
+            from an adjacency matrix `[n, n]` to a mixing matrix `[n, n]`.
 
     Raises:
-        ValueError: n < 1.
+        ValueError: if n < 1.
 
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
@@ -47,13 +47,14 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
 
 @checks.arguments
 def complete(n: int) -> Topology:
-    r"""The complete graph $W_1 = 11^T/n$, $\rho = 0$: one gossip round is the exact mean.
+    r"""Returns the complete graph $W_1 = 11^T/n$, with $\rho = 0$: one gossip round computes the
+    exact mean.
 
     Args:
         n: number of workers, at least 1.
 
     Raises:
-        ValueError: n < 1.
+        ValueError: if n < 1.
 
     Source: Liu and Zhang, section 5.2.1 (which misprints $\rho = 1$ in the text).
     """
@@ -62,10 +63,10 @@ def complete(n: int) -> Topology:
 
 @checks.arguments
 def star(n: int, weights: Weights = metropolis) -> Topology:
-    r"""A hub, worker 0, and n - 1 others that only it knows; Metropolis weights are 1/n on edges,
-    and $\rho = 1 - 1/n$ for n >= 3.
+    r"""Returns the star: worker 0 is the hub, and the n - 1 other workers are connected to it only.
+    Metropolis weights are 1/n on the edges, and $\rho = 1 - 1/n$ for n >= 3.
 
-    Arguments, errors: as `ring`.
+    The arguments and errors are those of `ring`.
     """
     ids = np.arange(checks.positive_int("star: n", n))
     return _named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
@@ -73,10 +74,10 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
 
 @checks.arguments
 def chain(n: int, weights: Weights = metropolis) -> Topology:
-    r"""A line of workers, each with the one before it and the one after it; Metropolis:
-    $\rho = (1 + 2\cos(\pi/n))/3$.
+    r"""Returns the chain, in which worker i is connected to workers i - 1 and i + 1. With
+    Metropolis weights, $\rho = (1 + 2\cos(\pi/n))/3$.
 
-    Arguments, errors: as `ring`.
+    The arguments and errors are those of `ring`.
     """
     ids = np.arange(checks.positive_int("chain: n", n) - 1)
     return _named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
@@ -84,16 +85,17 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
 
 @checks.arguments
 def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
-    r"""A grid that is closed both ways; worker i is at row i // columns. Its 4 neighbours have 1/5
-    each, and from 3 x 3 on
-    $\rho = \max_{(k,l) \ne 0} |1 + 2\cos(2\pi k/\text{rows}) + 2\cos(2\pi l/\text{columns})|/5$.
+    r"""Returns the torus: a grid that is closed in both directions, with worker i in row i //
+    columns. Each of a worker's 4 neighbours has weight 1/5, and from 3 x 3 on $\rho = \max_{(k,l)
+    \ne 0} |1 + 2\cos(2\pi k/\text{rows}) + 2\cos(2\pi l/\text{columns})|/5$.
 
     Args:
-        rows, columns: at least 1. Two in a row are neighbours once.
-        weights: as of `ring`.
+        rows, columns: size of the grid, each at least 1. With two rows or two columns, the two
+            neighbours in that direction are the same worker and share one edge.
+        weights: as in `ring`.
 
     Raises:
-        ValueError: rows or columns < 1.
+        ValueError: if rows or columns < 1.
     """
     checks.positive_int(f"torus({rows}, {columns}): rows", rows)
     checks.positive_int(f"torus({rows}, {columns}): columns", columns)
@@ -108,15 +110,15 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
 
 @checks.arguments
 def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
-    r"""$2^k$ workers; those whose ids differ in one bit are neighbours. Metropolis: 1/(k+1) each,
-    $\rho = (k-1)/(k+1)$.
+    r"""Returns the hypercube of $2^k$ workers, in which workers whose ids differ in one bit are
+    neighbours. With Metropolis weights, each neighbour has weight 1/(k+1) and $\rho = (k-1)/(k+1)$.
 
     Args:
         dimension: k, at least 0.
-        weights: as of `ring`.
+        weights: as in `ring`.
 
     Raises:
-        ValueError: dimension < 0.
+        ValueError: if dimension < 0.
     """
     checks.natural("hypercube: dimension", dimension, most=30)
     n, bits = 1 << dimension, 1 << np.arange(dimension)
@@ -126,17 +128,17 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
 
 @checks.arguments
 def exponential(n: int) -> Topology:
-    r"""The static exponential graph: worker i sends to $i + 2^k$ for all $2^k < n$, equal weights.
-    Directed and doubly stochastic.
+    r"""Returns the static exponential graph: worker i sends to $i + 2^k$ for all $2^k < n$, with
+    equal weights. It is directed and doubly stochastic.
 
-    $\rho = 1 - 2/(1 + \lceil \log_2 n \rceil)$ for even n, with as many neighbours as that
-    logarithm.
+    For even n, $\rho = 1 - 2/(1 + \lceil \log_2 n \rceil)$; each worker has $\lceil \log_2 n
+    \rceil$ neighbours.
 
     Args:
         n: number of workers, at least 1.
 
     Raises:
-        ValueError: n < 1.
+        ValueError: if n < 1.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training",
     2021.
@@ -152,22 +154,23 @@ def exponential(n: int) -> Topology:
 def erdos_renyi(
     n: int, probability: float, seed: int = 0, weights: Weights = metropolis
 ) -> Topology:
-    r"""Every pair is connected with the same probability, independently; above $\ln n / n$ the
-    graph is likely to be connected.
+    r"""Returns an Erdős–Rényi random graph: each pair of workers is connected independently with
+    the given probability. Above $\ln n / n$ the graph is likely to be connected.
 
     Args:
         n: number of workers, at least 1.
-        probability: of an edge, in (0, 1].
-        seed: of the draw.
-        weights: as of `ring`.
+        probability: probability of an edge, in (0, 1].
+        seed: seed of the draw.
+        weights: as in `ring`.
 
     Raises:
-        ValueError: n < 1, another probability, or a draw that is not connected.
+        ValueError: if n < 1, if the probability is not in (0, 1], or if the drawn graph is not
+            connected.
     """
     name = f"erdos_renyi({n}, {probability:.3g}, {seed})"
     checks.natural(f"{name}: seed", seed, most=None)
     if not 0 < probability <= 1:
-        raise ValueError(f"{name}: need a probability in (0, 1]")
+        raise ValueError(f"{name}: probability = {probability!r}; expected a number in (0, 1]")
     import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
 
     graph = nx.gnp_random_graph(checks.positive_int("erdos_renyi: n", n), probability, seed=seed)
@@ -176,17 +179,18 @@ def erdos_renyi(
 
 @checks.arguments
 def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metropolis) -> Topology:
-    r"""A random graph in which every worker has as many neighbours: an expander, $\rho$ near
-    $(1 + 2\sqrt{d-1})/(d+1)$ for large n.
+    r"""Returns a random regular graph, in which every worker has the same number of neighbours. It
+    is an expander: $\rho$ is near $(1 + 2\sqrt{d-1})/(d+1)$ for large n.
 
     Args:
         n: number of workers.
-        degree: d, below n; n d is even.
-        seed: of the draw.
-        weights: as of `ring`.
+        degree: d, the number of neighbours of each worker, below n; n d must be even.
+        seed: seed of the draw.
+        weights: as in `ring`.
 
     Raises:
-        ValueError: no such graph, or a draw that is not connected (unlikely from degree 3 on).
+        ValueError: if no such graph exists, or if the drawn graph is not connected (unlikely for
+            degrees of at least 3).
     """
     name = f"random_regular({n}, {degree}, {seed})"
     checks.natural(f"{name}: seed", seed, most=None)
@@ -195,7 +199,8 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
         or n * degree % 2
     ):
         raise ValueError(
-            f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph"
+            f"{name}: n = {n}, degree = {degree}; expected 0 <= degree < n and an even n * "
+            "degree, since no other regular graph exists"
         )
     import networkx as nx  # noqa: PLC0415
 
@@ -208,40 +213,40 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
 def from_graph(
     graph: nx.Graph[Any], weights: Weights | str | None = None, name: str = "from_graph"
 ) -> Topology:
-    """Returns the topology of a graph of networkx, with an edge from sender to receiver if it is
-    directed.
+    """Returns the topology of a networkx graph. The edges of a directed graph go from sender to
+    receiver.
 
-    If the nodes are exactly 0, ..., n - 1, worker i is node i. Other nodes are workers in the order
-    of the graph, and `Topology.names` has their names:
-    `data=[data[node] for node in topology.names]`.
+    If the nodes are exactly 0, ..., n - 1, worker i is node i. Otherwise the workers are the nodes
+    in the order of the graph, and `Topology.names` holds the nodes: `data=[data[node] for node in
+    topology.names]`.
 
     Args:
-        graph: undirected or directed. Loops and multiple edges do not matter unless `weights` is an
+        graph: undirected or directed. Loops and multiple edges are ignored unless `weights` is an
             attribute.
-        weights: as of `ring`; or the name of an attribute of the edges: an edge (i, j) of an
-            undirected graph has the weight $W_{ij} = W_{ji}$, an edge from i to j $W_{ji}$, and a
-            loop $W_{ii}$. A node without a loop keeps what is left to 1. Multiple edges add up.
-            None: `metropolis` if every edge goes both ways, else `uniform`, which is for push-sum
-            methods.
-        name: what tables and errors call it.
+        weights: a function as in `ring`; or the name of an edge attribute that holds the weights:
+            an edge (i, j) of an undirected graph has the weight $W_{ij} = W_{ji}$, an edge from i
+            to j the weight $W_{ji}$, and a loop the weight $W_{ii}$. A node without a loop gets as
+            $W_{ii}$ the remainder to 1. Multiple edges add up. None: `metropolis` if every edge
+            goes both ways, else `uniform`, which is for push-sum methods.
+        name: name of the topology in tables and error messages.
 
     Raises:
-        ValueError: if `graph` is not a graph, has no nodes, or is not connected (a directed one
-            strongly); if the weights are only for undirected graphs; or if an edge lacks the
-            attribute, its value is not a finite number, or the weights of a node with its loop do
-            not sum to 1 (without a loop: exceed 1).
+        ValueError: if `graph` is not a graph, has no nodes, or is not connected (strongly connected
+            if directed); if the weights function supports undirected graphs only and the graph is
+            directed; or if an edge lacks the attribute, its value is not a finite number, or the
+            weights of a node do not sum to 1 (to at most 1 if the node has no loop).
 
     Warns:
-        UserWarning: if edges have an attribute `weight`, other than 1, and `weights` is None.
+        UserWarning: if edges have an attribute `weight` other than 1 and `weights` is None.
     """
     import networkx as nx  # noqa: PLC0415
 
     if not isinstance(graph, nx.Graph):
         raise ValueError(
-            f"{name}: given {checks.shown(graph)}; need a graph of networkx{_how_to_make(graph)}"
+            f"{name}: graph = {checks.shown(graph)}; expected a networkx graph{_how_to_make(graph)}"
         )
     if len(graph) == 0:
-        raise ValueError(f"{name}: a graph without nodes; need at least one worker")
+        raise ValueError(f"{name}: the graph has no nodes; expected at least one")
     numbered = set(graph) == set(range(len(graph)))
     nodes = list(range(len(graph))) if numbered else list(graph)
     names = None if numbered else nodes
@@ -250,9 +255,9 @@ def from_graph(
     if weights is None and any(_informative(value) for _, _, value in graph.edges(data="weight")):  # pyright: ignore[reportCallIssue]
         warnings.warn(
             f"{name}: the edges have an attribute 'weight', which is not used; pass "
-            "weights='weight' for W of these numbers, or"
-            " weights=topologies.metropolis (topologies.uniform if edges go one way) for weights "
-            "of the edges alone",
+            "weights='weight' to use these numbers as mixing weights, or"
+            " weights=topologies.metropolis (topologies.uniform for a directed graph) to compute "
+            "the weights from the edges alone",
             stacklevel=3,
         )
     adjacency = _adjacency(graph, nodes)
@@ -263,25 +268,25 @@ def from_graph(
 
 @checks.arguments
 def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
-    """Any mixing matrix: columns that sum to 1, connected; for most methods symmetric, or with rows
-    that sum to 1, too.
+    """Returns the topology of a mixing matrix whose columns sum to 1 and whose graph is connected.
+    Most methods need a symmetric matrix, or rows that sum to 1 as well.
 
     Args:
-        W: `[n, n]`, dense, of scipy.sparse, or a DataFrame, whose columns then name the workers;
-            `[period, n, n]` or a sequence of matrices is a schedule. Errors of at most 1e-6, as of
-            float32, are corrected.
-        name: what tables and errors call it.
+        W: `[n, n]`: a dense array, a scipy.sparse matrix, or a DataFrame, whose columns then name
+            the workers. `[period, n, n]` or a sequence of matrices is a schedule. Rounding errors
+            of at most 1e-6, as in float32, are corrected.
+        name: name of the topology in tables and error messages.
 
     Raises:
-        ValueError: as `dsgd.Topology` says; or a DataFrame whose rows are in another order than its
-            columns.
+        ValueError: as for `dsgd.Topology`; or if the rows of a DataFrame are not in the order of
+            its columns.
     """
     return Topology(name, W, _frame_names(name, W))
 
 
 def _frame_names(name: str, W: Any) -> list[Any] | None:
-    """What a DataFrame calls the workers; None of other matrices, and if they are numbers in
-    order.
+    """Returns the column names of a DataFrame as worker names; None for other matrices, and if the
+    names are 0, ..., n - 1 in order.
     """
     if not (hasattr(W, "columns") and hasattr(W, "index")):
         return None
@@ -290,14 +295,14 @@ def _frame_names(name: str, W: Any) -> list[Any] | None:
         index == numbers and set(columns) == set(numbers) and columns != numbers
     ):
         raise ValueError(
-            f"{name}: W has rows {checks.shown(index)} and columns {checks.shown(columns)}; need "
-            "the same order: W.loc[W.columns]"
+            f"{name}: W has rows {checks.shown(index)} and columns {checks.shown(columns)}; "
+            "expected the same order: pass W.loc[W.columns]"
         )
     return None if columns == numbers else columns
 
 
 def _how_to_make(graph: Any) -> str:
-    """A graph of networkx from what else describes one."""
+    """Returns a hint how to make a networkx graph from another representation of a graph."""
     if issparse(graph):
         return (
             ": networkx.from_scipy_sparse_array(A), or topologies.from_matrix(W) of a mixing matrix"
@@ -310,14 +315,16 @@ def _how_to_make(graph: Any) -> str:
 
 
 def _informative(weight: Any) -> bool:
-    """Whether an edge's `weight` is more than the 1 that networkx gives edges of adjacency
+    """Whether an edge's `weight` differs from the 1 that networkx sets for edges of adjacency
     matrices.
     """
     return weight is not None and not (checks.is_number(weight) and weight == 1)
 
 
 def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> csr_array:
-    """W of an attribute of the edges, and what is left to 1 for nodes without a loop."""
+    """Returns W from an edge attribute. Nodes without a loop get the remainder to 1 on the
+    diagonal.
+    """
     number, entries = {node: i for i, node in enumerate(nodes)}, []
     for sender, receiver, value in graph.edges(data=attribute):  # pyright: ignore[reportCallIssue]
         if not checks.is_number(value) or not math.isfinite(value):
@@ -326,13 +333,12 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
                 if value is None
                 else f"{attribute} = {checks.shown(value)}"
             )
-            known = (
+            hint = (
                 f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
             )
             raise ValueError(
                 f"{name}: weights = {attribute!r}, but the edge ({sender!r}, {receiver!r}) has "
-                f"{what}; need a finite number for every"
-                f" edge{known}"
+                f"{what}; expected a finite number for every edge{hint}"
             )
         entries.append((number[receiver], number[sender], float(value)))
         if not graph.is_directed() and sender != receiver:
@@ -356,37 +362,45 @@ def _refuse_node(
     name: str, nodes: list[Any], W: csr_array, left: np.ndarray, worst: int, looped: np.ndarray
 ) -> NoReturn:
     symmetric = (W != W.T).nnz == 0
-    what = f"the weights of {'' if symmetric else 'edges out of '}node {nodes[worst]!r}{' with its loop' if looped[worst] else ''}"
-    remedy = f"a node without a loop keeps what is left, at least 0: divide all weights by {1 - left.min():.6g}"
+    loop = " with its loop" if looped[worst] else ""
+    what = f"the weights of {'' if symmetric else 'edges out of '}node {nodes[worst]!r}{loop}"
+    remedy = (
+        f"the remainder to 1 is the node's own weight: divide all weights by {1 - left.min():.6g}"
+    )
     if looped[worst]:
-        remedy = "without loops, nodes keep what is left to 1"
+        remedy = "a node without a loop gets the remainder to 1"
     if not symmetric and np.abs(W.sum(axis=1) - 1).max() <= TOLERANCE:
         remedy = (
-            "those into each node do: if edges go from receiver to sender, pass graph.reverse()"
+            "the weights into each node do: if edges go from receiver to sender, pass "
+            "graph.reverse()"
         )
-    far = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {'less' if left[worst] > 0 else 'more'} than 1"
+    side = "less" if left[worst] > 0 else "more"
+    sums = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {side} than 1"
     raise ValueError(
-        f"{name}: {what} {far}; need {'a sum of 1' if looped[worst] else 'at most 1'} ({remedy})"
+        f"{name}: {what} {sums}; expected {'a sum of 1' if looped[worst] else 'at most 1'}: "
+        f"{remedy}"
     )
 
 
 def _both_ways(n: int, first: np.ndarray, second: np.ndarray) -> csr_array:
-    """The adjacency matrix `[n, n]` of an undirected graph, from the two ends of its edges; loops
-    and repetitions do not matter.
+    """Returns the adjacency matrix `[n, n]` of an undirected graph, given the two ends of its
+    edges. Loops and repeated edges are ignored.
     """
     return _one_way(n, np.concatenate([first, second]), np.concatenate([second, first]))
 
 
 def _one_way(n: int, sender: np.ndarray, receiver: np.ndarray) -> csr_array:
-    """The same of a directed graph: 1 where the column's worker sends to the row's."""
+    """Returns the adjacency matrix `[n, n]` of a directed graph: entry (i, j) is 1 if j sends
+    to i.
+    """
     other = sender != receiver
     adjacency = csr_array((np.ones(other.sum()), (receiver[other], sender[other])), shape=(n, n))
-    adjacency.data[:] = 1  # repetitions were added up
+    adjacency.data[:] = 1  # csr_array sums repeated edges.
     return adjacency
 
 
 def _adjacency(graph: nx.Graph, nodes: list[Any]) -> csr_array:
-    """That of a networkx graph, of which these nodes are the workers."""
+    """Returns the adjacency matrix of a networkx graph with the workers in the order of `nodes`."""
     import networkx as nx  # noqa: PLC0415
 
     links = coo_array(nx.to_scipy_sparse_array(graph, nodelist=nodes, weight="", dtype=float))
@@ -400,8 +414,8 @@ def _named(
     usual: Weights = metropolis,
     names: Sequence[Any] | None = None,
 ) -> Topology:
-    """The topology with these weights on these edges. Its name tells weights that are not the usual
-    ones.
+    """Returns the topology with these weights on the edges of `adjacency`. The name of the topology
+    includes the weights function if it is not the `usual` one.
     """
     how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
@@ -411,31 +425,36 @@ def _named(
         if names is None:
             raise
         raise ValueError(
-            f"{error} (the workers are, in order, the nodes {checks.shown(names)})"
+            f"{error} (the workers are the nodes {checks.shown(names)}, in this order)"
         ) from error
     return Topology(name, _on_edges(name, W, adjacency), names)
 
 
 def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
-    """W, if it is one of this graph."""
+    """Returns W as a sparse matrix, after checking that it has weights on edges of the graph
+    only.
+    """
     if not issparse(W) and (not checks.is_numeric(W) or np.ndim(W) != 2):
         raise ValueError(
-            f"{name}: the weights function gave {checks.shown(W)}; need a matrix {adjacency.shape}"
+            f"{name}: the weights function returned {checks.shown(W)}; expected a matrix of "
+            f"shape {adjacency.shape}"
         )
     W = csr_array(W)
     if W.shape != adjacency.shape:
         raise ValueError(
-            f"{name}: the weights function gave {W.shape} for an adjacency of {adjacency.shape}; "
-            "need the same"
+            f"{name}: the weights function returned a matrix of shape {W.shape} for an adjacency "
+            f"matrix of shape {adjacency.shape}; expected the same shape"
         )
     entries = coo_array(W)
-    strange = (entries.row != entries.col) & (
+    misplaced = (entries.row != entries.col) & (
         np.asarray(adjacency[entries.row, entries.col]).ravel() == 0
     )
-    if strange.any():
-        i, j = entries.row[strange][0], entries.col[strange][0]
-        given = f"W[{i}, {j}] = {W[i, j]:.6g}, where {j} does not send to {i}"
-        raise ValueError(f"{name}: the weights function gave {given}; need weights on edges")
+    if misplaced.any():
+        i, j = entries.row[misplaced][0], entries.col[misplaced][0]
+        given = f"W[{i}, {j}] = {W[i, j]:.6g} although worker {j} does not send to worker {i}"
+        raise ValueError(
+            f"{name}: the weights function returned {given}; expected nonzero weights on edges only"
+        )
     return W
 
 
@@ -445,7 +464,7 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
     if not nx.is_connected(graph):
         parts = sorted((sorted(part) for part in nx.connected_components(graph)), key=len)
         raise ValueError(
-            f"{name}: the draw falls into {len(parts)} components, the smallest of workers "
-            f"{parts[0][:8]}; need {hint}, or another seed"
+            f"{name}: the drawn graph has {len(parts)} components, the smallest with workers "
+            f"{parts[0][:8]}; expected a connected graph: pass {hint}, or another seed"
         )
     return _named(name, _adjacency(graph, list(range(len(graph)))), weights)

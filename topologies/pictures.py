@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @checks.arguments
 def draw(topology: Topology, axes: Axes | None = None) -> Figure:
-    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the
-    edges of all rounds. Workers that have names are labelled with them.
+    """Draws a topology, with its name, degree and rho as the title. Directed edges are arrows; for
+    a schedule, the edges of all rounds are drawn. Workers that have names are labelled with them.
 
-    Workers stand on a circle, those of a tree (a star, a chain) and of what has no symmetry where
-    forces put them.
+    The nodes of a regular graph are placed on a circle, those of other graphs by a force-directed
+    layout (Kamada and Kawai).
 
     Args:
-        topology: any.
-        axes: of matplotlib, to draw into; None: a new figure.
+        topology: the topology to draw.
+        axes: matplotlib axes to draw into; None: a new figure.
 
     Returns:
         The figure.
     """
-    import networkx as nx  # noqa: PLC0415 (a second that those who do not draw are spared)
+    import networkx as nx  # noqa: PLC0415 (takes a second to import)
     from matplotlib.axes import Axes  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     if not isinstance(axes, Axes | None):
-        raise ValueError(f"draw: axes = {checks.shown(axes)}: need axes of matplotlib, or None")
+        raise ValueError(f"draw: axes = {checks.shown(axes)}; expected matplotlib axes, or None")
     if axes is None:
         axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
     graph = nx.Graph() if topology.symmetric else nx.DiGraph()

@@ -1,4 +1,4 @@
-"""Graphs that change from round to round, with a period."""
+"""Time-varying graphs: periodic schedules of mixing matrices."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from dsgd.graphs.topology import Topology
 
 @checks.arguments
 def one_peer_exponential(n: int) -> Topology:
-    r"""One message a round: in round t worker i sends half to $i + 2^{t \bmod k}$,
-    $k = \lceil \log_2 n \rceil$. Doubly stochastic.
+    r"""Returns the one-peer exponential graph: in round t worker i sends one message, with weight
+    1/2, to $i + 2^{t \bmod k}$, where $k = \lceil \log_2 n \rceil$. It is doubly stochastic.
 
-    For n a power of 2, k rounds are the exact mean, $\rho = 0$.
+    If n is a power of 2, k rounds compute the exact mean, so $\rho = 0$.
 
     Args:
         n: number of workers, at least 1.
 
     Raises:
-        ValueError: n < 1.
+        ValueError: if n < 1.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training",
     2021; Assran et al., 2019.
     """
     checks.positive_int("one_peer_exponential: n", n)
-    own = np.arange(n)
-    rounds = [_halves(own, (own - (1 << k)) % n) for k in range(max(1, (n - 1).bit_length()))]
+    ids = np.arange(n)
+    rounds = [_halves(ids, (ids - (1 << k)) % n) for k in range(max(1, (n - 1).bit_length()))]
     return Topology(f"one_peer_exponential({n})", rounds)
 
 
 @checks.arguments
 def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
-    r"""In each round everybody (but one, if n is odd) meets one other, drawn at random, and both
-    take the mean. Symmetric in every round.
+    """Returns a schedule of random matchings: in each round the workers are paired at random (one
+    worker stays alone if n is odd), and each pair averages. It is symmetric in every round.
 
     Args:
         n: number of workers, at least 2.
-        period: rounds that are drawn; then they begin again.
-        seed: of the draw.
+        period: number of rounds that are drawn, at least 1; the schedule repeats them.
+        seed: seed of the draw.
 
     Raises:
-        ValueError: n < 2, period < 1, or rounds that together do not connect everybody.
+        ValueError: if n < 2 or period < 1, or if the union of all rounds is not connected.
 
-    Source: randomised gossip of Boyd et al., "Randomized gossip algorithms", 2006, with all pairs
-    of a round at once.
+    Source: the randomised gossip of Boyd et al., "Randomized gossip algorithms", 2006, with all
+    pairs of a round at once.
     """
     name = f"random_matchings({n}, {period}, {seed})"
     if checks.positive_int(f"{name}: n", n) < 2:
-        raise ValueError(f"{name}: need at least 2 workers")
+        raise ValueError(f"{name}: n = {n}; expected at least 2 workers")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
     draw = np.random.default_rng(seed)
@@ -59,8 +59,8 @@ def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
 
 
 def _partners(order: np.ndarray) -> np.ndarray:
-    """Who meets whom where neighbours in this order do; a last one without a neighbour meets
-    itself.
+    """Returns each worker's partner, int `[n]`, if neighbours in this order are paired. A last
+    worker without a neighbour is its own partner.
     """
     partner = np.arange(len(order))
     first, second = order[: len(order) // 2 * 2].reshape(-1, 2).T
@@ -68,9 +68,11 @@ def _partners(order: np.ndarray) -> np.ndarray:
     return partner
 
 
-def _halves(own: np.ndarray, sender: np.ndarray) -> csr_array:
-    """Everybody keeps half, and takes half of one other's."""
-    n = len(own)
+def _halves(ids: np.ndarray, sender: np.ndarray) -> csr_array:
+    """Returns the mixing matrix in which each worker takes half of its own model and half of its
+    sender's.
+    """
+    n = len(ids)
     return csr_array(
-        (np.full(2 * n, 0.5), (np.tile(own, 2), np.concatenate([own, sender]))), shape=(n, n)
+        (np.full(2 * n, 0.5), (np.tile(ids, 2), np.concatenate([ids, sender]))), shape=(n, n)
     )

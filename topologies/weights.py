@@ -1,4 +1,4 @@
-"""Weights for the edges of a graph: functions of its adjacency matrix that give a mixing matrix."""
+"""Mixing weights: functions from the adjacency matrix of a graph to a mixing matrix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from dsgd import checks
 
 @checks.arguments
 def metropolis(adjacency: csr_array) -> csr_array:
-    r"""Metropolis weights, $W_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges; what is left stays with
-    oneself. Symmetric on any graph.
+    r"""Metropolis weights: $W_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges, and the remainder to 1 on
+    the diagonal. The matrix is symmetric for any graph.
 
     Args:
-        adjacency: of an undirected graph, `[n, n]` with 1 where j sends to i, 0 on the diagonal.
+        adjacency: adjacency matrix `[n, n]` of an undirected graph, with 1 if j sends to i and 0 on
+            the diagonal.
 
     Raises:
-        ValueError: a directed graph.
+        ValueError: if the graph is directed.
 
     Source: Xiao, Boyd and Kim, "Distributed average consensus with least-mean-square deviation",
     2007.
@@ -29,10 +30,10 @@ def metropolis(adjacency: csr_array) -> csr_array:
 
 @checks.arguments
 def max_degree(adjacency: csr_array) -> csr_array:
-    r"""Maximum-degree weights, $W_{ij} = 1 / (1 + \max_k d_k)$ on edges; what is left stays with
-    oneself.
+    r"""Maximum-degree weights: $W_{ij} = 1 / (1 + \max_k d_k)$ on edges, and the remainder to 1 on
+    the diagonal.
 
-    Arguments, errors: as `metropolis`.
+    The arguments and errors are those of `metropolis`.
 
     Source: Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004.
     """
@@ -43,30 +44,30 @@ def max_degree(adjacency: csr_array) -> csr_array:
 
 @checks.arguments
 def lazy(adjacency: csr_array) -> csr_array:
-    r"""Lazy Metropolis weights, $(I + W) / 2$ of the Metropolis W: no eigenvalue is negative, as
-    some corrected methods need.
+    r"""Lazy Metropolis weights: $(I + W) / 2$ with the Metropolis matrix W. No eigenvalue is
+    negative, which some bias-corrected methods need.
 
-    Arguments, errors: as `metropolis`.
+    The arguments and errors are those of `metropolis`.
 
-    Source: after Olshevsky, "Linear time average consensus on fixed graphs", 2014, who has
-    $1 / (2 \max(d_i, d_j))$ on edges.
+    Source: after Olshevsky, "Linear time average consensus on fixed graphs", 2014, who has $1 / (2
+    \max(d_i, d_j))$ on edges.
     """
-    _degrees("lazy", adjacency)  # refuses a directed graph by this name
+    _degrees("lazy", adjacency)  # so that the error for a directed graph names `lazy`
     W = metropolis(adjacency)
     return csr_array((W + _diagonal(np.ones(len(W.indptr) - 1))) / 2)
 
 
 @checks.arguments
 def uniform(adjacency: csr_array) -> csr_array:
-    r"""Every sender shares equally, $W_{ij} = 1 / (1 + d_j)$ for itself and those that it sends to:
-    a third each on the survey's ring.
+    """Uniform weights: every sender divides its model equally, $W_{ij} = 1 / (1 + d_j)$ for itself
+    and the workers that it sends to. On the survey's ring each weight is a third.
 
-    Symmetric where all degrees are equal. Otherwise only columns sum to 1: a directed topology, for
-    push-sum methods.
+    The matrix is symmetric if all degrees are equal. Otherwise only its columns sum to 1: the
+    topology is directed and for push-sum methods.
 
     Args:
-        adjacency: of any graph, directed or not, `[n, n]` with 1 where j sends to i, 0 on the
-            diagonal.
+        adjacency: adjacency matrix `[n, n]` of any graph, directed or not, with 1 if j sends to i
+            and 0 on the diagonal.
 
     Source: Liu and Zhang, section 5.2.1; Assran et al., "Stochastic gradient push", 2019.
     """
@@ -75,7 +76,7 @@ def uniform(adjacency: csr_array) -> csr_array:
 
 
 WEIGHTS = {weights.__name__: weights for weights in (metropolis, max_degree, lazy, uniform)}
-"""By name, for command lines."""
+"""The weights functions by name, for command lines."""
 
 
 def _degrees(weights: str, adjacency: csr_array) -> np.ndarray:
@@ -83,15 +84,16 @@ def _degrees(weights: str, adjacency: csr_array) -> np.ndarray:
     if one_way.nnz:
         receiver, sender = (ends[one_way.data > 0][0] for ends in (one_way.row, one_way.col))
         raise ValueError(
-            f"{weights} weights of a directed graph: {sender} sends to {receiver}, which does not "
-            "send back; need an undirected graph, or"
-            " weights=topologies.uniform"
+            f"{weights}: the graph is directed (worker {sender} sends to {receiver}, which does "
+            "not send back); expected an undirected graph: pass weights=topologies.uniform"
         )
     return np.asarray(adjacency.sum(axis=1))
 
 
 def _with_own(edges: coo_array, weights: np.ndarray) -> csr_array:
-    """W with these weights on the edges, and on the diagonal what is left of the columns."""
+    """Returns W with these weights on the edges, and on the diagonal the remainder of each column
+    to 1.
+    """
     W = csr_array((weights, (edges.row, edges.col)), shape=edges.shape)
     return csr_array(W + _diagonal(1 - W.sum(axis=0)))
 

@@ -1,4 +1,4 @@
-"""Workers that compute, and a network that connects them: what they take in a round."""
+"""The cluster: computation times of workers and the network that connects them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dsgd.clusters.quantity import Quantity, need_number, need_probability, same
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, need_seconds
 
-# what a draw is for
+# Purposes of draws; each has random keys of its own.
 _COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)
-# a port that is not given
+# The port if no bandwidth is given.
 _FREE = Quantity(
     lambda key, clock, worker: jnp.float32(jnp.inf), "None", positive=True, steady=True
 )
@@ -27,19 +27,22 @@ _FREE = Quantity(
 @checks.arguments
 @dataclass(frozen=True)
 class Overlap:
-    r"""A gradient that is sent while the rest of it is computed, bucket by bucket: its backward
-    pass takes $P = k b + m$ seconds of a micro-batch of b samples, its first bucket is ready after
-    $\gamma P$ of them, and its last one, $T_u / T_{comm}$ of the message, only at the end.
+    r"""Overlap of communication with computation: a gradient is sent bucket by bucket while the
+    rest of it is computed.
+
+    The backward pass of a micro-batch of b samples takes $P = k b + m$ seconds. The first bucket is
+    ready after $\gamma P$ of them. The last bucket, the share $T_u / T_{comm}$ of the message, is
+    ready only at the end.
 
     Args:
         backward: m, seconds.
-        backward_per_sample: k, seconds.
-        first: gamma, in [0, 1].
-        last: the share of the messages' bits that the last bucket is, in [0, 1]; its messages have
-            their latencies, too.
+        backward_per_sample: k, seconds per sample.
+        first: $\gamma$, in [0, 1].
+        last: share of the message's bits that is in the last bucket, in [0, 1]; its messages also
+            have a latency.
 
     Raises:
-        ValueError: not quantities, shares outside [0, 1].
+        ValueError: if an argument has another type, or a share is outside [0, 1].
 
     Source: Nie et al., "Cannikin", section 3, equations 3 to 7.
     """
@@ -55,45 +58,50 @@ class Overlap:
 
     @property
     def name(self) -> str:
-        """All that it is of."""
-        return f"overlap({self.backward.name}; {self.backward_per_sample.name}; {self.first:.9g}; {self.last:.9g})"
+        """A description that contains all parameters."""
+        quantities = f"{self.backward.name}; {self.backward_per_sample.name}"
+        return f"overlap({quantities}; {self.first:.9g}; {self.last:.9g})"
 
 
 @checks.arguments
 @dataclass(frozen=True)
 class Cluster:
-    """Workers that compute, and a network that connects them.
+    r"""Workers that compute, and the network that connects them.
 
     Args:
-        compute: seconds that a worker needs for one micro-batch, besides those of `per_sample`.
-        up: bits per second of a worker's sending port; None: sending takes no time besides the
-            latency. Where they change with the clock, a message takes the seconds in which so many
-            bits come together, from its own beginning on.
-        down: of its receiving port; None: it is as fast as the sending one.
-        latency: seconds of a message.
-        convention: "blocking" or "pipelined", of `dsgd.network`.
-        micro_batches: how many of them a worker computes for one gradient, one after the other,
-            each of the problem's batch size; a method that says how much each worker computes
-            (`Query.work`) says also in how many.
-        per_sample: seconds for each sample of a micro-batch; None: none.
-        at_once: whether a worker's micro-batches are pieces of one batch, in the simulation only:
-            all its samples of a round take the seconds of one micro-batch of so many.
-        overlap: what of the round's messages goes while the gradient is computed: of the last
-            micro-batch, whose backward part is never more than all of it; None: nothing.
-        noise: nu of what workers measure of their times, t e^(nu z) with z from N(0, 1).
-        present: who takes part in a round: whoever has more than 0 of it; None: everybody.
-        present_for: rounds for which that stays so, from round 0 on: those of local SGD from one
-            averaging to the next, say. Draws are those of the first of them; what goes by the clock
-            goes on.
-        delivered: which messages of a round arrive: those with more than 0 of it, by the number of
-            the link, min(i, j) N + max(i, j), so that a link is down both ways; of all-reduces and
-            of servers by the number of the worker, whose part is lost; None: all.
+        compute: seconds that a worker needs for one micro-batch, in addition to `per_sample`.
+        up: bits per second of a worker's sending port; None: sending takes only the latency. If the
+            bandwidth changes with the clock, a message takes the time over which the bandwidth,
+            integrated from the message's start, reaches the message's bits.
+        down: bits per second of a worker's receiving port; None: as fast as its sending port.
+        latency: seconds per message, at least 0.
+        convention: "blocking" or "pipelined", see `dsgd.network`.
+        micro_batches: number of micro-batches of one gradient, which a worker computes one after
+            the other, each of the problem's batch size; ignored if the method sets the local work
+            (`Query.work`).
+        per_sample: seconds for each sample of a micro-batch; None: 0.
+        at_once: whether a worker's micro-batches are parts of one batch, which only the simulation
+            divides: the samples of a round then take the time of a single micro-batch of that size.
+        overlap: overlap of the round's messages with the computation of the last micro-batch, whose
+            backward pass takes at most the whole micro-batch's time; None: no overlap.
+        noise: $\nu$ of the noise of the workers' clocks: a time t is measured as $t e^{\nu z}$ with
+            $z \sim \mathcal N(0, 1)$.
+        present: participation: a worker participates in a round if its quantity is positive; None:
+            all workers participate.
+        present_for: number of rounds for which a draw of `present` is kept, counted from round 0,
+            for example the rounds between two averagings of local SGD. A dependence of `present` on
+            the clock still takes effect in every round.
+        delivered: which messages of a round arrive: those for which the quantity is positive. In
+            gossip it is evaluated at the number of the link, min(i, j) N + max(i, j), so that a
+            link is down in both directions; in all-reduces and exchanges with servers, at the
+            number of the worker whose contribution is lost. None: all messages arrive.
 
     Raises:
-        ValueError: not quantities, bandwidths that can be 0, a latency or a noise that is negative,
-            infinite or NaN, an unknown convention, micro_batches or present_for < 1, quantities for
-            different numbers of workers, a `delivered` that is for workers and not for links, a
-            `present_for` without `present`.
+        ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
+            is negative, infinite or NaN; the convention is unknown; `micro_batches` or
+            `present_for` is less than 1; quantities are for different numbers of workers;
+            `delivered` is for a number of workers instead of for links; or `present_for` is given
+            without `present`.
     """
 
     compute: Quantity
@@ -114,7 +122,7 @@ class Cluster:
         for what, quantity in (("up", self.up), ("down", self.down)):
             if quantity is not None and not quantity.positive:
                 raise ValueError(
-                    f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s"
+                    f"Cluster: {what} = {quantity.name} can be 0; expected a bandwidth > 0 bit/s"
                 )
         need_seconds("Cluster: latency", self.latency)
         need_number("Cluster: noise", self.noise, least=0)
@@ -126,51 +134,51 @@ class Cluster:
             and self.present is None
         ):
             raise ValueError(
-                f"Cluster: present_for = {self.present_for}, but everybody is present: need a "
-                "quantity that says who is"
+                f"Cluster: present_for = {self.present_for} but present = None; expected a "
+                "quantity `present` that determines which workers participate"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.named):
-            many = self.delivered.workers or self.delivered.named
+            number = self.delivered.workers or self.delivered.named
             raise ValueError(
-                f"Cluster: delivered = {self.delivered.name} is for {many} workers: need a "
-                "quantity of links, which have numbers of their"
-                " own: bernoulli(0.9, 1.0), say"
+                f"Cluster: delivered = {self.delivered.name} is for {number} workers; expected a "
+                "quantity of links, such as bernoulli(0.9, 1.0)"
             )
 
     @property
     def _quantities(self) -> list[Quantity]:
-        own = (self.compute, self.up, self.down, self.per_sample, self.present)
+        members = (self.compute, self.up, self.down, self.per_sample, self.present)
         backward = (self.overlap.backward, self.overlap.backward_per_sample) if self.overlap else ()
-        return [quantity for quantity in (*own, *backward) if quantity]
+        return [quantity for quantity in (*members, *backward) if quantity]
 
     @property
     def workers(self) -> int | None:
-        """How many workers it is for, None for any number."""
+        """Number of workers that the cluster is for, or None for any number."""
         return same_workers(*self._quantities)
 
     def need_workers(self, N: int) -> None:
-        """Raises a ValueError where it is not for N workers, or a function of one of its quantities
-        returns no float scalar.
+        """Raises ValueError if the cluster is not for N workers, or if a function of one of its
+        quantities does not return a float scalar.
         """
         named = max(quantity.named for quantity in self._quantities)
         if self.workers not in (None, N):
             raise ValueError(
-                f"a cluster of {self.workers} workers for a problem of {N}: need the same number"
+                f"cluster: it has {self.workers} workers but the problem has {N}; expected the "
+                "same number"
             )
         if named > N:
             raise ValueError(
-                f"a cluster that names worker {named - 1} ({self.name}) for a problem of {N}: "
-                f"need one of 0 to {N - 1}"
+                f"cluster: a quantity names worker {named - 1} ({self.name}) but the problem has "
+                f"{N} workers; expected workers 0 to {N - 1}"
             )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
             quantity.need_scalars()
 
     @property
     def name(self) -> str:
-        """All that it is of."""
+        """A description that contains all parameters."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
         ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
-        more = [
+        options = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
             "at once" if self.at_once else "",
             self.overlap.name if self.overlap else "",
@@ -179,18 +187,18 @@ class Cluster:
             f"delivered {self.delivered.name}" if self.delivered else "",
         ]
         return "; ".join(
-            filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *more])
+            filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])
         )
 
     def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Seconds of each of these workers' micro-batches in this round, one by one, `[k]` numbers
-        to `[k, M]`; 0 of those without samples.
+        """Returns the seconds of each micro-batch of the given workers in this round, `[k, M]`; 0
+        for micro-batches without samples.
 
         Args:
-            round: whose `work` says how many samples they have, in M micro-batches; without it,
-                these are `micro_batches` of the problem's `batch_size` (of each worker's
-                `batch_sizes`, if given), of one sample if it has none.
-            workers: which.
+            round: its `work` has the samples of each of M micro-batches. Without `work` there are
+                `micro_batches` micro-batches of the problem's `batch_size` (or of each worker's
+                `batch_sizes`, if given; of one sample if the problem has none).
+            workers: numbers of the workers, int `[k]`.
         """
         workers = jnp.asarray(workers)
         seconds = self._each(self.compute, _COMPUTE, round, workers)
@@ -200,18 +208,18 @@ class Cluster:
         return jnp.where(samples > 0, seconds, 0)
 
     def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers
-        to `[k]`.
+        """Returns the seconds that the given workers, `[k]`, compute for a gradient in this round,
+        `[k]`.
         """
         return jnp.sum(self.latencies(round, workers), axis=1)
 
     def backward(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """P, seconds of the backward pass of each of these workers' last micro-batch that has
-        samples, `[k]` numbers to `[k]`: before they are over, by 1 - gamma of them, its messages
-        may begin.
+        r"""Returns P, the seconds of the backward pass of the last micro-batch that has samples,
+        for each of the given workers, `[k]`. A worker's messages may begin $(1 - \gamma) P$ seconds
+        before the end of the pass.
 
         Args:
-            round, workers: as of `latencies`; the cluster has an overlap.
+            round, workers: as in `latencies`; the cluster must have an overlap.
         """
         assert self.overlap is not None
         workers = jnp.asarray(workers)
@@ -221,16 +229,16 @@ class Cluster:
             self.overlap.backward_per_sample, _BACKWARD_PER_SAMPLE, round, workers
         )
         backward = jnp.minimum(backward, self.latencies(round, workers))
-        # of those without samples any: its seconds are 0
+        # For a worker without samples any micro-batch will do, as all of its seconds are 0.
         last = samples.shape[1] - 1 - jnp.argmax(samples[:, ::-1] > 0, axis=1)
         return jnp.take_along_axis(backward, last[:, None], axis=1)[:, 0]
 
     def samples(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Of each of these workers' micro-batches, one after the other, int32 `[k, M]`; with
-        `at_once`, all are of the first.
+        """Returns the samples of each micro-batch of the given workers, int32 `[k, M]`; with
+        `at_once`, the first micro-batch has all of a worker's samples.
 
         Args:
-            round, workers: as of `latencies`.
+            round, workers: as in `latencies`.
         """
         workers = jnp.asarray(workers)
         if round.work is None:
@@ -239,70 +247,74 @@ class Cluster:
                 if round.problem is None
                 else (round.problem.batch_size, round.problem.batch_sizes)
             )
-            whole = (
+            batch = (
                 (batch_size or 1)
                 if batch_sizes is None
                 else jnp.asarray(batch_sizes, jnp.int32)[workers, None]
             )
-            each = jnp.full((workers.shape[0], self.micro_batches), whole, jnp.int32)
+            samples = jnp.full((workers.shape[0], self.micro_batches), batch, jnp.int32)
         else:
-            each = jnp.asarray(round.work.samples)[workers]
+            samples = jnp.asarray(round.work.samples)[workers]
         if not self.at_once:
-            return each
-        return jnp.zeros_like(each).at[:, 0].set(jnp.sum(each, axis=1, dtype=each.dtype))
+            return samples
+        return jnp.zeros_like(samples).at[:, 0].set(jnp.sum(samples, axis=1, dtype=samples.dtype))
 
     def _each(
         self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array
     ) -> jax.Array:
-        """One draw for each micro-batch, float32 `[k, M]`."""
+        """Draws the quantity for each micro-batch of the given workers, float32 `[k, M]`."""
         M = self.micro_batches if round.work is None else round.work.samples.shape[1]
-        each = jax.vmap(quantity.sample, (0, None, None))
+        draw = jax.vmap(quantity.sample, (0, None, None))
         keys = jax.random.split(_key(round, purpose), M)
-        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), workers).astype(
+        return jax.vmap(draw, (None, None, 0))(keys, jnp.float32(round.clock), workers).astype(
             jnp.float32
         )
 
     @property
     def steady(self) -> bool:
-        """Whether no bandwidth changes with the clock, so that a message takes as long whenever it
-        begins.
+        """Whether no bandwidth changes with the clock, so that the time of a message does not
+        depend on when it begins.
         """
         return all(port is None or port.steady for port in (self.up, self.down))
 
     def sending(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
     ) -> jax.Array:
-        """Seconds that these workers' sending ports need for so many bits, `[k]` numbers to `[k]`.
+        """Returns the seconds that the sending ports of the given workers need for their bits,
+        `[k]`.
 
         Args:
-            round: at the beginning of which it is `round.clock`.
-            workers: which.
+            round: the present round; it begins at `round.clock`.
+            workers: numbers of the workers, int `[k]`.
             bits: a scalar, or `[k]`.
-            after: seconds after that when each begins, likewise.
+            after: seconds between the beginning of the round and that of each message, a scalar or
+                `[k]`.
         """
         return _at_ports(Quantity.seconds, *self._sender, round, workers, bits, after)
 
     def receiving(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
     ) -> jax.Array:
-        """The same of their receiving ports."""
+        """As `sending`, for receiving ports."""
         return _at_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
 
     def bandwidths(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, seconds: ArrayLike = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        r"""Bits per second of these workers' sending and receiving ports in a window, `[k]` numbers
-        to `[k]` each: $\frac1s \int_t^{t+s} B(u)\,du$, with the round's draws, so that bits over
-        this mean are the s in which `sending` says that they go.
+        r"""Returns the mean bits per second of the given workers' sending and receiving ports in a
+        time window, $\frac1s \int_t^{t+s} B(u)\,du$, `[k]` each. The random draws are those of the
+        round, so that a message which takes s seconds by `sending` has s times this mean bits.
 
         Args:
-            round: at the beginning of which it is `round.clock`.
-            workers: which.
-            after: seconds after that when the window begins, a scalar, or `[k]`.
-            seconds: s, at least 0, likewise; where it is 0, the bandwidths are those at t.
+            round: the present round; it begins at `round.clock`.
+            workers: numbers of the workers, int `[k]`.
+            after: seconds between the beginning of the round and that of the window, a scalar or
+                `[k]`.
+            seconds: s, at least 0, a scalar or `[k]`; if it is 0, the bandwidths at time t are
+                returned.
 
         Returns:
-            Both; infinite where sending, or receiving, takes no time.
+            Sending and receiving bandwidths, `[k]` each; infinite for a port without a bandwidth.
         """
         up, down = (
             _at_ports(Quantity.mean, *port, round, workers, seconds, after)
@@ -312,7 +324,7 @@ class Cluster:
 
     @property
     def _sender(self) -> tuple[Quantity, int]:
-        """A worker's sending port, and what its draw is for."""
+        """The quantity of a worker's sending port, and the purpose of its draws."""
         return self.up or _FREE, _UP
 
     @property
@@ -320,8 +332,8 @@ class Cluster:
         return (self.down, _DOWN) if self.down else self._sender
 
     def with_noise(self, round: Round, seconds: jax.Array) -> jax.Array:
-        r"""What the workers measure of these seconds, `[N, ...]`: $t e^{\nu z}$, each with a z of
-        its own from N(0, 1).
+        r"""Returns the given seconds, `[N, ...]`, as the workers measure them: $t e^{\nu z}$ with
+        an independent $z \sim \mathcal N(0, 1)$ for each.
         """
         if not self.noise:
             return seconds
@@ -331,24 +343,27 @@ class Cluster:
 
 
 def _at_ports(
-    what: Callable,
+    method: Callable,
     port: Quantity,
     purpose: int,
     round: Round,
     workers: ArrayLike,
-    asked: ArrayLike,
+    argument: ArrayLike,
     after: ArrayLike,
 ) -> jax.Array:
-    """What these workers' ports have, or need, for so much from a time on, `[k]` numbers to
-    `[k]`.
+    """Evaluates a method of the ports' quantity (`method`: seconds or mean) for the given workers,
+    `[k]`, at `argument`, from `after` seconds after the beginning of the round.
     """
     workers = jnp.asarray(workers)
-    asked, after = (jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (asked, after))
-    clocks = jnp.maximum(0, round.clock + after)  # rounding may put the start of a run before 0
-    each = jax.vmap(partial(what, port), (None, 0, 0, 0))
-    return each(_key(round, purpose), clocks, asked, workers).astype(jnp.float32)
+    argument, after = (
+        jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (argument, after)
+    )
+    # Rounding could move the start of a run to before 0.
+    clocks = jnp.maximum(0, round.clock + after)
+    each = jax.vmap(partial(method, port), (None, 0, 0, 0))
+    return each(_key(round, purpose), clocks, argument, workers).astype(jnp.float32)
 
 
 def _key(round: Round, purpose: int) -> jax.Array:
-    # Far from the small numbers that methods fold into a round's key.
+    # The number is far from the small numbers that methods fold into a round's key.
     return jax.random.fold_in(round.key, 0x636C7573 + purpose)

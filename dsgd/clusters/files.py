@@ -1,6 +1,4 @@
-"""Clusters of equal workers as JSON files: numbers that were measured once, for all experiments
-after that.
-"""
+"""Clusters of equal workers as JSON files, so that experiments can share measured numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ _KIND = "dsgd cluster of equal workers"
 
 
 class Equal(NamedTuple):
-    """The numbers of a cluster whose workers and ports are equal, and always the same.
+    """A cluster whose workers and ports are equal and do not change over time.
 
     Args:
-        latency: seconds of a message.
-        bandwidth: bits per second of a port, both ways.
-        compute: seconds of a micro-batch, besides those of its samples.
-        per_sample: seconds of a sample.
+        latency: seconds per message.
+        bandwidth: bits per second of a port, in each direction.
+        compute: seconds of a micro-batch, in addition to `per_sample`.
+        per_sample: seconds per sample.
     """
 
     latency: float
@@ -34,7 +32,7 @@ class Equal(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster, which has any number of workers."""
+        """The `Cluster`, for any number of workers."""
         ports = {"up": constant(self.bandwidth), "latency": self.latency}
         return Cluster(
             constant(self.compute),
@@ -45,16 +43,16 @@ class Equal(NamedTuple):
 
 @checks.arguments
 def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = None) -> None:
-    """Writes a cluster for `load`.
+    """Writes a cluster of equal workers to a JSON file, to be read by `load`.
 
     Args:
-        path: of the file, which is replaced in one step.
-        cluster: of equal workers.
-        about: what else is worth keeping, as JSON; nobody reads it.
+        path: path of the file; an existing file is replaced atomically.
+        cluster: the cluster.
+        about: additional information to store, convertible to JSON; `load` ignores it.
 
     Raises:
-        ValueError: numbers that make no cluster; a file that cannot be written; an `about` that has
-            no form in JSON.
+        ValueError: if the numbers are not those of a valid cluster, the file cannot be written, or
+            `about` cannot be converted to JSON.
     """
     _need("clusters.save", cluster)
     file = records.expanded("clusters.save: path", path)
@@ -63,34 +61,38 @@ def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = Non
         records.write_json(file, {"kind": _KIND, **numbers, "about": dict(about or {})})
     except OSError as error:
         raise ValueError(
-            f"clusters.save: path = {path}: it cannot be written ({error.strerror})"
+            f"clusters.save: path = {path} cannot be written ({error.strerror}); expected the path "
+            "of a writable file"
         ) from error
 
 
 @checks.arguments
 def load(path: str | Path) -> Equal:
-    """The cluster that was saved there.
+    """Reads a cluster of equal workers from a JSON file.
 
     Args:
-        path: of the file.
+        path: path of the file.
+
+    Returns:
+        The numbers; their attribute `cluster` is the cluster.
 
     Raises:
-        ValueError: no such file, or one that is no cluster of equal workers: it says what is wrong,
-            and where.
+        ValueError: if the file does not exist or does not describe a cluster of equal workers; the
+            message says what is wrong and where.
     """
     where = f"clusters.load: {path}"
     found = _read(where, records.expanded("clusters.load: path", path))
     if not isinstance(found, dict) or found.get("kind") != _KIND:
         given = found.get("kind") if isinstance(found, dict) else found
         raise ValueError(
-            f"{where}: kind = {checks.shown(given)}: need {_KIND!r}, as python -m "
+            f"{where}: kind = {checks.shown(given)}; expected {_KIND!r}, as python -m "
             "experiments.calibrate writes it"
         )
     if missing := [name for name in ("latency", "bandwidth") if name not in found]:
-        raise ValueError(f"{where}: {', '.join(missing)}: missing; need a number")
+        raise ValueError(f"{where}: missing {', '.join(missing)}; expected a number for each")
     if unknown := found.keys() - {"kind", "about", *Equal._fields}:
         raise ValueError(
-            f"{where}: {checks.shown(', '.join(sorted(unknown)))[1:-1]}: unknown; need some of "
+            f"{where}: unknown {checks.shown(', '.join(sorted(unknown)))[1:-1]}; expected only "
             f"{', '.join(Equal._fields)}"
         )
     numbers = {name: found[name] for name in Equal._fields if name in found}
@@ -99,33 +101,36 @@ def load(path: str | Path) -> Equal:
 
 
 def _read(where: str, file: Path) -> Any:
-    """What a JSON file says.
+    """Returns the contents of a JSON file.
 
     Raises:
-        ValueError: a file that cannot be read, or is no JSON in UTF-8; a number that JSON does not
-            have; a name twice in one object.
+        ValueError: if the file cannot be read or is not JSON in UTF-8, a number is not a JSON
+            number, or a name occurs twice in one object.
     """
     try:
         if file.exists() and not file.is_file():
-            raise ValueError(f"{where}: it is no file; expected a JSON file")
+            raise ValueError(f"{where}: it is not a file; expected a JSON file")
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{where}: it cannot be read ({error.strerror})") from error
+        raise ValueError(
+            f"{where}: it cannot be read ({error.strerror}); expected a JSON file"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{where}: it is no text in UTF-8 (byte {error.start}); expected a JSON file"
+            f"{where}: it is not UTF-8 text (byte {error.start}); expected a JSON file"
         ) from error
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{where}: it is no JSON, in line {error.lineno}, column {error.colno}: {error.msg}"
+            f"{where}: it is not JSON, in line {error.lineno}, column {error.colno}: {error.msg}; "
+            "expected a file that clusters.save has written"
         ) from error
     except RecursionError as error:
         raise ValueError(
             f"{where}: lists or objects are nested too deep; expected numbers by name"
         ) from error
-    except ValueError as error:  # an integer of thousands of digits, too
+    except ValueError as error:  # also raised for an integer of thousands of digits
         raise ValueError(
             f"{where}: {error}; expected each name once, with a finite number"
         ) from error
@@ -136,17 +141,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"{checks.shown(next(name for name in found if names.count(name) > 1))} is there twice"
+            f"{checks.shown(next(name for name in found if names.count(name) > 1))} occurs twice"
         )
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _need(where: str, cluster: Equal) -> None:
     for name, value in cluster._asdict().items():
         if not checks.is_number(value):
-            raise ValueError(f"{where}: {name} = {checks.shown(value)}: need a number")
+            raise ValueError(f"{where}: {name} = {checks.shown(value)}; expected a number")
         need_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")

@@ -1,4 +1,4 @@
-"""Who takes part in a round on a cluster, and what arrives: draws of its quantities."""
+"""Participation in a round on a cluster, and delivery of messages: draws of its quantities."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dsgd.base import Round
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantity import Quantity
 
-# far from the small numbers that methods fold into a round's key
+# The numbers are far from the small numbers that methods fold into a round's key.
 _PRESENT, _DELIVERED = 0x70726573, 0x64656C69
 _DRAWS = 256
 
 
 def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
-    """Who takes part, bool `[N]`; None: everybody.
+    """Returns which workers participate, bool `[N]`; None: all.
 
     Args:
-        cluster: which says so.
-        round: the present one.
-        key: of the first of the `present_for` rounds for which it stays so.
+        cluster: the cluster.
+        round: the present round.
+        key: key of the first of the `present_for` rounds that share a draw.
     """
     if cluster.present is None:
         return None
@@ -31,8 +31,8 @@ def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
 
 
 def drawn(quantity: Quantity, N: int) -> bool:
-    """Whether who takes part depends on the key, and not only on the worker and the clock, as far
-    as many draws show it.
+    """Returns whether participation depends on the key, not only on the worker and the clock. This
+    is determined from 256 draws.
     """
 
     def some(key: jax.Array) -> jax.Array:
@@ -40,38 +40,43 @@ def drawn(quantity: Quantity, N: int) -> bool:
             jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
         )
 
-    there = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
-    return bool((there != there[:1]).any())
+    draws = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
+    return bool((draws != draws[:1]).any())
 
 
 def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
-    """What collectives are to know of a round; None: everybody is there, and all arrives.
+    """Returns the participation and delivery of a round, which collectives of `dsgd.workers` read;
+    None: all workers participate and all messages arrive.
 
     Args:
-        cluster: which says so.
-        round: with its `present`.
+        cluster: the cluster.
+        round: the round, with its `present`.
     """
     if cluster.present is None and cluster.delivered is None:
         return None
     N, delivered = round.workers, cluster.delivered
-    there = jnp.ones(N, bool) if round.present is None else round.present
+    participating = jnp.ones(N, bool) if round.present is None else round.present
     if delivered is None:
-        return workers.Attendance(there, there, lambda i, j: there[i] & there[j])
+        return workers.Attendance(
+            participating, participating, lambda i, j: participating[i] & participating[j]
+        )
     key = jax.random.fold_in(round.key, _DELIVERED)
 
     def arrives(i: jax.Array, j: jax.Array) -> jax.Array:
-        # A pair of workers has one link, with one number: it is down in both directions.
+        # A pair of workers has one link with one number, so that it is down in both directions.
         i, j = jnp.broadcast_arrays(i, j)
         return (
-            there[i]
-            & there[j]
+            participating[i]
+            & participating[j]
             & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
         )
 
-    return workers.Attendance(there, there & _some(delivered, key, round, jnp.arange(N)), arrives)
+    return workers.Attendance(
+        participating, participating & _some(delivered, key, round, jnp.arange(N)), arrives
+    )
 
 
 def _some(quantity: Quantity, key: jax.Array, round: Round, numbers: jax.Array) -> jax.Array:
-    """Of which numbers there is more than 0, bool of their shape."""
+    """Returns for which numbers the quantity is positive, bool of their shape."""
     sample = jax.vmap(lambda number: quantity.sample(key, jnp.float32(round.clock), number))
     return (sample(numbers.reshape(-1)) > 0).reshape(numbers.shape)

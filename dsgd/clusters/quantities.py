@@ -1,4 +1,4 @@
-"""Seconds, or bits per second, that differ by worker, time and chance."""
+"""Quantities: seconds, or bits per second, that vary between workers, over time and at random."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from dsgd.clusters.quantity import Quantity, need_number, need_probability
 
 @checks.arguments
 def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
-    """Always the same.
+    """A quantity that does not change.
 
     Args:
-        value: of all workers, or a list with one for each.
+        value: one number for all workers, or `[N]`, one for each; at least 0.
 
     Raises:
-        ValueError: negative, infinite or NaN.
+        ValueError: if a number is negative, infinite or NaN, or there is none.
     """
     values = _numbers("constant", value, least=0)
     positive = bool((values.astype(np.float32) > 0).all())
     if values.size == 0:
-        raise ValueError("constant of no numbers: need one, or one for each worker")
+        raise ValueError(
+            "constant: value has no numbers; expected one number, or one for each worker"
+        )
     if values.ndim == 0:
         return Quantity(
             lambda key, clock, worker: jnp.float32(values),
@@ -40,27 +42,29 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
         )
     if values.ndim != 1:
         raise ValueError(
-            f"constant of shape {values.shape}: need one number, or one for each worker"
+            f"constant: value of shape {values.shape}; expected one number, or one for each worker"
         )
-    each = values.astype(np.float32)
+    numbers = values.astype(np.float32)
     return Quantity(
-        lambda key, clock, worker: jnp.asarray(each)[worker],
+        lambda key, clock, worker: jnp.asarray(numbers)[worker],
         f"constant({_digest(values)})",
         positive,
-        each.size,
+        numbers.size,
         steady=True,
     )
 
 
 @checks.arguments
 def normal(mean: float, std: float) -> Quantity:
-    r"""$\max(0, \mathcal N(\mu, \sigma^2))$: nobody takes less than no time.
+    r"""A normally distributed quantity, cut off at 0: $\max(0, \mathcal N(\mu, \sigma^2))$.
+
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
-        mean, std: of the normal distribution.
+        mean, std: mean $\mu$ and standard deviation $\sigma$ before the cut-off, at least 0.
 
     Raises:
-        ValueError: negative, infinite or NaN.
+        ValueError: if an argument is negative, infinite or NaN.
     """
     need_number("normal: mean", mean, least=0)
     need_number("normal: std", std, least=0)
@@ -72,13 +76,16 @@ def normal(mean: float, std: float) -> Quantity:
 
 @checks.arguments
 def lognormal(mu: float, sigma: float) -> Quantity:
-    r"""$e^{\mathcal N(\mu, \sigma^2)}$, with the mean $e^{\mu + \sigma^2/2}$.
+    r"""A lognormally distributed quantity, $e^{\mathcal N(\mu, \sigma^2)}$, with mean
+    $e^{\mu + \sigma^2/2}$.
+
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
-        mu, sigma: of the logarithm.
+        mu, sigma: mean and standard deviation of the logarithm.
 
     Raises:
-        ValueError: infinite or NaN, or a negative sigma.
+        ValueError: if an argument is infinite or NaN, or `sigma` is negative.
     """
     need_number("lognormal: mu", mu, least=-math.inf)
     need_number("lognormal: sigma", sigma, least=0)
@@ -91,10 +98,16 @@ def lognormal(mu: float, sigma: float) -> Quantity:
 
 @checks.arguments
 def bernoulli(probability: float, value: float) -> Quantity:
-    """The value with this probability, else 0.
+    """A quantity that equals `value` with the given probability, and 0 otherwise.
+
+    Draws are independent between workers, rounds and micro-batches.
+
+    Args:
+        probability: probability of `value`, in [0, 1].
+        value: at least 0.
 
     Raises:
-        ValueError: a probability outside [0, 1]; a value that is negative, infinite or NaN.
+        ValueError: if the probability is outside [0, 1], or the value is negative, infinite or NaN.
     """
     need_probability("bernoulli", probability)
     need_number("bernoulli: value", value, least=0)
@@ -106,10 +119,15 @@ def bernoulli(probability: float, value: float) -> Quantity:
 
 @checks.arguments
 def exponential(mean: float) -> Quantity:
-    """Exponentially distributed.
+    """An exponentially distributed quantity.
+
+    Draws are independent between workers, rounds and micro-batches.
+
+    Args:
+        mean: the mean, at least 0.
 
     Raises:
-        ValueError: a mean that is negative, infinite or NaN.
+        ValueError: if the mean is negative, infinite or NaN.
     """
     need_number("exponential: mean", mean, least=0)
     return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
@@ -117,10 +135,16 @@ def exponential(mean: float) -> Quantity:
 
 @checks.arguments
 def gamma(shape: float, scale: float) -> Quantity:
-    """Gamma distributed, with the mean shape times scale.
+    """A gamma-distributed quantity, with mean `shape * scale`.
+
+    Draws are independent between workers, rounds and micro-batches.
+
+    Args:
+        shape: shape parameter, above 0.
+        scale: scale parameter, at least 0.
 
     Raises:
-        ValueError: a shape <= 0, a negative scale, infinite or NaN.
+        ValueError: if `shape` is not positive, `scale` is negative, or one is infinite or NaN.
     """
     need_number("gamma: shape", shape, least=0, more=True)
     need_number("gamma: scale", scale, least=0)
@@ -131,13 +155,16 @@ def gamma(shape: float, scale: float) -> Quantity:
 
 @checks.arguments
 def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
-    """One of these measurements, drawn anew each time.
+    """A quantity that is drawn uniformly from measured values.
+
+    Draws are independent between workers, rounds and micro-batches.
 
     Args:
-        values: `[samples]`, of all workers; or `[N, samples]`, each worker's own.
+        values: `[samples]`, for all workers, or `[N, samples]`, with a row for each worker; at
+            least 0.
 
     Raises:
-        ValueError: none; negative, infinite or NaN.
+        ValueError: if there are no values, or a value is negative, infinite or NaN.
     """
     table, workers = _table("measured", values)
 
@@ -154,14 +181,16 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
 
 @checks.arguments
 def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
-    """A recording, by the clock; it begins again when it is over.
+    """A quantity that follows a recording over time, and repeats it when it ends.
 
     Args:
-        values: `[samples]`, of all workers; or `[N, samples]`, each worker's own.
-        interval: seconds from one sample to the next.
+        values: `[samples]`, for all workers, or `[N, samples]`, with a row for each worker; at
+            least 0.
+        interval: seconds from one sample to the next, above 0.
 
     Raises:
-        ValueError: no values; negative, infinite or NaN ones; an interval <= 0.
+        ValueError: if there are no values, a value is negative, infinite or NaN, or `interval` is
+            not positive.
     """
     table, workers = _table("trace", values)
     need_number("trace: interval", interval, least=0, more=True)
@@ -181,20 +210,21 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
 
 @checks.arguments
 def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
-    r"""$(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ at the time t, with z from
-    $\mathcal N(0, 1)$.
+    r"""A quantity that oscillates over time with multiplicative noise,
+    $(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ with $z \sim \mathcal N(0, 1)$.
 
     Args:
-        eta: between the least and the most.
-        theta: radians per second.
-        delta: the least.
-        noise: nu; each worker draws its own, anew in every round.
+        eta: $\eta$, the difference between the maximum and the minimum, at least 0.
+        theta: $\theta$, radians per second, at least 0.
+        delta: $\delta$, the minimum, above 0.
+        noise: $\nu$, at least 0; each worker draws its own z in every round.
 
     Raises:
-        ValueError: delta <= 0; others negative; infinite or NaN.
+        ValueError: if `delta` is not positive, another argument is negative, or one is infinite or
+            NaN.
 
-    Source: Xin et al., "Kimad", section 4.2, whose noise is not stated; this one keeps bandwidths
-    positive.
+    Source: Xin et al., "Kimad", section 4.2. The paper does not state its noise; this one keeps
+    bandwidths positive.
     """
     for what, value in (("eta", eta), ("theta", theta), ("noise", noise)):
         need_number(f"sinusoid: {what}", value, least=0)
@@ -219,15 +249,16 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
 
 @checks.arguments
 def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Quantity:
-    """High for the first part of each period, then low.
+    """A quantity that is `high` in the first part of each period, then `low`.
 
     Args:
-        high, low: the two levels.
-        period: seconds.
-        duty: the part of a period that is high, from 0 to 1.
+        high, low: the two levels, at least 0.
+        period: seconds, above 0.
+        duty: share of a period in which the quantity is high, in [0, 1].
 
     Raises:
-        ValueError: levels that are negative, infinite or NaN; a period <= 0; a duty outside [0, 1].
+        ValueError: if a level is negative, infinite or NaN, `period` is not positive, or `duty` is
+            outside [0, 1].
     """
     need_number("square_wave: high", high, least=0)
     need_number("square_wave: low", low, least=0)
@@ -250,14 +281,14 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
 
 @checks.arguments
 def bounded(quantity: Quantity, most: float) -> Quantity:
-    r"""$\min(X, \beta)$.
+    r"""A quantity with an upper bound, $\min(X, \beta)$.
 
     Args:
         quantity: X.
-        most: beta.
+        most: $\beta$, at least 0.
 
     Raises:
-        ValueError: not a quantity; a bound that is negative, infinite or NaN.
+        ValueError: if `quantity` is not a quantity, or `most` is negative, infinite or NaN.
     """
     need_number("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
@@ -272,16 +303,17 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
 
 @checks.arguments
 def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
-    """Some workers always have `factor` times as much: with seconds, they are slower; a whole
-    server, if they are all on one.
+    """A quantity that is multiplied by `factor` for some workers, in all rounds. With seconds and a
+    factor above 1, these workers are slower.
 
     Args:
-        quantity: of all.
-        workers: which.
-        factor: > 0.
+        quantity: the quantity of all workers.
+        workers: numbers of the workers.
+        factor: above 0.
 
     Raises:
-        ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
+        ValueError: if `quantity` is not a quantity, a worker is not an integer from 0 on, or
+            `factor` is not positive.
     """
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
     need_number("slow: factor", factor, least=0, more=True)
@@ -304,15 +336,14 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
 
 @checks.arguments
 def per_server(quantity: Quantity, size: int) -> Quantity:
-    """Workers come in servers of `size`, and those of one server share each draw: a straggler is
-    then a whole server.
+    """A quantity that workers on the same server share, so that a straggler is a whole server.
 
     Args:
-        quantity: of each server, by its number.
-        size: workers of a server; the first are 0 to size - 1.
+        quantity: the quantity of each server, as a function of the server's number.
+        size: workers per server, at least 1; workers 0 to `size - 1` are on the first server.
 
     Raises:
-        ValueError: not a quantity, size < 1.
+        ValueError: if `quantity` is not a quantity, or `size` is less than 1.
     """
     checks.positive_int("per_server: size", size)
     return replace(
@@ -329,19 +360,19 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
 
 @checks.arguments
 def sampled(k: int, of: int) -> Quantity:
-    """1 for exactly k of N workers, drawn without replacement and uniformly, else 0: clients that
-    are sampled.
+    """A quantity that is 1 for exactly k of N workers, drawn uniformly without replacement in every
+    round, and 0 for the others: client sampling.
 
     Args:
-        k: from 1 to N.
+        k: number of sampled workers, from 1 to N.
         of: N.
 
     Raises:
-        ValueError: another k or N.
+        ValueError: if `k` or `of` is out of range.
     """
     k, of = checks.positive_int("sampled: k", k), checks.positive_int("sampled: of", of)
     if k > of:
-        raise ValueError(f"sampled: k = {k} of {of}: need at most {of}")
+        raise ValueError(f"sampled: k = {k} of {of} workers; expected k of at most {of}")
 
     def sample(key, clock, worker):
         return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
@@ -352,7 +383,7 @@ def sampled(k: int, of: int) -> Quantity:
 def _drawn(
     draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False
 ) -> Quantity:
-    """Every worker's own draw from one distribution."""
+    """A quantity with an independent draw for each worker from one distribution."""
     return Quantity(
         lambda key, clock, worker: draw(jax.random.fold_in(key, worker)),
         name,
@@ -366,12 +397,12 @@ def _row(table: np.ndarray, worker: Any) -> Any:
 
 
 def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
-    """The values as `[1 or N, samples]`, and the N that they are for."""
+    """Returns the values as `[1 or N, samples]`, and the N that they are for, if any."""
     table = _numbers(what, values, least=0)
     if table.ndim not in (1, 2) or table.size == 0:
         raise ValueError(
-            f"{what} of values of shape {table.shape}: need [samples], or [N, samples] with a row "
-            "for each worker"
+            f"{what}: values of shape {table.shape}; expected [samples], or [N, samples] with a "
+            "row for each worker"
         )
     return np.atleast_2d(table).astype(np.float32), table.shape[0] if table.ndim == 2 else None
 
@@ -379,18 +410,20 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
 def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     array = np.array(array_likes.numbers(what, values))
     if array.dtype == bool:
-        raise ValueError(f"{what}: given {checks.shown(values)}; need numbers")
+        raise ValueError(f"{what}: given {checks.shown(values)}; expected numbers")
     with np.errstate(over="ignore"):
-        drawn = array.astype(np.float32)  # as draws are
+        # Draws are float32, so that the numbers must be finite and not round to 0 in float32.
+        drawn = array.astype(np.float32)
         wrong = ~(np.isfinite(drawn) & ((drawn != 0) == (array != 0)) & (array >= least))
     if wrong.any():
         raise ValueError(
-            f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g} that "
-            "float32 holds"
+            f"{what}: given {array[wrong].ravel()[0]}; expected finite numbers >= {least:.9g} "
+            "that float32 can represent"
         )
     return array
 
 
 def _digest(values: np.ndarray) -> str:
     shape = "x".join(map(str, values.shape))
-    return f"{shape} numbers {hashlib.sha256(np.ascontiguousarray(values, np.float64).tobytes()).hexdigest()[:8]}"
+    digest = hashlib.sha256(np.ascontiguousarray(values, np.float64).tobytes()).hexdigest()
+    return f"{shape} numbers {digest[:8]}"

@@ -1,5 +1,5 @@
-"""What a worker has of something at a time: a function of a key, the clock and its number; sums and
-multiples of such functions.
+"""The type `Quantity`: a function of a key, the clock and a worker's number; sums and multiples of
+quantities.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from dsgd.clusters import integrals
 @checks.arguments
 @dataclass(frozen=True)
 class Quantity:
-    """What a worker has of something at a time.
+    """A number of seconds or of bits per second that may vary between workers, over time and at
+    random.
 
     Args:
-        sample: (key, clock in seconds, worker) -> a float scalar, at least 0. All workers have the
-            same key: what is each one's own is drawn with `fold_in(key, worker)`.
-        name: for tables and checkpoints; it tells all parameters.
-        positive: whether it is never 0, as bandwidths must be.
-        workers: how many workers it is for, None for any number.
-        named: how many workers there must be at least, since it names one of them.
-        steady: whether it does not change with the clock: then a message has one bandwidth.
-        integral: (key, clock, seconds, worker) -> the integral of `sample` over the clock, from
-            `clock` on for so many seconds, of one that changes; None: it is a Gauss-Legendre sum of
-            64 samples.
+        sample: (key, clock in seconds, worker's number) -> float scalar, at least 0. All workers
+            get the same key; use `fold_in(key, worker)` for draws that differ between workers.
+        name: name in tables and checkpoints; it must contain all parameters.
+        positive: whether the quantity is never 0, as is required of bandwidths.
+        workers: number of workers that the quantity is for; None for any number.
+        named: least number of workers that the quantity needs, because it names one of them.
+        steady: whether the quantity does not depend on the clock.
+        integral: (key, clock, seconds, worker's number) -> the integral of `sample` from `clock` to
+            `clock + seconds`, for a quantity that depends on the clock; None: Gauss-Legendre
+            quadrature with 64 nodes is used.
     """
 
     sample: Annotated[Callable[[jax.Array, jax.Array, Any], jax.Array], "(key, clock, worker)"]
@@ -50,7 +51,7 @@ class Quantity:
     ) = None
 
     def need_scalars(self) -> None:
-        """Raises a ValueError unless its functions return float scalars."""
+        """Raises ValueError if a function of the quantity does not return a float scalar."""
         key, time = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.float32)
         worker = jax.ShapeDtypeStruct((), jnp.int32)
         _need_scalar(f"quantity {self.name!r}: sample", self.sample, key, time, worker)
@@ -62,7 +63,9 @@ class Quantity:
     def amount(
         self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any
     ) -> jax.Array:
-        """What a worker gets of it in so many seconds from a time on: bits, of bits per second."""
+        """Returns the integral over the given seconds from `clock` on: bits, if the quantity is
+        bits per second.
+        """
         if self.steady:
             return seconds * self.sample(key, clock, worker)
         if self.integral is not None:
@@ -72,29 +75,29 @@ class Quantity:
     def seconds(
         self, key: jax.Array, clock: jax.Array, amount: jax.Array, worker: Any
     ) -> jax.Array:
-        """How long it takes from a time on until a worker has got so much of it: of bits per
-        second, seconds of a message.
+        """Returns the seconds from `clock` on until the integral reaches `amount`: the time of a
+        message, if the quantity is bits per second.
         """
         if self.steady:
             return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
         return integrals.needed(lambda seconds: self.amount(key, clock, seconds, worker), amount)
 
     def mean(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
-        """What a worker has of it on average in so many seconds from a time on; where these are 0,
-        at that time.
+        """Returns the mean over the given seconds from `clock` on; if they are 0, the value at
+        `clock`.
         """
-        now = self.sample(key, clock, worker)
+        value = self.sample(key, clock, worker)
         if self.steady:
-            return now
+            return value
         return jnp.where(
             seconds == 0,
-            now,
+            value,
             self.amount(key, clock, seconds, worker) / jnp.where(seconds == 0, 1, seconds),
         )
 
     @checks.arguments
     def __add__(self, other: Quantity) -> Quantity:
-        """The sum of the two, drawn independently."""
+        """Returns the sum of two quantities, which are drawn independently."""
 
         def sample(key, clock, worker):
             first, second = jax.random.split(key)
@@ -123,8 +126,8 @@ class Quantity:
 
     @checks.arguments
     def __mul__(self, factor: float) -> Quantity:
-        """So many times it."""
-        need_number("a factor of a quantity", factor, least=0)
+        """Returns the quantity times a nonnegative number."""
+        need_number("Quantity: factor", factor, least=0)
         name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
         return replace(
             self,
@@ -138,7 +141,7 @@ class Quantity:
 
 
 def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
-    """Raises a ValueError unless the function returns one real number."""
+    """Raises ValueError if the function does not return one real number."""
 
     def called(*arguments: Any) -> Any:
         with causes.explained(where):
@@ -149,8 +152,8 @@ def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
             or not checks.is_numeric(value)
         ):
             raise ValueError(
-                f"{where} = {checks.shown(function)} returned {checks.typed(value)}: need a float "
-                "scalar"
+                f"{where} = {checks.shown(function)} returned {checks.typed(value)}; expected a "
+                "float scalar"
             )
         return value
 
@@ -158,31 +161,35 @@ def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
 
 
 def need_number(what: str, value: Any, *, least: float, more: bool = False) -> None:
-    """Raises a ValueError where the value is no finite number of at least, or more than,
-    `least`.
+    """Raises ValueError if the value is not a finite number that is at least `least` (or, with
+    `more`, above it).
     """
     if not math.isfinite(value) or value < least or (more and value == least):
         raise ValueError(
-            f"{what} = {value!r}: need a finite number"
+            f"{what} = {value!r}; expected a finite number"
             + (f" {'>' if more else '>='} {least:.9g}" if least > -math.inf else "")
         )
 
 
 def need_probability(what: str, value: Any) -> None:
-    """Raises a ValueError unless it is a number from 0 to 1; `what` names it."""
+    """Raises ValueError if the value is not a number from 0 to 1; `what` names it."""
     need_number(what, value, least=0)
     if value > 1:
-        raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
+        raise ValueError(f"{what} = {value!r}; expected a number from 0 to 1")
 
 
 def same_workers(*quantities: Quantity) -> int | None:
-    """The number of workers that they are for."""
+    """Returns the number of workers that the quantities are for; None for any number.
+
+    Raises:
+        ValueError: if they are for different numbers of workers.
+    """
     numbers = {
         quantity.workers: quantity.name for quantity in quantities if quantity.workers is not None
     }
     if len(numbers) > 1:
         each = ", ".join(f"{name} for {workers}" for workers, name in numbers.items())
         raise ValueError(
-            f"quantities for different numbers of workers: {each}; need the same number"
+            f"quantities for different numbers of workers: {each}; expected the same number"
         )
     return next(iter(numbers), None)

@@ -1,5 +1,5 @@
-"""What a round sends: the communicator that an update gets, compressed messages, bits, and the
-record that the engine reads.
+"""Communication of a round: the communicator that an update receives, compressed messages, counts
+of bits, and the record that the engine reads.
 """
 
 from dsgd.communication import bits

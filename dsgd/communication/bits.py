@@ -1,5 +1,5 @@
-"""Bits of an exchange: of leaves that are all-reduced, gathered or sent to neighbours as they are,
-and of messages of some length.
+"""Counts the bits of an exchange: of leaves that are all-reduced, gathered or sent to neighbours
+uncompressed, and of messages of given sizes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from dsgd.wire import counts
 
 
 class Bits(NamedTuple):
-    """What the workers of a block sent and received; counts of `dsgd.counts`, uint32 `[n, 4]`.
+    """Bits that the workers of a block sent and received. Counts are those of `dsgd.wire.counts`,
+    uint32 `[n, 4]`.
 
     Args:
         up: bits that each worker sent.
         down: bits that each worker received.
-        lost: bits of messages to each worker that were sent and did not arrive; None: none. Its
-            port was busy as long.
-        messages: how many messages each worker sent, and how many arrived at it, uint32 `[n, 2]`:
-            of all-reduces and of servers, its part of the sum. None: they are not counted, as on
-            clusters where all arrive.
+        lost: bits of messages to each worker that were sent but did not arrive; None if no message
+            can be lost. The receiving port was busy for as long as if they had arrived.
+        messages: number of messages that each worker sent and that arrived at it, uint32 `[n, 2]`.
+            In an all-reduce or an exchange with servers, a worker's contribution to the sum counts
+            as one message. None: messages are not counted, because all of them arrive.
     """
 
     up: jax.Array
@@ -34,8 +35,8 @@ class Bits(NamedTuple):
     lost: jax.Array | None = None
     messages: jax.Array | None = None
 
-    def __add__(self, other: Bits) -> Bits:  # type: ignore[override]  # of two exchanges, not of tuples
-        """What two exchanges of a round sent together."""
+    def __add__(self, other: Bits) -> Bits:  # type: ignore[override]  # adds counts, does not concatenate tuples
+        """Returns the total of two exchanges of a round."""
         lost = [bits for bits in (self.lost, other.lost) if bits is not None]
         messages = [numbers for numbers in (self.messages, other.messages) if numbers is not None]
         return Bits(
@@ -47,29 +48,32 @@ class Bits(NamedTuple):
 
 
 def none(N: int) -> Bits:
-    """No worker of N sent anything."""
-    nothing = counts.of(0, workers.ids(N).shape[0])
-    return Bits(nothing, nothing)
+    """Returns the counts of an exchange in which none of the N workers sends anything."""
+    zeros = counts.of(0, workers.ids(N).shape[0])
+    return Bits(zeros, zeros)
 
 
 def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
-    r"""The workers' rows are summed, or averaged, as they are: each sends $2 \frac{N-1}{N} d$
-    elements round a ring, in the mean.
+    r"""Returns the bits of an all-reduce of the workers' rows, uncompressed. On a ring each worker
+    sends $2 \frac{N-1}{N} d$ elements on average.
 
-    Nothing is padded: the program has one collective over d elements, whose pieces, if N does not
-    divide d, differ in length. Messages through servers are padded, and count their padding. In a
-    round with a `workers.attendance`, it is among the workers that participate.
+    Padding is not counted: the program has one collective over d elements, whose pieces differ in
+    length if N does not divide d. (Messages through servers are padded, and their padding counts.)
+    If `workers.attendance` is set, the all-reduce is among the workers that participate.
 
     Args:
         size: bits of one worker's vector.
         N: number of workers.
-        pattern: each worker sends, and receives, `pattern.vectors(N)` times its rows.
+        pattern: how the all-reduce is done; each worker sends, and receives, `pattern.vectors(N)`
+            times its own vector.
     """
-    if there := workers.attendance():
-        each = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
-        among = jnp.asarray(each)[jnp.sum(there.present)]
-        bits = workers.own(jnp.where(there.present[:, None], among, jnp.uint32(0)), N)
-        parts = workers.own(jnp.stack([there.present, there.counted], axis=1).astype(jnp.uint32), N)
+    if participation := workers.attendance():
+        sizes = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
+        bits_sent = jnp.asarray(sizes)[jnp.sum(participation.present)]
+        bits = workers.own(jnp.where(participation.present[:, None], bits_sent, jnp.uint32(0)), N)
+        parts = workers.own(
+            jnp.stack([participation.present, participation.counted], axis=1).astype(jnp.uint32), N
+        )
         return Bits(bits, bits, messages=parts)
     bits = counts.of(round(pattern.vectors(N) * size), workers.ids(N).shape[0])
     return Bits(bits, bits)
@@ -78,28 +82,31 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
 def to_neighbours(
     bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array
 ) -> Bits:
-    """A message of so many bits goes to each neighbour that a worker sends to (and that
-    participates).
+    """Returns the bits of messages from each worker to all of its neighbours; if participation is
+    set, to those neighbours that participate.
 
     Args:
-        bits: an int, or uint32 `[n]` by sender.
-        arrived: the same int, or those of the messages that `workers.fetch` brought, uint32 `[m]`:
-            a message shows its own length.
+        bits: bits of one message: an int if it is the same for all workers, or uint32 `[n]`, by
+            sender.
+        arrived: the same int, or the sizes of the messages that `workers.fetch` returned, uint32
+            `[m]`: receivers read the size from the message itself.
         topology: W.
-        step: of a schedule.
+        step: number of the exchange; selects the graph if the topology is a schedule.
     """
     if workers.attendance():
         up = workers.receivers(topology, step)
         sent = counts.times(up, counts.of(bits, up.shape[0]))
-        each = counts.of(
+        sizes = counts.of(
             arrived, workers.table_rows(topology) if isinstance(arrived, int) else arrived.shape[0]
         )
-        heard, lost = (
-            counts.carry(workers.sum_of_others(each, topology, step, lost=lost))
+        received, lost = (
+            counts.carry(workers.sum_of_others(sizes, topology, step, lost=lost))
             for lost in (False, True)
         )
-        came = workers.sum_of_others(jnp.ones((each.shape[0], 1), jnp.uint32), topology, step)
-        return Bits(sent, heard, lost=lost, messages=jnp.concatenate([up[:, None], came], axis=1))
+        arrivals = workers.sum_of_others(jnp.ones((sizes.shape[0], 1), jnp.uint32), topology, step)
+        return Bits(
+            sent, received, lost=lost, messages=jnp.concatenate([up[:, None], arrivals], axis=1)
+        )
     up, down = (
         workers.of_round(numbers.astype(np.uint32), topology, step)
         for numbers in (topology.sends, topology.receives)
@@ -114,12 +121,12 @@ def to_neighbours(
 
 
 def to_one(sizes: int | jax.Array, N: int) -> jax.Array:
-    """One message of each worker, of sizes `[n]` or one size for all."""
+    """Returns the bits of one message per worker; `sizes` is `[n]`, or one int for all workers."""
     return counts.of(sizes, workers.ids(N).shape[0])
 
 
 def to_all(sizes: int | jax.Array, N: int) -> jax.Array:
-    """N - 1 messages of each worker, of sizes `[n]` or one size for all."""
+    """Returns the bits of N - 1 messages per worker; `sizes` is `[n]`, or one int for all."""
     n = workers.ids(N).shape[0]
     return (
         counts.of((N - 1) * sizes, n)
@@ -129,8 +136,8 @@ def to_all(sizes: int | jax.Array, N: int) -> jax.Array:
 
 
 def to_others(sizes: int | jax.Array, N: int, but: jax.Array | None = None) -> jax.Array:
-    """The sum of sizes `[n, N]` or `[N]` over all workers except one, `but` `[n]`; None: except the
-    worker itself.
+    """Returns the sum of `sizes`, `[n, N]`, `[N]` or one int for all, over all workers but one: the
+    worker `but[i]` for row i, or, if `but` is None, the worker itself.
     """
     ids = workers.ids(N)
     if isinstance(sizes, int):
@@ -141,7 +148,7 @@ def to_others(sizes: int | jax.Array, N: int, but: jax.Array | None = None) -> j
 
 
 def of_tree(tree: PyTree) -> int:
-    """Bits of one worker's part of leaves `[n, ...]`, sent as they are."""
+    """Returns the bits of one worker's rows of leaves `[n, ...]`, uncompressed."""
     return sum(
         8 * leaf.dtype.itemsize * (leaf.size // leaf.shape[0]) for leaf in jax.tree.leaves(tree)
     )

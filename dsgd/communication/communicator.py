@@ -1,4 +1,4 @@
-"""The round as an update sees it: each call sends, and records what it sent."""
+"""The communicator: the round as an update sees it, whose calls send data and record it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dsgd.graphs.topology import Topology
 from dsgd.wire import counts
 
 UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
-"""Scopes of operations: those of an update, and among them those of recorded messages."""
+"""Name scopes of operations in a compiled program: those of an update, and, within an update, those
+of recorded messages."""
 
 GOES_ON = "algorithms.decentralized_sgd on a symmetric W, local_sgd, scaffold or minibatch_sgd"
 _SERVES = "each worker is the server of a shard of the model, which no other worker has"
@@ -31,14 +32,14 @@ _PASSES_ON = "each worker adds its own vector to the message of the worker befor
 
 
 class Communicator(Round):
-    """A `Round` that sends. Each call moves data between workers and records by itself the bits
-    that each worker sends and receives, how the messages flow (for the clock), and which are lost.
+    """A `Round` that can also send. Each call moves data between workers and records the bits that
+    each worker sends and receives, the communication pattern (for the clock), and lost messages.
 
-    Several calls in one update are exchanges one after the other; calls `with round.joint():` are
-    one exchange. A tree is one message.
+    Several calls in one update are consecutive exchanges; calls inside `with round.joint():` are
+    one exchange. All leaves of a tree are sent in one message.
 
-    Blocks: leaves `[n, ...]` have a row for each of the block's n workers; leaves `[N, ...]` and
-    `[...]` are the same on every device.
+    Shapes: leaves `[n, ...]` have one row for each of the n workers of a device's block; leaves
+    `[N, ...]` and `[...]` are the same on every device.
     """
 
     record: Record
@@ -46,41 +47,43 @@ class Communicator(Round):
     def _replace(self, **kwargs: Any) -> Communicator:  # pyright: ignore[reportIncompatibleMethodOverride] (keeps the record)
         return _with_record(Round._replace(self, **kwargs), self.record)
 
-    # All to all.
+    # Collectives over all workers.
 
     def mean(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
-        r"""The mean over all workers, $\frac1N \sum_n x_n$: leaves `[n, ...]` become `[...]`.
+        r"""Returns the mean over all workers, $\frac1N \sum_n x_n$: leaves `[n, ...]` become
+        `[...]`.
 
-        It is over the workers that participate and whose message arrives; of none it is 0.
+        The mean is over the workers that participate and whose messages arrive; it is 0 if there
+        are none.
 
         Args:
             tree: leaves `[n, ...]`.
-            via: how it is sent: `network.ring_all_reduce`, `network.multi_server`,
-                `network.parameter_server`, `network.star`.
+            via: communication pattern: `network.ring_all_reduce`, `network.multi_server`,
+                `network.parameter_server` or `network.star`.
         """
         with self._reducing("mean", tree, via):
             return workers.mean(tree)
 
     def sum(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
-        """The sum over all workers; otherwise as `mean`. Half precision is summed in float32 and
-        rounded once.
+        """Returns the sum over all workers; otherwise as `mean`. Half-precision leaves are summed
+        in float32 and rounded once.
         """
         with self._reducing("sum", tree, via):
             return workers.sum(tree)
 
     def weighted_mean(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
-        r"""$\sum_n w_n x_n / \sum_n w_n$ with the weights of the problem's workers; otherwise as
-        `mean`.
+        r"""Returns the mean with the problem's worker weights, $\sum_n w_n x_n / \sum_n w_n$;
+        otherwise as `mean`.
 
-        A method that calls it gets gradients of $f_n$, any other gradients of $w_n f_n$: weights
-        count once.
+        A method that calls this receives gradients of $f_n$ instead of gradients of $w_n f_n$, so
+        that each weight counts once.
         """
         with self._reducing("weighted_mean", tree, via), self._weighing():
             return workers.mean(tree)
 
     def average(self, models: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
-        """All workers get the `weighted_mean` of their models: leaves `[n, ...]` to `[n, ...]`. If
-        no message arrives, they keep theirs.
+        """Replaces every worker's model by the `weighted_mean` of all models: leaves `[n, ...]` to
+        `[n, ...]`. If no message arrives, workers keep their models.
         """
         with self._reducing("average", models, via), self._weighing():
             mean = jax.tree.map(
@@ -91,35 +94,42 @@ class Communicator(Round):
     def aggregate(
         self, new: PyTree, old: PyTree, via: Pattern = network.ring_all_reduce
     ) -> tuple[PyTree, PyTree]:
-        r"""The weighted mean of a vector that each worker keeps, of which those that participate
-        send a new one.
+        r"""Updates the weighted mean of vectors that workers keep between rounds, when only the
+        workers that participate send new ones.
 
         $$ \bar c \leftarrow \bar c + \frac1N \sum_{n \in S} w_n (c_n^{new} - c_n), \qquad c_n
         \leftarrow c_n^{new} \text{ for } n \in S $$
 
         Args:
-            new: leaves `[n, ...]`.
-            old: those of before, whose weighted mean all workers know.
+            new: new vectors, leaves `[n, ...]`.
+            old: vectors of the previous round, leaves `[n, ...]`; all workers know their weighted
+                mean.
+            via: as in `mean`.
 
         Returns:
-            The mean, leaves `[...]`; and what each worker keeps, leaves `[n, ...]`.
+            The updated mean, leaves `[...]`, and the vector that each worker keeps, leaves
+            `[n, ...]`.
         """
         with self._reducing("aggregate", new, via), self._weighing():
             kept = workers.where_counted(new, old)
-            with workers.attended(None):  # old vectors are known: the mean is over all workers
+            # All workers know the old vectors' mean, so the new mean is over all workers.
+            with workers.attended(None):
                 return workers.mean(kept), kept
 
     def all_gather(self, tree: PyTree, compressor: Compressor | None = None, last: Any = ()) -> Any:
-        """All workers get all rows: leaves `[n, ...]` become `[N, ...]`; with a compressor a
-        `Delivery` of such leaves.
+        """Sends all rows to all workers: leaves `[n, ...]` become `[N, ...]`.
 
         Args:
             tree: leaves `[n, ...]`.
-            compressor: of each row; None: rows are sent as they are.
-            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+            compressor: compressor of each row; None: rows are sent uncompressed.
+            last: the previous call's `Delivery.messages`, for a compressor that starts from the
+                previous message.
+
+        Returns:
+            The rows; with a compressor, a `Delivery` whose `received` has the rows.
         """
         with self._sending("all_gather"):
-            self.require_all("all workers know what each of them has sent")
+            self.require_all("each worker needs the messages of all others")
             if compressor is None:
                 sizes = bits.to_one((self.workers - 1) * bits.of_tree(tree), self.workers)
                 self.record.add("all_gather", network.all_gather, Bits(sizes, sizes))
@@ -131,21 +141,26 @@ class Communicator(Round):
             self.record.add(f"all_gather of {compressor.name}", network.all_gather, delivery.bits)
             return _shaped(delivery, tree, compressor)
 
-    # To neighbours on a graph.
+    # Messages to neighbours on a graph.
 
     def mix(self, tree: PyTree, topology: Topology) -> PyTree:
-        r"""One gossip round, $x_n \leftarrow \sum_m W_{nm} x_m$: leaves `[n, ...]` to `[n, ...]`.
+        r"""Returns the models after one gossip round, $x_n \leftarrow \sum_m W_{nm} x_m$: leaves
+        `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: floating-point leaves `[n, ...]`.
-            topology: W; of a schedule, that of the round.
+            topology: W; if it is a schedule, the W of this round is used.
         """
         with self._mixing("mix", tree, topology, _moves_the_mean) as turn:
             return workers.mix(tree, topology, turn)
 
     def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
-        r"""What one gossip round changes, $\sum_m W_{nm} (x_m - x_n)$: leaves `[n, ...]` to
-        `[n, ...]`; its mean over workers is 0.
+        r"""Returns the change that one gossip round would make, $\sum_m W_{nm} (x_m - x_n)$: leaves
+        `[n, ...]` to `[n, ...]`. Its mean over workers is 0 if W is doubly stochastic.
+
+        Args:
+            tree: floating-point leaves `[n, ...]`.
+            topology: as in `mix`.
         """
         with self._mixing("laplacian", tree, topology, _moves_the_mean) as turn:
             return workers.pull(tree, topology, turn)
@@ -153,29 +168,31 @@ class Communicator(Round):
     def push_sum(
         self, tree: PyTree, weights: jax.Array, topology: Topology
     ) -> tuple[PyTree, jax.Array]:
-        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and
-        $w_n \leftarrow \sum_m W_{nm} w_m$.
+        r"""Returns vectors and weights after one round of push-sum,
+        $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$.
 
-        Sums over workers are kept, also if messages are lost: a sender keeps what does not arrive.
+        Sums over workers are preserved even if messages are lost: a sender keeps what does not
+        arrive.
 
         Args:
             tree: leaves `[n, ...]`.
-            weights: w, `[n]`.
+            weights: push-sum weights w, `[n]`.
             topology: W, whose columns sum to 1.
         """
         with self._mixing("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
             return workers.mix((tree, weights), topology, turn, keep_sums=True)
 
     def neighbours(self, tree: PyTree, topology: Topology) -> tuple[PyTree, jax.Array]:
-        """The neighbours' values one by one.
+        """Returns the neighbours' values, one by one.
 
         Args:
             tree: leaves `[n, ...]`.
-            topology: whose neighbours.
+            topology: graph that defines the neighbours.
 
         Returns:
-            Leaves `[n, K, ...]`, K the largest number of neighbours; and W's weights of them,
-            `[n, K]`: 0 where there is none, or its message does not arrive.
+            The values, leaves `[n, K, ...]`, where K is the largest number of neighbours; and the
+            corresponding entries of W, `[n, K]`, which are 0 for missing neighbours and for
+            messages that do not arrive.
         """
         with self._mixing("neighbours", tree, topology, None) as turn:
             return workers.neighbours(tree, topology, turn)
@@ -183,14 +200,17 @@ class Communicator(Round):
     def to_neighbours(
         self, compressor: Compressor, tree: PyTree, topology: Topology, last: Any = ()
     ) -> Delivery:
-        r"""Every worker sends its neighbours one compressed message, and receives
+        r"""Sends one compressed message from every worker to its neighbours. Worker n receives
         $\sum_m W_{nm} (C(x_m) - C(x_n))$.
 
         Args:
             compressor: C.
             tree: leaves `[n, ...]`.
             topology: W.
-            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+            last: as in `all_gather`.
+
+        Returns:
+            A `Delivery` whose `received` has leaves `[n, ...]`.
         """
         with self._to_neighbours("to_neighbours", topology, _moves_the_mean):
             key, turn = self.record.next_key(), self.record.frame.turn
@@ -204,21 +224,21 @@ class Communicator(Round):
             )
             return _shaped(delivery, tree, compressor)
 
-    # Through servers, around a ring, between pairs.
+    # Messages through servers, around a ring, and between pairs of workers.
 
     def to_servers(self, compressor: Compressor, shards: PyTree, last: Any = ()) -> Delivery:
-        r"""Every worker sends N servers, which are the workers, each its shard; server n receives
-        $\frac1N \sum_m C(x_m)$ of shard n.
+        r"""Sends each worker's compressed shards to N servers, which run on the workers. Server n
+        receives $\frac1N \sum_m C(x_m)$ of shard n.
 
-        `from_servers` sends the servers' answer: the two are one exchange.
+        The servers reply with `from_servers`; the two calls are recorded as one exchange.
 
         Args:
             compressor: C.
-            shards: leaves `[n, M, part]`, of `communication.shards`.
-            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+            shards: leaves `[n, M, part]`, from `communication.shards`.
+            last: as in `all_gather`.
 
         Returns:
-            `received` has leaves `[n, part]`.
+            A `Delivery` whose `received` has leaves `[n, part]`.
         """
         with self._sending("to_servers"):
             self.require_all(_SERVES)
@@ -232,45 +252,46 @@ class Communicator(Round):
             return delivery
 
     def from_servers(self, compressor: Compressor, vectors: PyTree, last: Any = ()) -> Delivery:
-        """Every server sends all workers its shard, the answer to the last `to_servers`.
+        """Sends every server's compressed shard to all workers: the reply to the last `to_servers`.
 
         Args:
-            compressor: of the server.
-            vectors: of the shards that they serve, leaves `[n, part]`.
-            last: as in `to_servers`.
+            compressor: the servers' compressor.
+            vectors: the shards that the servers own, leaves `[n, part]`.
+            last: as in `all_gather`.
 
         Returns:
-            `received` has leaves `[N, part]`.
+            A `Delivery` whose `received` has leaves `[N, part]`.
 
         Raises:
-            ValueError: there was no `to_servers` in this round that is not answered.
+            ValueError: if no `to_servers` of this round is left to reply to.
         """
         with self._sending("from_servers"):
             frame = self.record.frame
             if not frame.answers:
                 raise ValueError(
-                    f"{self.record.method}: round.from_servers without a message to them; "
-                    "expected round.to_servers before it"
+                    f"{self.record.method}: round.from_servers is called without a preceding "
+                    "round.to_servers to reply to; expected round.to_servers before it in the same "
+                    "round"
                 )
             at, key = frame.answers.pop()
-            delivery, asked = (
+            delivery, request = (
                 compressed.to_all(compressor, key, vectors, self.workers, last),
                 frame.sendings[at],
             )
-            call = f"{asked.call}, from_servers of {compressor.name}"
-            frame.sendings[at] = asked._replace(call=call, bits=asked.bits + delivery.bits)
+            call = f"{request.call}, from_servers of {compressor.name}"
+            frame.sendings[at] = request._replace(call=call, bits=request.bits + delivery.bits)
             return delivery
 
     def around_ring(self, compressor: Compressor, shards: PyTree) -> PyTree:
-        r"""The ring all-reduce, compressed at each hop,
+        r"""Returns the mean over workers by a ring all-reduce that compresses at each hop,
         $\frac1N C(\cdots C(C(x_1) + x_2) + \cdots + x_N)$.
 
         Args:
             compressor: C.
-            shards: leaves `[n, M, part]`, of `communication.shards`.
+            shards: leaves `[n, M, part]`, from `communication.shards`.
 
         Returns:
-            Leaves `[N, part]`.
+            The mean, leaves `[N, part]`.
         """
         with self._sending("around_ring"):
             self.require_all(_PASSES_ON)
@@ -285,19 +306,19 @@ class Communicator(Round):
     def shift(
         self, tree: PyTree, by: int = 1, compressor: Compressor | None = None, last: Any = ()
     ) -> Any:
-        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
+        """Sends each worker's row to worker n + by (modulo N): leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: leaves `[n, ...]`.
-            by: how many places further.
-            compressor: of each row; None: rows are sent as they are.
-            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+            by: number of places by which rows move.
+            compressor: compressor of each row; None: rows are sent uncompressed.
+            last: as in `all_gather`.
 
         Returns:
-            The rows; with a compressor a `Delivery` of them.
+            The received rows; with a compressor, a `Delivery` whose `received` has the rows.
         """
         with self._sending("shift"):
-            self.require_all("each worker needs the row of another one")
+            self.require_all("each worker needs the row of another worker")
             origin = (np.arange(self.workers) - by) % self.workers
             return self._moved(
                 "shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last
@@ -310,18 +331,19 @@ class Communicator(Round):
         compressor: Compressor | None = None,
         last: Any = (),
     ) -> Any:
-        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+        """Exchanges rows between pairs of workers: leaves `[n, ...]` to `[n, ...]`.
 
         Args:
-            tree, compressor, last: as in `shift`.
-            partner: of each worker, int `[N]`, in pairs: `partner[partner[n]] == n`; a worker
-                without one is its own.
+            tree: leaves `[n, ...]`.
+            partner: the partner of each worker, int `[N]`, with `partner[partner[n]] == n`; a
+                worker without a partner has its own number.
+            compressor, last: as in `shift`.
 
         Returns:
             As `shift`.
 
         Raises:
-            ValueError: not in pairs.
+            ValueError: if `partner` does not consist of pairs.
         """
         with self._sending("exchange"):
             pairs, ids = np.asarray(partner), np.arange(self.workers)
@@ -332,8 +354,9 @@ class Communicator(Round):
             ):
                 given = checks.shown(partner)
                 raise ValueError(
-                    f"{self.record.method}: round.exchange with partner = {given}; expected "
-                    f"{self.workers} workers in pairs"
+                    f"{self.record.method}: round.exchange: partner = {given}; expected the "
+                    f"partner of each of {self.workers} workers, in pairs: "
+                    "partner[partner[n]] == n"
                 )
             self.require_all("each worker needs the row of its partner")
             return self._moved(
@@ -345,29 +368,31 @@ class Communicator(Round):
                 last,
             )
 
-    # In some rounds only.
+    # Messages in some rounds only.
 
     def when(
         self, now: Any, send: Callable, *operands: Any, otherwise: Callable | None = None
     ) -> Any:
-        """`send(*operands)` if `now`, with the messages in it; else the operands as they are.
+        """Returns `send(*operands)` if `now`, and records its messages; else returns the operands
+        unchanged.
 
         Args:
             now: bool scalar, the same on every device.
-            send: calls of this round, and anything else.
-            operands: what it changes: one tree, or several, for which it returns as many.
-            otherwise: what comes instead; None: the operands.
+            send: function that may call the communicator and compute anything else.
+            operands: one tree, or several, which `send` changes; it returns as many.
+            otherwise: function of the operands that is called if not `now`, without messages; None:
+                the operands are returned.
 
         Raises:
-            ValueError: the two results differ in structure, shapes or types.
+            ValueError: if the two results differ in structure, shapes or types.
         """
         return self._sometimes(now, self.record.frame.turn, 0, send, operands, otherwise)
 
     def every(self, period: Period, send: Callable, *operands: Any) -> Any:
-        """`send(*operands)` in the last of every `period` rounds, with the messages in it; else the
-        operands as they are.
+        """Returns `send(*operands)` in the last of every `period` rounds, and records its messages;
+        in other rounds returns the operands unchanged.
 
-        A schedule of topologies takes its turns exchange by exchange.
+        A schedule of topologies advances with each exchange, not with each round.
 
         Args:
             period: a positive integer; it may be swept.
@@ -380,28 +405,28 @@ class Communicator(Round):
 
     @contextmanager
     def joint(self) -> Iterator[None]:
-        """Calls in here are one exchange, whose messages carry what each of them sends.
+        """Context whose calls are one exchange: its messages carry the data of all calls.
 
         Raises:
-            ValueError: exchanges of different patterns.
+            ValueError: if the calls have different communication patterns.
         """
         self.record.require_seen("joint")
         with self.record.joined(self.workers):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
-        """The rows of workers that participate and compute something in this round, and the other
-        workers' of another tree, `[n, ...]`.
+        """Returns the rows of `tree` for workers that participate and compute something in this
+        round, and the rows of `otherwise` for all other workers, leaves `[n, ...]`.
         """
         if self.work is not None:
             tree = workers.where_rows(jnp.any(self.work.samples > 0, axis=1), tree, otherwise)
         return workers.where_present(tree, otherwise)
 
-    # What is not a message.
+    # Calls that send nothing.
 
     def log(self, **metrics: Any) -> None:
-        """Numbers for the history: scalars, or `[N]` (one for each worker), the same on every
-        device.
+        """Records numbers in the history, by name: scalars, or `[N]` (one for each worker), the
+        same on every device.
         """
         for name, value in metrics.items():
             if np.shape(value) != (self.workers,):
@@ -417,41 +442,42 @@ class Communicator(Round):
 
         Args:
             wrong: bool scalar, the same on every device.
-            words: what is wrong and how to fix it, with {} for the number.
-            number: a real scalar, likewise.
+            words: error message: what is wrong and how to fix it, with {} for `number`.
+            number: real scalar, the same on every device.
         """
         self._note("refuse_if", "refusals", {words: self._unless("refuse_if", wrong, number)})
 
     def warn_if(self, wrong: Any, words: str, number: Any = 0) -> None:
-        """Warns if `wrong` holds; arguments as of `refuse_if`."""
+        """Warns if `wrong` holds in any round; arguments as in `refuse_if`."""
         self._note("warn_if", "warnings", {words: self._unless("warn_if", wrong, number)})
 
     def computed(self, seconds: Any) -> None:
-        """States for how many seconds each worker has computed, `[N]`, of a method that stops
-        workers; on a cluster.
+        """Records the seconds that each worker has computed in this round, `[N]`, for methods that
+        stop workers early on a cluster.
         """
         self.record.require_seen("computed")
         if np.shape(seconds) != (self.workers,):
             given = checks.typed(seconds)
             raise ValueError(
-                f"{self.record.method}: round.computed gets {given}; expected seconds "
-                f"[{self.workers}]"
+                f"{self.record.method}: round.computed: seconds = {given}; expected an array of "
+                f"shape [{self.workers}], one number for each worker"
             )
         self.record.time("computed", "compute", seconds)
 
     def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
-        """A message of a few workers, of a method that is driven by events and keeps its own time.
+        """Records a message between a few workers, for event-driven methods that keep their own
+        time.
 
         Args:
-            tree: leaves `[n, ...]`, of which each of these workers sends, and receives, one row.
-            among: which workers, int32 `[k]`; outside 0, ..., N - 1: none.
-            elapsed: seconds since the last event; None: the run has no time.
-            pattern: for tables of costs.
+            tree: leaves `[n, ...]`; each of the given workers sends and receives one row.
+            among: numbers of the workers, int32 `[k]`; numbers outside 0, ..., N - 1 are ignored.
+            elapsed: seconds since the last event; None: the run has no simulated time.
+            pattern: communication pattern, for tables of costs.
         """
         self.record.require_seen("event")
-        here = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
+        takes_part = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
         sent = jnp.where(
-            here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0)
+            takes_part[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0)
         )
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
@@ -461,46 +487,47 @@ class Communicator(Round):
     def sent(
         self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False
     ) -> None:
-        """Records an exchange that the method models itself.
+        """Records an exchange whose bits the method computes itself.
 
         Args:
-            up, down: bits that each worker sends and receives, counts of `dsgd.counts`, uint32
-                `[n, 4]`.
+            up, down: bits that each worker sends and receives, uint32 `[n, 4]`, counts of
+                `dsgd.wire.counts`.
             pattern: how the messages flow.
-            simulated: the collectives in the program are not these messages.
+            simulated: whether the collectives in the program differ from these messages.
         """
         self.record.require_seen("sent")
         self.record.add("sent", pattern, Bits(up, down), simulated=simulated)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Collectives of `dsgd.workers` in here are no messages: of numbers for the history, or
-        what the method records by `sent`.
+        """Context in which collectives of `dsgd.workers` do not count as messages: use it for
+        numbers of the history, or for data that the method records with `sent`.
 
-        Means have the workers' weights if those of the method, in its calls before, have them.
+        Means are weighted by the workers' weights if an earlier call of the method in this round
+        was weighted.
         """
         weights = self.problem.weights if self.problem is not None and self.record.weighs else None
         with jax.named_scope(f"{MESSAGE}.unrecorded"), workers.weighted(weights):
             yield
 
     def next_key(self) -> jax.Array:
-        """A random key of this update that no other call has, the same for all workers;
-        `workers.keys(key, N)` makes one for each.
+        """Returns a random key of this update that no other call receives, the same for all
+        workers; `workers.keys(key, N)` derives one key per worker.
         """
         return self.record.next_key()
 
     def require_all(self, reason: str) -> None:
-        """Refuses clusters on which workers do not participate or messages are lost.
+        """Raises ValueError on clusters where workers may not participate or messages may be lost.
 
         Args:
-            reason: why the method cannot go on, in words.
+            reason: why the method needs all workers and messages, for the error message.
         """
         if workers.attendance() is None:
             return
         where = "messages are lost" if self.present is None else "workers do not participate"
         raise ValueError(
             f"{self.record.method} on a cluster where {where}: {reason}; expected a method that "
-            f"goes on, such as {GOES_ON}"
+            f"tolerates this, such as {GOES_ON}"
         )
 
     # How calls are recorded.
@@ -513,11 +540,11 @@ class Communicator(Round):
 
     @contextmanager
     def _reducing(self, call: str, tree: PyTree, via: Any) -> Iterator[None]:
-        """Records an all-reduce."""
+        """Records an all-reduce, and opens the scope in which it is computed."""
         if not isinstance(via, Pattern):
             raise ValueError(
-                f"{self.record.method}: round.{call} via {checks.shown(via)}; expected a pattern "
-                "of dsgd.network"
+                f"{self.record.method}: round.{call}: via = {checks.shown(via)}; expected a "
+                "pattern of dsgd.network, such as network.ring_all_reduce"
             )
         with self._sending(call):
             one_server = via in (network.parameter_server, network.star)
@@ -540,13 +567,13 @@ class Communicator(Round):
     def _to_neighbours(
         self, call: str, topology: Any, needs_all: Callable[[Topology], str] | None
     ) -> Iterator[None]:
-        """`needs_all`: topology -> why no worker or message may be missing on it, "" if they may;
-        None: they always may.
+        """Validates the topology. `needs_all` returns why no worker or message may be missing on
+        it, or "" if they may; None: they may on any topology.
         """
         if not isinstance(topology, Topology):
             raise ValueError(
-                f"{self.record.method}: round.{call} on {checks.shown(topology)}; expected a "
-                "topology of topologies"
+                f"{self.record.method}: round.{call}: topology = {checks.shown(topology)}; "
+                "expected a dsgd.Topology, such as topologies.ring(16)"
             )
         topology.require_workers(self.record.method, self.workers)
         if needs_all is not None and (reason := needs_all(topology)):
@@ -558,11 +585,13 @@ class Communicator(Round):
     def _mixing(
         self, call: str, tree: PyTree, topology: Any, needs_all: Callable[[Topology], str] | None
     ) -> Iterator[jax.Array]:
-        """Records messages to all neighbours, and gives the turn of a schedule."""
+        """Records messages to all neighbours, and yields the number of the exchange, which selects
+        the graph of a schedule.
+        """
         with self._to_neighbours(call, topology, needs_all):
             size, turn = bits.of_tree(tree), self.record.frame.turn
             sent = bits.to_neighbours(size, size, topology, turn)
-            # The uniform W is a mean over all workers, for which an all-reduce stands.
+            # The uniform W is a mean over all workers, which is computed by an all-reduce.
             pattern, simulated = network.gossip(topology), topology.uniform
             self.record.add(
                 f"{call} on {topology.name}",
@@ -582,7 +611,7 @@ class Communicator(Round):
         compressor: Compressor | None,
         last: Any,
     ) -> Any:
-        """Each worker gets the row of its origin, which may be itself."""
+        """Sends each worker the row of worker `origin[n]`, which may be itself."""
         N = self.workers
         moves = workers.own(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
         if compressor is None:
@@ -591,12 +620,12 @@ class Communicator(Round):
             return move(tree)
         vectors = compressed.flat(tree, compressor.layer_wise)
         delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
-        sent = Bits(*(counts.times(moves, each) for each in delivery.bits[:2]))
+        sent = Bits(*(counts.times(moves, count) for count in delivery.bits[:2]))
         self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
         return _shaped(delivery, tree, compressor)
 
     def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
-        """The number if something is wrong, else NaN."""
+        """Returns `number` if `wrong` holds, else NaN."""
         checks.require_scalar(f"{self.record.method}: round.{call} gets a condition", wrong)
         checks.require_scalar(f"{self.record.method}: round.{call} gets a number", number)
         return jnp.where(wrong, jnp.asarray(number, float), jnp.nan)
@@ -624,13 +653,14 @@ class Communicator(Round):
             return send(*operands)
 
         def branch(operands):
-            # inside `when` no number of rounds is fixed
+            # Inside `when`, the number of rounds between two exchanges is not fixed.
             opened[:] = [Frame(turn, 0 if isinstance(outer, int) and outer == 0 else period)]
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()
 
-        branch = jax.jit(branch, inline=True)  # traced once, for its shapes and for the branch
+        # The jitted branch is traced once, for both its shapes and its use in `lax.cond`.
+        branch = jax.jit(branch, inline=True)
         shapes, arrays = jax.eval_shape(branch, operands)
 
         def silent(operands):
@@ -656,13 +686,14 @@ class Communicator(Round):
 def communicate(
     method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array
 ) -> tuple[Any, Record]:
-    """The state after one update, and the record of what it sent; it is counted as a round.
+    """Runs one update. Returns the new state, whose step is one higher, and the record of what was
+    sent.
 
     Args:
-        method: with plain members.
-        state, gradients: as its `update` gets them.
-        round: the present one.
-        key: for the messages, the same for all workers.
+        method: an `Algorithm` with unwrapped members.
+        state, gradients: arguments of its `update`.
+        round: the present round.
+        key: random key for the messages, the same for all workers.
     """
     record = Record(method.name, key, round.step)
     with jax.named_scope(UPDATE):
@@ -673,27 +704,33 @@ def communicate(
 
 
 def _moves_the_mean(topology: Topology) -> str:
-    """Why a lost message matters to methods that keep the mean over workers. A link is down in both
-    directions, so that on a symmetric W it moves neither end's share of the mean."""
+    """Returns why methods that preserve the mean over workers need every message on this topology,
+    or "" if they do not. A link is down in both directions, so on a symmetric W a lost message
+    leaves the mean unchanged.
+    """
     if topology.symmetric:
         return ""
-    return f"W of {topology.name} is not symmetric: a lost message moves the mean over workers, which push-sum keeps"
+    return (
+        f"W of {topology.name} is not symmetric, so that a lost message changes the mean over "
+        "workers; push-sum preserves it"
+    )
 
 
 def _divides_by_zero(topology: Topology) -> str:
-    """Why a lost message matters to push-sum."""
+    """Returns why push-sum needs every message on this topology, or "" if it does not."""
     if min(W.data.min() for W in topology.matrices) > 0:
         return ""
     return (
-        f"W of {topology.name} has negative weights: if messages are lost, push-sum may divide by 0"
+        f"W of {topology.name} has negative weights, so that push-sum may divide by 0 if messages "
+        "are lost"
     )
 
 
 def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
-    """Of vectors `[n, d]` or `[N, d]`, the tree that they were made of."""
+    """Reshapes the delivered vectors, `[n, d]` or `[N, d]`, to the tree that they were made of."""
     received, decoded = (
-        compressed.shaped(each, like, compressor.layer_wise)
-        for each in (delivery.received, delivery.decoded)
+        compressed.shaped(vectors, like, compressor.layer_wise)
+        for vectors in (delivery.received, delivery.decoded)
     )
     return delivery._replace(received=received, decoded=decoded)
 
@@ -705,8 +742,8 @@ def _with_record(round: Round, record: Record) -> Communicator:
 
 
 def _common_multiple(outer: Period, period: Period) -> Period:
-    """Rounds from one exchange to the next of `every` inside another one (or inside `when`, whose
-    period is 0).
+    """Returns the number of rounds between exchanges of `every` nested in another `every` of period
+    `outer`, or in `when`, whose period is 0.
     """
     if not isinstance(outer, Tracer) and outer <= 1:
         return period

@@ -1,14 +1,14 @@
 """Compressed messages: through N servers, around a ring, to neighbours on a graph, and to all.
 
-For servers and rings, a vector is cut into N shards, and worker n is the server of shard n. A
-gradient is then a tree of shards: leaves `[n, M, part]` for what each worker has of every shard,
-`[n, part]` for the shard that it serves, `[N, part]` for the whole, the same on every device. M <=
-N of the shards have elements: of 10 elements in 1,024 workers ten. The servers of the others are
-sent padding, which counts as bits; what workers keep, and what one device computes, is without it.
-The tree has the model's leaves, or one leaf, the model as one vector, if the compressor is one of
-`compressors.whole_model`.
+For servers and rings, a vector is split into N shards, and worker n is the server of shard n. A
+gradient is then a tree of shards with leaves `[n, M, part]` (each worker's part of every shard),
+`[n, part]` (the shard that the worker serves) or `[N, part]` (the whole vector, the same on every
+device). Only M <= N shards are not empty: 10 elements on 1,024 workers make ten shards. The servers
+of the other shards are sent padding, which counts as bits; the state of workers, and the
+computation on a single device, leave this padding out. The tree has the model's leaves, or, for
+compressors of `compressors.whole_model`, one leaf, which is the model as one vector.
 
-The only traffic between devices are messages: packed arrays.
+The messages, as packed arrays, are the only traffic between devices.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from dsgd.compressors.sizes import fixed_bits, message_shape
 from dsgd.graphs.topology import Topology
 
 Parts = PyTree
-Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
+Messages = list[PyTree]  # one per leaf, with the leading axes of the leaf's vectors
 
 
 class Delivery(NamedTuple):
     """The result of a compressed exchange.
 
     Args:
-        received: the receivers' sum, mean or table of what they decode.
-        decoded: what they decode of the worker's own vectors, of the shape of what was sent.
-        messages: what was sent, if the compressor starts warm from it next time, else ().
-        bits: of the exchange.
+        received: the receivers' sum, mean or table of the decoded messages.
+        decoded: the decoded messages of the workers' own vectors, of the shape of what was sent.
+        messages: the messages, if the compressor starts from the previous message, else ().
+        bits: bits of the exchange.
     """
 
     received: Parts
@@ -53,21 +53,21 @@ class Delivery(NamedTuple):
 def to_servers(
     compressor: Compressor, key: jax.Array, parts: Parts, N: int, last: Any = ()
 ) -> Delivery:
-    r"""Every worker sends every server its part, and server n receives $\frac1N \sum_m Q(x_m)$ of
-    part n.
+    r"""Sends every worker's shards to the servers. Server n receives $\frac1N \sum_m Q(x_m)$ of
+    shard n.
 
     Args:
         compressor: Q.
-        key: the same on every device.
+        key: random key, the same on every device.
         parts: leaves `[n, M, part]`.
         N: number of workers.
-        last: `messages` of the last time, or ().
+        last: `messages` of the previous exchange, or ().
 
     Returns:
-        `received` has leaves `[n, part]`.
+        A `Delivery` whose `received` has leaves `[n, part]`.
     """
-    # What servers without elements are sent need not be made where it stays on its device and is as
-    # long as what others are sent.
+    # On one device, messages to servers with empty shards need not be computed if their size is
+    # known.
     if workers.devices() == 1 and all(
         fixed_bits(compressor, leaf.shape[-1], leaf.dtype) is not None
         for leaf in jax.tree.leaves(parts)
@@ -76,8 +76,8 @@ def to_servers(
         vectors = parts
     else:
         vectors, last = padded((parts, last), N, axis=1)
-    # A key is folded in for each part, not split off for all: then what a part draws does not
-    # depend on how many of them are made here.
+    # A key is folded in for each shard instead of being split, so that a shard's draws do not
+    # depend on the number of shards that are compressed here.
     most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
     keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(
         workers.keys(key, N)
@@ -109,14 +109,14 @@ def to_servers(
 def to_all(
     compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()
 ) -> Delivery:
-    """Every worker, as a server of its shard say, sends all others one message.
+    """Sends one message from every worker (for example as the server of a shard) to all others.
 
     Args:
         vectors: leaves `[n, d]`.
-        others: as in `to_servers`.
+        compressor, key, N, last: as in `to_servers`.
 
     Returns:
-        `received` has leaves `[N, d]`, the same on every device.
+        A `Delivery` whose `received` has leaves `[N, d]`, the same on every device.
     """
     messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
     gathered = workers.gather(messages)
@@ -137,15 +137,15 @@ def to_all(
 def moved(
     compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, move: Callable, last: Any = ()
 ) -> Delivery:
-    """Every worker sends one message, and receives one.
+    """Sends one message from every worker to one other worker.
 
     Args:
         vectors: leaves `[n, d]`.
-        move: gives each worker the row of another one, leaves `[n, ...]` to `[n, ...]`.
-        others: as in `to_servers`.
+        move: function that permutes rows between workers, leaves `[n, ...]` to `[n, ...]`.
+        compressor, key, N, last: as in `to_servers`.
 
     Returns:
-        `received` has leaves `[n, d]`.
+        A `Delivery` whose `received` has leaves `[n, d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
     arrived = move(messages)
@@ -160,54 +160,55 @@ def moved(
 
 
 def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> Delivery:
-    r"""The ring all-reduce: part n starts at worker n, and every worker adds its own on the way. N
-    - 1 hops, then N - 1 forwards.
+    r"""Computes a mean by a compressed ring all-reduce. Shard n starts at worker n, and every
+    worker adds its own part on the way: N - 1 hops, then N - 1 forwards.
 
     $$ \frac1N Q(\cdots Q(Q(g_1) + g_2) + \cdots + g_N) \tag{3.5} $$
 
-    Partial sums of half precision are added up, compressed and sent as float32: they may be N times
-    as large as what is summed.
+    Partial sums of half-precision parts are added, compressed and sent as float32, since they may
+    be N times as large as the parts.
 
     Args:
         parts: leaves `[n, M, part]`.
-        others: as in `to_servers`.
+        compressor, key, N: as in `to_servers`.
 
     Returns:
-        `received` has leaves `[N, part]`, the same on every device; no worker sees what becomes of
-        its own vectors.
+        A `Delivery` whose `received` has leaves `[N, part]`, the same on every device. `decoded` is
+        (), because workers do not decode their own vectors.
     """
-    given, ids = parts, workers.ids(N)
+    original, ids = parts, workers.ids(N)
     parts = workers.widened(padded(parts, N, axis=1))
 
-    def own(hop):
-        """Of each worker, the part that has made `hop` hops to it."""
-        part = (ids - hop) % N
-        return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), part], parts)
+    def part_of_hop(hop):
+        """Returns each worker's part of the shard that reaches it at hop number `hop`."""
+        shard = (ids - hop) % N
+        return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), shard], parts)
 
     def compress(hop, vectors):
         return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())[0]
 
     def hop(i, carry):
-        messages, so_far = carry
+        messages, total_bits = carry
         arrived = workers.shift(messages, 1)
-        so_far += Bits(
+        total_bits += Bits(
             bits.to_one(_sizes(compressor, messages, 1), N),
             bits.to_one(_sizes(compressor, arrived, 1), N),
         )
-        mine = own(i)
-        total = jax.tree.map(jnp.add, _decompress(compressor, arrived, mine), mine)
-        return compress(i, total), so_far
+        part = part_of_hop(i)
+        total = jax.tree.map(jnp.add, _decompress(compressor, arrived, part), part)
+        return compress(i, total), total_bits
 
-    messages, sent = lax.fori_loop(1, N, hop, (compress(0, own(0)), bits.none(N)))
-    gathered = workers.gather(messages)  # worker i ends with part i + 1
+    messages, sent = lax.fori_loop(1, N, hop, (compress(0, part_of_hop(0)), bits.none(N)))
+    gathered = workers.gather(messages)  # worker i holds shard i + 1 after the last hop
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
     mean = jax.tree.map(
         lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes)
     )
-    # A worker forwards all but the part that its successor ends with, and receives all but its own.
+    # A worker forwards all shards except the one that its successor holds, and receives all except
+    # the one that it holds itself.
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
-    return Delivery(workers.narrowed(mean, given), (), (), sent)
+    return Delivery(workers.narrowed(mean, original), (), (), sent)
 
 
 def to_neighbours(
@@ -218,17 +219,17 @@ def to_neighbours(
     step: jax.Array,
     last: Any = (),
 ) -> Delivery:
-    r"""Every worker sends its neighbours one message, and worker n receives
+    r"""Sends one message from every worker to its neighbours. Worker n receives
     $\sum_m W_{nm} (Q(x_m) - Q(x_n))$.
 
     Args:
-        vectors: leaves `[n, d]`, of `flat`.
+        vectors: leaves `[n, d]`, from `flat`.
         topology: W.
-        step: of a schedule.
-        others: as in `to_servers`.
+        step: number of the exchange; selects the graph if the topology is a schedule.
+        compressor, key, last: as in `to_servers`.
 
     Returns:
-        `received` has leaves `[n, d]`.
+        A `Delivery` whose `received` has leaves `[n, d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)
     arrived, table = workers.fetch(messages, topology, step), decoded
@@ -246,8 +247,8 @@ def to_neighbours(
 
 
 def flat(tree: PyTree, layer_wise: bool) -> PyTree:
-    """Leaves `[n, ...]` as the vectors that are compressed, `[n, d]`: one for each leaf, or one of
-    them all.
+    """Returns leaves `[n, ...]` as the vectors that are compressed, `[n, d]`: one per leaf if
+    `layer_wise`, else one vector of all leaves.
     """
     if not layer_wise:
         tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
@@ -255,10 +256,12 @@ def flat(tree: PyTree, layer_wise: bool) -> PyTree:
 
 
 def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
-    """Of vectors `[n, d]`, the tree with leaves `[n, ...]` that `flat` would make them of.
+    """Reshapes vectors `[n, d]` to the tree with leaves `[n, ...]` from which `flat` made them.
 
     Args:
-        like: a tree of its shapes and types.
+        vectors: leaves `[n, d]`.
+        like: a tree of the original shapes and types.
+        layer_wise: as in `flat`.
     """
     if layer_wise:
         return jax.tree.map(
@@ -268,14 +271,17 @@ def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
 
 
 def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
-    """Leaves `[n, ...]` cut into parts for N servers, `[n, M, part]`, the last padded with zeros:
-    they do not change a vector's norm, so that omega and delta of the padded part bound the error
-    of what is not padding. The N - M that would be padding only are left out."""
+    """Splits leaves `[n, ...]` into shards for N servers, `[n, M, part]`.
+
+    The last shard is padded with zeros. They do not change a vector's norm, so that omega and delta
+    of the padded shard bound the error of the unpadded one. The N - M shards of padding alone are
+    left out.
+    """
 
     def cut_vector(x):
         part = -(-x.shape[1] // N)
-        held = -(-x.shape[1] // part) if part else 1
-        return jnp.pad(x, ((0, 0), (0, held * part - x.shape[1]))).reshape(x.shape[0], held, part)
+        M = -(-x.shape[1] // part) if part else 1
+        return jnp.pad(x, ((0, 0), (0, M * part - x.shape[1]))).reshape(x.shape[0], M, part)
 
     return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
 
@@ -283,32 +289,35 @@ def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
 def start_shards(
     method: str, params: Params, N: int, up: Compressor, down: Compressor, insist: str | None = ""
 ) -> tuple[Parts, Parts]:
-    """What workers and servers have before the first round.
+    """Returns the shards of workers and servers before the first round.
 
     Args:
-        method: for the error message.
+        method: name of the method, for the error message.
         params: a model.
         N: number of workers.
-        up, down: compressors of workers and servers, contractions.
-        insist: the argument that lets others be taken; None: others are.
+        up, down: the workers' and the servers' compressors; contractions.
+        insist: the argument by which a user can allow other compressors, for the error message;
+            None: all compressors are allowed.
 
     Returns:
-        Zeros of every worker's shards, leaves `[N, M, part]`; and of the model the shard that each
-        serves, leaves `[N, part]`.
+        Zeros of the shape of every worker's shards, leaves `[N, M, part]`; and the shard of the
+        model that each server owns, leaves `[N, part]`.
 
     Raises:
-        ValueError: a compressor that states no contraction for a shard.
+        ValueError: if a compressor states no contraction for a shard.
     """
-    whole = shards(workers.stack(params, 1), N, up)
-    served = padded(jax.tree.map(lambda leaf: leaf[0], whole), N)
+    model_shards = shards(workers.stack(params, 1), N, up)
+    served = padded(jax.tree.map(lambda leaf: leaf[0], model_shards), N)
     if insist is not None:
         for compressor in (up, down):
             need_contraction(method, compressor, served, insist)
-    return workers.stack(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), whole), N), served
+    return workers.stack(
+        jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), model_shards), N
+    ), served
 
 
 def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
-    """Along this axis zeros for the servers whose parts are padding only: leaves `[M, ...]` to
+    """Pads an axis with zeros for the servers of empty shards: leaves `[M, ...]` become
     `[N, ...]`.
     """
 
@@ -322,10 +331,12 @@ def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
 
 
 def unshard(parts: Parts, like: Params, compressor: Compressor) -> Params:
-    """The tree that `shards` has cut into these parts, `[M, part]` or `[N, part]`.
+    """Reassembles the tree that `shards` split into these parts, `[M, part]` or `[N, part]`.
 
     Args:
-        like: a tree of its shapes and types.
+        parts: the shards.
+        like: a tree of the original shapes and types.
+        compressor: as in `shards`.
     """
     if compressor.layer_wise:
         return jax.tree.map(
@@ -336,8 +347,8 @@ def unshard(parts: Parts, like: Params, compressor: Compressor) -> Params:
 
 
 def last_messages(compressor: Compressor, vectors: Parts) -> Any:
-    """What stands for the messages before the first, for vectors `[..., d]`: zeros where the
-    compressor starts warm, else ().
+    """Returns the initial "previous messages" for vectors `[..., d]`: zeros if the compressor
+    starts from the previous message, else ().
     """
     if not compressor.warm:
         return ()
@@ -353,18 +364,16 @@ def last_messages(compressor: Compressor, vectors: Parts) -> Any:
 
 @runtime_checkable
 class Contracting(Protocol):
-    """A compressor, or a set of them: the contraction that it states for d elements, None where it
-    states none.
-    """
+    """A compressor, or a set of compressors, that may state a contraction."""
 
     @property
     def delta(self) -> Callable | None:
-        """d -> the contraction, None where none is stated; None: for no d."""
+        """d -> the contraction for d elements, or None if none is stated; None: for no d."""
         ...
 
     @property
     def name(self) -> str:
-        """For tables and errors."""
+        """The name in tables and error messages."""
         ...
 
     @property
@@ -374,84 +383,89 @@ class Contracting(Protocol):
 
 
 def need_two(method: str, up: Contracting, down: Contracting) -> None:
-    """Raises a ValueError where one is layer by layer and the other of the whole model: their
-    vectors differ.
+    """Raises ValueError if one compressor is layer-wise and the other compresses the whole model,
+    since the vectors of the two differ.
     """
     if up.layer_wise != down.layer_wise:
         raise ValueError(
-            f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both "
-            "of whole_model"
+            f"{method}: {up.name} up and {down.name} down; expected both layer by layer, or both "
+            "wrapped in compressors.whole_model"
         )
 
 
 def need_contraction(
     method: str, compressor: Contracting, vectors: PyTree, insist: str = ""
 ) -> None:
-    """Raises a ValueError where the compressor states no contraction for vectors of these lengths,
-    leaves `[..., d]`, or one is empty.
+    """Raises ValueError if the compressor states no contraction for vectors of these lengths,
+    leaves `[..., d]`, or if a leaf is empty.
 
     Args:
-        insist: how to take it all the same, of methods that let one.
+        method: name of the method, for the error message.
+        compressor: the compressor, or the set of compressors.
+        vectors: leaves `[..., d]`.
+        insist: how a user can allow other compressors, for the error message; "" if that is not
+            possible.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(vectors):
         if leaf.shape[-1] == 0:
             raise ValueError(
-                f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; need "
-                "at least one"
+                f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; "
+                "expected at least one"
             )
         delta = stated(compressor.delta, leaf.shape[-1])
         if delta is not None and not (checks.is_number(delta) and 0 < delta <= 1):
             raise ValueError(
-                f"{method}: delta of {compressor.name} gives {checks.typed(delta)}; need a number "
-                "in (0, 1], or None"
+                f"{method}: delta of {compressor.name} returns {checks.typed(delta)}; expected a "
+                "number in (0, 1], or None"
             )
         if delta is None:
             raise ValueError(
-                f"{method} with {compressor.name}, which states no contraction for vectors of "
-                f"{leaf.shape[-1]} elements: "
-                "need one that does; compressors.contraction makes one of any that is "
-                f"unbiased{insist and f' (or {insist})'}"
+                f"{method}: {compressor.name} states no contraction for vectors of "
+                f"{leaf.shape[-1]} elements; expected a compressor that states one: "
+                "compressors.contraction makes one of any unbiased compressor"
+                f"{insist and f' (or pass {insist})'}"
             )
 
 
 def _compress(
     compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 ) -> tuple[Messages, Parts]:
-    """One message for each vector `[*axes, d]`, from the first of the keys along each axis; and the
-    decoded vectors.
+    """Compresses each vector `[*axes, d]` with the leading keys along each axis. Returns the
+    messages and the decoded vectors.
     """
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
-    def one(key, x, *memory):
+    def encode_vector(key, x, *memory):
         message, decoded = encode(compressor, key, x, *memory)
-        # the message is made in any case, and top_k's places are found only once
+        # On several devices the message is computed in any case; decoding it avoids a second search
+        # for top_k's positions.
         if workers.devices() > 1:
             decoded = decode(compressor, message, x.shape[0])
         return message, decoded.astype(x.dtype)
 
     def of_leaf(i):
-        mine = keys[tuple(map(slice, leaves[i].shape[:-1]))]
-        # Where there is one leaf, the keys are its own: where messages are short, to make keys
-        # takes longer than to draw from them.
+        leaf_keys = keys[tuple(map(slice, leaves[i].shape[:-1]))]
+        # A single leaf uses the keys as they are: for short messages, folding in an index takes
+        # longer than drawing from the key.
         return (
-            mine
+            leaf_keys
             if len(leaves) == 1
-            else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(mine)
+            else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
         )
 
     sent = [
-        _over(keys.ndim, one)(of_leaf(i), vector, *memory)
+        _over(keys.ndim, encode_vector)(of_leaf(i), vector, *memory)
         for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
     return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)
 
 
 def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
-    """The mean over workers of their decoded messages, `[n, M, part]`, to `[M, part]`.
+    """Returns the mean over workers of their decoded messages, `[n, M, part]` to `[M, part]`.
 
-    A message that is the vector itself takes no arithmetic to make: on one long axis it is added up
-    as it is made.
+    If the message is the vector itself, decoding needs no arithmetic, and the mean is faster over
+    one long axis, where the vectors are summed while they are computed.
     """
     as_it_is = [sent.shape for sent in jax.tree.leaves(message)] == [decoded.shape]
     if as_it_is:
@@ -460,7 +474,7 @@ def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
 
 
 def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:
-    """Vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
+    """Decodes messages to vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
     leaves, treedef = jax.tree.flatten(like)
     return treedef.unflatten(
         _over(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(
@@ -481,7 +495,7 @@ def _remember(compressor: Compressor, messages: Messages) -> Any:
 
 
 def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:
-    """Bits of all leaves' messages together: an int where they are always as many, else uint32
+    """Returns the bits of all leaves' messages together: an int if the size is fixed, else uint32
     `[*axes]`.
     """
     fixed = [

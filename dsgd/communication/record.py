@@ -1,5 +1,5 @@
-"""The record of a round: what a method's update sent, in which order, and what it wants in the
-history. Methods never see it.
+"""The record of a round: what a method's update sent and in which order, and the numbers that it
+logs. Methods do not access it directly.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ class Sending(NamedTuple):
     """One exchange of a round.
 
     Args:
-        call: the communicator's call, for people: "mix on ring(8)".
-        pattern: how its messages flow, for the clock.
-        bits: of each worker of the block.
-        simulated: on several devices other collectives stand for the messages (one server, pairs of
-            workers chosen in the loop): their traffic is not that of the messages.
-        period: rounds from one such exchange to the next; a traced one if it is swept; 0: no fixed
-            number.
-        turns: exchanges after which a schedule of topologies repeats.
-        turn: int32 scalar, the number of this exchange, of a schedule.
-        now: bool scalar, whether it takes place in this round; None: in every round.
-        size: bits of each worker's vector, of an all-reduce, whose pieces are rounded once for all
-            that it carries; 0: of others.
+        call: description of the communicator's call, such as "mix on ring(8)".
+        pattern: how the messages flow, for the clock.
+        bits: bits of each worker of the block.
+        simulated: whether, on several devices, other collectives are used in place of the modelled
+            messages (one server, pairs of workers chosen in the loop), so that the traffic between
+            devices differs from that of the messages.
+        period: rounds from one such exchange to the next; a traced integer if the period is swept;
+            0 if the number of rounds is not fixed.
+        turns: number of exchanges after which a schedule of topologies repeats.
+        turn: number of this exchange in the schedule, int32 scalar.
+        now: whether the exchange takes place in this round, bool scalar; None: in every round.
+        size: for an all-reduce, bits of each worker's vector, kept so that joined all-reduces are
+            rounded once; 0 for other exchanges.
     """
 
     call: str
@@ -49,19 +50,19 @@ class Sending(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """A round's communication, and what the method wants recorded, as arrays.
+    """Communication statistics of a round, and the numbers that the method logs, as arrays.
 
     Args:
-        bits: of all exchanges together.
-        metrics: the method's own numbers by name, scalars or `[N]` (one for each worker), the same
+        bits: total over all exchanges.
+        metrics: numbers logged by the method, by name: scalars or `[N]` (one per worker), the same
             on every device.
         compute: seconds that each worker computed, `[N]`, the same on every device, if the method
-            stops workers; None: as long as its gradient takes on the run's cluster.
-        elapsed: seconds that this round took, of methods that are driven by events and keep their
-            own time; None: as long as the run's cluster needs for it.
-        refusals: by what is wrong, in words with {} for a number: that number, or NaN if nothing is
-            wrong.
-        warnings: likewise; the run goes on.
+            stops workers early; None: the time that the gradient takes on the run's cluster.
+        elapsed: seconds that this round took, if the method is event-driven and keeps its own time;
+            None: the time that the run's cluster needs for the round.
+        refusals: for each error message (with {} for a number), that number, or NaN if the
+            condition does not hold. A number that is not NaN ends the run.
+        warnings: as `refusals`, but the run continues with a warning.
     """
 
     bits: Bits
@@ -73,8 +74,8 @@ class Statistics(NamedTuple):
 
 
 class Frame:
-    """What is recorded in one trace: the update's own, or a branch that `Communicator.when` has
-    opened.
+    """Exchanges and numbers recorded in one trace: that of the update, or that of a branch which
+    `Communicator.when` opens.
     """
 
     def __init__(self, turn: jax.Array, period: Period) -> None:
@@ -82,7 +83,7 @@ class Frame:
         self.period: Period = period
         self.trace: Any = get_opaque_trace_state()
         self.sendings: list[Sending] = []
-        # exchanges with servers that wait for the servers' messages
+        # Exchanges with servers to which the servers have not yet replied.
         self.answers: list[tuple[int, jax.Array]] = []
         self.numbers: dict[str, dict[str, jax.Array]] = {
             "metrics": {},
@@ -91,10 +92,11 @@ class Frame:
         }
 
     def arrays(self) -> Any:
-        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken.
+        """Returns all traced arrays of the frame, for the branch to return. Numbers are cast to
+        floating point, so that they can be NaN when the branch is not taken.
 
-        The turn of this frame was known before its branch was opened; that of a branch in it was
-        not.
+        The frame's own turn is known outside the branch and is left out; the turn of a branch
+        opened inside it is not known there and is included.
         """
         numbers = jax.tree.map(
             lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers
@@ -107,7 +109,7 @@ class Frame:
     def enclosed(
         self, arrays: Any, now: jax.Array
     ) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
-        """What the trace around it records, of the arrays that came out of the branch."""
+        """Returns the exchanges and numbers for the enclosing trace, from the branch's outputs."""
         sent, numbers = arrays
         return [
             sending._replace(
@@ -123,69 +125,70 @@ class Record:
     """The record of one update while it is traced.
 
     Args:
-        method: its name, for error messages.
-        key: for the messages of this round.
-        step: of the round.
+        method: name of the method, for error messages.
+        key: random key for the messages of this round.
+        step: number of the round.
     """
 
     def __init__(self, method: str, key: jax.Array, step: jax.Array) -> None:
         self.method: str = method
-        self.weighs: bool = False  # whether a mean had the workers' weights
+        self.weighs: bool = False  # whether a mean was weighted by the workers' weights
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
         self._times: dict[str, jax.Array] = {}
 
     @property
     def frame(self) -> Frame:
-        """Where calls are recorded now."""
+        """The frame in which calls are currently recorded."""
         return self._frames[-1]
 
     def require_seen(self, call: str) -> None:
-        """Raises a ValueError if the call is in a branch, a loop or a map that hides it from the
-        record.
+        """Raises ValueError if the call is inside a branch, loop or map, where the record would not
+        see it.
         """
         if get_opaque_trace_state() == self.frame.trace:
             return
         raise ValueError(
             f"{self.method}: round.{call} is called inside jax.lax.cond, scan, while_loop, vmap "
-            "or jit of the update, where it cannot be"
-            " recorded; call it outside, or use round.when(condition, send, x) for a message in "
-            "some rounds only"
-            " (round.every(period, send, x) for every few)"
+            "or jit of the update, where it cannot be recorded; expected a call outside of them. "
+            "To send a message in some rounds only, use round.when(condition, send, x); in every "
+            "few rounds, round.every(period, send, x)"
         )
 
     def next_key(self) -> jax.Array:
-        """A key of this round that no other call has."""
+        """Returns a random key of this round that no other call receives."""
         self._keys += 1
         return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
 
     def add(
         self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False, turns: int = 1
     ) -> None:
-        """Records an exchange."""
+        """Records an exchange in the current frame."""
         frame = self.frame
         frame.sendings.append(
             Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn)
         )
 
     def time(self, call: str, kind: str, seconds: jax.Array) -> None:
-        """Records how long workers compute ("compute"), or the round takes ("elapsed")."""
+        """Records the seconds that workers compute (kind "compute") or that the round takes
+        ("elapsed").
+        """
         if self._times:
             raise ValueError(
-                f"{self.method}: round.{call} gives the round's seconds, which another call has "
-                "given; expected one such call: a method"
-                " that stops workers or keeps its own time cannot contain another one"
+                f"{self.method}: round.{call} sets the seconds of the round, which another call "
+                "has already set; expected one such call in a round. A method that stops workers "
+                "or keeps its own time cannot be combined with another such method"
             )
         if len(self._frames) > 1:
             raise ValueError(
-                f"{self.method}: round.{call} gives seconds of some rounds only, in round.when; "
-                "call it in every round"
+                f"{self.method}: round.{call} is called inside round.when, and so sets the seconds "
+                "of some rounds only; expected a call in every round"
             )
         self._times[kind] = seconds
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:
-        """What is called in here is recorded in this frame."""
+        """Context in which calls are recorded in the given frame."""
         self._frames.append(frame)
         try:
             yield
@@ -195,14 +198,12 @@ class Record:
     def add_reduced(
         self, call: str, pattern: Pattern, size: int, N: int, *, simulated: bool
     ) -> None:
-        """Records an all-reduce of a vector of so many bits of each of N workers."""
+        """Records an all-reduce among N workers of vectors of `size` bits each."""
         self.add(call, pattern, bits.all_reduced(size, N, pattern), simulated=simulated)
         self.frame.sendings[-1] = self.frame.sendings[-1]._replace(size=size)
 
     def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
-        """Records what a branch has sent, of the arrays that came out of it, here where it was
-        opened.
-        """
+        """Records in the current frame what a branch has sent, from the branch's outputs."""
         sendings, numbers = frame.enclosed(arrays, now)
         self.frame.sendings += sendings
         for kind, named in numbers.items():
@@ -210,8 +211,8 @@ class Record:
 
     @contextmanager
     def joined(self, N: int) -> Iterator[None]:
-        """The exchanges in here are one: of one pattern, whose messages carry what all of them
-        send.
+        """Context whose exchanges are recorded as one exchange. They must have the same pattern;
+        the messages of the joint exchange carry the data of all of them.
         """
         frame = self.frame
         first = len(frame.sendings)
@@ -221,8 +222,8 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(
-                f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected "
-                "exchanges of one pattern"
+                f"{self.method}: round.joint contains exchanges of different patterns, "
+                f"{' and '.join(sorted(names))}; expected exchanges of one pattern"
             )
         if all(part.size and part.now is None for part in parts):
             size = sum(part.size for part in parts)
@@ -234,23 +235,23 @@ class Record:
             any(part.simulated for part in parts),
         )
         always = [part for part in parts if part.now is None]
-        whole = (
+        joint = (
             always[0]
             if always
             else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
         )
         frame.sendings[first:] = [
-            whole._replace(call=call, bits=sent, simulated=simulated, size=size)
+            joint._replace(call=call, bits=sent, simulated=simulated, size=size)
         ]
         frame.answers = [(min(at, first), key) for at, key in frame.answers]
 
     def sendings(self) -> tuple[Sending, ...]:
-        """All exchanges of the round, in order."""
+        """Returns all exchanges of the round, in order."""
         (frame,) = self._frames
         return tuple(frame.sendings)
 
     def statistics(self, N: int) -> Statistics:
-        """What the engine puts into the history, of N workers."""
+        """Returns the statistics of the round for the history; N is the number of workers."""
         (frame,) = self._frames
         numbers, times = frame.numbers, self._times
         sent = [

@@ -1,4 +1,4 @@
-"""What travels: maps from a vector to a packed message and back. See `dsgd.Compressor` for the
+"""Compressors: maps from a vector to a packed message and back. See `dsgd.Compressor` for the
 members.
 """
 

@@ -1,4 +1,4 @@
-"""`check`: validates what a compressor states of itself."""
+"""`check`: verifies numerically what a compressor states about itself."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from dsgd.base import Compressor, Key
 from dsgd.compressors.members import count_bits, decode, encode, stated
 from dsgd.findings import Finding, Findings
 
-DRAWS = 2_000  # messages of each vector
-STANDARD_ERRORS = 5.0  # of a mean, beyond which it is not what is stated
-ROUNDING = 1e-5  # of |x|^2, that float32 may add to an error
+DRAWS = 2_000  # number of messages of each vector
+STANDARD_ERRORS = 5.0  # largest deviation of a mean from the stated value
+ROUNDING = 1e-5  # relative to |x|^2: the error that float32 may add
 DIRECTIONS = 8
 
 
 class Seen(NamedTuple):
-    """What was measured on one vector, over draws: |Q(x) - x|^2 / |x|^2 `[draws]`, and errors along
-    directions `[draws, directions]`, over
-    |x|."""
+    """Errors measured on one vector.
+
+    Args:
+        errors: |Q(x) - x|^2 / |x|^2, `[draws]`.
+        along: components of the error along directions, divided by |x|, `[draws, directions]`.
+    """
 
     errors: np.ndarray
     along: np.ndarray
@@ -32,25 +35,27 @@ class Seen(NamedTuple):
 
 @partial(checks.arguments, members=False)
 def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings:
-    r"""Validates what a compressor states, on hard vectors of d elements and over many messages.
+    r"""Verifies numerically what a compressor states, on difficult vectors of d elements and over
+    many messages.
 
-    Checked are: the wire (a message is arrays, which hold as many bits as `bits` returns, or at
-    least as many if that is no int); that the receivers decode a vector, the same as the sender if
-    `compress` returns that, too; that equal keys give equal messages; $E\,Q(x) = x$, along x and
-    other directions; $E|Q(x) - x|^2 \le \omega |x|^2$ and $\le (1 - \delta) |x|^2$.
+    It checks the wire format (a message consists of arrays, whose total bits equal what `bits`
+    returns, or are at least that if `bits` does not return an int); that the receivers decode a
+    vector, which equals the sender's if `compress` returns one; that equal keys give equal
+    messages; that $E\,Q(x) = x$, along x and other directions; and that $E|Q(x) - x|^2 \le \omega
+    |x|^2$ and $\le (1 - \delta) |x|^2$.
 
     Args:
         compressor: any.
         d: number of elements.
-        key: of the draws; None: `jax.random.key(0)`.
+        key: key of the draws; None: `jax.random.key(0)`.
 
     Returns:
-        What was found, with what was measured: it prints as a table, `.holds` says whether all of
-            it does, `.require()` raises where it
-        does not. Expectations are held with five standard errors.
+        The findings with the measured values. They print as a table; `.holds` is whether all checks
+        passed; `.require()` raises a ValueError unless they did. Expectations are compared within
+        five standard errors.
 
     Raises:
-        ValueError: no compressor, or d < 1.
+        ValueError: if `compressor` is not a compressor, or d < 1.
     """
     d = checks.positive_int("compressors.check: d", d)
     key = checks.default_key() if key is None else key
@@ -65,26 +70,28 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
 
 
 def vectors(d: int) -> dict[str, np.ndarray]:
-    """On which compressors are at their worst, or their simplest."""
+    """Returns test vectors of d elements by name: vectors on which compressors have large errors,
+    and simple ones.
+    """
     rng = np.random.default_rng(0)
     signs = rng.choice([-1.0, 1.0], d)
     return {
         "normal": rng.standard_normal(d),
         "heavy tails": rng.standard_t(2, d),
-        # where the variance of ternary is largest
+        # maximises the variance of ternary
         "one large": np.where(np.arange(d) == d // 2, 1.0, signs / (1 + np.sqrt(d))),
         "one alone": (np.arange(d) == d // 2).astype(float),
         "equal": np.ones(d),
         "signs": signs,
-        # between two powers of two, where rounding to them is at its worst
+        # maximises the variance of rounding to powers of two
         "four thirds": signs * 4 / 3,
         "powers": signs * 0.5 ** (np.arange(d) % 24),
     }
 
 
 def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
-    """Of one message of each vector: what its arrays hold, and whether it is made again, and
-    decoded, as it should be.
+    """Checks one message of each vector: the bits of its arrays, whether equal keys reproduce it,
+    and whether sender and receivers decode the same vector.
     """
     counted: list[int | jax.Array] = []
 
@@ -94,56 +101,59 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
         return message, decoded, decode(compressor, message, d), jnp.asarray(counted[-1])
 
     stacked = jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)
-    # Each is traced on its own: draws that are not the key's would differ.
+    # The function is traced twice, so that random draws that do not come from the key would differ.
     first, again = (jax.tree.map(np.asarray, jax.jit(jax.vmap(travel))(stacked)) for _ in range(2))
-    message, ours, theirs, bits = first
+    message, sender, receivers, bits = first
     leaves, fixed = jax.tree.leaves(message), isinstance(counted[0], int)
-    held = sum(8 * leaf[0].nbytes for leaf in leaves)
+    capacity = sum(8 * leaf[0].nbytes for leaf in leaves)
     arrays = ", ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves)
-    fits = not fixed or int(counted[0]) == held
-    # Messages of random size are no longer than their arrays; 32 bits that count their bits travel
-    # in them, too.
+    fits = not fixed or int(counted[0]) == capacity
+    # A message of random size may use only a part of its arrays. Its bits include 32 bits for their
+    # number.
     within = Finding(
-        "bits", bool(bits.max() <= held), f"{bits.min()} to {bits.max()} told, in room for {held}"
+        "bits",
+        bool(bits.max() <= capacity),
+        f"bits returns {bits.min()} to {bits.max()}; the arrays have {capacity}",
     )
-    same = all(
+    repeats = all(
         np.array_equal(a, b, equal_nan=True)
         for a, b in zip(leaves, jax.tree.leaves(again[0]), strict=True)
     )
-    equal = np.array_equal(ours, theirs, equal_nan=True)
-    far = (
+    equal = np.array_equal(sender, receivers, equal_nan=True)
+    mismatch = (
         ""
         if equal
-        else f"compress decodes something else than decompress, by up to {np.abs(ours - theirs).max():.3g}"
+        else "compress and decompress return different vectors, by up to "
+        f"{np.abs(sender - receivers).max():.3g}"
     )
     return [
         Finding(
             "wire",
             fits,
-            f"{arrays}: {held} bits" + ("" if fits else f", of which it tells {counted[0]}"),
+            f"{arrays}: {capacity} bits" + ("" if fits else f", but bits returns {counted[0]}"),
         ),
         *([] if fixed else [within]),
         Finding(
             "again",
-            same,
-            "equal keys give equal messages" if same else "equal keys give different messages",
+            repeats,
+            "equal keys give equal messages" if repeats else "equal keys give different messages",
         ),
-        Finding("decoded", equal, far or "sender and receivers decode the same"),
+        Finding("decoded", equal, mismatch or "sender and receivers decode the same"),
     ]
 
 
 def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
-    """On every vector, over draws; one program."""
+    """Measures the errors on every vector over the draws, in a single program."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], (DIRECTIONS, d)) / np.sqrt(d)
 
     def of_vector(key, x):
         towards = jnp.concatenate([x[None] / jnp.linalg.norm(x), jnp.asarray(signs, jnp.float32)])
 
         def draw(key):
-            off = (
+            difference = (
                 compressor.decompress(encode(compressor, key, x).message, d).astype(jnp.float32) - x
             )
-            return jnp.sum(off**2) / jnp.sum(x**2), towards @ off / jnp.linalg.norm(x)
+            return jnp.sum(difference**2) / jnp.sum(x**2), towards @ difference / jnp.linalg.norm(x)
 
         return jax.vmap(draw)(jax.random.split(key, DRAWS))
 
@@ -159,11 +169,13 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
 
 
 def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
-    """Along directions: single elements that are seldom sent have no normal mean."""
+    """Checks that the mean error vanishes along directions. Single elements are not checked: if
+    they are rarely sent, their mean is far from normal.
+    """
 
     def distance(one: Seen) -> float:
-        """The largest mean error, beyond its standard errors."""
-        # what a few rare draws may add
+        """Returns the largest mean error in excess of its standard errors."""
+        # the contribution of a few rare draws
         seldom = 2 * STANDARD_ERRORS * np.abs(one.along).max(axis=0) / DRAWS
         error = STANDARD_ERRORS * one.along.std(axis=0) / np.sqrt(DRAWS) + seldom + ROUNDING
         return float(np.max(np.abs(one.along.mean(axis=0)) - error))
@@ -171,8 +183,8 @@ def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
     name, worst = max(
         ((name, distance(one)) for name, one in seen.items()), key=lambda pair: pair[1]
     )
-    off = float(np.abs(seen[name].along.mean(axis=0)).max())
-    measured = f"|E Q(x) - x| is {off:.3g} |x| along a direction ({name})"
+    largest = float(np.abs(seen[name].along.mean(axis=0)).max())
+    measured = f"|E Q(x) - x| is {largest:.3g} |x| along a direction ({name})"
     if not compressor.unbiased:
         return Finding("unbiased", None, f"not stated; {measured}")
     return Finding(
@@ -181,7 +193,9 @@ def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
 
 
 def _constants(compressor: Compressor, d: int, seen: dict[str, Seen]) -> list[Finding]:
-    """The worst ratio of error, beyond its standard errors, beside omega and 1 - delta."""
+    """Compares the largest ratio of error, reduced by its standard errors, with omega and 1 -
+    delta.
+    """
 
     def least(one: Seen) -> float:
         return float(one.errors.mean() - STANDARD_ERRORS * one.errors.std() / np.sqrt(DRAWS))

@@ -1,5 +1,5 @@
-"""Compressors made of compressors, the one that sends everything, and the entry point for trees
-outside the loop.
+"""Compressors built from other compressors, the identity, and `apply` for pytrees outside of
+methods.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ identity: Compressor = fixed_size(
     name="identity",
     omega=lambda d: 0.0,
 )
-"""Sends every element as it is."""
+"""The identity: sends every element without compression."""
 
 
 class Bucketed(NamedTuple):
-    """A message of `buckets`: those of the full buckets, leaves `[buckets, ...]`, and that of what
-    is left over, or None.
+    """A message of `buckets`.
+
+    Args:
+        full: messages of the full buckets, leaves `[buckets, ...]`, or None.
+        rest: message of the remaining elements, or None.
     """
 
     full: PyTree
@@ -37,24 +40,26 @@ class Bucketed(NamedTuple):
 
 @checks.arguments
 def buckets(compressor: Compressor, size: int) -> Compressor:
-    r"""Compresses every `size` elements on their own, so that an element's error depends on its
-    neighbours only.
+    r"""Compresses every `size` consecutive elements separately, so that the error of an element
+    depends on its bucket only.
 
     $$ \omega(d) = \max_B \omega(|B|), \qquad \delta(d) = \min_B \delta(|B|) $$
 
     Args:
-        compressor: what compresses a bucket.
-        size: elements of a bucket; the last one takes what is left.
+        compressor: the compressor of a bucket.
+        size: number of elements of a bucket; the last bucket has the remaining ones.
 
     Raises:
-        ValueError: size < 1, or a compressor that starts warm (a bucket is not a matrix).
+        ValueError: if size < 1, or if the compressor starts warm (a bucket is not a matrix).
 
     Source: Alistarh et al., "QSGD", 2017, section 4; Liu and Zhang, section 3.1.1, caveat 1.
     """
     name = f"buckets({compressor.name}, {size})"
     checks.positive_int(f"{name}: size", size)
     if compressor.warm:
-        raise ValueError(f"{name}: need a compressor of vectors, without warm start")
+        raise ValueError(
+            f"{name}: {compressor.name} starts warm; expected a compressor without warm start"
+        )
 
     def compress(key, x):
         count, left = divmod(x.shape[0], size)
@@ -66,7 +71,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
             else None
         )
         rest = encode(compressor, rest_key, x[count * size :]) if left else None
-        decoded = jnp.concatenate([one.decoded.ravel() for one in (full, rest) if one])
+        decoded = jnp.concatenate([part.decoded.ravel() for part in (full, rest) if part])
         return Encoded(Bucketed(full and full.message, rest and rest.message), decoded)
 
     def decompress(message, d):
@@ -82,9 +87,9 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
         rest = 0 if message.rest is None else compressor.bits(message.rest)
         if message.full is None:
             return rest
-        one = compressor.bits(jax.tree.map(lambda leaf: leaf[0], message.full))
-        if isinstance(one, int):
-            return one * jax.tree.leaves(message.full)[0].shape[0] + rest
+        first = compressor.bits(jax.tree.map(lambda leaf: leaf[0], message.full))
+        if isinstance(first, int):
+            return first * jax.tree.leaves(message.full)[0].shape[0] + rest
         return jnp.sum(jax.vmap(compressor.bits)(message.full), dtype=jnp.uint32) + jnp.uint32(rest)
 
     def sizes(d):
@@ -104,23 +109,23 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
 
 
 class WholeModel(Compressor):
-    """A compressor of a tree as one vector."""
+    """A compressor that treats a pytree as one vector."""
 
     __slots__ = ()
 
     @property
     def layer_wise(self) -> bool:
-        """False: the leaves of a tree are compressed together."""
+        """False: all leaves of a pytree are compressed together."""
         return False
 
 
 @checks.arguments
 def whole_model(compressor: Compressor) -> Compressor:
-    """The same for the model as one vector. Without it, every leaf of the tree (a layer's weights,
-    its biases) is compressed on its own.
+    """Returns the compressor applied to the whole model as one vector. Without it, each leaf of the
+    pytree (a layer's weights, its biases) is compressed separately.
 
-    One header instead of one for each leaf, and one range, one scale or one selection for all of
-    them.
+    The message then has one header instead of one for each leaf, and one range, scale or selection
+    for all leaves.
 
     Args:
         compressor: any.
@@ -134,25 +139,32 @@ def whole_model(compressor: Compressor) -> Compressor:
 
 @checks.arguments
 def contraction(compressor: Compressor) -> Compressor:
-    r"""An unbiased compressor scaled down to a contraction, for methods with error memory.
+    r"""Scales an unbiased compressor down to a contraction, for methods with error memory.
 
     $$ C(x) = \frac{1}{1+\omega} Q(x), \qquad E|C(x) - x|^2 \le \Big(1 - \frac{1}{1+\omega}\Big)
     |x|^2 $$
+
+    The messages are those of Q.
 
     Args:
         compressor: Q, unbiased, with an omega.
 
     Raises:
-        ValueError: a biased compressor, or one without an omega.
+        ValueError: if the compressor is biased, has no omega, or starts warm.
 
-    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2; the same messages as Q.
+    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2.
     """
     name = f"contraction({compressor.name})"
     omega = compressor.omega
     if omega is None or omega(1) is None:
-        raise ValueError(f"{name}: need an unbiased compressor with an omega")
+        raise ValueError(
+            f"{name}: {compressor.name} states no omega; expected an unbiased compressor with an "
+            "omega"
+        )
     if compressor.warm:
-        raise ValueError(f"{name}: need a compressor without warm start")
+        raise ValueError(
+            f"{name}: {compressor.name} starts warm; expected a compressor without warm start"
+        )
 
     def shrink(d):
         return 1 / (1 + omega(d))
@@ -171,16 +183,17 @@ def contraction(compressor: Compressor) -> Compressor:
 
 @checks.arguments
 def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
-    """What the receiver sees of a tree: leaf by leaf, or of the whole as one vector.
+    """Returns what a receiver decodes of a pytree: each leaf is compressed separately, or all
+    together if the compressor is a `whole_model`.
 
     Args:
         compressor: any.
-        key: one key for the whole tree.
-        x: a pytree of float arrays.
+        key: one key for the whole pytree.
+        x: a pytree of floating-point arrays.
 
     Raises:
-        ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are
-            known, an element that is not finite.
+        ValueError: if a leaf is empty or not floating point, or, outside of `jax.jit`, has an
+            element that is not finite.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         _check_finite(compressor, jax.tree_util.keystr(path), leaf)
@@ -202,9 +215,9 @@ def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
     where = f"apply: {compressor.name} of leaf {path}" if path else f"apply: {compressor.name}"
     if not checks.is_numeric(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
         given = leaf.dtype if hasattr(leaf, "dtype") else checks.shown(leaf)
-        raise ValueError(f"{where}: given {given}, need floating point")
+        raise ValueError(f"{where}: got {given}; expected floating point")
     if np.size(leaf) == 0:
-        raise ValueError(f"{where}: no elements; need at least one")
+        raise ValueError(f"{where}: the leaf has no elements; expected at least one")
     if isinstance(leaf, Tracer):
         return
     wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))
@@ -212,5 +225,5 @@ def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
         value = np.ravel(np.asarray(leaf, np.float64))[wrong[0]]
         raise ValueError(
             f"{where}: element {wrong[0]} is {value} ({wrong.size} of {np.size(leaf)} are not "
-            "finite); need finite elements"
+            "finite); expected finite elements"
         )

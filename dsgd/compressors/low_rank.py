@@ -1,4 +1,4 @@
-"""A vector as a matrix, and the matrix as a product of two thin ones."""
+"""Low-rank compression: a vector as a matrix, approximated by a product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from dsgd.compressors.sizes import fixed_size, wide
 
 
 class Factors(NamedTuple):
-    """A message of `low_rank`: `left` `[rows, rank]` with orthonormal columns, `right`
-    `[columns, rank]`; float64 of float64 models, else float32."""
+    """A message of `low_rank`, in float64 for float64 models, else in float32.
+
+    Args:
+        left: `[rows, rank]`, with orthonormal columns.
+        right: `[columns, rank]`.
+    """
 
     left: jax.Array
     right: jax.Array
@@ -24,27 +28,29 @@ class Factors(NamedTuple):
 
 @checks.arguments
 def low_rank(rank: int, columns: int | None = None) -> Compressor:
-    r"""One step of power iteration on the vector as a matrix M, row by row, biased.
+    r"""Low-rank approximation by one step of power iteration on the vector as a matrix M, filled
+    row by row; biased.
 
-    $$ P = \mathrm{orth}(M R), \qquad C(M) = P\,(M^\top P)^\top = P P^\top M, \qquad
-       E|C(M) - M|^2 \le \Big(1 - \frac{r}{\mathrm{columns}}\Big) |M|^2 $$
+    $$ P = \mathrm{orth}(M R), \qquad C(M) = P\,(M^\top P)^\top = P P^\top M, \qquad E|C(M) - M|^2
+    \le \Big(1 - \frac{r}{\mathrm{columns}}\Big) |M|^2 $$
 
-    R is Gaussian, so that its range S is uniform: $|P^\top M| \ge |M Q|$ for an orthonormal basis Q
-    of S, and $E|MQ|^2 = |M|^2 r / \mathrm{columns}$. Methods with memory start warm, R being their
-    last right factor $M^\top P$: on a matrix that stays the same this is subspace iteration, whose
-    error (of the padded matrix) never grows. On another matrix the bound holds no more.
+    R is Gaussian, so that its range S is uniformly distributed: $|P^\top M| \ge |M Q|$ for an
+    orthonormal basis Q of S, and $E|MQ|^2 = |M|^2 r / \mathrm{columns}$. Methods that keep messages
+    start warm: R is their last right factor $M^\top P$. For a matrix that does not change, this is
+    subspace iteration, whose error (for the padded matrix) never grows. For other matrices, the
+    bound does not hold with a warm start.
 
     Args:
         rank: r.
-        columns: of M, the last row padded with zeros; None: the smallest whole number not below the
-            square root of d.
+        columns: number of columns of M, whose last row is padded with zeros; None: the square root
+            of d, rounded up.
 
     Raises:
-        ValueError: rank or columns < 1, rank > columns; when a vector comes, a rank larger than its
-            matrix.
+        ValueError: if rank or columns < 1, or rank > columns; when a vector is compressed, if the
+            rank is larger than a side of its matrix.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019. Departure: the matrix need not be a
-    layer's, since servers compress parts.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019. Departure: the matrix need not be that
+    of a layer, since servers compress shards.
     """
     name = f"low_rank({rank})" if columns is None else f"low_rank({rank}, {columns})"
     checks.positive_int(f"{name}: rank", rank)
@@ -85,6 +91,6 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 def _need_rank(name: str, rank: int, most: int, what: str) -> None:
     if rank > most:
         raise ValueError(
-            f"{name} of {what}: need a rank of at most {most}, or longer vectors (whole_model, "
+            f"{name} of {what}: expected a rank of at most {most}, or longer vectors (whole_model, "
             "fewer workers)"
         )

@@ -1,4 +1,4 @@
-"""Calls of a compressor's members, which check what they return: see `dsgd.Compressor`."""
+"""Calls of a compressor's members that validate their results; see `dsgd.Compressor`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dsgd.base import Compressor, Encoded, Key, PyTree
 
 @checks.arguments
 def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) -> Encoded:
-    """Returns the message of a vector, and what its receivers decode from it.
+    """Returns the message of a vector, and the vector that its receivers decode.
 
-    The two do not depend on each other if `compress` returns both: in a compiled program XLA drops
-    whichever is not used.
+    If `compress` returns both, neither is computed from the other, and XLA removes an unused one
+    from a compiled program.
 
     Args:
         compressor: any.
-        key: of the random numbers.
+        key: key of the random numbers.
         x: `[d]`, floating point.
         last: previous message of this vector, for compressors that start warm; None: there is none.
 
@@ -31,17 +31,17 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
 
     Raises:
         ValueError: if x is not a vector; if last is given and the compressor does not start warm;
-            if `compress` or `decompress` return something else than a message and a vector.
+            if `compress` or `decompress` do not return a message and a vector.
     """
     if jnp.ndim(x) != 1:
         raise ValueError(
-            f"encode: x = {checks.typed(x)}: expected a vector [d]; compressors.apply compresses "
-            "trees of arrays"
+            f"encode: x = {checks.typed(x)}; expected a vector [d]: compressors.apply compresses "
+            "pytrees of arrays"
         )
     if last is not None and not compressor.warm:
         raise ValueError(
-            f"encode: last = {checks.typed(last)}: {compressor.name} does not start from a "
-            "previous message; pass no last"
+            f"encode: last = {checks.typed(last)}, but {compressor.name} does not start warm; "
+            "expected last=None"
         )
     x = jnp.asarray(x)
     with causes.noted(f"compress of {compressor.name}"):
@@ -58,10 +58,10 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
 
 
 def decode(compressor: Compressor, message: PyTree, d: int) -> jax.Array:
-    """Returns what the receivers of a message decode from it, `[d]`.
+    """Returns the vector that the receivers of a message decode, `[d]`.
 
     Raises:
-        ValueError: `decompress` returns something else.
+        ValueError: if `decompress` does not return a floating-point vector `[d]`.
     """
     with causes.noted(f"decompress of {compressor.name}"):
         decoded = compressor.decompress(message, d)
@@ -69,11 +69,11 @@ def decode(compressor: Compressor, message: PyTree, d: int) -> jax.Array:
 
 
 def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
-    """Returns the bits of a message: an int if all messages have the same size, else a uint32
-    scalar.
+    """Returns the number of bits of a message: an int if all messages have the same size, else a
+    uint32 scalar.
 
     Raises:
-        ValueError: `bits` returns something else.
+        ValueError: if `bits` returns neither.
     """
     with causes.noted(f"bits of {compressor.name}"):
         bits = compressor.bits(message)
@@ -81,14 +81,14 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
         raise ValueError(
             f"{compressor.name}: bits returned {checks.typed(bits)}; expected an int, or a uint32 "
-            "scalar if messages differ"
+            "scalar if messages differ in size"
         )
     return bits
 
 
 def stated(constant: Callable | None, d: int) -> Any:
-    """Returns what a compressor states for d elements, of its `omega` or `delta`; None if it states
-    nothing.
+    """Returns the value for d elements of a compressor's `omega` or `delta`; None if it states
+    none.
     """
     return None if constant is None else constant(d)
 

@@ -1,8 +1,9 @@
 """Compressors that send every element with fewer bits.
 
-What stands beside the codes is exact: ends and largest magnitudes are elements of the vector and
-have its type; norms and means are computed, in float64 of float64 models and else in float32, since
-rounding them to halves would bias what is unbiased."""
+The numbers sent in addition to the codes are not rounded further. Extreme values are elements of
+the vector and have its type. Norms and means are computed in float64 for float64 models, else in
+float32, since rounding them to half precision would bias the unbiased compressors.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.wire import codecs
 
-MANTISSA, EXPONENT = 23, 8  # bits of float32, besides its sign
+MANTISSA, EXPONENT = 23, 8  # bits of float32 in addition to the sign
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the
-    vector's type.
+    """A message of `random_quantization`.
+
+    Args:
+        codes: packed codes of `codecs.pack`.
+        low, high: minimum and maximum, scalars of the vector's type.
     """
 
     codes: tuple[jax.Array, ...]
@@ -35,8 +39,11 @@ class Quantized(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` a
-    scalar.
+    """A message of packed codes and one scale.
+
+    Args:
+        codes: packed codes of `codecs.pack` or `pack_trits`.
+        scale: a scalar.
     """
 
     codes: tuple[jax.Array, ...] | jax.Array
@@ -45,23 +52,22 @@ class Scaled(NamedTuple):
 
 @checks.arguments
 def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
-    r"""Randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x), unbiased.
+    r"""Unbiased randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x).
 
     $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else }
-    c_k,
-       \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
+    c_k, \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
-    A message is d codes of b bits and the two ends, elements of x; of one or two elements, which
-    are all ends, it is these. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
-    $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and
-    $(\max - \min)^2 \le 2|x|^2$.
+    A message has d codes of b bits and the minimum and maximum, which are elements of x. Vectors of
+    one or two elements are sent exactly. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at
+    most $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and $(\max
+    - \min)^2 \le 2|x|^2$.
 
     Args:
         bits: b, 1 to 8.
-        bucket: elements that share a range, see `buckets`; None: all.
+        bucket: number of elements that share a range, see `buckets`; None: all.
 
     Raises:
-        ValueError: bits outside 1..8, or bucket < 1.
+        ValueError: if bits is outside 1..8, or bucket < 1.
 
     Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the
     maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
@@ -70,18 +76,18 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
-        if x.shape[0] <= 2:  # all are ends
+        if x.shape[0] <= 2:  # the minimum and maximum are all elements
             return x
         low, high = jnp.min(x), jnp.max(x)
         x, least, most = wide(x), wide(low), wide(high)
-        # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves
-        # float32.
+        # An eighth of the range is used, since neither it nor its reciprocal, by which XLA
+        # multiplies, leaves the range of float32.
         eighth = most / 8 - least / 8
         place = steps * jnp.where(
             eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0
         )
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
-        # the ends are knobs, whatever the rounding of `place`
+        # The maximum must be a knob even if `place` was rounded down.
         codes = jnp.where(x == most, steps, codes)
         codes = xla.materialize(codes.astype(jnp.uint8))
         return Encoded(Quantized(codecs.pack(codes, bits), low, high), decode(codes, least, most))
@@ -97,7 +103,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
 
     def decode(codes, low, high):
         share = codes.astype(low.dtype) / steps
-        # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
+        # XLA divides by multiplying with a rounded reciprocal, so the last share may not be 1.
         return jnp.where(codes == steps, high, low * (1 - share) + high * share)
 
     quantization = fixed_size(
@@ -111,30 +117,29 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
 
 @checks.arguments
 def qsgd(levels: int) -> Compressor:
-    r"""Randomised rounding of magnitudes to s levels of the Euclidean norm, unbiased.
+    r"""QSGD: unbiased randomised rounding of magnitudes to s levels of the Euclidean norm.
 
-    $$ Q(x_i) = |x|_2\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad
-       \xi_i = l + 1 \text{ with probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l =
-       \Big\lfloor \frac{s|x_i|}{|x|_2} \Big\rfloor $$
+    $$ Q(x_i) = |x|_2\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad \xi_i = l + 1 \text{ with
+    probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l = \Big\lfloor \frac{s|x_i|}{|x|_2}
+    \Big\rfloor $$
 
-    A message is d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of
-    l + 1, the variance is $|x|^2 \sum_i p_i(1 - p_i) / s^2$, at most
-    $\min(d / 4s^2, \sqrt d / s) |x|^2$: $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$; of one
-    element it is 0.
+    A message has d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of
+    l + 1, the variance is $|x|^2 \sum_i p_i(1 - p_i) / s^2$, at most $\min(d / 4s^2, \sqrt d / s)
+    |x|^2$, since $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$. For a single element it is 0.
 
-    A norm beyond float32 arrives as NaN.
+    A norm outside the range of float32 is decoded as NaN.
 
     Args:
         levels: s, 1 to 127, so that a code has at most 8 bits.
 
     Raises:
-        ValueError: levels outside 1..127.
+        ValueError: if levels is outside 1..127.
 
     Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure:
     codes of equal length, not Elias codes.
     """
     if not 1 <= levels <= 127:
-        raise ValueError(f"qsgd({levels}): need levels between 1 and 127, an integer")
+        raise ValueError(f"qsgd: levels = {levels}; expected an integer from 1 to 127")
     bits = codecs.index_bits(2 * levels + 1)
 
     def compress(key, x):
@@ -181,14 +186,15 @@ def _ternary() -> Compressor:
 
 
 ternary: Compressor = _ternary()
-r"""Signs of elements drawn in proportion to their size, times the largest magnitude, unbiased.
+r"""TernGrad: unbiased randomised rounding of elements to their sign times the largest magnitude
+or to 0.
 
 $$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty},
 \text{ else } 0 $$
 
-A message is d ternary digits, five in a byte, and the magnitude. The variance is
-$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, which is reached (one large element
-among equal ones).
+A message has d ternary digits, five in a byte, and the largest magnitude. The variance is
+$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, with equality for one large element
+among equal ones.
 
 Source: Wen et al., "TernGrad", 2017."""
 
@@ -210,23 +216,25 @@ def _natural() -> Compressor:
     def decode(codes):
         word = (codes >> EXPONENT << (MANTISSA + EXPONENT)) | ((codes & ones) << MANTISSA)
         value = jax.lax.bitcast_convert_type(word, jnp.float32)
-        return jnp.clip(value, -LARGEST, LARGEST)  # the power of two after the last is out of range
+        # The power of two above the largest number is infinite.
+        return jnp.clip(value, -LARGEST, LARGEST)
 
     return fixed_size(compress, decompress, "natural", omega=lambda d: 1 / 8)
 
 
 natural: Compressor = _natural()
-r"""Randomised rounding to a neighbouring power of two, unbiased: sign and exponent are sent, the
-mantissa is the probability.
+r"""Natural compression: unbiased randomised rounding to a neighbouring power of two. Sign and
+exponent are sent; the mantissa is the probability of the larger power.
 
 $$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{2^e} - 1, \text{
 else } \mathrm{sign}(x_i)\, 2^e,
    \qquad 2^e \le |x_i| < 2^{e+1} $$
 
-A message is d codes of 9 bits. The variance is
-$\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at $|x_i| = \frac43 2^e$, for
-normal numbers. Below the smallest normal float32 an element becomes that or 0; above the largest
-power, that or the largest float32, as which float64 elements are coded, too.
+A message has d codes of 9 bits. The variance is
+$\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$ for normal numbers, with equality at
+$|x_i| = \frac43 2^e$. Elements below the smallest normal float32 are rounded to it or to 0, those
+above the largest power of two to it or to the largest float32. float64 elements are coded as
+float32.
 
 Source: Horvath et al., "Natural compression", 2019."""
 
@@ -234,7 +242,8 @@ Source: Horvath et al., "Natural compression", 2019."""
 def _sign() -> Compressor:
     def compress(key, x):
         x = wide(x)
-        # Divided first, since the sum may be out of range; then only its rounding can be.
+        # Elements are divided before they are summed, since their sum may be out of range. The
+        # minimum covers the rounding of the mean.
         mean = jnp.minimum(xla.sum_elements(jnp.abs(x / x.shape[0])), jnp.finfo(x.dtype).max)
         return Encoded(
             Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean)
@@ -247,13 +256,13 @@ def _sign() -> Compressor:
 
 
 sign: Compressor = _sign()
-r"""Signs times the mean magnitude, biased, one bit an element.
+r"""Scaled sign: signs times the mean magnitude, one bit per element; biased.
 
 $$ C(x) = \frac{|x|_1}{d}\, \mathrm{sign}(x), \qquad |C(x) - x|^2 = |x|^2 - \frac{|x|_1^2}{d} \le
 \Big(1 - \frac1d\Big) |x|^2 $$
 
-The survey scales by a norm (section 3.2, "1-bit quantization"), which is no contraction; this is. 0
-counts as positive.
+It is a contraction, unlike the survey's version, which scales by a norm (section 3.2, "1-bit
+quantization"). 0 counts as positive.
 
 Source: Bernstein et al., "signSGD", 2018; Karimireddy et al., "Error feedback fixes signSGD", 2019,
 for the scale."""
@@ -261,19 +270,19 @@ for the scale."""
 
 @checks.arguments
 def clipping(bits: int) -> Compressor:
-    r"""Keeps sign, exponent and the b leading bits of the mantissa, biased towards 0.
+    r"""Clipping: keeps sign, exponent and the b leading bits of the mantissa; biased towards 0.
 
     $$ |C(x) - x|^2 \le \frac{1}{(2^b + 1)^2} |x|^2 $$
 
-    A message is d codes of 9 + b bits; `clipping(7)` is bfloat16, cut off. The bound is approached
-    just below $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32, as which float64
-    elements are coded, too.
+    A message has d codes of 9 + b bits; `clipping(7)` is truncation to bfloat16. The bound is
+    approached just below $2^e(1 + 2^{-b})$, and holds for elements of at least the smallest normal
+    float32. float64 elements are coded as float32.
 
     Args:
         bits: b, 1 to 8.
 
     Raises:
-        ValueError: bits outside 1..8.
+        ValueError: if bits is outside 1..8.
 
     Source: Liu and Zhang, section 3.2, "Clipping".
     """
@@ -296,11 +305,13 @@ def clipping(bits: int) -> Compressor:
 
 
 def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
-    """One of the two neighbouring integers, `place` on average."""
+    """Rounds `place` at random to one of the two neighbouring integers, such that the mean is
+    `place`.
+    """
     floor = jnp.floor(place)
     return floor + (jax.random.uniform(key, place.shape, jnp.float32) < place - floor)
 
 
 def _need_bits(name: str, bits: int) -> None:
     if not 1 <= bits <= 8:
-        raise ValueError(f"{name}({bits}): need bits between 1 and 8, an integer")
+        raise ValueError(f"{name}: bits = {bits}; expected an integer from 1 to 8")

@@ -1,4 +1,4 @@
-"""How long messages are: bits of their arrays, of messages of fixed size, and on average."""
+"""Sizes of messages in bits: of their arrays, fixed sizes, and mean sizes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dsgd.base import Compressor, PyTree
 from dsgd.compressors.members import count_bits, encode
 
 FLOAT_BITS = 32
-_ELEMENTS = 1 << 24  # of all vectors that `mean_bits` compresses
-_FEWEST, _MOST = 64, 1 << 14  # vectors that it compresses
+_ELEMENTS = 1 << 24  # total number of elements that `mean_bits` compresses, at most
+_FEWEST, _MOST = 64, 1 << 14  # limits of the number of vectors that it compresses
 _AT_ONCE = 64
 
 
 def array_bits(message: PyTree) -> int:
-    """Bits that the message's arrays hold."""
+    """Returns the number of bits of the message's arrays."""
     return sum(8 * leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(message))
 
 
 def message_shape(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> PyTree:
-    """Shapes and types of a message for d elements of a type."""
+    """Returns the shapes and types of a message for d elements of a type."""
     x = jax.ShapeDtypeStruct((d,), dtype)
     return jax.eval_shape(
         lambda key, x: encode(compressor, key, x).message, jax.eval_shape(jax.random.key, 0), x
@@ -35,7 +35,9 @@ def message_shape(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> P
 
 
 def fixed_bits(compressor: Compressor, d: int, dtype: Any = jnp.float32) -> int | None:
-    """Bits of every message for d elements of a type; None if messages differ in size."""
+    """Returns the number of bits of every message for d elements of a type; None if messages differ
+    in size.
+    """
     found: list[int | jax.Array] = []
 
     def measure(key, x):
@@ -50,7 +52,7 @@ def mean_bits(compressor: Compressor, d: int) -> float:
     """Returns the mean number of bits of a message for d float32 elements.
 
     It is exact if all messages have the same size. Otherwise it is the mean over messages of
-    standard normal vectors, the same ones in each call: 16,384 of them for up to 1,024 elements,
+    standard normal vectors, the same ones in each call: 16,384 vectors for up to 1,024 elements,
     fewer for more, at least 64.
 
     Args:
@@ -58,7 +60,7 @@ def mean_bits(compressor: Compressor, d: int) -> float:
         d: number of elements.
 
     Raises:
-        ValueError: d < 1.
+        ValueError: if d < 1.
     """
     d = checks.positive_int("compressors.mean_bits: d", d)
     fixed = fixed_bits(compressor, d)
@@ -76,8 +78,8 @@ def mean_bits(compressor: Compressor, d: int) -> float:
 
 
 def wide(x: ArrayLike) -> jax.Array:
-    """x in the type that is computed in: float64 of float64, else float32, which holds halves
-    exactly.
+    """Converts x to the type used for computations: float64 for float64, else float32, which
+    represents half-precision numbers exactly.
     """
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -91,11 +93,12 @@ def fixed_size(
     omega: Callable | None = None,
     delta: Callable | None = None,
 ) -> Compressor:
-    """A compressor whose messages for d elements all have the same size, the bits of their arrays.
+    """Returns a compressor whose messages for d elements all have the same size, the bits of their
+    arrays.
 
     Args:
-        delta: None: what omega leaves, 1 - omega if that is positive.
-        others: as in `dsgd.Compressor`.
+        compress, decompress, name, omega: as in `dsgd.Compressor`.
+        delta: as in `dsgd.Compressor`; None: 1 - omega if omega is given and below 1.
     """
     if delta is None and omega is not None:
         delta = partial(_remainder, omega)
@@ -103,6 +106,8 @@ def fixed_size(
 
 
 def _remainder(omega: Callable, d: int) -> float | None:
-    """The contraction that a variance of omega |x|^2 leaves: 1 - omega, None if that is none."""
+    """Returns the contraction constant 1 - omega that follows from a variance of omega |x|^2; None
+    if it is not positive.
+    """
     variance = omega(d)
     return None if variance is None or variance >= 1 else 1.0 - variance

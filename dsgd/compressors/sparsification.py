@@ -1,5 +1,5 @@
-"""Compressors that send few elements, with their places. Elements are sent in the vector's own
-type, 64 bits each of a float64 model.
+"""Compressors that send few elements with their indices. Elements are sent in the vector's own
+type: 64 bits each for float64 models.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ RARE = 1e-12  # probability that a random number of elements exceeds its capacit
 
 
 class Sparse(NamedTuple):
-    """A message of some elements: `places`, packed indices; `values`, a message of the elements
-    there.
+    """A message of some elements.
+
+    Args:
+        places: packed indices of the elements.
+        values: a message of the elements.
     """
 
     places: tuple[jax.Array, ...]
@@ -31,8 +34,12 @@ class Sparse(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A message of a random number of elements: `bits` uint32 of it are used. The last places and
-    values are padding (0, 0).
+    """A message of a random number of elements.
+
+    Args:
+        bits: number of bits that are used, a uint32 scalar.
+        places: packed indices of the elements; the unused ones are 0.
+        values: the elements; the unused ones are 0.
     """
 
     bits: jax.Array
@@ -42,18 +49,18 @@ class Counted(NamedTuple):
 
 @checks.arguments
 def top_k(fraction: float, values: Compressor = identity) -> Compressor:
-    r"""The k largest elements by magnitude, biased.
+    r"""Top-k sparsification: keeps the k elements of largest magnitude; biased.
 
     $$ |C(x) - x|^2 \le \Big(1 - \frac kd\Big) |x|^2, \qquad k = \lceil \mathrm{fraction} \cdot d
     \rceil $$
 
     Args:
         fraction: k / d, in (0, 1].
-        values: how the kept elements are sent. With its contraction a, that of the whole is a k/d:
-            its error and that of dropping the others are orthogonal.
+        values: compressor of the kept elements. If its contraction constant is a, that of the whole
+            is a k/d, since its error is orthogonal to the dropped elements.
 
     Raises:
-        ValueError: fraction outside (0, 1].
+        ValueError: if fraction is outside (0, 1].
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section
     3.1.1, caveat 3.
@@ -72,28 +79,27 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
 
 @checks.arguments
 def random_k(fraction: float, values: Compressor = identity) -> Compressor:
-    r"""k elements drawn without replacement, scaled up to be unbiased.
+    r"""Random-k sparsification: k elements drawn without replacement, scaled up to be unbiased.
 
     $$ Q(x) = \frac dk \sum_{i \in S} x_i e_i, \quad |S| = k = \lceil \mathrm{fraction} \cdot d
-    \rceil,
-       \qquad E|Q(x) - x|^2 = \Big(\frac dk - 1\Big) |x|^2 $$
+    \rceil, \qquad E|Q(x) - x|^2 = \Big(\frac dk - 1\Big) |x|^2 $$
 
-    It is no contraction unless k > d/2; `contraction(random_k(...))` is, the k elements unscaled.
+    It is a contraction only if k > d/2. `contraction(random_k(...))` is always one; it sends the k
+    elements unscaled.
 
     Args:
         fraction: k / d, in (0, 1].
-        values: how the drawn elements are sent; if it is unbiased with w, so is the whole, with
-            $\frac dk (1 + w) - 1$.
+        values: compressor of the drawn elements. If it is unbiased with constant w, the whole is
+            unbiased with $\frac dk (1 + w) - 1$.
 
     Raises:
-        ValueError: fraction outside (0, 1].
+        ValueError: if fraction is outside (0, 1].
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
     """
 
     def score(key, x):
-        # 30 random bits each, as positive normal floats in the same order, of which the largest are
-        # selected.
+        # The scores are 30 random bits each, converted to positive normal floats in the same order.
         drawn = (jax.random.bits(key, x.shape, jnp.uint32) >> 2) + jnp.uint32(1 << 23)
         return jax.lax.bitcast_convert_type(drawn, jnp.float32)
 
@@ -113,7 +119,9 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
 
 
 def kept(fraction: float, d: int) -> int:
-    """k, the elements of d that are sent: rounded up, a rounding error of the product aside."""
+    """Returns k, the number of elements that are sent: fraction * d, rounded up. A product that
+    exceeds an integer by a rounding error only is rounded down.
+    """
     return max(1, math.ceil(fraction * d - 1e-9 * d))
 
 
@@ -126,7 +134,9 @@ def _sparse(
     omega: Callable | None = None,
     delta: Callable | None = None,
 ) -> Compressor:
-    """The k elements with the largest magnitudes of what `score` (key, x) gives, times scale(d)."""
+    """Returns a compressor that sends the k elements whose `score(key, x)` has the largest
+    magnitude, times scale(d).
+    """
     _need_share(kind, "fraction", fraction)
     name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
 
@@ -138,7 +148,7 @@ def _sparse(
         places = xla.largest(scores, k) if k < d else jnp.arange(d)
         codes = places.astype(jnp.uint32)
         sent = encode(values, values_key, x[places])
-        if values is identity and 1 < k < d:  # without the places, which are slow to find
+        if values is identity and 1 < k < d:  # does not need the indices, which are slow to compute
             decoded = jnp.where(xla.among_largest(scores, k), wide(x) * scale(d), 0)
         else:
             decoded = decode(codes, sent.decoded, d)
@@ -154,7 +164,7 @@ def _sparse(
 
     def decode(places, elements, d):
         elements = wide(elements) * scale(d)
-        # all of them are in order
+        # If all elements are sent, they are in order.
         return _placed(places, elements, d) if places.shape[0] < d else elements
 
     sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
@@ -165,21 +175,22 @@ def _sparse(
 
 @checks.arguments
 def random_sparsification(probability: float) -> Compressor:
-    r"""Keeps each element with probability p, scaled up, unbiased.
+    r"""Random sparsification: keeps each element with probability p and scales it up; unbiased.
 
     $$ Q(x_i) = \frac{x_i}{p} \text{ with probability } p, \text{ else } 0, \qquad E|Q(x) - x|^2 =
     \Big(\frac1p - 1\Big) |x|^2 $$
 
-    The number of kept elements is random. The message has room for as many as are exceeded with
-    probability below 1e-12 (Bernstein's inequality; those beyond would be dropped). Its bits are
-    those of what is used, and 32 that say how many those are. What is drawn are the gaps between
-    kept elements, which are geometric: the randomness costs what is sent, not d.
+    The number of kept elements is random. The arrays of a message have room for a number that is
+    exceeded with probability below 1e-12 (Bernstein's inequality); further elements would be
+    dropped. The bits of a message are those of the elements that it contains, and 32 bits for their
+    number. The gaps between kept elements, which are geometric, are drawn, so that the cost of the
+    randomness is proportional to the number of kept elements and not to d.
 
     Args:
         probability: p, in (0, 1].
 
     Raises:
-        ValueError: probability outside (0, 1].
+        ValueError: if probability is outside (0, 1].
 
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
@@ -192,8 +203,8 @@ def random_sparsification(probability: float) -> Compressor:
         each = 8 * x.dtype.itemsize + codecs.index_bits(d)
         if room * each >= 1 << 32:
             raise ValueError(
-                f"{name} of {d} elements: a message may pass 2^32 bits, need fewer; "
-                "compressors.buckets makes several of one"
+                f"{name} of {d} elements: a message may exceed 2^32 bits; expected fewer elements: "
+                "use compressors.buckets"
             )
         places = _bernoulli_places(key, p, d, room)
         used = places < d
@@ -226,8 +237,8 @@ def random_sparsification(probability: float) -> Compressor:
 
 
 def capacity(probability: float, d: int) -> int:
-    """Elements that a message has room for: d p and what Bernstein's inequality adds so that `RARE`
-    bounds the probability of more.
+    """Returns the number of elements that a message has room for: d p plus a term from Bernstein's
+    inequality, such that more are kept with probability at most `RARE`.
     """
     log = math.log(1 / RARE)
     variance = d * probability * (1 - probability)
@@ -235,29 +246,32 @@ def capacity(probability: float, d: int) -> int:
 
 
 def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
-    r"""The first `size` indices of elements kept with probability p each, uint32 in rising order, d
-    where there are no more.
+    r"""Returns the indices of elements that are kept with probability p each, uint32 in increasing
+    order: the first `size` of them, with d in place of missing ones.
 
-    With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept
-    one. E comes from 32 bits v in (0, 1) as $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its
-    relative precision is float32's on both ends.
+    Let E be exponential. Then $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next
+    kept one. E is computed as $-\ln(1 - v)$ from a 32-bit random v in (0, 1). For v above 1/2, $1 -
+    v$ is computed from the inverted bits, so that the relative precision of E is that of float32 at
+    both ends.
     """
     bits = jax.random.bits(key, (size,), jnp.uint32)
     small = bits < jnp.uint32(1 << 31)
     v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
     dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size, jnp.float32)
-    # where all sums end, so that none overflows; in integers, since float32 may round d down
+    # All sums are capped here, so that none overflows. It is an integer, since float32 may round d
+    # down.
     end = jnp.uint32(d + 1)
     gaps = jnp.where(dropped < d, dropped.astype(jnp.uint32) + 1, end)
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
 def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
-    """The vector with these elements; padding adds 0 to the first. Without it they arrive as they
-    are: a sum would flush denormal ones.
+    """Returns the vector `[d]` with these elements at these indices, and zeros elsewhere. Padding
+    adds 0 to the first element. Without padding the elements are set, not added, since a sum would
+    flush denormal numbers to zero.
     """
-    if places.shape[0] == 1:  # a comparison is fused with its use, a scatter is not
+    if places.shape[0] == 1:  # XLA fuses a comparison with its use, but not a scatter
         return jnp.where(jnp.arange(d, dtype=places.dtype) == places, values, 0)
     at = jnp.zeros(d, values.dtype).at[places]
     return at.add(values) if padded else at.set(values, unique_indices=True)
@@ -265,4 +279,4 @@ def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) 
 
 def _need_share(name: str, what: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise ValueError(f"{name}: {what} = {value!r}; need a number in (0, 1]")
+        raise ValueError(f"{name}: {what} = {value!r}; expected a number in (0, 1]")

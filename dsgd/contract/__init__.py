@@ -1,1 +1,1 @@
-"""What every method must hold, looked for in runs."""
+"""Verification that a method satisfies the interface contract, by running it."""

@@ -1,4 +1,4 @@
-"""`check`: any method held to the contract that all registered ones hold."""
+"""`check` verifies that a method satisfies the interface contract of the registered methods."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dsgd.machines import agreement, arrays
 from dsgd.runs import driver, plans
 from dsgd.wire import counts
 
-STEPS = 6, 24  # rounds of one run, at least and at most
-DEVICES = 16  # at most
-# what results on other numbers of devices may differ by: sums in another order, over some rounds
+STEPS = 6, 24  # minimum and maximum number of rounds of one run
+DEVICES = 16  # maximum number of devices
+# Tolerances between numbers of devices: sums in another order, accumulated over some rounds
 RELATIVE, ABSOLUTE = 2e-4, 2e-5
 
 
@@ -38,31 +38,40 @@ def check(
     key: Key | None = None,
     cluster: Cluster | None = None,
 ) -> Findings:
-    """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and
-    on several devices.
+    """Verifies that a method satisfies the interface contract.
 
-    Looked at are: the members' parameters; what they return (as every run does); that a run is the
-    same when the method is made anew, and is not compiled again; that a run among several seeds is
-    the run alone; that types stay as they are where JAX has 64 bits enabled; that random numbers
-    depend on the run's key, and random keys in `State.workers` differ by worker; that one device
-    and several give the same, and every device the same `State.server`; and that the bits that it
-    tells are those that its compiled round sends where each worker has a device of its own.
+    It runs the method for a few rounds: alone, twice, with several seeds, and on several devices.
+    It checks:
 
-    Several devices are those of the process, or of all processes of a run, which then all call it;
-    where there are too few, another process simulates them on the CPU (seconds).
+    - the parameters of the members, and the values that they return (as every run does);
+    - that a run is equal bit by bit, and compiles nothing, when the method is constructed again;
+    - that a run among several seeds equals the single run;
+    - that types stay the same when JAX has 64 bits enabled;
+    - that random numbers depend on the run's key, and that random keys in `State.workers` differ
+    between workers;
+    - that one device and several give equal results, and that `State.server` is equal on every
+    device;
+    - that the recorded bits are those that the compiled round sends when each worker has its own
+    device.
+
+    Several devices are those of this process, or of all processes of a run, which must then all
+    call `check`. If there are too few, a subprocess simulates them on the CPU, which takes some
+    seconds.
 
     Args:
-        algorithm: any, registered or not.
-        problem: small, with noise: its N is the number of workers, best at most 16.
-        key: of the runs; None: `jax.random.key(0)`.
-        cluster: that they are simulated on, for methods that look at one; None: without a clock.
+        algorithm: the method, registered or not.
+        problem: a small problem with stochastic gradients. It determines the number of workers,
+            best at most 16.
+        key: JAX key of the runs; None: `jax.random.key(0)`.
+        cluster: the cluster to simulate, for methods that read it; None: no clock.
 
     Returns:
-        What was found: it prints as a table, `.holds` says whether all of it does, `.require()`
-            raises where it does not.
+        The findings. They print as a table, `.holds` is whether all checks passed, and `.require()`
+        raises ValueError if not.
 
     Raises:
-        ValueError: no method, no problem, or the two do not fit.
+        ValueError: if `algorithm` is not a method, `problem` is not a problem, or the two do not
+            fit together.
     """
     with agreement.together("check"):
         return _findings(algorithm, problem, checks.default_key() if key is None else key, cluster)
@@ -71,7 +80,7 @@ def check(
 def _findings(
     algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None
 ) -> Findings:
-    """As `check`; what is looked at on one device, each process looks at."""
+    """As `check`. In a run of several processes, each of them executes the checks on one device."""
     problem = (
         problem._replace(data=jax.tree.map(arrays.on_host, problem.data))
         if agreement.count() > 1
@@ -88,7 +97,7 @@ def _findings(
     if twice[0].holds:
         several = _everywhere(case, key, steps, _among_seeds)
         seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
-        if not seeds[0].holds:  # several devices were held to what is itself wrong
+        if not seeds[0].holds:  # the reference for several devices was itself wrong
             several = _attempt("devices", lambda: _everywhere(case, key, steps, _alone))
         traced = _attempt("64 bits", lambda: [_types(case, key)]) + _attempt(
             "random keys", lambda: [_random_keys(case, key)]
@@ -98,18 +107,18 @@ def _findings(
 
 
 class Case(NamedTuple):
-    """What is run."""
+    """A method, a problem and a cluster to check."""
 
     algorithm: Algorithm
     problem: Problem
     cluster: Cluster | None
 
     def run(self, **options: Any) -> Result:
-        """As `dsgd.run`."""
+        """Runs the case, with options as in `dsgd.run`."""
         return driver.run(self.algorithm, self.problem, cluster=self.cluster, **options)
 
     def plan(self, devices: int) -> loop.Plan:
-        """Of rounds on so many devices."""
+        """Returns the plan of rounds on `devices` devices."""
         build, cluster = plans.Always(self.algorithm), self.cluster
         return plans.make_plan(
             build,
@@ -123,19 +132,19 @@ class Case(NamedTuple):
         )
 
     def description(self) -> loop.Description:
-        """What an update sends."""
+        """Returns the description of what an update sends."""
         return loop.describe(self.plan(1), self.algorithm)
 
 
 def period(case: Case) -> int:
-    """Rounds after which the method's messages repeat."""
+    """Returns the number of rounds after which the method's messages repeat."""
     return max(
         [1, *(int(sending.period) * sending.turns for sending in case.description().sendings)]
     )
 
 
 def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
-    """What was found; an error is a finding, too."""
+    """Returns the findings of `look`; an error becomes a failed finding."""
     try:
         return look()
     except Exception as error:
@@ -159,32 +168,37 @@ def _parameters(algorithm: Algorithm) -> Finding:
 
 
 def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
-    """What `run` refuses, it names: the shapes and types of all that members return. Then runs of
-    the method made anew, as by a cell of a notebook that runs twice: it is traced again, must lower
-    to the same programs, and give the same bits."""
+    """Runs the method, constructs it again and repeats the run.
+
+    The first run validates the shapes and types of all return values. The second one corresponds to
+    a notebook cell that is executed twice: the method is traced again, and must lower to the same
+    programs and give the same bits.
+    """
     algorithm = case.algorithm
     first = case.run(steps=steps, key=key, seeds=2, mesh=1)
     before = programs.compiled()
-    anew = algorithm._replace(update=partial(algorithm.update))  # another object
-    second = case._replace(algorithm=anew).run(steps=steps, key=key, seeds=2, mesh=1)
+    rebuilt = algorithm._replace(update=partial(algorithm.update))  # a different object
+    second = case._replace(algorithm=rebuilt).run(steps=steps, key=key, seeds=2, mesh=1)
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
-    more = (
-        f"made anew it is another: {compiled} programs compiled"
+    recompiled = (
+        f"constructed again, it lowers to other programs: {compiled} programs compiled"
         if compiled
-        else "made anew, it compiles nothing"
+        else "constructed again, it compiles nothing"
     )
     return [
-        Finding("returns", True, f"shapes and types kept over {steps} rounds"),
+        Finding("returns", True, f"shapes and types stay the same over {steps} rounds"),
         Finding(
-            "again", not differ, f"not the same bits in {differ}" if differ else "the same bits"
+            "again",
+            not differ,
+            f"a second run differs in {differ}" if differ else "a second run is equal bit by bit",
         ),
-        Finding("compiled once", not compiled, more),
+        Finding("compiled once", not compiled, recompiled),
     ]
 
 
 def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
-    """On one device, the second of two runs."""
+    """Returns the second of two runs with different seeds, on one device."""
     both = case.run(steps=steps, key=key, seeds=2, mesh=1)
     state, params = jax.tree.map(lambda leaf: arrays.on_host(leaf)[1], (both.state, both.params))
     return Result(
@@ -195,33 +209,37 @@ def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
 
 
 def _second(key: jax.Array) -> jax.Array:
-    """The key of that run."""
+    """Returns the key of the second run."""
     return jax.random.split(key, 2)[1]
 
 
 def _alone(case: Case, key: jax.Array, steps: int) -> Result:
-    """The same run by itself."""
+    """Executes the second run alone, on one device."""
     return case.run(steps=steps, key=_second(key), mesh=1)
 
 
 def _seeds(case: Case, key: jax.Array, steps: int, several: list[Finding]) -> Finding:
-    """Where a run alone on several devices has been that among seeds, it is on one device, too, and
-    no program is compiled for it.
+    """Compares the single run with the same run among several seeds.
+
+    If the single run on several devices equalled the run among seeds, no additional program is
+    compiled.
     """
     if all(finding.holds for finding in several if finding.what != "bits"):
         differ = ""
     else:
         differ = _different(_alone(case, key, steps), _among_seeds(case, key, steps))
     found = (
-        f"a run among seeds is not the run alone in {differ}"
+        f"a run among several seeds differs from the single run in {differ}"
         if differ
-        else "a run among seeds is the run alone"
+        else "a run among several seeds equals the single run"
     )
     return Finding("seeds", not differ, found)
 
 
 def _types(case: Case, key: jax.Array) -> Finding:
-    """Traced only: members that leave float32 behind are refused by the protocol."""
+    """Traces a round with 64 bits enabled. The protocol raises an error if a member does not keep
+    float32.
+    """
     problem, plan = case.problem, case.plan(1)
     state = jax.eval_shape(
         lambda: protocol.Method(case.algorithm, problem, plan.N).init(problem.init(key))
@@ -229,12 +247,12 @@ def _types(case: Case, key: jax.Array) -> Finding:
     with jax.enable_x64(True):
         data = pooled.laid_out(problem.data, plan.mesh.size)
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, data), state)
-    return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
+    return Finding("64 bits", True, "types stay the same when JAX has 64 bits enabled")
 
 
 def _random_keys(case: Case, key: jax.Array) -> Finding:
-    """Keys in the state of two runs at their start, and where a round, which is only traced, has
-    its random numbers from.
+    """Checks the random keys in the initial states of two runs, and from which keys a traced round
+    draws.
     """
     alone, N = case.plan(1), case.problem.workers
     both = alone._replace(runs=1)
@@ -259,12 +277,11 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
                 and N > 1
                 and (first == first[0]).all()
             ):
-                fix = "fold the worker's id into each row"
                 return Finding(
                     "random keys",
                     False,
-                    f"{name} is the same random key in all workers, which draw the same numbers; "
-                    f"{fix}",
+                    f"{name} is the same random key in all workers, so they draw the same numbers; "
+                    "fold the worker's id into each row",
                 )
             if (first == second).all():
                 fix = "use round.next_key(), or an optimizer of algorithms.optimizers.start"
@@ -275,8 +292,8 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
         return Finding(
             "random keys",
             False,
-            "a round draws random numbers from a constant key, the same in all workers, seeds and "
-            "runs",
+            "a round draws random numbers from a constant key, so they are equal in all workers, "
+            "seeds and runs; use round.next_key()",
         )
     return Finding("random keys", True, "random numbers depend on the run's key")
 
@@ -284,15 +301,17 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
 def _everywhere(
     case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]
 ) -> list[Finding]:
-    """On several devices, here or in another process, beside that run on one."""
+    """Compares a run on several devices, in this process or a subprocess, with the run `one` on one
+    device.
+    """
     wanted = max(devices_of(case.problem.workers))
     if wanted == 1:
         return [
             Finding(
                 "devices",
                 None,
-                f"{case.problem.workers} workers cannot be spread evenly over 2 to {DEVICES} "
-                "devices",
+                f"not checked: {case.problem.workers} workers cannot be distributed evenly over 2 "
+                f"to {DEVICES} devices",
             )
         ]
     if len(jax.devices()) >= wanted and all(
@@ -302,13 +321,11 @@ def _everywhere(
     try:
         return elsewhere.call(wanted, on_devices, case, key, steps, one)
     except elsewhere.Unreachable as error:
-        return [Finding("devices", None, f"not looked at, {error}")]
+        return [Finding("devices", None, f"not checked: {error}")]
 
 
 def devices_of(N: int) -> list[int]:
-    """Numbers of devices to run N workers on: as many as there are workers, and fewer; at most
-    `DEVICES`.
-    """
+    """Returns the two largest numbers of devices that divide N, at most `DEVICES`."""
     divisors = [D for D in range(1, min(N, DEVICES) + 1) if N % D == 0]
     return divisors[-2:]
 
@@ -316,13 +333,14 @@ def devices_of(N: int) -> list[int]:
 def on_devices(
     case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]
 ) -> list[Finding]:
-    """What is to be found on several devices, of this process or of all of a run, beside the run on
-    `one`.
+    """Returns the findings on several devices of this process, or of all processes of a run.
+
+    Runs are compared with the run `one` on one device.
     """
     alone, key = one(case, key, steps), _second(key)
     N, findings = case.problem.workers, list[Finding]()
     several = [D for D in devices_of(N) if D > 1]
-    # a run's clock and metrics are looked at on fewer devices
+    # The clock and the metrics of a run are compared on fewer devices.
     brief = several[1:] == [N] and not case.cluster
     for D in several[:1] if brief else several:
         spread = partial(case.run, steps=steps, key=key, mesh=D)
@@ -337,7 +355,9 @@ def on_devices(
         return [
             *findings,
             Finding(
-                "bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}"
+                "bits",
+                None,
+                f"not checked: {N} workers; expected a problem of at most {DEVICES} workers",
             ),
         ]
     return findings + _attempt(
@@ -346,8 +366,8 @@ def on_devices(
 
 
 def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> list[Finding]:
-    """One worker a device: the program in which bits are counted runs all rounds, and no other is
-    compiled.
+    """Checks one worker per device: the program in which bits are counted runs all rounds, so no
+    other program is compiled.
     """
     rounds, N = _rounds(case, key, steps), case.problem.workers
     bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
@@ -362,19 +382,21 @@ def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> l
 
 def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
-    apart = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
-    if apart:
+    unequal = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
+    if unequal:
         wrong = (
-            f"State.server{apart[0]} is not the same on every device: a mean over a block is no "
-            "mean over all workers; use round.mean(g)"
-            " for g.mean(0), round.sum(g) for g.sum(0)"
+            f"State.server{unequal[0]} differs between devices: a mean over one device's block is "
+            "not the mean over all workers; use round.mean(g) for g.mean(0), round.sum(g) for "
+            "g.sum(0)"
         )
         return Finding(f"{D} devices", False, wrong)
     differ = _different(spread, alone)
     return Finding(
         f"{D} devices",
         not differ,
-        f"not the results of one device in {differ}" if differ else "the results of one device",
+        f"results differ from one device in {differ}"
+        if differ
+        else "results equal those of one device",
     )
 
 
@@ -392,15 +414,15 @@ def _equal_everywhere(leaf: jax.Array) -> bool:
 
 
 class Rounds(NamedTuple):
-    """Some rounds with each worker on a device of its own, so that whatever it sends another
-    crosses devices.
+    """Rounds in which each worker has its own device, so that every message is sent between
+    devices.
 
     Args:
-        plan: of them.
-        program: of one, without its metrics.
-        unrecorded: collectives of the update that are no recorded messages, in words.
-        state: after them.
-        up, down: the bits that each of them recorded, `[rounds, N]`.
+        plan: plan of the rounds.
+        program: one round, without its metrics.
+        unrecorded: collectives of the update that are not recorded messages, as text.
+        state: the state after the rounds.
+        up, down: recorded bits of each round, `[rounds, N]`.
     """
 
     plan: loop.Plan
@@ -412,21 +434,26 @@ class Rounds(NamedTuple):
 
 
 def _bits(case: Case, rounds: Rounds) -> list[Finding]:
-    """Whether all that an update sends is recorded, and is what crosses devices."""
+    """Checks that everything an update sends is recorded, and that the records equal the traffic
+    between devices.
+    """
     if rounds.unrecorded:
-        fix = "use the calls of the round (round.mean, round.mix, ...), or round.unrecorded() for numbers that are no messages"
         return [
             Finding(
                 "bits",
                 False,
-                f"update calls {', '.join(rounds.unrecorded)}, which is not recorded; {fix}",
+                f"update calls {', '.join(rounds.unrecorded)}, which is not recorded; use the "
+                "calls of the round (round.mean, round.mix, ...), or round.unrecorded() for "
+                "numbers that are not messages",
             )
         ]
     description = case.description()
-    if stands := [sending.call for sending in description.sendings if sending.simulated]:
+    if simulated := [sending.call for sending in description.sendings if sending.simulated]:
         return [
             Finding(
-                "bits", None, f"recorded for {', '.join(stands)}, for which other collectives stand"
+                "bits",
+                None,
+                f"not compared: {', '.join(simulated)} is simulated by other collectives",
             )
         ]
     if description.asks_some:
@@ -434,19 +461,21 @@ def _bits(case: Case, rounds: Rounds) -> list[Finding]:
             Finding(
                 "bits",
                 None,
-                "not compared: gradients of some workers cross devices in the simulation",
+                "not compared: the simulation also sends the gradients of some workers between "
+                "devices",
             )
         ]
     up = rounds.up.astype(float)
     crossing = 8 * sum(workers.traffic(rounds.program).values())
     recorded = up.mean(axis=1).max()
-    ways = f"{recorded:,.10g} bits recorded per worker, {crossing:,.10g} cross"
+    comparison = f"{recorded:,.10g} bits recorded per worker, {crossing:,.10g} sent"
     if recorded > crossing * (1 + 1e-9):
-        return [Finding("bits", False, f"{ways}: records more than it sends")]
+        return [Finding("bits", False, f"{comparison}: records more than it sends")]
     equal = len({*up[up.any(axis=1)].ravel().tolist()}) <= 1
     if recorded < crossing * (1 - 1e-9) and equal:
-        return [Finding("bits", False, f"{ways}: sends more than it records")]
-    return [Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")]
+        return [Finding("bits", False, f"{comparison}: sends more than it records")]
+    padded = "" if equal else " (arrays have the size of the largest message)"
+    return [Finding("bits", True, f"{comparison}{padded}")]
 
 
 def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
@@ -476,7 +505,9 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
 def _different(
     one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE
 ) -> str:
-    """Where two results differ by more than that; bits by anything at all. Empty: nowhere."""
+    """Returns where two results differ by more than the tolerances, as text; "" if nowhere. Bits
+    are compared exactly.
+    """
     return ", ".join(_differences(one, other, relative, absolute))
 
 

@@ -1,4 +1,4 @@
-"""Collectives of an update that its record does not have, found in its trace."""
+"""Finds the collectives of an update that its record does not contain, in its trace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from dsgd.communication import MESSAGE, UPDATE
 from dsgd.workers import AXIS
 
 _NAMES = {"psum_invariant": "psum", "reduce_scatter": "psum_scatter"}
-"""Of primitives that are not named as the functions of `jax.lax`."""
+"""Names in `jax.lax` of primitives that are called differently."""
 _SILENT = {"axis_index", "preduced", "pvary", "reduced_vary_cast_p", "vary_unreduced_cast_p"}
-"""Primitives that name the axis of the workers and send nothing."""
+"""Primitives that refer to the worker axis but send nothing."""
 _OURS = Path(__file__).parents[1]
 
 
 def unrecorded(program: Any) -> list[str]:
-    """What an update calls, in words with the place, that sends and is no call of the round.
+    """Returns the collectives of an update that are not part of a recorded call, each with its
+    source line.
 
     Args:
         program: the jaxpr of a round.
@@ -29,8 +30,12 @@ def unrecorded(program: Any) -> list[str]:
 
 
 def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
-    """As `unrecorded`, in one of its jaxprs; `around` are the sources of the equations that it is
-    in, from the innermost on.
+    """Yields the unrecorded collectives of a jaxpr, as `unrecorded`.
+
+    Args:
+        jaxpr: the jaxpr.
+        in_update: whether it is part of an update.
+        around: sources of the enclosing equations, from the innermost outwards.
     """
     for equation in jaxpr.eqns:
         scopes = str(equation.source_info.name_stack)
@@ -52,13 +57,14 @@ def _sends(equation: Any) -> bool:
 
 
 def _place(source: Any) -> str:
-    """Where it is called: the innermost line that is neither JAX's nor ours; "" if there is none,
-    as in functions that `jax.jit` traces.
+    """Returns the source line of a call: the innermost one outside of JAX and of this package.
+
+    It is "" if there is none, as in functions that `jax.jit` traces.
     """
     frames = source.traceback.frames if source.traceback else []
     for frame in frames:
         path = Path(frame.file_name)
-        if frame.file_name.startswith("<@"):  # a function that a type checker has wrapped
+        if frame.file_name.startswith("<@"):  # a wrapper that a type checker generated
             continue
         if _OURS not in path.parents and Path(jax.__file__).parent not in path.parents:
             return f"({path.name}:{frame.line_num})"

@@ -1,7 +1,7 @@
-"""A function called in another process, which simulates as many devices on the CPU as it needs.
+"""Calls a function in a subprocess that simulates a given number of devices on the CPU.
 
-How many devices a process has is settled when JAX starts. What is called may hold functions of a
-notebook, or closures: cloudpickle sends them as they are.
+The number of devices of a process is fixed when JAX is initialised. The function and its arguments
+may be defined in a notebook or be closures, because cloudpickle serialises them by value.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ _SCRIPT = "import sys; from dsgd.contract.elsewhere import _main; _main(*sys.arg
 
 
 class Unreachable(RuntimeError):
-    """The other process could not be given what it needs, or did not come back; it says why, and a
-    note has all that the process said.
+    """The subprocess could not receive its input, or returned no result.
+
+    The message has the reason, and a note the whole error output of the subprocess.
     """
 
 
 def call(devices: int, function: Callable, *args: Any) -> Any:
-    """What `function(*args)` gives in a process with so many devices.
+    """Returns the result of `function(*args)` in a subprocess with the given number of devices.
 
     Args:
-        devices: how many the process has.
-        function: of a module.
-        args: anything that can be sent. Keys are sent as their data.
+        devices: number of devices of the subprocess.
+        function: a function that can be pickled.
+        args: arguments that can be pickled; JAX keys are sent as their data.
 
     Raises:
-        Unreachable: see there.
+        Unreachable: if the subprocess could not receive its input, or returned no result.
     """
-    import cloudpickle  # noqa: PLC0415 (only who checks on too few devices needs it)
+    import cloudpickle  # noqa: PLC0415 (imported only if there are too few devices)
 
     with tempfile.TemporaryDirectory() as folder:
         there, back = Path(folder, "arguments"), Path(folder, "result")
         try:
             there.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
-        except Exception as error:  # anything may be what cannot be pickled
+        except Exception as error:  # an object's own pickling may raise anything
             raise Unreachable(
                 f"the method or the problem cannot be sent to another process ({error})"
             ) from error
@@ -60,21 +61,21 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
             )
         except subprocess.TimeoutExpired as error:
             raise Unreachable(
-                f"a process with {devices} devices took more than {_SECONDS:g} s"
+                f"a process with {devices} devices did not finish within {_SECONDS:g} s"
             ) from error
         if done.returncode or not back.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             ended = Unreachable(
-                f"a process with {devices} devices ended with status {done.returncode}: {last}"
+                f"a process with {devices} devices exited with status {done.returncode}: {last}"
             )
-            ended.add_note(done.stderr)  # where XLA ends a process, the last line is of its stack
+            ended.add_note(done.stderr)  # if XLA aborts, the last line is only part of its stack
             raise ended
         return cloudpickle.loads(back.read_bytes())
 
 
 def environment(devices: int) -> dict[str, str]:
-    """Of a process that has so many devices, simulated on the CPU, and finds the modules that this
-    one does.
+    """Returns the environment variables of a subprocess that simulates `devices` devices on the CPU
+    and finds the same modules as this process.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     path = os.pathsep.join(filter(None, sys.path))
@@ -89,7 +90,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 class _Key:
-    """The data of a key, which itself cannot be pickled."""
+    """The data of a JAX key, which itself cannot be pickled."""
 
     def __init__(self, key: jax.Array) -> None:
         self.data, self.kind = (

@@ -1,3 +1,3 @@
-"""What is compiled: the loop, the oracle, the clock, the protocol that methods are held to; and the
-programs, in memory and on disk.
+"""The compiled part of a run: the loop, the oracle, the clock, and the protocol that validates what
+methods return; and the compiled programs, in memory and on disk.
 """

@@ -1,4 +1,4 @@
-"""Sums over many rows in bounded memory: a piece at a time, of as many rows as fit."""
+"""Sums over many rows in bounded memory: rows are processed in pieces that fit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from dsgd.base import Params, PyTree
 
-# Bytes of all values between a piece's arguments and its sums. XLA has a sixth of them at a time:
-# 40 MB, or twice that with long rows. Pieces of a twentieth to all of it were equally fast on CPUs
-# for an MLP, a CNN and a transformer; larger ones were slower.
+# Bytes of all values between a piece's arguments and its sums. XLA keeps about a sixth of them at a
+# time: 40 MB, or twice that with long rows. On CPUs, pieces of a twentieth to all of this budget
+# were equally fast for an MLP, a CNN and a transformer; larger pieces were slower.
 BUDGET = 256 << 20
 
 
@@ -25,20 +25,20 @@ def total(
     rows: PyTree,
     at_once: int | None,
 ) -> PyTree:
-    """The sum of `function` over all rows.
+    """Returns the sum of `function` over all rows.
 
-    Pieces are slices of the rows, which are not copied. All are equally long, so that one program
-    does for all of them: the last ones begin in the piece before, and what was counted there is not
-    counted again. A gradient of the sum computes each piece once more on its way back, and does not
-    keep what all of them had in between.
+    Pieces are slices of the rows, which are not copied. All pieces have the same length, so that
+    one program serves all of them: the last piece overlaps the one before, and rows that have been
+    counted are not counted again. The gradient of the sum recomputes each piece in the backward
+    pass instead of storing the intermediate values of all pieces.
 
     Args:
-        function: (params, piece of the rows, which of them count, bool `[its rows]`) -> a pytree of
-            sums over those that count.
-        params: of the function.
+        function: (params, piece of the rows, bool `[its rows]`: which rows count) -> a pytree of
+            sums over the rows that count.
+        params: parameters of the function.
         rows: leaves `[M, ...]`.
-        at_once: rows in a piece, at most; None: all. Where they are all, this is one call of the
-            function.
+        at_once: maximum number of rows in a piece; None: all rows. If one piece has all rows, the
+            function is called once.
     """
     M = _length(rows)
     if at_once is None or at_once >= M:
@@ -65,10 +65,10 @@ def total(
 def fitting(
     function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree
 ) -> int:
-    """How many rows a piece may have, by what one needs within the `BUDGET`: at least one.
+    """Returns how many rows a piece may have so that its values fit into `BUDGET`; at least one.
 
     Args:
-        function, params, rows: of `total`; shapes will do.
+        function, params, rows: as in `total`; shapes are sufficient.
     """
     M = _length(rows)
 
@@ -79,19 +79,19 @@ def fitting(
             ).jaxpr
         )
 
-    whole = needed(M)
-    if whole <= BUDGET or M == 1:
+    total_bytes = needed(M)
+    if total_bytes <= BUDGET or M == 1:
         return M
-    # What parameters need is there however few rows there are: the difference of two pieces is
-    # without it.
-    each = (whole - needed(M // 2)) / (M - M // 2)
-    if each * M <= BUDGET:
+    # The memory that parameters need does not depend on the number of rows; the difference of two
+    # pieces excludes it.
+    row_bytes = (total_bytes - needed(M // 2)) / (M - M // 2)
+    if row_bytes * M <= BUDGET:
         return M
-    return max(1, int(BUDGET / (each + sum(map(_size, jax.tree.leaves(of_length(rows, 1)))))))
+    return max(1, int(BUDGET / (row_bytes + sum(map(_size, jax.tree.leaves(of_length(rows, 1)))))))
 
 
 def of_length(rows: PyTree, count: int) -> PyTree:
-    """Shapes and types of so many of the rows."""
+    """Returns the shapes and types of the first `count` rows."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), rows
     )
@@ -102,13 +102,15 @@ def _length(rows: PyTree) -> int:
 
 
 def _bytes(jaxpr: Jaxpr) -> int:
-    """Of all values that its equations give, of those inside loops as often as they are given."""
-    found = 0
+    """Returns the bytes of all values that the equations of a jaxpr compute; values computed in
+    loops count once per iteration.
+    """
+    total = 0
     for equation in jaxpr.eqns:
         inner = sum(map(_bytes, jaxprs_in_params(equation.params)))
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        found += times * inner if inner else sum(_size(out.aval) for out in equation.outvars)
-    return found
+        total += times * inner if inner else sum(_size(out.aval) for out in equation.outvars)
+    return total
 
 
 def _size(value: Any) -> int:

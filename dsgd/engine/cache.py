@@ -1,5 +1,5 @@
-"""Compiled programs on disk, where later processes find them: JAX's persistent compilation cache,
-in a folder of this machine's own.
+"""Compiled programs on disk: JAX's persistent compilation cache, in a folder that depends on the
+machine's processor.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import platformdirs
 
 from dsgd import records
 
-VARIABLE = "DSGD_CACHE"  # in the environment: a folder, or "off"
+VARIABLE = "DSGD_CACHE"  # environment variable: a folder, or "off"
 _OFF = "off"
-_PROBE = 1 << 16  # bytes, as small programs have
-_BYTES = 1 << 29  # at most in the folder; what was not used for longest goes first
+_PROBE = 1 << 16  # bytes, the size of a small compiled program
+_BYTES = 1 << 29  # maximum size of the folder; the least recently used programs are deleted
 
 
 def enable(folder: str | Path | None = None) -> Path | None:
-    """From now on, this process keeps the programs that JAX compiles, and takes them from there: a
-    second one starts in seconds.
+    """Turns on the persistent compilation cache for this process: programs that JAX compiles are
+    stored on disk, and a later process that needs them starts in seconds.
 
-    It is for all that this process compiles, also by other libraries: for scripts and notebooks,
-    whose own process it is. Experiments call it when they start. Programs are told apart by what
-    they compute and by the versions of JAX, flags and devices; other processors have other folders,
-    since a program is compiled for the instructions of one. A cache that the user gave JAX itself
-    stays in use.
+    It applies to everything that this process compiles, including programs of other libraries. Call
+    it in scripts and notebooks; the experiments do so when they start. A program is identified by
+    what it computes, the versions of JAX, the flags and the devices. Each type of processor has its
+    own folder, since programs are compiled for the processor's instructions. If the user has
+    configured a cache directory of JAX, it remains in use.
 
     Args:
-        folder: None: the environment variable `DSGD_CACHE`, or if there is none the user's cache
-            directory; "off": nothing is kept.
+        folder: folder of the cache; None: that of the environment variable `DSGD_CACHE`, or, if it
+            is not set, the user's cache directory; "off": no cache.
 
     Returns:
-        The folder in use, which has at most 512 MB; None if the cache is off. It is off, with a
-        warning, if the folder of the environment variable or the user's cache directory cannot be
-        written to, or if the user has no home directory.
+        The folder in use, which has at most 512 MB; None if the cache is off. The cache is off,
+        with a warning, if the folder of the environment variable or the user's cache directory
+        cannot be written to, or if the user has no home directory.
 
     Raises:
         ValueError: if the argument `folder` cannot be written to.
@@ -50,9 +50,9 @@ def enable(folder: str | Path | None = None) -> Path | None:
     if str(chosen) == _OFF:
         return None
     config: Any = jax.config
-    own = config.jax_compilation_cache_dir
-    if own:
-        return Path(own)
+    configured = config.jax_compilation_cache_dir
+    if configured:
+        return Path(configured)
     try:
         place = _writable(
             _absolute(chosen) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}"
@@ -60,13 +60,13 @@ def enable(folder: str | Path | None = None) -> Path | None:
     except (OSError, RuntimeError, ValueError) as error:
         if folder:
             raise ValueError(
-                f"cache {chosen}: it cannot be written to ({error}); need a folder of yours, or "
-                f"{_OFF!r}"
+                f"cache: folder = {chosen} cannot be written to ({error}); expected a writable "
+                f"folder, or {_OFF!r}"
             ) from None
         given = f"{VARIABLE} = {chosen}" if chosen else "the user's cache directory"
-        remedy = f"set {VARIABLE} to a folder that can be written to, or to {_OFF!r}"
+        remedy = f"set {VARIABLE} to a writable folder, or to {_OFF!r}"
         warnings.warn(
-            f"cache: compiled programs are not kept, since {given} cannot be written to "
+            f"cache: compiled programs are not stored, since {given} cannot be written to "
             f"({error}); {remedy}",
             stacklevel=2,
         )
@@ -78,10 +78,11 @@ def enable(folder: str | Path | None = None) -> Path | None:
 
 
 def _absolute(chosen: str | Path | None) -> Path:
-    """The chosen folder, or the user's cache directory.
+    """Returns the absolute path of the chosen folder, or of the user's cache directory.
 
     Raises:
-        OSError, RuntimeError, ValueError: if the user has no home directory, or the path is none.
+        OSError, RuntimeError, ValueError: if the user has no home directory, or the path is not
+            valid.
     """
     if chosen:
         return records.expanded("cache", chosen).absolute()
@@ -92,10 +93,10 @@ def _absolute(chosen: str | Path | None) -> Path:
 
 
 def _writable(place: Path) -> Path:
-    """The folder, which is made if it is not there.
+    """Creates the folder if it does not exist, and returns it.
 
     Raises:
-        OSError: if nothing can be written to it, also because the disk is full.
+        OSError: if nothing can be written to it, for example because the disk is full.
     """
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=place) as probe:
@@ -104,13 +105,13 @@ def _writable(place: Path) -> Path:
 
 
 def _processor() -> str:
-    """A name for the instructions that this machine's processor has."""
+    """Returns a name for the instruction set of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    known = sorted(
+    properties = sorted(
         {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
     )
-    text = "\n".join([platform.machine(), platform.processor(), *known])
+    text = "\n".join([platform.machine(), platform.processor(), *properties])
     return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,14 +1,14 @@
-r"""The simulated clock inside the loop: how long a round takes on a cluster.
+r"""The simulated clock of a run: how long rounds take on a cluster.
 
-A worker begins its round when it has sent and received all that belongs to the last one. It
-computes its gradient; then its messages flow as the method's pattern has it (`network.elapse`). The
-clock is that of the last worker: others may be ahead of it, and stay ahead until a message makes
-them wait. Who is away from a round computes nothing in it, and may begin the next one when the last
-worker is done.
+A worker begins its round when it has sent and received all messages of the previous round. It
+computes its gradient; then its messages flow according to the method's pattern
+(`network.exchange`). The clock shows the time of the last worker; others may be ahead of it, and
+stay ahead until a message makes them wait. A worker that does not participate in a round computes
+nothing in it, and may begin the next round when the last worker is done.
 
-Where messages overlap with the gradient's computation, they go twice: all of them from when the
-first bucket is ready, and the last bucket alone from when the gradient is computed; a worker is
-done when both are. Of an all-reduce that is
+If messages overlap with the computation of the gradient, the exchange is evaluated twice: with all
+bits from when the first bucket is ready, and with the bits of the last bucket alone from when the
+gradient is computed; a worker is done when both are done. For an all-reduce this is
 $T = \max(\max_n (a_n + \gamma P_n) + T_{comm}, \max_n (a_n + P_n) + T_u)$ (equation 7 of
 "Cannikin").
 """
@@ -34,14 +34,15 @@ from dsgd.wire import counts
 
 
 class Clock(NamedTuple):
-    """What is carried from round to round, in seconds.
+    """State of the clock, in seconds.
 
     Args:
         now: when the last worker was done.
-        rounding: what `now` has lost to rounding: sums of many small rounds stay right in float32.
-        lead: how long before that each worker was done, `[N]`.
-        measured: what the workers measured in the last round; () where the method has no use for
-            it.
+        rounding: what `now` has lost by rounding, so that sums of many short rounds are accurate in
+            float32.
+        lead: how long before `now` each worker was done, `[N]`.
+        measured: timings that the workers measured in the last round; () if the method does not use
+            them.
     """
 
     now: jax.Array
@@ -51,11 +52,11 @@ class Clock(NamedTuple):
 
 
 def at_zero(N: int, measured: Measured | tuple[()] = ()) -> Clock:
-    """Everybody is ready at 0.
+    """Returns the clock of the start: all workers are ready at 0.
 
     Args:
         N: number of workers.
-        measured: before the first round; () where it is not carried.
+        measured: timings before the first round; () if they are not carried.
     """
     zero = jnp.zeros((), jnp.float32)
     return Clock(zero, zero, jnp.zeros(N, jnp.float32), measured)
@@ -70,60 +71,65 @@ def tick(
     exchanges: Sequence[Sending],
     statistics: Statistics,
 ) -> Clock:
-    """The clock after a round.
+    """Returns the clock after a round.
 
     Args:
-        clock: before it.
-        name: of the method.
-        problem: that ran.
-        round: with the cluster that it ran on.
-        query: where gradients were asked for.
-        exchanges: of the round, in order.
-        statistics: its statistics.
+        clock: the clock before the round.
+        name: name of the method.
+        problem: the problem.
+        round: the round, with its cluster.
+        query: the query for gradients.
+        exchanges: exchanges of the round, in order.
+        statistics: communication statistics of the round.
+
+    Raises:
+        ValueError: if the method keeps its own time and the cluster has an overlap.
     """
     cluster, measured = round.cluster, clock.measured
     assert cluster is not None
     if statistics.elapsed is not None:
         if cluster.overlap:
             raise ValueError(
-                f"{name} keeps its own time, on a cluster with {cluster.overlap.name}: need one "
-                "without an overlap"
+                f"{name} keeps its own time, but the cluster has an overlap, "
+                f"{cluster.overlap.name}; expected a cluster with overlap=None"
             )
         return _moved(clock, statistics.elapsed, clock.lead, measured)
-    # An exact gradient is of all samples: as long for every worker as for the one with the most.
-    this = _of_all_samples(problem, round) if query.exact else round
-    finish = _finish(clock, problem, this, query, statistics.compute)
+    # An exact gradient takes the time of all samples, which is that of the worker with the most.
+    effective = _of_all_samples(problem, round) if query.exact else round
+    finish = _finish(clock, problem, effective, query, statistics.compute)
     sendings = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
-    went = _in_turn(
-        this,
+    timing = _in_turn(
+        effective,
         sendings,
         finish
         if cluster.overlap is None
-        else _first_buckets(this, query, finish, statistics.compute),
+        else _first_buckets(effective, query, finish, statistics.compute),
     )
-    done = went.done
+    done = timing.done
     if cluster.overlap is not None:
-        done = jnp.maximum(done, _in_turn(this, sendings, finish, cluster.overlap.last).done)
+        done = jnp.maximum(done, _in_turn(effective, sendings, finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
         times = (
-            _latencies(problem, this, query, statistics.compute),
-            _backward(this, query, statistics.compute),
+            _latencies(problem, effective, query, statistics.compute),
+            _backward(effective, query, statistics.compute),
         )
-        measured = measurements.of_round(this, *times, went, *bits)
+        measured = measurements.of_round(effective, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
-        # The last worker of before may not participate now. If none does, that is seen when the
-        # slowest should have computed.
+        # The worker that determined the previous `now` may not participate. If no worker
+        # participates, the round ends when the slowest worker would have computed its gradient.
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
         done = jnp.where(round.present, done, seconds)
     return _moved(clock, seconds, seconds - done, measured)
 
 
 def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
-    """What each worker's ports carry, `[N]`: lost messages are received in vain."""
+    """Returns the bits that each worker's ports carry, `[N]` each. Lost messages occupy the
+    receiver's port, too.
+    """
     lost = jnp.zeros_like(bits.down) if bits.lost is None else bits.lost
     up, down, lost = workers.gather(
         tuple(counts.to_float(each) for each in (bits.up, bits.down, lost))
@@ -137,8 +143,8 @@ def _in_turn(
     begin: jax.Array,
     share: float = 1.0,
 ) -> Timing:
-    """A round's exchanges, one after the other, of this share of their bits each."""
-    nothing = jnp.zeros_like(begin)
+    """Times of a round's exchanges, one after the other, with the given share of their bits."""
+    no_bits = jnp.zeros_like(begin)
 
     def exchange(sending, bits, begin):
         ports = _ports(round, begin, *(bits if share == 1 else (share * each for each in bits)))
@@ -150,43 +156,43 @@ def _in_turn(
         return network.exchange(
             network.local,
             begin,
-            _ports(round, begin, nothing, nothing),
+            _ports(round, begin, no_bits, no_bits),
             round.cluster.convention,
             round.step,
         )
 
-    so_far = Timing(begin, nothing, nothing) if sendings else silent(begin)
+    total = Timing(begin, no_bits, no_bits) if sendings else silent(begin)
     for sending, bits in sendings:
         sent = partial(exchange, sending, bits)
-        went = (
-            sent(so_far.done)
+        timing = (
+            sent(total.done)
             if sending.now is None
-            else lax.cond(sending.now, sent, silent, so_far.done)
+            else lax.cond(sending.now, sent, silent, total.done)
         )
-        so_far = (
-            went
+        total = (
+            timing
             if len(sendings) == 1
-            else Timing(went.done, so_far.up + went.up, so_far.down + went.down)
+            else Timing(timing.done, total.up + timing.up, total.down + timing.down)
         )
-    return so_far
+    return total
 
 
 def digits(clock: Clock) -> jax.Array:
-    """The time as two float32, `[2]`, for `to_seconds`."""
+    """Returns the time as two float32, `[2]`, for `to_seconds`."""
     return jnp.stack([clock.now, clock.rounding])
 
 
 def to_seconds(digits: np.ndarray) -> np.ndarray:
-    """The time in float64 on the host, `[..., 2]` to `[...]`."""
+    """Returns the time in float64 on the host, `[..., 2]` to `[...]`."""
     return np.asarray(digits[..., 0], np.float64) - digits[..., 1]
 
 
 def _finish(
     clock: Clock, problem: Problem, round: Round, query: Asked, compute: jax.Array | None
 ) -> jax.Array:
-    """When each worker has computed its gradient, after the last round's end, `[N]`."""
+    """Returns when each worker has computed its gradient, relative to `clock.now`, `[N]`."""
     ids, passes = jnp.arange(round.workers), _passes(problem, round, query)
-    if query.workers is not None:  # the others wait: it is one after the other
+    if query.workers is not None:  # only these workers compute; the others are ready with the last
         seconds = passes * round.cluster.seconds(round, query.workers)
         return jnp.broadcast_to(jnp.max(seconds), ids.shape)
     seconds = passes * round.cluster.seconds(round, ids) if compute is None else compute
@@ -204,21 +210,21 @@ def _of_all_samples(problem: Problem, round: Round) -> Round:
 def _first_buckets(
     round: Round, query: Asked, finish: jax.Array, compute: jax.Array | None
 ) -> jax.Array:
-    """When the first part of each worker's gradient is ready, `[N]`."""
+    """Returns when the first bucket of each worker's gradient is ready, `[N]`."""
     return finish - (1 - round.cluster.overlap.first) * _backward(round, query, compute)
 
 
 def _whole(work: Work, batch_size: int) -> Work:
-    """Of an exact gradient: who has any samples has all."""
-    anything = jnp.any(work.samples > 0, axis=1, keepdims=True)
+    """Returns the work of an exact gradient: workers with any samples compute whole batches."""
+    has_samples = jnp.any(work.samples > 0, axis=1, keepdims=True)
     return work._replace(
-        samples=jnp.broadcast_to(jnp.where(anything, batch_size, 0), work.samples.shape)
+        samples=jnp.broadcast_to(jnp.where(has_samples, batch_size, 0), work.samples.shape)
     )
 
 
 def _passes(problem: Problem, round: Round, query: Asked) -> float:
-    """How many times as long as all micro-batches an exact gradient takes: it is of all samples,
-    once.
+    """Returns the time of an exact gradient, which takes all samples once, as a multiple of the
+    time of all micro-batches.
     """
     if not (query.exact and problem.samples and problem.batch_size):
         return 1.0
@@ -227,8 +233,9 @@ def _passes(problem: Problem, round: Round, query: Asked) -> float:
 
 
 def _backward(round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
-    """How long each worker's backward pass was, `[N]`, with which its messages may overlap: 0 where
-    one worker is asked after the other, and without an overlap."""
+    """Returns the seconds of each worker's backward pass, `[N]`, with which its messages may
+    overlap; 0 without an overlap, or if only some workers are asked.
+    """
     if round.cluster.overlap is None or query.workers is not None:
         return jnp.zeros(round.workers, jnp.float32)
     backward = round.cluster.backward(round, jnp.arange(round.workers))
@@ -238,14 +245,14 @@ def _backward(round: Round, query: Asked, compute: jax.Array | None) -> jax.Arra
 def _latencies(
     problem: Problem, round: Round, query: Asked, compute: jax.Array | None
 ) -> jax.Array:
-    """Seconds of each worker's micro-batches, `[N, M]`; NaN of those that it did not compute, or
-    not to the end.
+    """Returns the seconds of each worker's micro-batches, `[N, M]`; NaN for micro-batches that the
+    worker did not compute or did not complete.
     """
     ids = jnp.arange(round.workers)
     latencies = _passes(problem, round, query) * round.cluster.latencies(round, ids)
     computed = round.cluster.samples(round, ids) > 0
     if compute is not None:
-        # sums in another order round otherwise
+        # The tolerance allows for sums that were rounded in another order.
         computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * compute[:, None]
     if round.present is not None:
         computed &= round.present[:, None]
@@ -257,7 +264,7 @@ def _latencies(
 def _ports(
     round: Round, finish: jax.Array, bits_up: jax.Array, bits_down: jax.Array
 ) -> network.Ports:
-    """What so many bits of each worker, `[N]`, take on its ports."""
+    """Returns the seconds that the workers' bits, `[N]`, take on their ports."""
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
 
     def at(begin, ids):
@@ -275,7 +282,7 @@ def _ports(
 def _moved(
     clock: Clock, seconds: jax.Array, lead: jax.Array, measured: Measured | tuple[()]
 ) -> Clock:
-    """Kahan's sum."""
+    """Adds seconds to the clock by Kahan summation."""
     step = seconds - clock.rounding
     now = clock.now + step
     return Clock(now, (now - clock.now) - step, lead, measured)

@@ -1,8 +1,9 @@
-"""What a method refuses or warns of while it runs: numbers that are known only then, as indices
-that users' functions return, where JAX would clamp them.
+"""Errors and warnings that depend on values which are known only while a method runs, such as
+indices that users' functions return (JAX would clamp them).
 
-A round's numbers are NaN if nothing is wrong. The loop keeps the first one of each record, and the
-host ends the run with a ValueError, or warns, after the chunk that has one.
+In each round, the number of an error or warning is NaN if its condition does not hold. The loop
+keeps the first number of each record that is not NaN. After a chunk that has one, the host ends the
+run with a ValueError, or warns.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ import jax.numpy as jnp
 import numpy as np
 
 REFUSED, WARNED = "refused: ", "warned: "
-"""How the names of such records begin; they are no part of the history."""
+"""Prefixes of the names of such records, which are not part of the history."""
 
 _FIELD = re.compile(r"\{(:[^{}]*)?\}")
 
 
 def outside(indices: jax.Array | np.ndarray, most: Any) -> jax.Array:
-    """The first index that is not in 0, ..., most, a float scalar; NaN if there is none.
+    """Returns the first index that is not in 0, ..., `most`, a float scalar; NaN if there is none.
 
     Args:
         indices: integers of any shape.
-        most: the largest index, or an array of them.
+        most: the largest valid index, or an array of them.
     """
-    given = jnp.asarray(indices).ravel()
-    return first(jnp.where((given < 0) | (given > most), given.astype(float), jnp.nan))
+    numbers = jnp.asarray(indices).ravel()
+    return first(jnp.where((numbers < 0) | (numbers > most), numbers.astype(float), jnp.nan))
 
 
 def first(numbers: jax.Array) -> jax.Array:
-    """The first number that is not NaN, of numbers `[k]`."""
+    """Returns the first of the numbers `[k]` that is not NaN; NaN if there is none."""
     return numbers[jnp.argmax(~jnp.isnan(numbers))]
 
 
 def earlier(before: jax.Array, now: jax.Array) -> jax.Array:
-    """The number of two rounds: that of the first, unless it is NaN."""
+    """Returns the number of the earlier round, or, if it is NaN, that of the later round."""
     return jnp.where(jnp.isnan(before), now.astype(before.dtype), before)
 
 
 def is_kept(name: str) -> bool:
-    """Whether the records of this name are such numbers."""
+    """Whether records of this name are numbers of errors or warnings."""
     return name.startswith((REFUSED, WARNED))
 
 
 def found(records: Mapping[str, np.ndarray], kind: str) -> str:
-    """What is wrong in these records, in words; "" if nothing is.
+    """Returns the message of the first error or warning in the records; "" if there is none.
 
     Args:
-        records: by name.
+        records: records by name.
         kind: `REFUSED` or `WARNED`.
     """
     for name, values in records.items():

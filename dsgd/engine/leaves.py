@@ -1,5 +1,5 @@
-"""The leaves of the parameters that a method trains. The others (frozen ones, integers, keys) stay
-as they are: no method sees them.
+"""The leaves of the parameters that a method trains. The other leaves (frozen ones, integers, keys)
+do not change, and methods do not see them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from dsgd import causes, checks, sameness
 from dsgd.base import Loss, Params, Problem, PyTree
 
-Fixed = tuple[Any, ...]  # the leaves that are not trained, in the order of the parameters' leaves
+Fixed = tuple[Any, ...]  # leaves that are not trained, in the order of the parameters' leaves
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Parameters -> which leaves are trained, a tree of bools like them.
+    """A hashable function from parameters to a tree of bools: which leaves are trained.
 
     Args:
-        flags: of the leaves, in their order.
+        flags: one bool per leaf, in the order of the leaves.
     """
 
     flags: tuple[bool, ...]
@@ -35,8 +35,8 @@ class Flags:
 
 
 def shapes(problem: Problem) -> Params:
-    """The shapes and types of all its parameters."""
-    # types are others with jax_enable_x64
+    """Returns the shapes and types of all parameters of the problem."""
+    # The types depend on jax_enable_x64.
     return _shapes(sameness.Key(problem.parameters.init), jnp.result_type(float))
 
 
@@ -46,13 +46,14 @@ def _shapes(init: sameness.Key, kind: np.dtype) -> Params:
 
 
 def started(where: str, init: Callable) -> Params:
-    """The shapes and types of the parameters that `init` makes of a key.
+    """Returns the shapes and types of the parameters that `init` makes from a key.
 
     Args:
-        where: names it in the message.
+        where: name of the function, for the error message.
+        init: key -> parameters.
 
     Raises:
-        ValueError: they are not arrays.
+        ValueError: if the parameters are not a pytree of arrays.
     """
     return jax.eval_shape(
         lambda key: need_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0))
@@ -60,36 +61,40 @@ def started(where: str, init: Callable) -> Params:
 
 
 def need_arrays(where: str, tree: PyTree) -> PyTree:
-    """The tree that a user's function returned.
+    """Returns the tree that a user's function returned, after validating it.
+
+    Args:
+        where: name of the function, for the error message.
+        tree: what it returned.
 
     Raises:
-        ValueError: unless it has leaves, and all of them are arrays or numbers.
+        ValueError: if the tree has no leaves, or a leaf is not an array or a number.
     """
-    found = jax.tree.leaves(tree)
-    if not found or not all(
-        isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in found
+    leaves = jax.tree.leaves(tree)
+    if not leaves or not all(
+        isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in leaves
     ):
         raise ValueError(
-            f"{where} returned {checks.typed(tree) if found else checks.shown(tree)}; need a "
+            f"{where} returned {checks.typed(tree) if leaves else checks.shown(tree)}; expected a "
             "pytree of arrays"
         )
     return tree
 
 
 def flags(problem: Problem) -> tuple[bool, ...]:
-    """Which of the parameters' leaves are trained: the floating-point ones that
-    `Parameters.trainable` names.
+    """Returns which of the parameters' leaves are trained: the floating-point leaves for which
+    `Parameters.trainable` is True.
 
     Raises:
-        ValueError: if no leaf is trained, one is complex, or `Parameters.trainable` does not return
-            bools for a prefix of the parameters.
+        ValueError: if no leaf is trained, a leaf is complex, or `Parameters.trainable` does not
+            give bools for a prefix of the parameters.
     """
     return of(problem.name, shapes(problem), problem.trainable)
 
 
 def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
-    """As `flags`, of parameters and of a tree of bools that is a prefix of them, a function from
-    them to it, or None.
+    """As `flags`, for given parameters and `trainable`: a tree of bools that is a prefix of the
+    parameters, a function from the parameters to such a tree, or None.
     """
     floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)]
     for path, leaf in tree_leaves_with_path(params):
@@ -97,21 +102,21 @@ def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
             where = keystr(path) or "they"
             raise ValueError(
                 f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; "
-                "pass its two parts"
+                "expected its real and imaginary parts as two leaves"
             )
-    chosen = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
-    if not any(chosen):
+    trained = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
+    if not any(trained):
         given = (
             "no floating-point leaf"
             if not any(floating)
             else "no floating-point leaf that is trainable"
         )
         raise ValueError(f"{name}: parameters have {given}; expected at least one to be trained")
-    return chosen
+    return trained
 
 
 def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
-    """One for each leaf of the parameters."""
+    """Returns one bool for each leaf of the parameters."""
     if trainable is None:
         return [True] * len(jax.tree.leaves(params))
     mask = trainable
@@ -135,19 +140,19 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
 
 
 def need_all(name: str, problem: Problem) -> None:
-    """Raises a ValueError if some leaves of the parameters are not trained."""
+    """Raises ValueError if some leaves of the parameters are not trained."""
     paths = [keystr(path) or "they" for path, _ in tree_leaves_with_path(shapes(problem))]
     fixed = [path for path, flag in zip(paths, flags(problem), strict=True) if not flag]
     if fixed:
         raise ValueError(
-            f"{name}: parameters of {problem.name} that are not trained ({', '.join(fixed)}); "
-            "real processes expect that all are trained"
+            f"{name}: parameters of {problem.name} include leaves that are not trained "
+            f"({', '.join(fixed)}); runs on real processes need parameters that are all trained"
         )
 
 
 def split(chosen: tuple[bool, ...], params: Params) -> tuple[Params, Fixed]:
-    """The parameters with None in place of what is not trained, and what is not. Leaves may have
-    leading axes.
+    """Splits parameters into the trained ones, with None in place of the other leaves, and the
+    other leaves. Leaves may have leading axes.
     """
     if all(chosen):
         return params, ()
@@ -159,22 +164,23 @@ def split(chosen: tuple[bool, ...], params: Params) -> tuple[Params, Fixed]:
 
 
 def merged(chosen: tuple[bool, ...], like: PyTree, trained: Params, fixed: Fixed) -> Params:
-    """All parameters, of what `split` made of them; `like` has their structure."""
+    """Returns all parameters, the inverse of `split`; `like` has their structure."""
     if not fixed:
         return trained
-    one, other = iter(jax.tree.leaves(trained)), iter(fixed)
+    trained_leaves, fixed_leaves = iter(jax.tree.leaves(trained)), iter(fixed)
     return jax.tree.unflatten(
-        jax.tree.structure(like), [next(one if flag else other) for flag in chosen]
+        jax.tree.structure(like),
+        [next(trained_leaves if flag else fixed_leaves) for flag in chosen],
     )
 
 
 def joined(problem: Problem, trained: Params, fixed: Fixed) -> Params:
-    """All parameters of the problem."""
+    """Returns all parameters of the problem from the trained and the fixed leaves."""
     return merged(flags(problem), shapes(problem), trained, fixed) if fixed else trained
 
 
 def bound(problem: Problem, fixed: Fixed) -> Problem:
-    """The problem as a function of what is trained: its loss and its gradient."""
+    """Returns the problem whose loss and gradient are functions of the trained leaves alone."""
     if not fixed:
         return problem
     loss: Callable = partial(_loss, problem, fixed)
@@ -194,8 +200,8 @@ def _gradient(problem: Problem, fixed: Fixed, trained: Params, batch: PyTree) ->
 
 
 def trained_part(problem: Problem, slope: PyTree) -> PyTree:
-    """Of a gradient in all parameters what is of those that are trained; one in these alone is as
-    it was.
+    """Returns the trained leaves of a gradient with respect to all parameters. A gradient with
+    respect to the trained leaves alone is returned unchanged.
     """
-    whole = jax.tree.structure(slope) == jax.tree.structure(shapes(problem))
-    return split(flags(problem), slope)[0] if whole else slope
+    is_whole = jax.tree.structure(slope) == jax.tree.structure(shapes(problem))
+    return split(flags(problem), slope)[0] if is_whole else slope

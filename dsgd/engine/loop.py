@@ -1,9 +1,9 @@
-"""The one loop, compiled: `first_carry` makes the first state, `advance` runs rounds and records.
+"""The compiled loop: `first_carry` makes the first state, `advance` runs rounds and records.
 
-Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs
-(`seeds`, and the grid of a sweep) as `vmap`s inside. How many rounds to run is an argument, not a
-shape: one compiled program serves every `steps`. Arrays of the problem are arguments too, so that
-they are sharded and never constants of the program; everything else is in the static, hashable
+`programs` compiles both. They are `shard_map`s over the axis `"workers"`, with the independent runs
+(`seeds`, and the grid of a sweep) as `vmap`s inside. The number of rounds is an argument, not a
+shape: one compiled program serves every `steps`. The arrays of the problem are arguments too, so
+that they are sharded and never constants of the program; everything else is in the static, hashable
 `Plan`.
 """
 
@@ -42,7 +42,7 @@ from dsgd.engine.queries import Asked
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-# with which a run's key is folded for numbered draws: rounds are fewer
+# Folded into a run's key for numbered draws; numbers of rounds are smaller.
 _STREAM = np.uint32(2**32 - 1)
 _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = (
     "bits",
@@ -53,17 +53,17 @@ _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = (
     "present",
 )
 _ARRIVED = "arrived"
-_COUNTED = (_BITS, _ARRIVED)  # over all rounds of a record, as counts
+_COUNTED = (_BITS, _ARRIVED)  # counts that are summed over all rounds of a record
 
 
 class Carry(NamedTuple):
-    """What goes round the loop.
+    """State of the loop.
 
     Args:
-        state: of the method.
-        clock: () if the run has no cluster.
-        drawn: batches that each worker has drawn, int32 `[N]`, of problems whose draws are
-            numbered; () of others.
+        state: state of the method.
+        clock: the simulated clock; () if the run has no cluster.
+        drawn: number of batches that each worker has drawn, int32 `[N]`, for problems whose batches
+            are numbered; () for others.
     """
 
     state: State
@@ -72,14 +72,14 @@ class Carry(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Which rounds one call of `advance` runs, int32 scalars, the same for all runs: what a method
-    does in some rounds only is a branch.
+    """The rounds that one call of `advance` runs: int32 scalars, the same for all runs, so that
+    conditions on the round are branches of the program.
 
     Args:
-        done: rounds before these.
-        rounds: how many, of at most `Plan.capacity` records.
-        fresh: 1 where the run begins here, else 0.
-        end: rounds done by the run's last record, which is evaluated.
+        done: number of rounds before these.
+        rounds: number of rounds; at most those of `Plan.capacity` records.
+        fresh: 1 if the run begins here, else 0.
+        end: number of rounds done at the run's last record, which is always evaluated.
     """
 
     done: Any
@@ -89,21 +89,22 @@ class Chunk(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that the compiled program depends on besides shapes.
+    """Everything that the compiled program depends on besides shapes.
 
     Args:
-        build: hyperparameters -> Algorithm, called inside the trace.
-        problem: its functions, without its arrays.
-        mesh: of the axis "workers".
+        build: hyperparameters -> Algorithm, called while the program is traced.
+        problem: the problem's functions, without its arrays.
+        mesh: mesh with the axis "workers".
         N: number of workers.
-        runs: how many leading axes of independent runs there are: 0, 1 (seeds) or 2 (grid, seeds).
+        runs: number of leading axes of independent runs: 0, 1 (seeds) or 2 (grid, seeds).
         record_every: rounds between records.
-        capacity: records that one call of `advance` has room for.
-        cluster: on which the run is simulated; None: it has no clock.
-        train_loss: whether the records have the loss on the drawn batches.
+        capacity: number of records that one call of `advance` can make.
+        cluster: cluster on which the run is simulated; None: the run has no clock.
+        train_loss: whether records include the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
-        measures: whether the method reads what the workers measured, which is then carried.
-        weighs: whether the method's means have the workers' weights; else its gradients have them.
+        measures: whether the method reads timings of the workers, which are then carried.
+        weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
+            are multiplied by them.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -121,14 +122,14 @@ class Plan(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What an update does, as its trace shows it.
+    """Properties of an update, found by tracing it.
 
     Args:
-        sendings: its exchanges; their arrays are of the trace.
+        sendings: its exchanges; their arrays belong to the trace.
         measures, weighs: as in `Plan`.
-        asks_some: whether only some workers are asked for gradients, which then cross devices in
-            the simulation.
-        micro_batches: M, of a round's work; 1 without any.
+        asks_some: whether only some workers are asked for gradients, which the simulation then
+            sends between devices.
+        micro_batches: M, the number of micro-batches of a round's local work; 1 without local work.
     """
 
     sendings: tuple[Sending, ...]
@@ -139,9 +140,9 @@ class Description(NamedTuple):
 
 
 def without_arrays(problem: Problem) -> Problem:
-    """The problem's functions and its workers' weights, hashable."""
+    """Returns the problem's functions and its workers' weights, hashable and without arrays."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
-    # a tree of bools may have no hash
+    # A tree of bools may not be hashable.
     init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))
     evaluation = replace(problem.evaluation, shared=())
     return problem._replace(
@@ -150,19 +151,21 @@ def without_arrays(problem: Problem) -> Problem:
 
 
 def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What every run begins with, leaves `[grid?, seeds?, ...]`.
+    """Returns the state in which every run begins, leaves `[grid?, seeds?, ...]`.
 
     Args:
         plan: static.
-        points: hyperparameters by name, `[grid]` each where `plan.runs` is 2.
-        keys: one a run, `[seeds]`.
+        points: hyperparameters by name, `[grid]` each if `plan.runs` is 2.
+        keys: one key per run, `[seeds]`.
     """
 
     def init(point, key):
         first, method = split(key)[0], _method(plan, point)
         state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
-        begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
-        return Carry(state, begun, _none_drawn(plan))
+        initial_clock = (
+            clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+        )
+        return Carry(state, initial_clock, _none_drawn(plan))
 
     return _placed(
         plan,
@@ -172,9 +175,7 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is
-    compiled.
-    """
+    """Returns the shapes, types and shardings of the result of `first_carry`, without compiling."""
     carry = jax.eval_shape(partial(first_carry, plan), points, keys)
     return _placed(
         plan,
@@ -184,7 +185,7 @@ def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
 
 def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
-    """`place(leaf, sharding)` of each leaf."""
+    """Returns `place(leaf, sharding)` for each leaf."""
 
     def part(tree, spec):
         return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
@@ -207,30 +208,30 @@ def advance(
     batches: PyTree,
     chunk: Chunk,
 ) -> tuple[Carry, Records]:
-    """Runs the next rounds, with a record after every `plan.record_every` of them and after the
-    last; where they are the first, also of the start.
+    """Runs the next rounds, with a record after every `plan.record_every` rounds and after the last
+    one; if they are the first rounds, also a record of the start.
 
     Args:
         plan: static.
-        carry: of every run; donated.
+        carry: state of every run; donated.
         points, keys: as in `first_carry`.
-        data: of the problem, leaves `[N, ...]`.
-        shared: what it has besides.
-        batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
+        data: the problem's data, leaves `[N, ...]`.
+        shared: arguments of the problem's evaluation that all devices hold.
+        batches: batches supplied by the user, leaves `[at least rounds, N, ...]`, or None.
         chunk: the rounds.
 
     Returns:
-        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the
-        first ceil(rounds / record_every) count, and one more where the start is among them.
+        The new carry; and records by name, `[grid?, seeds?, capacity, ...]`, of which the first
+        ceil(rounds / record_every) are valid, and one more if the start is recorded.
     """
 
     def run(points, keys, carry, data, shared, batches, chunk):
-        def one(point, key, carry):
+        def one_run(point, key, carry):
             return _advance_one(
                 plan, _method(plan, point), key, carry, data, shared, batches, chunk
             )
 
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
+        return _over_runs(plan, one_run, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
     specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
     return _sharded(plan, run, specs, (_carry_spec(plan), P()))(
@@ -239,18 +240,18 @@ def advance(
 
 
 def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
-    """The model that each run would take home, with what it estimates from the data, leaves
-    `[grid?, seeds?, ...]`.
+    """Returns the model that each run would return, including the statistics that are estimated
+    from the data, leaves `[grid?, seeds?, ...]`.
     """
 
     def take_home(points, state, data):
-        def one(point, state):
+        def one_run(point, state):
             params = leaves.joined(
                 plan.problem, taken_home(plan, _method(plan, point), state), state.fixed
             )
             return plan.problem.statistics(params, data) if plan.problem.statistics else params
 
-        return _over_runs(plan, one, (0, 0), (None, 0))(points, state)
+        return _over_runs(plan, one_run, (0, 0), (None, 0))(points, state)
 
     return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(
         points, state, data
@@ -258,109 +259,120 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
 
 
 def taken_home(plan: Plan, method: Method, state: State) -> Params:
-    """The model that the method gives, or the mean of its local models."""
+    """Returns the method's model, or the mean of its local models."""
     params, stacked = method.models(state)
     with workers.weighted(_weights(plan)):
         return workers.mean(params) if stacked else params
 
 
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Statistics]:
-    """One round on its own: query, gradients, update, and what it sent.
+    """Runs a single round: query, gradients, update. Returns the state and the communication
+    statistics.
 
     Args:
         plan: static, without independent runs or hyperparameters.
         state, data: as in `advance`.
-        key: of the run's rounds.
+        key: key of the run's rounds.
     """
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = (
+        initial_clock = (
             clock.at_zero(plan.N, _nothing_measured(plan, method, state, key))
             if plan.cluster and plan.measures
             else ()
         )
         state, record, *_ = _gradients_and_update(
-            plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step
+            plan,
+            method,
+            key,
+            Carry(state, initial_clock, _none_drawn(plan)),
+            data,
+            None,
+            state.step,
         )
         return state, record.statistics(plan.N)
 
     everywhere: Any = P()
-    own: Any = P(workers.AXIS)
-    statistics = Statistics(Bits(own, own, own, own), *[everywhere] * 5)
+    by_worker: Any = P(workers.AXIS)
+    statistics = Statistics(Bits(by_worker, by_worker, by_worker, by_worker), *[everywhere] * 5)
     return _sharded(
-        plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), statistics)
+        plan, body, (_state_spec(plan), everywhere, by_worker), (_state_spec(plan), statistics)
     )(state, key, data)
 
 
 def describe(plan: Plan, algorithm: Algorithm) -> Description:
-    """What one update of the method does, of a trace of which nothing is compiled.
+    """Traces one update of the method and returns its properties; nothing is compiled.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         algorithm: the method with its hyperparameters.
 
     Raises:
-        ValueError: the method cannot go on without workers that do not participate on the plan's
-            cluster, or messages that are lost; or as a run of it.
+        ValueError: if the plan's cluster has workers that do not participate or messages that are
+            lost, and the method cannot run without them; or for the same reasons as a run.
     """
-    alone, method = (
+    single, method = (
         plan._replace(runs=0, measures=False),
         protocol.Method(algorithm, plan.problem, plan.N),
     )
-    described: list[Description] = []
+    descriptions: list[Description] = []
 
-    def look(state, key):
-        begun = (
-            clock.at_zero(plan.N, _nothing_measured(alone, method, state, key))
+    def trace_update(state, key):
+        initial_clock = (
+            clock.at_zero(plan.N, _nothing_measured(single, method, state, key))
             if plan.cluster
             else ()
         )
-        seen: list[tuple[Record, Asked]] = []
+        traced: list[tuple[Record, Asked]] = []
 
         def one_round(measured):
-            now = begun._replace(measured=measured) if isinstance(begun, Clock) else ()
-            this = _this_round(alone, key, Carry(state, now), state.step)
-            asked = _query(alone, method, state, this)
+            now = (
+                initial_clock._replace(measured=measured)
+                if isinstance(initial_clock, Clock)
+                else ()
+            )
+            this_round = _this_round(single, key, Carry(state, now), state.step)
+            asked = _query(single, method, state, this_round)
             rows = (_block(plan) if asked.workers is None else len(asked.workers),)
             gradients = jax.tree.map(
                 lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
                 protocol.parameters(plan.problem),
             )
             after, record = _update(
-                alone, method, state, gradients, this._replace(work=asked.work), key
+                single, method, state, gradients, this_round._replace(work=asked.work), key
             )
-            seen[:] = [(record, asked)]
+            traced[:] = [(record, asked)]
             return after, record.statistics(plan.N), asked.work
 
-        measured = begun.measured if isinstance(begun, Clock) else ()
+        measured = initial_clock.measured if isinstance(initial_clock, Clock) else ()
         program = jax.make_jaxpr(one_round)(measured).jaxpr
         read = {id(atom) for equation in program.eqns for atom in equation.invars} | {
             id(atom) for atom in program.outvars
         }
         measures = any(id(variable) in read for variable in program.invars)
-        record, asked = seen[0]
+        record, asked = traced[0]
         M = 1 if asked.work is None else asked.work.samples.shape[1]
-        described.append(
+        descriptions.append(
             Description(record.sendings(), measures, record.weighs, asked.workers is not None, M)
         )
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda key: method.init(plan.problem.init(key)), key)
-    jax.eval_shape(_sharded(alone, look, (_state_spec(alone), P()), P()), state, key)
-    return described[0]
+    jax.eval_shape(_sharded(single, trace_update, (_state_spec(single), P()), P()), state, key)
+    return descriptions[0]
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
-    """What is carried of the workers' measurements for a method that reads them; `state` is of one
-    run, of all workers.
+    """Returns the initial timings of the workers, for a method that reads them; else (). `state` is
+    that of one run, of all workers.
     """
     if not plan.measures:
         return ()
-    alone = plan._replace(runs=0)
+    single = plan._replace(runs=0)
     blocks = _sharded(
-        alone, partial(_nothing_measured, alone, method), (_state_spec(alone), P()), P()
+        single, partial(_nothing_measured, single, method), (_state_spec(single), P()), P()
     )
     return jax.tree.map(
         lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key)
@@ -368,26 +380,30 @@ def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measu
 
 
 def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured:
-    """Of as many micro-batches as the method asks for; its query may look at what was measured."""
+    """Returns the timings before the first round, for as many micro-batches as the method asks for
+    (its query may read the timings).
+    """
     assert plan.cluster is not None
-    cluster, usual = plan.cluster, plan.cluster.micro_batches
+    cluster, default = plan.cluster, plan.cluster.micro_batches
 
-    def asked(measured: int) -> int:
-        begun = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
+    def num_micro_batches(measured: int) -> int:
+        carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
         work = jax.eval_shape(
-            lambda: method.query(state, _this_round(plan, key, begun, state.step)).work
+            lambda: method.query(state, _this_round(plan, key, carry, state.step)).work
         )
-        return usual if work is None else work.samples.shape[1]
+        return default if work is None else work.samples.shape[1]
 
-    M = asked(usual)
-    if (again := asked(M)) != M:
-        found = f"query gives work in {M} micro-batches, and in {again} if it sees those measured"
-        raise ValueError(f"{method.name}: {found}; expected one number of them")
+    M = num_micro_batches(default)
+    if (reread := num_micro_batches(M)) != M:
+        raise ValueError(
+            f"{method.name}: query returns work in {M} micro-batches, but in {reread} if it reads "
+            "that many timings; expected the same number of micro-batches"
+        )
     return measurements.nothing(plan.N, M, cluster)
 
 
 def _method(plan: Plan, point: dict[str, jax.Array]) -> Method:
-    """The method with these hyperparameters."""
+    """Returns the method with the given hyperparameters."""
     return Method(plan.build(point), plan.problem, plan.N)
 
 
@@ -396,7 +412,7 @@ def _block(plan: Plan) -> int:
 
 
 def _weights(plan: Plan) -> tuple[float, ...] | None:
-    """Of the means of local models."""
+    """Returns the weights of the means of local models."""
     return plan.problem.weights if plan.weighs else None
 
 
@@ -416,13 +432,13 @@ def _carry_spec(plan: Plan) -> Any:
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
-    # What collectives make equal on every device (all-gathered averages, say), the check of varying
-    # axes cannot see.
+    # Values that collectives make equal on every device (for example all-gathered averages) are not
+    # recognised as such by the check of varying axes.
     return jax.shard_map(f, mesh=plan.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _over_runs(plan: Plan, f, grid_axes, seed_axes):
-    """`f` for every run: mapped over seeds, then over the grid."""
+    """Returns `f` for every run: mapped over seeds, then over the grid."""
     if plan.runs >= 1:
         f = jax.vmap(f, seed_axes)
     if plan.runs == 2:
@@ -431,7 +447,7 @@ def _over_runs(plan: Plan, f, grid_axes, seed_axes):
 
 
 def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The key of a run's start and that of its rounds."""
+    """Returns the key of a run's start and the key of its rounds."""
     first, rounds = jax.random.split(key)
     return first, rounds
 
@@ -439,64 +455,72 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _advance_one(
     plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk
 ):
-    key, every = split(key)[1], plan.record_every
+    key, record_every = split(key)[1], plan.record_every
     done, rounds, fresh, end = chunk
-    # Both are asked for their shapes first: traced once, and inlined.
+    # Both are evaluated for their shapes first; with an inlined jit they are traced only once.
     run_round, measure = (
         jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure)
     )
 
-    def one_round(i, so_far):
-        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the
-        # loops' conditions scalar.
-        carry, sums = so_far
+    def one_round(i, carried):
+        # The round's index is from the chunk, not from the state: it is the same for all runs, so
+        # that the loops' conditions remain scalars under `vmap`.
+        carry, sums = carried
         batch = jax.tree.map(
             lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches
         )
-        carry, news = run_round(key, carry, data, batch, done + i)
-        kept = {
-            name: indices.earlier(sums[name], news[name]) for name in news if indices.is_kept(name)
+        carry, values = run_round(key, carry, data, batch, done + i)
+        first_numbers = {
+            name: indices.earlier(sums[name], values[name])
+            for name in values
+            if indices.is_kept(name)
         }
-        counted = {name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}
-        return carry, {**news, **kept, **counted}
+        counted = {
+            name: counts.carry(sums[name] + values[name]) for name in _COUNTED if name in values
+        }
+        return carry, {**values, **first_numbers, **counted}
 
     def record(carry, i):
-        """The i-th record, and the rounds before it: of record -1, the start, none."""
-        last = jnp.minimum((i + 1) * every, rounds)
-        carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
+        """Runs the rounds of record i and returns the record; record -1 is the start and has no
+        rounds.
+        """
+        last = jnp.minimum((i + 1) * record_every, rounds)
+        carry, values = lax.fori_loop(
+            jnp.maximum(i, 0) * record_every, last, one_round, (carry, initial)
+        )
         at = done + last
-        due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
+        due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == end)
         measured = measure(key, carry, data, shared, at, due)
-        if set(measured) & set(news) or "step" in news:
+        if set(measured) & set(values) or "step" in values:
             raise ValueError(
-                f"{method.name} has metrics {sorted(news)}; need other names than step, "
+                f"{method.name} logs metrics {sorted(values)}; expected names other than step, "
                 f"{', '.join(measured)}"
             )
-        return carry, jax.tree.map(_as_float, {**measured, **news})
+        return carry, jax.tree.map(_as_float, {**measured, **values})
 
-    # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
-    _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
+    # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
+    _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
     zeros = {_CLOCK, *_COUNTED}
-    nothing = {
+    initial = {
         name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)
-        for name, leaf in news.items()
+        for name, leaf in values.items()
     }
-    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits
-    # of counts are exact as floats.
+    # A record is one row of one buffer, so that there is one write per record for any number of
+    # scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     )
     first = -fresh
 
-    def body(i, so_far):
-        carry, rows = so_far
+    def body(i, carried):
+        carry, rows = carried
         carry, values = record(carry, i)
         return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
 
     rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
     carry, rows = lax.fori_loop(
-        first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows)
+        first, lax.div(rounds + (record_every - 1), np.int32(record_every)), body, (carry, rows)
     )
     return carry, jax.vmap(unravel)(rows)
 
@@ -512,46 +536,46 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[Carry, Records]:
-    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's
-    own metrics.
+    """Runs one round. Returns the new carry and the round's numbers by name: bits (up and down of
+    all workers together), the clock after the round, and the metrics that the method logs.
     """
-    state, record, this, asked, done = _gradients_and_update(
+    state, record, this_round, asked, oracle_values = _gradients_and_update(
         plan, method, key, carry, data, batches, step
     )
     statistics = record.statistics(plan.N)
-    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(
+    if reserved := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(
         statistics.metrics
     ):
         raise ValueError(
-            f"{method.name} has metrics {sorted(taken)}; need other names, these are the "
-            "history's own"
+            f"{method.name} logs metrics {sorted(reserved)}; expected other names, since the "
+            "history uses these itself"
         )
-    news = jax.tree.map(_as_float, {**statistics.metrics, **done})
-    if this.present is not None:
-        news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
+    values = jax.tree.map(_as_float, {**statistics.metrics, **oracle_values})
+    if this_round.present is not None:
+        values[_PRESENT] = jnp.mean(this_round.present.astype(jnp.float32))
     for kind, numbers in (
         (indices.REFUSED, statistics.refusals),
         (indices.WARNED, statistics.warnings),
     ):
-        news |= {f"{kind}{words}": number for words, number in numbers.items()}
+        values |= {f"{kind}{words}": number for words, number in numbers.items()}
     if asked.workers is not None:
         words = (
             f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
         )
-        news[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
-    news |= {
+        values[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
+    values |= {
         _BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))
     }
     if statistics.bits.messages is not None:
-        news[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
-    drawn = _drawn(carry.drawn, asked, this)
+        values[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
+    drawn = _drawn(carry.drawn, asked, this_round)
     if not isinstance(carry.clock, Clock):
-        return Carry(state, (), drawn), news
-    with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
+        return Carry(state, (), drawn), values
+    with protocol.noted(f"clock of the cluster ({this_round.cluster.name})"):
         after = clock.tick(
-            carry.clock, method.name, plan.problem, this, asked, record.sendings(), statistics
+            carry.clock, method.name, plan.problem, this_round, asked, record.sendings(), statistics
         )
-    return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
+    return Carry(state, after, drawn), {**values, _CLOCK: clock.digits(after)}
 
 
 def _none_drawn(plan: Plan) -> Any:
@@ -559,8 +583,8 @@ def _none_drawn(plan: Plan) -> Any:
 
 
 def _drawn(before: Any, query: Asked, round: Round) -> Any:
-    """How many batches each worker has drawn after the round: one, or those micro-batches of its
-    work that have samples.
+    """Returns how many batches each worker has drawn by the end of the round. In a round it draws
+    one, or as many as there are micro-batches with samples in its local work.
     """
     if isinstance(before, tuple) or query.exact:
         return before
@@ -578,73 +602,80 @@ def _drawn(before: Any, query: Asked, round: Round) -> Any:
 def _gradients_and_update(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[State, Record, Round, Asked, Records]:
-    """The method in this round, and the round as its update saw it; last what the oracle did, by
-    name: the mean loss on the batches, if it is wanted, and each worker's samples, if the query
-    says how many."""
-    this = _this_round(plan, key, carry, step)
-    asked = _query(plan, method, carry.state, this)
+    """Runs the method's query, the oracle and the update. Returns the new state, the record, the
+    round as the update saw it, the query, and numbers of the oracle by name: the mean loss on the
+    batches, if requested, and each worker's number of samples, if the query has local work.
+    """
+    this_round = _this_round(plan, key, carry, step)
+    asked = _query(plan, method, carry.state, this_round)
     numbered = (
         asked._replace(draws=carry.drawn)
         if plan.problem.numbered and asked.draws is None and batches is None
         else asked
     )
     sample_key = round_keys(key, step)[1] if numbered.draws is None else stream(key)
-    this = this._replace(work=asked.work)
+    this_round = this_round._replace(work=asked.work)
     problem = leaves.bound(plan.problem, carry.state.fixed)
-    of_oracle, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
-    done = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
+    arguments, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
+    oracle_values = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
     if plan.train_loss:
-        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
-            *of_oracle, this.present, weigh=weigh
+        oracle_values[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
+            *arguments, this_round.present, weigh=weigh
         )
     else:
-        gradients = oracle.gradients(*of_oracle, weigh=weigh)
-    state, record = _update(plan, method, carry.state, gradients, this, key)
-    return participation.state(method, carry.state, state, this), record, this, asked, done
+        gradients = oracle.gradients(*arguments, weigh=weigh)
+    state, record = _update(plan, method, carry.state, gradients, this_round, key)
+    return (
+        participation.state(method, carry.state, state, this_round),
+        record,
+        this_round,
+        asked,
+        oracle_values,
+    )
 
 
-def _query(plan: Plan, method: Method, state: State, this: Round) -> Asked:
-    with workers.attended(_there(plan, this)):
-        return participation.query(method.query(state, this), this)
+def _query(plan: Plan, method: Method, state: State, round: Round) -> Asked:
+    with workers.attended(_there(plan, round)):
+        return participation.query(method.query(state, round), round)
 
 
 def _update(
-    plan: Plan, method: Method, state: State, gradients: PyTree, this: Round, key: jax.Array
+    plan: Plan, method: Method, state: State, gradients: PyTree, round: Round, key: jax.Array
 ) -> tuple[State, Record]:
-    with workers.attended(_there(plan, this)):
-        return method.update(state, gradients, this, round_keys(key, this.step)[2])
+    with workers.attended(_there(plan, round)):
+        return method.update(state, gradients, round, round_keys(key, round.step)[2])
 
 
-def _there(plan: Plan, this: Round) -> workers.Attendance | None:
+def _there(plan: Plan, round: Round) -> workers.Attendance | None:
     if plan.cluster is None:
         return None
     with protocol.noted(f"delivered of the cluster ({plan.cluster.name})"):
-        return presence.attendance(plan.cluster, this)
+        return presence.attendance(plan.cluster, round)
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
-    """Of a round: the query's, the samples' and the update's."""
+    """Returns the keys of a round: those of the query, the samples and the update."""
     return jax.random.split(jax.random.fold_in(key, step), 3)
 
 
 def stream(key: jax.Array) -> jax.Array:
-    """The key of numbered draws, of a run's rounds' key."""
+    """Returns the key of numbered draws, derived from the key of the run's rounds."""
     return jax.random.fold_in(key, _STREAM)
 
 
 def batch_of(
     problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0
 ) -> PyTree:
-    """What one worker alone draws in a round, as all workers together do in the loop.
+    """Returns the batch that one worker draws in a round, equal to its batch in the loop.
 
     Args:
-        problem: whose batches.
-        key: of the run's rounds.
-        step: of the round.
-        n: the worker.
-        data: its own.
-        M, m: number of micro-batches of a round, and which one. Draws that are numbered count all M
-            of each round.
+        problem: the problem.
+        key: key of the run's rounds.
+        step: number of the round.
+        n: number of the worker.
+        data: the worker's data.
+        M, m: number of micro-batches of a round, and index of this one. If batches are numbered,
+            every round counts M of them.
     """
     if problem.numbered:
         return problem.sample(jax.random.fold_in(stream(key), n), data, jnp.int32(step * M + m))
@@ -654,33 +685,33 @@ def batch_of(
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    this = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
+    this_round = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
-        return this
+        return this_round
     clock, measured = (
         (carry.clock.now, carry.clock.measured or None)
         if isinstance(carry.clock, Clock)
         else (0.0, None)
     )
     now = Now(plan.cluster, clock, measured)
-    this = this._replace(now=now)
+    this_round = this_round._replace(now=now)
     if plan.cluster.present is None:
-        return this
+        return this_round
     first = step - step % plan.cluster.present_for
     with protocol.noted(f"present of the cluster ({plan.cluster.name})"):
-        present = presence.present(plan.cluster, this, round_keys(key, first)[0])
-    return this._replace(now=now._replace(present=present))
+        present = presence.present(plan.cluster, this_round, round_keys(key, first)[0])
+    return this_round._replace(now=now._replace(present=present))
 
 
 def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, due) -> Records:
-    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where
-    none is `due`.
+    """Returns the scalars of one record, which never count as traffic. Those of the evaluation are
+    NaN if none is `due`.
     """
-    params, apart = _model_and_consensus(plan, method, key, carry, step)
+    params, consensus = _model_and_consensus(plan, method, key, carry, step)
 
     def evaluated():
-        whole = leaves.joined(plan.problem, params, carry.state.fixed)
-        scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
+        all_params = leaves.joined(plan.problem, params, carry.state.fixed)
+        scalars, slope = oracle.evaluate(plan.problem, all_params, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(
@@ -697,14 +728,14 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
         if plan.evaluate_every == 1
         else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
     )
-    return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
+    return {**scalars, "consensus": consensus.astype(scalars["loss"].dtype)}
 
 
 def _model_and_consensus(
     plan: Plan, method: Method, key, carry: Carry, step
 ) -> tuple[Params, jax.Array]:
-    """The model to take home, and the mean squared distance of the local models from it; 0 if there
-    is one model.
+    """Returns the model that a run would return, and the mean squared distance of the local models
+    from it; 0 if there is only one model.
     """
     params, stacked = method.models(carry.state)
     with workers.weighted(_weights(plan)):

@@ -1,6 +1,4 @@
-"""What workers measure of a round: their micro-batches, and their messages, by clocks that are not
-exact.
-"""
+"""Timings of a round that workers measure: their micro-batches and messages, by noisy clocks."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from dsgd.network import Timing
 
 
 def nothing(N: int, M: int, cluster: Cluster) -> Measured:
-    """Before the first round.
+    """Returns the timings before the first round, all NaN.
 
     Args:
         N: number of workers.
-        M: micro-batches of each.
-        cluster: on which they are.
+        M: number of micro-batches of each worker.
+        cluster: the cluster.
     """
     each = jnp.full(N, jnp.nan, jnp.float32)
     overlapping = [each, each] if cluster.overlap else []
@@ -29,20 +27,21 @@ def of_round(
     round: Round,
     latencies: jax.Array,
     backward: jax.Array,
-    went: Timing,
+    timing: Timing,
     bits_up: jax.Array,
     bits_down: jax.Array,
 ) -> Measured:
-    """After a round.
+    """Returns the timings of a round.
 
     Args:
-        round: with its cluster, of whose noise each time has its own.
-        latencies: seconds of each micro-batch, `[N, M]`; NaN of those that were not computed.
-        backward: of the last one's backward pass, `[N]`, where there is an overlap.
-        went: how the messages went.
-        bits_up, bits_down: what each worker sent and received, `[N]`.
+        round: the round, with its cluster; each timing has its own noise.
+        latencies: seconds of each micro-batch, `[N, M]`; NaN for those that were not computed.
+        backward: seconds of the last micro-batch's backward pass, `[N]`, if the cluster has an
+            overlap.
+        timing: times of the messages.
+        bits_up, bits_down: bits that each worker sent and received, `[N]`.
     """
-    columns = [latencies, went.up[:, None], went.down[:, None]]
+    columns = [latencies, timing.up[:, None], timing.down[:, None]]
     if overlap := round.cluster.overlap:
         computed = jnp.any(~jnp.isnan(latencies), axis=1)
         columns.append(

@@ -1,4 +1,4 @@
-"""The first-order oracle: gradients where a method asks for them, and the whole objective for the
+"""The first-order oracle: gradients at the points that a method asks for, and the objective for the
 history.
 """
 
@@ -18,7 +18,7 @@ from dsgd.base import Constants, Gradients, Loss, Params, Problem, PyTree, Work
 from dsgd.engine import accumulate, leaves, pooled, protocol, units
 from dsgd.engine.queries import Asked
 
-# The history's own names.
+# Names that the history uses itself.
 RESERVED = {
     "step",
     "clock",
@@ -31,7 +31,7 @@ RESERVED = {
     "present",
     "arrived",
 }
-# with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
+# Micro-batch m > 0 has the round's key with this number plus m folded in; workers' ids are smaller.
 _LATER = 1 << 31
 
 
@@ -45,27 +45,29 @@ def gradients(
     *,
     weigh: bool = True,
 ) -> Gradients:
-    """One gradient for each worker that the query names, at the models that it names: of a batch,
-    or of all the work that it says. It is multiplied by the worker's weight in the problem.
+    """Returns one gradient for each worker that the query asks, at the query's models: of one
+    batch, or the weighted sum over the query's local work. By default it is multiplied by the
+    worker's weight in the problem.
 
     Args:
-        problem: whose oracle it is.
-        query: of `queries.asked`; its work in samples.
-        key: of this round; worker i draws with `fold_in(key, i)`, micro-batch m > 0 with
-            `fold_in(fold_in(key, 2^31 + m), i)`. Where the query numbers its draws, of the run:
-            number k is drawn with `fold_in(fold_in(key, k), i)`.
+        problem: the problem.
+        query: from `queries.asked`; its work is in samples.
+        key: key of this round; worker i draws with `fold_in(key, i)`, and micro-batch m > 0 with
+            `fold_in(fold_in(key, 2^31 + m), i)`. If the query numbers its draws, the key of the
+            run: number k is drawn with `fold_in(fold_in(key, k), i)`.
         data: the block's data, leaves `[n, ...]`.
         N: number of workers.
-        batches: the block's batches where they come from outside, leaves `[n, ...]`, of M
-            micro-batches one after the other; None: drawn from the data.
-        weigh: False: gradients are those of f_n, whatever its weight.
+        batches: the block's batches if the user supplies them, leaves `[n, ...]`, M micro-batches
+            one after the other; None: batches are drawn from the data.
+        weigh: whether gradients are multiplied by the workers' weights; if not, they are those of
+            f_n.
 
     Returns:
-        Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
+        Leaves `[n, ...]`; or `[k, ...]`, the same on every device, if the query asks k workers.
 
     Raises:
-        ValueError: exact gradients, or numbered draws, but the data come from outside; batches from
-            outside that M does not divide.
+        ValueError: if batches are supplied by the user and the query asks for exact gradients or
+            numbers its draws, or their length is not a multiple of M.
     """
 
     def unmeasured(params, batch):
@@ -87,29 +89,29 @@ def loss_and_gradients(
     *,
     weigh: bool = True,
 ) -> tuple[jax.Array, Gradients]:
-    """As `gradients`, and before them the mean loss on the same batches, a scalar. The gradients'
-    own forward pass, where the problem has no gradient function of its own.
+    """Returns the mean loss on the batches, a scalar, and gradients as `gradients`. The loss is
+    from the gradients' forward pass, unless the problem has its own gradient function.
 
-    The mean is over the workers that are `present`, bool `[N]`; where the query says of work, over
-    the samples that count (NaN: there are none). Losses have the workers' weights, whether
-    gradients do or not.
+    The mean is over the workers that participate (`present`, bool `[N]`; None: all); if the query
+    has local work, it is over the samples with a positive weight (NaN if there are none). Losses
+    are multiplied by the workers' weights even if gradients are not.
     """
     losses, slopes = _asked(with_loss(problem), problem, query, key, data, N, batches)
     losses, slopes = (
         _weighed(problem, query, losses, N),
         _weighed(problem, query, slopes, N) if weigh else slopes,
     )
-    everybody = query.workers is None
+    all_workers = query.workers is None
     if query.work is None:
-        return _mean(losses, present) if everybody else jnp.mean(losses), slopes
-    counted = _counted(query.work) if everybody else _counted(query.work)[query.workers]
+        return _mean(losses, present) if all_workers else jnp.mean(losses), slopes
+    counted = _counted(query.work) if all_workers else _counted(query.work)[query.workers]
     losses = workers.widened(losses)
-    total = workers.sum(losses) if everybody else jnp.sum(losses)
+    total = workers.sum(losses) if all_workers else jnp.sum(losses)
     return total / jnp.sum(counted).astype(losses.dtype), slopes
 
 
 def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
-    """The mean over the workers that participate in the round, bool `[N]`; NaN if none does."""
+    """Returns the mean over the workers that participate, bool `[N]`; NaN if none does."""
     if present is None:
         return workers.mean(losses)
     counted = workers.where_rows(present, workers.widened(losses), jnp.zeros_like(losses))
@@ -117,7 +119,7 @@ def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
 
 
 def samples(query: Asked) -> jax.Array:
-    """How many each worker computes, int32 `[N]`, where the query says it."""
+    """Returns how many samples each worker computes, int32 `[N]`, for a query with local work."""
     assert query.work is not None
     each = jnp.sum(query.work.samples, axis=1)
     return (
@@ -128,7 +130,7 @@ def samples(query: Asked) -> jax.Array:
 
 
 def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
-    """Rows of those that the query names, times their weights."""
+    """Multiplies rows of the workers that the query asks by the workers' weights."""
     if problem.weights is None:
         return tree
     weights = jnp.asarray(problem.weights, jnp.result_type(float))
@@ -138,7 +140,7 @@ def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
 
 
 def _counted(work: Work) -> jax.Array:
-    """Samples that have a weight, `[N, M]`."""
+    """Returns the numbers of samples with a positive weight, `[N, M]`."""
     return jnp.where(work.weights > 0, work.samples, 0)
 
 
@@ -151,17 +153,19 @@ def _asked(
     N: int,
     batches: PyTree,
 ) -> tuple[Any, PyTree]:
-    """`function`, which gives a pair (loss or None, gradient), of each worker's model and batch.
-    With work, gradients are summed with their weights, and losses over the samples that count."""
+    """Evaluates `function`, which returns a pair (loss or None, gradient), at each worker's model
+    and batch. With local work, gradients are summed with their weights, and losses over the samples
+    with a positive weight.
+    """
     if query.exact and batches is not None:
         raise ValueError(
-            "a method that asks for exact gradients, with batches from outside: need a method on "
-            "batches"
+            f"{problem.name}: the method asks for exact gradients, but batches are given; expected "
+            "a method that uses stochastic gradients, or batches=None"
         )
     if query.draws is not None and batches is not None:
         raise ValueError(
-            "a method that draws batches once more, with batches from outside: need those that "
-            "the problem draws"
+            f"{problem.name}: the method draws batches again by their numbers, but batches are "
+            "given; expected batches that the problem draws, batches=None"
         )
     if problem.numbered and query.draws is None and batches is None and not query.exact:
         raise ValueError(
@@ -170,18 +174,18 @@ def _asked(
         )
     data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
-    here, places = (None, None) if query.workers is None else workers.find(ids, N)
+    local, places = (None, None) if query.workers is None else workers.find(ids, N)
     block = _Block(function, problem, query, key, data, batches, ids, places)
     if query.work is not None:
         computed = _of_work(block, query.work, N)
     else:
         computed = block.exact() if query.exact else block.compute(None, None, None)
-    return computed if here is None else workers.select(here, computed)
+    return computed if local is None else workers.select(local, computed)
 
 
 def _of_work(block: _Block, work: Work, N: int) -> tuple[Any, PyTree]:
-    """What is computed of all micro-batches of each worker, as `_asked` returns it."""
-    # numpy's take no traced index
+    """Returns the result of `_asked` for all micro-batches of each worker."""
+    # NumPy arrays cannot be indexed by traced integers.
     factors = tuple(map(jnp.asarray, (work.samples, _counted(work), work.weights)))
     samples, *factors = (
         workers.own(each, N) if block.places is None else each[block.ids] for each in factors
@@ -199,20 +203,21 @@ def _of_work(block: _Block, work: Work, N: int) -> tuple[Any, PyTree]:
 
 @dataclass(frozen=True, eq=False)  # compared by identity: its arrays have no hash
 class _Block:
-    """The workers of a block that a query asks, and what they compute. In its methods `rows` are
-    indices of them, int32 `[g]`, None: all; `m` are the indices of their micro-batches, int32
-    `[g]`, None: the first.
+    """The workers of a block that a query asks, and their computation.
+
+    In its methods, `rows` are indices of these workers, int32 `[g]` (None: all), and `m` are
+    indices of the workers' micro-batches, int32 `[g]` (None: the first).
 
     Args:
-        function: (params, batch) -> what is computed of one worker.
+        function: (params, batch) -> the result for one worker.
         problem, query, key: as in `gradients`.
-        data: the block's data, a pool flat.
-        batches: the block's batches from outside; None: they are drawn from the data.
-        ids: the workers' ids.
-        places: their rows in the block; None: they are all of it.
+        data: the block's data; a pool is flat.
+        batches: the block's batches if the user supplies them; None: they are drawn from the data.
+        ids: ids of the workers.
+        places: rows of the workers in the block; None: they are the whole block.
         parts: `batches` as micro-batches, leaves `[n, M, ...]`.
-        keys: the round's keys of its micro-batches, `[M]`.
-        turns: of each micro-batch its place among its worker's draws in this round, int32 `[N, M]`.
+        keys: keys of the round's micro-batches, `[M]`.
+        turns: position of each micro-batch among its worker's draws in this round, int32 `[N, M]`.
     """
 
     function: Callable
@@ -230,11 +235,11 @@ class _Block:
     def compute(
         self, rows: jax.Array | None, m: jax.Array | None, samples: jax.Array | None
     ) -> PyTree:
-        """What `units.summed` sums.
+        """Returns the results that `units.summed` sums.
 
         Args:
-            rows, m: as above.
-            samples: of each micro-batch, int32 `[g]`; None: all of the batch.
+            rows, m: see the class.
+            samples: number of samples of each micro-batch, int32 `[g]`; None: whole batches.
         """
         batch = self._batch(rows, m)
         if samples is not None and self.problem.take is not None:
@@ -243,26 +248,26 @@ class _Block:
         return self._at_models(rows, batch)
 
     def exact(self) -> PyTree:
-        """What is computed of all data; of pools piece by piece, so that no worker computes as many
-        rows as the one with the most.
+        """Returns the results for all data of each worker. Pools are computed piece by piece, so
+        that the cost of a worker does not depend on the largest worker.
         """
         if not isinstance(self.data, pooled.Pooled):
             return self.compute(None, None, None)
 
         def of_piece(rows, m, samples):
-            mine = self._rows(self.data, rows)
+            data = self._rows(self.data, rows)
             m = jnp.zeros_like(samples) if m is None else m
             return self._at_models(
-                rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(mine, m, samples)
+                rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(data, m, samples)
             )
 
-        mine = self._rows(self.data, None)
-        samples = pooled.pieces(mine)
-        shares = samples / mine.size[:, None].astype(jnp.result_type(float))
+        data = self._rows(self.data, None)
+        samples = pooled.pieces(data)
+        shares = samples / data.size[:, None].astype(jnp.result_type(float))
         return units.summed(of_piece, samples, (shares, shares))
 
     def _rows(self, tree: PyTree, rows: jax.Array | None) -> PyTree:
-        """Of the block's leaves, those of these workers."""
+        """Returns the given workers' rows of the block's leaves."""
         at = self.places if rows is None else (rows if self.places is None else self.places[rows])
         return pooled.of_rows(tree, at)
 
@@ -277,20 +282,20 @@ class _Block:
             return self._rows(self.data, rows)
         if self.batches is not None:
             return self._given(rows, m)
-        mine, problem = self._rows(self.data, rows), self.problem
+        data, problem = self._rows(self.data, rows), self.problem
         if not problem.numbered:
             with protocol.noted(f"sample of {problem.name}"):
                 return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(
-                    self._keys(rows, m), mine
+                    self._keys(rows, m), data
                 )
         ids = self._ids(rows)
         numbers = jnp.asarray(self.query.draws)[ids] + (0 if m is None else self.turns[ids, m])
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
         with protocol.noted(f"sample of {problem.name}"):
-            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, mine, numbers)
+            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, data, numbers)
 
     def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
-        """Micro-batches from outside."""
+        """Returns micro-batches of the batches that the user supplies."""
         if m is None:
             batch = self._rows(self.batches, rows)
         else:
@@ -307,7 +312,7 @@ class _Block:
         return self.ids if rows is None else self.ids[rows]
 
     def _keys(self, rows: jax.Array | None, m: jax.Array | None) -> jax.Array:
-        """With which the workers draw, as in `gradients`."""
+        """Returns the keys with which the workers draw, as described in `gradients`."""
         ids = self._ids(rows)
         if self.query.draws is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, self.key))(
@@ -322,7 +327,7 @@ class _Block:
 
 
 def of_turns(key: jax.Array, M: int) -> jax.Array:
-    """The round's keys of its micro-batches, `[M]`."""
+    """Returns the keys of the round's micro-batches, `[M]`."""
     later = jax.vmap(partial(jax.random.fold_in, key))(
         np.uint32(_LATER) + np.arange(1, M, dtype=np.uint32)
     )
@@ -330,7 +335,7 @@ def of_turns(key: jax.Array, M: int) -> jax.Array:
 
 
 def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
-    """Batches from outside, leaves `[n, m, ...]`, as M micro-batches, `[n, M, m / M, ...]`."""
+    """Splits supplied batches, leaves `[n, m, ...]`, into M micro-batches, `[n, M, m / M, ...]`."""
     whole = None if problem.take is None or problem.batch_size is None else M * problem.batch_size
 
     def split(leaf):
@@ -342,8 +347,8 @@ def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
                 else f"{whole} ({M} x batch_size = {problem.batch_size})"
             )
             raise ValueError(
-                f"batches: {length or 'no'} samples a worker, for {M} micro-batches of "
-                f"{problem.name}; need {needed}"
+                f"batches: {length or 'no'} samples per worker, for {M} micro-batches of "
+                f"{problem.name}; expected {needed}"
             )
         return (
             leaf if length is None else leaf.reshape(leaf.shape[0], M, length // M, *leaf.shape[2:])
@@ -353,7 +358,7 @@ def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
 
 
 def with_loss(problem: Problem) -> Callable:
-    """(params, batch) -> the batch's loss, and its gradient."""
+    """Returns the function (params, batch) -> (the batch's loss, its gradient)."""
     loss, slope = protocol.loss(problem), _gradient(problem)
 
     def both(params, batch):
@@ -364,7 +369,7 @@ def with_loss(problem: Problem) -> Callable:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A loss or gradient of (params, batch), times a worker's weight."""
+    """A loss or gradient, as a function of (params, batch), times a worker's weight."""
 
     function: Callable
     weight: float
@@ -376,8 +381,8 @@ class _Scaled:
 
 
 def of_worker(problem: Problem, n: int) -> Problem:
-    """What worker n computes alone, on a device of its own: the functions of $w_n f_n$, hashable,
-    without arrays.
+    """Returns the problem as worker n computes it in its own process: the functions of $w_n f_n$,
+    hashable and without arrays.
     """
     functions = problem._replace(data=(), constants=Constants(), evaluate=None, weights=None)
     if problem.weights is None:
@@ -390,13 +395,15 @@ def of_worker(problem: Problem, n: int) -> Problem:
 
 
 def _gradient(problem: Problem) -> Callable:
-    """(params, batch) -> a tree like the parameters: the problem's own, or that of its loss."""
+    """Returns the function (params, batch) -> gradient, a tree like the parameters: the problem's
+    own, or the derivative of its loss.
+    """
 
     def its_own(params, batch):
         assert problem.gradient is not None
         with protocol.noted(f"gradient of {problem.name}"):
             slope = problem.gradient(params, batch)
-        checks.require_same(f"{problem.name}: gradient gives a tree", slope, params)
+        checks.require_same(f"{problem.name}: gradient returns a tree", slope, params)
         return slope
 
     return its_own if problem.gradient else jax.grad(protocol.loss(problem))
@@ -405,8 +412,8 @@ def _gradient(problem: Problem) -> Callable:
 def mean_loss(
     loss: Callable, params: Params, data: PyTree, weights: Sequence[float] | None = None
 ) -> tuple[jax.Array, Params]:
-    """f(params), f'(params) with f = (1/N) sum_n w_n loss(., data[n]), the same on every device: of
-    as many workers at a time as fit.
+    """Returns f(params) and f'(params) with f = (1/N) sum_n w_n loss(., data[n]), the same on every
+    device. As many workers are computed at a time as fit in memory.
     """
 
     def block(params, rows, counted):
@@ -422,7 +429,7 @@ def mean_loss(
         else workers.own(jnp.asarray(weights, jnp.result_type(float)), len(weights))
     )
     rows = (data, factors)
-    both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once where all fit
+    both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once if all workers fit
     return workers.mean_over_devices(
         accumulate.total(both, params, rows, accumulate.fitting(both, params, rows))
     )
@@ -431,30 +438,30 @@ def mean_loss(
 def evaluate(
     problem: Problem, params: Params, data: PyTree, shared: PyTree
 ) -> tuple[dict[str, jax.Array], Params | None]:
-    """Scalars by name, with "loss" = f(params), and f' in what is trained, or None, the same on
-    every device; params are all of them.
+    """Returns scalars by name, with "loss" = f(params), and the gradient f' with respect to the
+    trained leaves or None, both the same on every device. `params` are all leaves.
     """
     if problem.statistics is not None:
         params = problem.statistics(params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
     if problem.evaluation.function is not None:
-        given = _evaluated(problem, params, data, shared)
-        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
+        result = _evaluated(problem, params, data, shared)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
-                f"{problem.name}: evaluate gives {checks.typed(given)}; need a pair (scalars by "
-                "name, gradient or None)"
+                f"{problem.name}: evaluate returns {checks.typed(result)}; expected a pair "
+                "(scalars by name, gradient or None)"
             )
-        scalars, slope = given
+        scalars, slope = result
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(
-                f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of "
+                f"{problem.name}: evaluate returns {sorted(scalars)}; expected 'loss', and none of "
                 f"{sorted(RESERVED)}"
             )
         for name, value in scalars.items():
-            checks.require_scalar(f"{problem.name}: evaluate gives {name!r}", value)
+            checks.require_scalar(f"{problem.name}: evaluate returns {name!r}", value)
         if slope is not None:
             slope = leaves.trained_part(problem, slope)
-            checks.require_same(f"{problem.name}: evaluate gives a slope", slope, trained)
+            checks.require_same(f"{problem.name}: evaluate returns a gradient", slope, trained)
         return scalars, slope
     if isinstance(data, pooled.Pooled):
         value, slope = _mean_of_pool(leaves.bound(problem, fixed), trained, data)
@@ -468,7 +475,7 @@ def evaluate(
 def _mean_of_pool(
     problem: Problem, params: Params, data: pooled.Pooled
 ) -> tuple[jax.Array, Params]:
-    """f(params), f'(params) of a pool, the same on every device."""
+    """Returns f(params) and f'(params) for pooled data, the same on every device."""
     n = data.size.shape[0]
     N = n * workers.devices()
     query, both = Asked(params, exact=True), jax.value_and_grad(protocol.loss(problem))
@@ -479,7 +486,9 @@ def _mean_of_pool(
 
 @lru_cache(maxsize=64)
 def _reads_weights(evaluate_and_weights: sameness.Key) -> list[bool]:
-    """Empty until it has read them: a function that is jitted itself is not traced again."""
+    """Returns a list that is empty until the function has read the weights. It is cached because a
+    function that is itself jitted is not traced again.
+    """
     return []
 
 
@@ -490,17 +499,16 @@ def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -
         workers.weighted(problem.weights) as weights,
         protocol.noted(f"evaluate of {problem.name}"),
     ):
-        given = function(params, data, shared)
+        result = function(params, data, shared)
     if weights is None:
-        return given
-    known = _reads_weights(sameness.Key((function, weights.numbers)))
+        return result
+    reads = _reads_weights(sameness.Key((function, weights.numbers)))
     if weights.read:
-        known.append(True)
-    if not known:
+        reads.append(True)
+    if not reads:
         raise ValueError(
-            f"{problem.name}: the problem has weights, but its evaluate gives f without them; "
-            "take workers.mean over the workers' losses in"
-            " evaluate, or read workers.weights(); or pass evaluate=None, which evaluates the "
-            "weighted mean of loss"
+            f"{problem.name}: the problem has weights, but its evaluate does not use them; "
+            "expected evaluate to take workers.mean over the workers' losses or to read "
+            "workers.weights(), or evaluate=None, which evaluates the weighted mean of loss"
         )
-    return given
+    return result

@@ -1,4 +1,4 @@
-"""What a round makes of workers that do not participate in it."""
+"""The effect on a round of workers that do not participate in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dsgd.engine.queries import Asked
 
 
 def state(method: Method, before: State, after: State, round: Round) -> State:
-    """The state after a round: workers that do not participate have what the method says of them;
-    if none does, the server keeps its.
+    """Returns the state after a round. Workers that do not participate have the state that the
+    method's `absent` gives; if no worker participates, the server's state does not change.
     """
     if round.present is None:
         return after
@@ -27,7 +27,7 @@ def state(method: Method, before: State, after: State, round: Round) -> State:
 
 
 def query(asked: Asked, round: Round) -> Asked:
-    """The query, of which workers that do not participate compute nothing."""
+    """Returns the query with no local work for workers that do not participate."""
     if round.present is None or asked.work is None:
         return asked
     samples = jnp.where(round.present[:, None], asked.work.samples, 0)

@@ -1,12 +1,12 @@
-"""Samples of workers that have very different numbers of them: one pool of rows for each device, in
-which each worker has a range.
+"""Data of workers with very different numbers of samples: one pool of rows per device, in which
+each worker has a range of rows.
 
-Arrays `[N, longest, ...]` would have as many rows for every worker as the largest one needs. The
-leaves of a pool are `[N, S, ...]`, too, so that they are sharded as all data are, but the S rows at
+Arrays `[N, longest, ...]` would need as many rows for every worker as the largest worker has. The
+leaves of a pool are also `[N, S, ...]`, so that they are sharded like all data, but the S rows at
 index n are not those of worker n: the n S rows of a device are those of its n workers, one worker
-after the other. The device with the most rows sets S; the rest of each pool is padding, on that
-device fewer than n rows. So the layout depends on the number of devices; problems have that for
-one, and runs make their own (`laid_out`).
+after the other. The device with the most rows determines S; the rest of each pool is padding, which
+on that device is fewer than n rows. The layout therefore depends on the number of devices: problems
+have the layout for one device, and runs convert it (`laid_out`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from dsgd.machines.arrays import from_host
 )
 @dataclass(frozen=True)
 class Pooled:
-    """The samples of all workers, of a device's block, or of one worker in its device's pool.
+    """Pooled samples: of all workers, of a device's block, or of one worker in its device's pool.
 
     Args:
-        inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block the pool's rows,
+        inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block, the rows of the pool,
             `[n S, ...]`.
-        offset: int32 `[N]`, each worker's first row in its device's pool; of one worker a scalar.
-        size: int32 `[N]`, its number of rows, at least 1; of one worker a scalar.
+        offset: first row of each worker in its device's pool, int32 `[N]`; for one worker, a
+            scalar.
+        size: number of rows of each worker, int32 `[N]`, at least 1; for one worker, a scalar.
         make: (inputs, targets, weights) -> a batch.
-        longest: rows of the worker with the most.
-        piece: rows of a worker whose exact gradient is computed at a time.
-        devices: for which it is laid out.
+        longest: number of rows of the worker with the most rows.
+        piece: number of rows of a worker whose exact gradient is computed at a time.
+        devices: number of devices that the layout is for.
     """
 
     inputs: PyTree
@@ -55,18 +56,18 @@ class Pooled:
     devices: int = 1
 
     def batch(self, rows: jax.Array, weights: jax.Array) -> PyTree:
-        """These rows of a flat pool."""
+        """Returns a batch of the given rows of a flat pool."""
         inputs, targets = jax.tree.map(lambda leaf: leaf[rows], (self.inputs, self.targets))
         return self.make(inputs, targets, weights)
 
 
 def pool(inputs: PyTree, targets: PyTree, parts: list[np.ndarray], make: Callable) -> Pooled:
-    """The layout for one device.
+    """Returns the pool in the layout for one device.
 
     Args:
         inputs, targets: numpy arrays `[M, ...]`.
-        parts: which samples each worker has, in its order; at least one.
-        make: as of `Pooled`.
+        parts: indices of each worker's samples, in the worker's order; at least one per worker.
+        make: as in `Pooled`.
     """
     sizes = np.array(list(map(len, parts)), np.int32)
     N, order = len(parts), np.concatenate(parts)
@@ -86,12 +87,18 @@ def _begins(sizes: np.ndarray) -> np.ndarray:
 
 
 def laid_out(data: PyTree, devices: int) -> PyTree:
-    """Pools, of the layout for one device, for so many; all other data are as they are."""
+    """Converts pools from the layout for one device to that for `devices`; returns other data
+    unchanged.
+
+    Raises:
+        ValueError: if the data have the layout for another number of devices.
+    """
     if not isinstance(data, Pooled) or data.devices == devices:
         return data
     if data.devices != 1:
         raise ValueError(
-            f"data laid out for {data.devices} devices, on {devices}: expected those of the problem"
+            f"data laid out for {data.devices} devices, on {devices}; expected the data of the "
+            "problem, laid out for one"
         )
     sizes = np.asarray(data.size).reshape(devices, -1)
     begins, totals = _begins(sizes.sum(axis=1)), sizes.sum(axis=1)
@@ -110,7 +117,7 @@ def laid_out(data: PyTree, devices: int) -> PyTree:
 
 
 def flat(data: Pooled) -> Pooled:
-    """The same pool with leaves `[n S, ...]`."""
+    """Returns the pool with leaves `[n S, ...]`."""
     inputs, targets = jax.tree.map(
         lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (data.inputs, data.targets)
     )
@@ -118,24 +125,24 @@ def flat(data: Pooled) -> Pooled:
 
 
 def of_block(data: PyTree) -> PyTree:
-    """A device's pool, flat; all other data are as they are.
+    """Returns a device's pool as a flat pool, and other data unchanged.
 
     Raises:
-        ValueError: the layout is for another number of devices.
+        ValueError: if the layout is for another number of devices.
     """
     if not isinstance(data, Pooled):
         return data
-    if data.devices != (here := workers.devices()):
+    if data.devices != (devices := workers.devices()):
         raise ValueError(
-            f"data laid out for {data.devices} devices, on {here}; pass "
-            f"dsgd.engine.pooled.laid_out(problem.data, {here})"
+            f"data laid out for {data.devices} devices, on {devices}; expected "
+            f"dsgd.engine.pooled.laid_out(problem.data, {devices})"
         )
     return flat(data)
 
 
 def of_rows(data: PyTree, at: jax.Array | None) -> PyTree:
-    """Of these rows of a block's workers, int32 `[g]`, the data; None: of all. A flat pool stays
-    whole.
+    """Returns the data of the given rows of a block's workers, int32 `[g]`; None: of all workers. A
+    flat pool keeps all of its rows.
     """
     if at is None:
         return data
@@ -145,7 +152,9 @@ def of_rows(data: PyTree, at: jax.Array | None) -> PyTree:
 
 
 def axes(data: PyTree) -> Any:
-    """Of the workers, for `jax.vmap` over a block's data: a flat pool is the same for all."""
+    """Returns the worker axes for `jax.vmap` over a block's data. The rows of a flat pool have no
+    worker axis.
+    """
     if not isinstance(data, Pooled):
         return 0
     inputs, targets = jax.tree.map(lambda leaf: None, (data.inputs, data.targets))
@@ -153,8 +162,8 @@ def axes(data: PyTree) -> Any:
 
 
 def owners(data: Pooled) -> tuple[jax.Array, jax.Array]:
-    """Of each row of a flat pool the index of its worker in the block, and whether it is a sample
-    and no padding, `[n S]`.
+    """Returns, for each row of a flat pool, the index of its worker in the block and whether it is
+    a sample (not padding), `[n S]` each.
     """
     rows = jnp.arange(jax.tree.leaves(data.inputs)[0].shape[0])
     owner = jnp.searchsorted(data.offset, rows, side="right", method="scan_unrolled") - 1
@@ -162,7 +171,7 @@ def owners(data: Pooled) -> tuple[jax.Array, jax.Array]:
 
 
 def pieces(data: Pooled) -> jax.Array:
-    """How many samples each piece of a worker's rows has, int32 `[n, pieces]`, of a block."""
+    """Returns the number of samples in each piece of each worker's rows, int32 `[n, pieces]`."""
     count = -(-data.longest // data.piece)
     return jnp.clip(
         data.size[:, None] - data.piece * jnp.arange(count, dtype=jnp.int32)[None], 0, data.piece
@@ -170,15 +179,15 @@ def pieces(data: Pooled) -> jax.Array:
 
 
 def piece_of(data: Pooled, m: jax.Array, samples: jax.Array) -> PyTree:
-    """A batch of one worker's m-th piece, in which only the first `samples` rows count."""
+    """Returns a batch of one worker's m-th piece, in which only the first `samples` rows count."""
     places = jnp.arange(data.piece, dtype=jnp.int32)
     rows = data.offset + m * data.piece + jnp.minimum(places, samples - 1)
     return data.batch(rows, (places < samples).astype(jnp.result_type(float)))
 
 
 def of_worker(data: PyTree, n: int) -> PyTree:
-    """What worker n has, of a problem's data on this process; of a pool as a batch of all its
-    samples, on the host.
+    """Returns the data of worker n, from a problem's data on this process, on the host; from a
+    pool, a batch of all of its samples.
     """
     if not isinstance(data, Pooled):
         return jax.tree.map(lambda leaf: np.asarray(leaf[n]), data)

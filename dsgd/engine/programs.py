@@ -1,12 +1,12 @@
-"""Compiled programs, shared by all that lower to the same text.
+"""Compiled programs, shared by all functions that lower to the same text.
 
-A method is made of closures, and two calls of its factory are different to `jax.jit`, which would
-compile both: a notebook cell that runs twice, or each method of a test. Here a program is found by
-what it computes. The same method again costs a look-up, an equal one a trace and a lowering (tenths
-of a second), and only new mathematics a compilation (seconds).
+A method consists of closures, and two calls of its factory are different functions to `jax.jit`,
+which would compile both, for example if a notebook cell is run twice. Here a program is identified
+by what it computes. Running the same method again takes a look-up, an equal method a trace and a
+lowering (tenths of a second), and only a different computation is compiled (seconds).
 
-Only the latest are kept. A compiled program holds some 150 maps of memory, of which Linux allows a
-process 65,530.
+Only the most recently used programs are kept. A compiled program holds about 150 memory maps, of
+which Linux allows a process 65,530.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import jax
 
 from dsgd import modes, sameness, xla
 
-MOST = 64  # that are kept, of programs and of traced functions
+MOST = 64  # maximum number of programs, and of traced functions, that are kept
 
 
 class _Latest(OrderedDict[Hashable, Any]):
-    """What was used last."""
+    """A dictionary of the most recently used values."""
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value of that key, made if it is not there."""
+        """Returns the value of the key; calls `make` if there is none."""
         if key not in self:
             self[key] = make()
         self.move_to_end(key)
@@ -41,8 +41,8 @@ class _Latest(OrderedDict[Hashable, Any]):
         return self[key]
 
 
-# JAX keeps what it has compiled as long as the function that it traced: so each plan has its own,
-# which can be forgotten.
+# JAX keeps compiled programs for as long as the function that it traced exists. Each plan has its
+# own function, which can be dropped.
 _functions = _Latest()  # by function and plan
 _contents: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # by trace
 _texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by trace
@@ -52,14 +52,14 @@ _LAYOUT = re.compile(r"#sdy\.sharding<@mesh, \[[^]]*\]>")
 
 
 def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()) -> Any:
-    """`function(plan, *args)`, compiled once for each lowered program, as long as it is among the
-    `MOST` used last.
+    """Returns `function(plan, *args)`. Each lowered program is compiled once, as long as it is
+    among the `MOST` most recently used programs.
 
     Args:
-        function: of the plan and of arrays.
-        plan: static and hashable, with a `mesh`.
+        function: function of the plan and of arrays.
+        plan: static and hashable, with an attribute `mesh`.
         args: arrays.
-        donate: which of the arrays' places are donated.
+        donate: positions in `args` of arrays that are donated.
     """
     platform = plan.mesh.devices.flat[0].platform
     with _no_garbage():
@@ -79,7 +79,9 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
-    """The function of arrays alone that `call` traces, of `jax.jit`. Arguments as there."""
+    """Returns the function of arrays alone that `call` traces, a `jax.jit`; arguments as in
+    `call`.
+    """
     return _functions.find(
         sameness.Key((function, plan)),
         lambda: jax.jit(partial(function, plan), donate_argnums=donate),
@@ -87,20 +89,20 @@ def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> An
 
 
 def text(function: Callable, plan: Any, *shapes: Any) -> str:
-    """What `function(plan, *args)` computes, lowered but not compiled: the same in every process
-    with this JAX and kind of device.
+    """Returns the lowered text of `function(plan, *args)`. It is the same in every process with the
+    same version of JAX and kind of device.
 
     Args:
         function, plan: as in `call`.
-        shapes: of the arrays.
+        shapes: shapes and types of the arrays.
 
     Raises:
-        ValueError: JAX is told to keep constants out of the text.
+        ValueError: if JAX is configured to leave constants out of the text.
     """
     if _constants_are_left_out():
         raise ValueError(
-            "with jax_use_simplified_jaxpr_constants, a program's text lacks its constants: need "
-            "the flag off for checkpoints"
+            "checkpoints: with jax_use_simplified_jaxpr_constants, the text of a program lacks its "
+            "constants; expected the flag to be off"
         )
     with _no_garbage():
         traced = traceable(function, plan).trace(*shapes)
@@ -110,25 +112,25 @@ def text(function: Callable, plan: Any, *shapes: Any) -> str:
 
 
 def compiled() -> int:
-    """How many programs have been compiled so far."""
+    """Returns how many programs have been compiled so far."""
     return _compiled
 
 
 def kept() -> int:
-    """How many there are now."""
+    """Returns how many programs are kept."""
     return len(_programs)
 
 
 def clear() -> None:
-    """Forgets them all."""
+    """Drops all programs."""
     for memory in (_functions, _contents, _texts, _programs):
         memory.clear()
 
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Python's collector waits: what is traced lives on, and to look through it again and again
-    takes as long as to lower it.
+    """Context in which Python's garbage collector is off. Traced objects stay alive, and scanning
+    them repeatedly would take as long as lowering the program.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -140,7 +142,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _compile(lowered: Any) -> Callable:
-    global _compiled  # noqa: PLW0603 (a count for tests, beside the programs, which are global, too)
+    global _compiled  # noqa: PLW0603 (a count for tests, like the programs, which are global)
     _compiled += 1
     return lowered.compile()
 
@@ -149,15 +151,15 @@ def _content(lowered: Any, mesh: Any) -> Hashable:
     if _constants_are_left_out():
         return object()
     text = lowered.as_text()
-    if mesh.size == 1:  # all layouts are one, and JAX writes that of a result as it was given
+    if mesh.size == 1:  # all layouts are equal, and JAX writes the one that was given
         text = _LAYOUT.sub("", text)
     text = hashlib.sha256(text.encode()).hexdigest()
-    # The text leaves out arguments that are not used, and the types of keys.
+    # The text leaves out unused arguments and the types of keys.
     leaves, structure = jax.tree.flatten(lowered.args_info)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
     return text, structure, shapes, jax.tree.structure(lowered.out_info), mesh
 
 
 def _constants_are_left_out() -> bool:
-    """With this flag constants are arguments, and the text does not hold their values."""
+    """Whether constants are arguments of programs, so that the text lacks their values."""
     return getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)

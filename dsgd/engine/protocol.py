@@ -1,5 +1,5 @@
-"""What a method's and a problem's functions must return, validated while they are traced: an error
-names the function that made it.
+"""Validates what a method's and a problem's functions return while they are traced. Error messages
+name the function.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dsgd.engine.queries import Asked
 
 
 class Method(NamedTuple):
-    """A method on a problem, whose members raise a ValueError if they return something that the
-    protocol has no use for.
+    """A method on a problem, whose members raise ValueError if they return something that the
+    protocol does not allow.
 
     Args:
-        algorithm: of which nothing is known.
-        problem: that it runs on.
+        algorithm: the method, not validated.
+        problem: the problem that it runs on.
         N: number of workers.
     """
 
@@ -37,26 +37,28 @@ class Method(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the algorithm."""
+        """Name of the method."""
         return self.algorithm.name
 
     def init(self, params: Params) -> State:
-        """The first state, in the global view; params are all leaves of the parameters."""
+        """Returns the first state, in the global view; `params` are all leaves of the
+        parameters.
+        """
         trained, fixed = leaves.split(leaves.flags(self.problem), params)
         with noted(f"init of {self.name}"):
             state = self.algorithm.init(trained, self.N)
         _require_state(f"{self.name}: init", state)
         for path, leaf in tree_leaves_with_path(state.workers):
             if jnp.shape(leaf)[:1] != (self.N,):
-                where = f"{self.name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
+                where = f"{self.name}: init returns State.workers{keystr(path)}"
                 raise ValueError(
-                    f"{where}; expected the leading axis of the {self.N} workers (what all share "
-                    "is State.server)"
+                    f"{where} of shape {jnp.shape(leaf)}; expected a leading axis of the {self.N} "
+                    "workers (put what all workers share into State.server)"
                 )
         return state._replace(step=jnp.int32(0), fixed=fixed)
 
     def query(self, state: State, round: Round) -> Asked:
-        """What the method asks the oracle for."""
+        """Returns the query of a round."""
         with noted(f"query of {self.name}"):
             query = self._query(state, round)
         return _asked(self.name, query, self.problem, self.N)
@@ -67,20 +69,21 @@ class Method(NamedTuple):
         except AttributeError as error:
             if isinstance(error.obj, Round) and hasattr(Communicator, error.name or ""):
                 raise ValueError(
-                    f"{self.name}: query calls round.{error.name}; only update can send"
+                    f"{self.name}: query calls round.{error.name}; expected this call in update, "
+                    "since only update can send"
                 ) from error
             raise
 
     def update(
         self, state: State, gradients: Gradients, round: Round, key: jax.Array
     ) -> tuple[State, Record]:
-        """The state after a round, and the record of what it sent."""
+        """Returns the state after a round, and the record of what was sent."""
         with noted(f"update of {self.name}"):
             after, record = communicate(self.algorithm, state, gradients, round, key)
         _require_state(f"{self.name}: update", after)
         for part in ("server", "workers"):
             checks.require_same(
-                f"{self.name}: update gives State.{part}",
+                f"{self.name}: update returns State.{part}",
                 getattr(after, part),
                 getattr(state, part),
                 types=True,
@@ -88,58 +91,57 @@ class Method(NamedTuple):
         return after, record
 
     def absent(self, before: PyTree, after: PyTree) -> PyTree:
-        """What workers have that did not participate."""
+        """Returns the rows of `State.workers` for workers that did not participate."""
         if self.algorithm.absent is None:
             return before
         with noted(f"absent of {self.name}"):
             rows = self.algorithm.absent(before, after)
-        checks.require_same(f"{self.name}: absent gives State.workers", rows, before, types=True)
+        checks.require_same(f"{self.name}: absent returns State.workers", rows, before, types=True)
         return rows
 
     def models(self, state: State) -> tuple[Params, bool]:
-        """The model to take home, or the local models, leaves `[n, ...]`, of which True says that
-        they are those.
+        """Returns the model that a run returns and False, or the local models, leaves `[n, ...]`,
+        and True.
         """
         with noted(f"model of {self.name}"):
             params = self.algorithm.model(state)
         like = parameters(self.problem)
         if stacked := queries.is_stacked(params, like):
             checks.require_same(
-                f"{self.name}: model gives local models", params, like, (_block(self.N),)
+                f"{self.name}: model returns local models", params, like, (_block(self.N),)
             )
         else:
-            checks.require_same(f"{self.name}: model gives params", params, like)
+            checks.require_same(f"{self.name}: model returns params", params, like)
         return params, stacked
 
 
 def parameters(problem: Problem) -> Params:
-    """The shapes and types of its parameters that are trained, which are all that a method sees."""
+    """Returns the shapes and types of the problem's trained parameters, which a method sees."""
     return leaves.split(leaves.flags(problem), leaves.shapes(problem))[0]
 
 
 def _require_state(where: str, state: Any) -> None:
     if not isinstance(state, State):
-        raise ValueError(f"{where} gives {checks.typed(state)}; expected a dsgd.State")
+        raise ValueError(f"{where} returns {checks.typed(state)}; expected a dsgd.State")
 
 
 def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
-    """The query, with `exact` a bool of Python and `workers` int32."""
+    """Validates a query. Returns it with `exact` as a Python bool and `workers` as int32."""
     if not isinstance(query, Query):
-        raise ValueError(f"{name}: query gives {checks.typed(query)}; expected a dsgd.Query")
+        raise ValueError(f"{name}: query returns {checks.typed(query)}; expected a dsgd.Query")
     exact = query.exact
     if isinstance(exact, Tracer) or not (
         isinstance(exact, bool | np.bool_)
         or (_is_array(exact) and exact.shape == () and exact.dtype == bool)
     ):
         raise ValueError(
-            f"{name}: query gives exact = {_static(exact)}; expected True or False, the same in "
-            "all rounds: it decides what is compiled."
-            " For other gradients in some rounds, run two methods one after the other, run(..., "
-            "start=result)"
+            f"{name}: query returns exact = {_static(exact)}; expected True or False, the same in "
+            "all rounds, since the program depends on it. For other gradients in some rounds, run "
+            "two methods one after the other with run(..., start=result)"
         )
     like = parameters(problem)
     leading = (_block(N),) if queries.is_stacked(query.params, like) else ()
-    checks.require_same(f"{name}: query gives params", query.params, like, leading)
+    checks.require_same(f"{name}: query returns params", query.params, like, leading)
     chosen, given = query.workers, query.work
     if chosen is not None and not (
         _is_array(chosen)
@@ -148,15 +150,16 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         and jnp.issubdtype(chosen.dtype, jnp.integer)
     ):
         raise ValueError(
-            f"{name}: query gives workers as {checks.typed(chosen)}; expected None, or int32 [k], "
+            f"{name}: query returns workers = {checks.typed(chosen)}; expected None, or int32 [k], "
             "k >= 1"
         )
     if given is not None:
-        work.need(f"{name}: query gives work", given, N, problem)
+        work.need(f"{name}: query returns work", given, N, problem)
         given = work.in_samples(given, problem.batch_size, problem.batch_sizes)
         if given.draws is not None and exact:
             raise ValueError(
-                f"{name}: query gives work with draws and exact = True; expected draws of batches"
+                f"{name}: query returns work with draws and exact = True; expected draws only for "
+                "stochastic gradients"
             )
     chosen = None if chosen is None else jnp.asarray(chosen, jnp.int32)
     return queries.asked(query._replace(exact=bool(exact), workers=chosen, work=given), like)
@@ -167,12 +170,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _static(value: Any) -> str:
-    """A value that must be known while tracing, in an error message."""
+    """Formats a value that must be known during tracing, for an error message."""
     return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
 
 
 def loss(problem: Problem) -> Callable:
-    """The problem's loss, which raises a ValueError if it is no floating-point scalar."""
+    """Returns the problem's loss, which raises ValueError if it is not a floating-point scalar."""
 
     def of_batch(params, batch):
         with noted(f"loss of {problem.name}"):
@@ -183,7 +186,7 @@ def loss(problem: Problem) -> Callable:
             or not jnp.issubdtype(value.dtype, jnp.floating)
         ):
             raise ValueError(
-                f"{problem.name}: loss gives {checks.typed(value)}; need one floating-point "
+                f"{problem.name}: loss returns {checks.typed(value)}; expected one floating-point "
                 "scalar, the mean over the batch"
             )
         return value

@@ -1,4 +1,4 @@
-"""A method's query as the engine works with it: with what follows from its shapes."""
+"""A method's query in the engine's form, including what follows from its shapes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dsgd.base import Params, PyTree, Query, Work
 
 
 class Asked(NamedTuple):
-    """Where the workers compute gradients, and of how much.
+    """Where the workers compute gradients, and how much local work they do.
 
     Args:
         params, workers, exact, work: as in `dsgd.Query`.
-        axis: of the models in `params`, as in `jax.vmap`: 0 if they are stacked, None if it is one
-            for all.
-        draws: the number of each worker's first micro-batch of this round, int32 `[N]`; None: draws
-            of this round only.
+        axis: worker axis of `params`, as in `jax.vmap`: 0 if the models are stacked, None if there
+            is one model for all workers.
+        draws: number of each worker's first micro-batch of this round, int32 `[N]`; None: draws are
+            not numbered.
     """
 
     params: PyTree
@@ -30,10 +30,10 @@ class Asked(NamedTuple):
 
 
 def asked(query: Query, like: Params) -> Asked:
-    """What a query asks for, its work in samples.
+    """Converts a method's query, whose work is in samples, to the engine's form.
 
     Args:
-        query: of a method.
+        query: query of a method.
         like: one model, or its shapes.
     """
     draws = None if query.work is None else query.work.draws
@@ -48,8 +48,8 @@ def asked(query: Query, like: Params) -> Asked:
 
 
 def is_stacked(params: PyTree, like: Params) -> bool:
-    """Whether these are the models of a block, leaves `[n, ...]`, instead of one like that; nothing
-    else is looked at.
+    """Whether `params` are the models of a block, leaves `[n, ...]`, instead of one model like
+    `like`. Only the number and the ranks of leaves are compared.
     """
     given, wanted = jax.tree.leaves(params), jax.tree.leaves(like)
     return len(given) == len(wanted) and all(

@@ -1,9 +1,9 @@
-"""Random keys that an optimizer keeps in its state: which leaves they are, and how they are made to
-differ by run and worker.
+"""Random keys that an optimizer keeps in its state: finds them, and makes them differ by run and
+worker.
 
 `optax.add_noise(..., key)` puts the user's key into the state that its `init` returns. Copied to N
-workers, it would add the same noise in all workers, seeds and runs. So the key is held in a
-`StateKey`, into which the engine folds the run's key and the worker's id at the start.
+workers, it would add the same noise in all workers, seeds and runs. The key is therefore stored as
+a `StateKey`, into which the engine folds the run's key and the worker's id at the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from dsgd.base import PyTree, State
 
-# with which the key of a run's start is folded for the keys in its state
+# Folded into the key of a run's start, for the keys in its state.
 _START = np.uint32(2**32 - 2)
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"}
 _LOOPS = {"scan", "while"}
@@ -29,13 +29,13 @@ _LOOPS = {"scan", "while"}
 @partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["impl"])
 @dataclass(frozen=True)
 class StateKey:
-    """A random key in a method's state, as numbers, which are stored, selected and sent like all
-    others.
+    """A random key in a method's state, stored as numbers, which can be stored, selected and sent
+    like all other leaves.
 
     Args:
         data: uint32 `[..., k]`.
-        impl: of a typed key its implementation; None: the key was given as numbers, of JAX's
-            default implementation.
+        impl: implementation of a typed key; None: the key was given as numbers, of JAX's default
+            implementation.
     """
 
     data: Any
@@ -43,23 +43,23 @@ class StateKey:
 
     @classmethod
     def of(cls, key: Any) -> StateKey:
-        """A key, typed or as numbers."""
+        """Converts a key, typed or as numbers."""
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return cls(jax.random.key_data(key), jax.random.key_impl(key))
         return cls(jnp.asarray(key), None)
 
     def key(self) -> jax.Array:
-        """The key as its owner keeps it, `[...]` if it is typed, else `[..., k]`."""
+        """Returns the key as its owner keeps it: `[...]` if it is typed, else `[..., k]`."""
         return (
             self.data if self.impl is None else jax.random.wrap_key_data(self.data, impl=self.impl)
         )
 
     def replaced(self, key: jax.Array) -> StateKey:
-        """Another key of the same kind."""
+        """Returns another key as a `StateKey` of the same kind."""
         return StateKey(key if self.impl is None else jax.random.key_data(key), self.impl)
 
     def folded(self, *numbers: Any) -> StateKey:
-        """The key into which these uint32 scalars have been folded one after the other."""
+        """Folds uint32 scalars into the key, one after the other."""
 
         def fold(data):
             key = jax.random.wrap_key_data(data, impl=self.impl)
@@ -70,17 +70,17 @@ class StateKey:
 
 
 def is_state_key(leaf: Any) -> bool:
-    """Whether it is a `StateKey`."""
+    """Whether the leaf is a `StateKey`."""
     return isinstance(leaf, StateKey)
 
 
 def of_run(state: State, key: jax.Array, N: int) -> State:
-    """The state in which every `StateKey` differs by run, and those of `State.workers` also by
-    worker.
+    """Returns the state with every `StateKey` made different by run, and those of `State.workers`
+    also by worker.
 
     Args:
-        state: in the global view, leaves of `State.workers` are `[N, ...]`.
-        key: of the run's start.
+        state: state in the global view: leaves of `State.workers` are `[N, ...]`.
+        key: key of the run's start.
         N: number of workers.
     """
 
@@ -95,16 +95,16 @@ def of_run(state: State, key: jax.Array, N: int) -> State:
 
 
 def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
-    """The tree in which every `StateKey` has been folded with 64 random bits of the run's key, and
-    with its owner's id.
+    """Returns the tree with 64 random bits of the run's key, and the owner's id, folded into every
+    `StateKey`.
 
-    It still depends on the user's key: two runs with the same key and other optimizers draw other
-    numbers.
+    The result still depends on the user's key: two runs with the same key and different optimizers
+    draw different numbers.
 
     Args:
         tree: leaves `[...]`, of one owner.
-        key: of the run's start.
-        owner: a worker's id; None: all workers hold the same tree.
+        key: key of the run's start.
+        owner: id of a worker; None: all workers hold the same tree.
     """
 
     def of_leaf(leaf):
@@ -117,7 +117,7 @@ def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
 
 
 def may_be_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed key, or may be one as numbers."""
+    """Whether a leaf is a typed key, or may be a key as numbers."""
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return True
@@ -132,8 +132,8 @@ class Uses(NamedTuple):
     """How a function uses random keys.
 
     Args:
-        keys: of each leaf of its arguments, whether it is a key.
-        constant: whether random numbers are drawn from a key that depends on none of these.
+        keys: for each leaf of its arguments, whether it is a key.
+        constant: whether random numbers are drawn from a key that depends on no argument.
     """
 
     keys: list[bool]
@@ -141,11 +141,11 @@ class Uses(NamedTuple):
 
 
 def uses(function: Callable, *args: PyTree) -> Uses:
-    """Finds the keys among a function's arguments: typed ones, and arrays of numbers that become a
-    key inside.
+    """Finds the keys among a function's arguments: typed keys, and arrays of numbers that are
+    converted to a key inside the function.
 
     Args:
-        function: of pytrees; it is traced.
+        function: function of pytrees, which is traced.
         args: arrays, or their shapes and types.
     """
     leaves = jax.tree.leaves(args)
@@ -168,35 +168,35 @@ class _Found(NamedTuple):
 
 
 def _follow(jaxpr: Jaxpr, sources: Sequence[frozenset[int]], found: _Found) -> list[frozenset[int]]:
-    """On which arguments the outputs of a program depend, where its inputs depend on these."""
-    of = dict(zip(jaxpr.invars, sources, strict=True))
+    """Returns the arguments on which each output of a jaxpr depends, given those for its inputs."""
+    sources_of = dict(zip(jaxpr.invars, sources, strict=True))
 
     def read(variables) -> list[frozenset[int]]:
         return [
-            frozenset() if isinstance(one, Literal) else of.get(one, frozenset())
+            frozenset() if isinstance(one, Literal) else sources_of.get(one, frozenset())
             for one in variables
         ]
 
     for equation in jaxpr.eqns:
-        given, name = read(equation.invars), equation.primitive.name
-        everything = frozenset[int]().union(*given)
+        operands, name = read(equation.invars), equation.primitive.name
+        all_sources = frozenset[int]().union(*operands)
         if name == "random_wrap":
-            found.wrapped.update(everything)
-        if name in _DRAWS and not everything:
+            found.wrapped.update(all_sources)
+        if name in _DRAWS and not all_sources:
             found.constant.append(name)
-        results = [everything] * len(equation.outvars)
+        results = [all_sources] * len(equation.outvars)
         for inner in jaxprs_in_params(equation.params):
-            # A branch lacks the index in front. What a loop carries is taken to depend on all that
-            # goes into it.
-            exact = name not in _LOOPS and len(inner.invars) <= len(given)
+            # A branch lacks the index, the first operand. What a loop carries is assumed to depend
+            # on all of the loop's operands.
+            exact = name not in _LOOPS and len(inner.invars) <= len(operands)
             below = _follow(
                 inner,
-                given[len(given) - len(inner.invars) :]
+                operands[len(operands) - len(inner.invars) :]
                 if exact
-                else [everything] * len(inner.invars),
+                else [all_sources] * len(inner.invars),
                 found,
             )
             if exact and name != "cond" and len(below) == len(results):
                 results = below
-        of.update(zip(equation.outvars, results, strict=True))
+        sources_of.update(zip(equation.outvars, results, strict=True))
     return read(jaxpr.outvars)

@@ -1,5 +1,5 @@
-"""Micro-batches as a list of units of work: what nobody computes costs nothing, and nobody waits
-for who computes more.
+"""Micro-batches as a list of units of work: micro-batches without samples cost nothing, and workers
+with fewer micro-batches do not wait for those with more.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dsgd.base import PyTree
 
 
 def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
-    r"""$\sum_m w_{nm} g_{nm}$ of each row n, over the micro-batches that have samples.
+    r"""Returns $\sum_m w_{nm} g_{nm}$ for each row n, over the micro-batches that have samples.
 
-    The units with samples, the first micro-batches of all rows first, are done in groups of half as
-    many as there are rows, one group after the other: memory does not grow with M, and the last
-    group, which is half empty on average, is a small part of all. A loop over m with all rows at a
-    time would compute as much for each as for the one with most.
+    The units with samples, ordered by m and then by row, are computed in groups of half as many
+    units as there are rows, one group after the other. Memory does not grow with M, and the last
+    group, which is half empty on average, is a small part of the work. A loop over m with all rows
+    at a time would compute as many micro-batches for each row as for the row with the most.
 
     Args:
-        compute: (rows int32 `[g]`, m int32 `[g]`, samples int32 `[g]`, at least 1) -> what is
-            computed, leaves `[g, ...]`; rows and m None: of all rows the first.
+        compute: (rows int32 `[g]`, m int32 `[g]`, samples int32 `[g]`, at least 1) -> the results,
+            leaves `[g, ...]`; if rows and m are None: the first micro-batch of all rows.
         samples: b, int32 `[n, M]`.
-        weights: w, arrays `[n, M]`, a prefix of the tree that `compute` gives.
+        weights: w, arrays `[n, M]`, a prefix of the tree that `compute` returns.
 
     Returns:
-        Leaves `[n, ...]`, of the types that `compute` gives.
+        Leaves `[n, ...]`, of the types that `compute` returns.
     """
     n, M = samples.shape
     if M == 1:
@@ -38,7 +38,7 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
         return jax.tree.map(scaled, counted, once)
     size = -(-n // 2)
     active = samples.T.ravel() > 0
-    # Those with samples, in order; then the others.
+    # Units with samples come first, in order; then the others.
     units = jnp.pad(jnp.argsort(~active, stable=True).astype(jnp.int32), (0, size))
     count = jnp.sum(active, dtype=jnp.int32)
 
@@ -47,7 +47,7 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
         unit = lax.dynamic_slice_in_dim(units, i * size, size)
         rows, m = unit % n, unit // n
         computed = compute(rows, m, jnp.maximum(samples[rows, m], 1))
-        owners = jnp.where(places < count, rows, n)  # past the end: dropped
+        owners = jnp.where(places < count, rows, n)  # index n is out of range and dropped
 
         def add(weights, totals, parts):
             weighed = scaled(weights[rows, m], parts)
@@ -69,7 +69,9 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
 
 
 def scaled(factors: jax.Array, tree: PyTree) -> PyTree:
-    """Rows times their factors `[n]`, leaves `[n, ...]`; 0 where that is 0, whatever the row is."""
+    """Multiplies rows by factors `[n]`, leaves `[n, ...]`; the result is 0 if the factor is 0, even
+    if the row is not finite.
+    """
 
     def times(leaf):
         each = jnp.expand_dims(factors, tuple(range(1, leaf.ndim))).astype(leaf.dtype)
@@ -79,8 +81,9 @@ def scaled(factors: jax.Array, tree: PyTree) -> PyTree:
 
 
 def _groups(units: jax.Array, size: int) -> jax.Array:
-    """How many groups there are: of runs that are mapped over, what the one with most needs, so
-    that the loop's condition stays a scalar. The others' further groups are dropped."""
+    """Returns the number of groups. For runs that are mapped over, it is that of the run with the
+    most, so that the loop's condition remains a scalar; further groups of other runs are dropped.
+    """
 
     @jax.custom_batching.custom_vmap
     def most(count):
@@ -88,7 +91,7 @@ def _groups(units: jax.Array, size: int) -> jax.Array:
 
     @most.def_vmap
     def _(runs, mapped, count):
-        del runs, mapped  # it is: there is no other argument
+        del runs, mapped  # the count, the only argument, is always mapped
         return most(jnp.max(count)), False
 
     return -(-most(units) // size)

@@ -1,3 +1,1 @@
-"""Who is whose neighbour: mixing matrices, how fast they average, and messages in rounds without
-conflicts.
-"""
+"""Communication graphs: mixing matrices, their spectra, neighbour lists and matchings."""

@@ -1,4 +1,4 @@
-"""Messages in as few groups as possible, in each of which nobody sends two, or receives two."""
+"""Partition of messages into as few matchings as possible."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from scipy.sparse import csr_array
 
 
 def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """The pairs in as few groups as possible, none of which has a first, or a second, twice: as
-    many groups as the one who is in most pairs has (König).
+    """Partitions the pairs into as few groups as possible, such that within a group all first
+    elements differ and all second elements differ.
 
-    Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with
-    seconds, and when it is taken out, again.
+    The number of groups is the maximum degree of the bipartite graph of the pairs (König). Dummy
+    pairs make the graph regular; a regular bipartite graph has a perfect matching, and it stays
+    regular after the matching is removed.
+
+    Args:
+        pairs: (first, second), integers from 0 to size - 1.
+        size: number of nodes on each side.
+
+    Returns:
+        The groups, each a list of pairs.
     """
     if not pairs:
         return []
-    from scipy.sparse.csgraph import maximum_bipartite_matching  # noqa: PLC0415 (a tenth of a second that one device is spared)
+    from scipy.sparse.csgraph import maximum_bipartite_matching  # noqa: PLC0415 (takes a tenth of a second to import)
 
     real = np.zeros((size, size), int)
     for first, second in pairs:
         real[first, second] = 1
     degree = max(real.sum(axis=0).max(), real.sum(axis=1).max())
-    everyone = real + _filling(degree - real.sum(axis=1), degree - real.sum(axis=0))
+    regular = real + _filling(degree - real.sum(axis=1), degree - real.sum(axis=0))
     groups = []
     for _ in range(degree):
-        second = maximum_bipartite_matching(csr_array(everyone), perm_type="column")
-        everyone[np.arange(size), second] -= 1
+        second = maximum_bipartite_matching(csr_array(regular), perm_type="column")
+        regular[np.arange(size), second] -= 1
         group = [(first, int(second[first])) for first in range(size) if real[first, second[first]]]
         real[np.arange(size), second] = 0
         groups.append(group)
@@ -33,7 +41,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
 
 
 def _filling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """A matrix of counts with these sums, from its north-west corner."""
+    """Returns a matrix of counts with these row and column sums, by the north-west corner rule."""
     filling = np.zeros((rows.size, columns.size), int)
     rows, columns = rows.copy(), columns.copy()
     i = j = 0

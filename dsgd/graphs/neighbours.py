@@ -1,4 +1,4 @@
-"""Who is at the other ends of a worker's messages, as arrays for compiled code."""
+"""Neighbour lists of the workers as arrays for compiled code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dsgd.graphs.topology import Topology
 
 
 class Neighbours(NamedTuple):
-    """Lists of each worker in each round of a period, `[period, n, K]`.
+    """Neighbour lists of each worker in each round of a period, arrays `[period, n, K]`.
 
     Args:
-        workers: who is at the other end, int32, in order; filled up with -1.
-        weights: of W, that such a message has; filled up with 0.
+        workers: ids of the neighbours, int32, in rising order, padded with -1.
+        weights: the entries of W for these neighbours, padded with 0.
     """
 
     workers: np.ndarray
@@ -25,11 +25,11 @@ class Neighbours(NamedTuple):
 
 @lru_cache(maxsize=64)
 def neighbours(topology: Topology, end: int) -> Neighbours:
-    """The lists of all workers.
+    """Returns the neighbour lists of all workers.
 
     Args:
         topology: W.
-        end: 0 for those that a worker sends, 1 for those that it receives.
+        end: 0 for the workers that each worker sends to, 1 for those that it receives from.
     """
     counts = (topology.sends, topology.receives)[end]
     shape = (*counts.shape, counts.max())
@@ -37,9 +37,9 @@ def neighbours(topology: Topology, end: int) -> Neighbours:
     for turn, W in enumerate(topology.matrices):
         entries = coo_array(W)
         link = entries.row != entries.col
-        own, other = ((entries.col, entries.row)[i][link] for i in (end, 1 - end))
-        order = np.lexsort((other, own))
-        place = np.arange(len(own)) - np.searchsorted(own[order], own[order])
-        lists.workers[turn, own[order], place] = other[order]
-        lists.weights[turn, own[order], place] = entries.data[link][order]
+        ids, other = ((entries.col, entries.row)[i][link] for i in (end, 1 - end))
+        order = np.lexsort((other, ids))
+        place = np.arange(len(ids)) - np.searchsorted(ids[order], ids[order])
+        lists.workers[turn, ids[order], place] = other[order]
+        lists.weights[turn, ids[order], place] = entries.data[link][order]
     return lists

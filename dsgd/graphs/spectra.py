@@ -1,4 +1,4 @@
-"""How fast products of mixing matrices average: eigenvalues, and rounds until a given accuracy."""
+"""Spectra of mixing matrices and the number of gossip rounds until a given accuracy."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ _DENSE = 2048  # the largest n whose eigenvalues are taken from the dense matrix
 
 
 def product(matrices: Sequence[csr_array]) -> np.ndarray:
-    """W_T ... W_1, what a period of rounds is, dense `[n, n]`."""
+    """Returns the product of a period, W_T ... W_1, as a dense matrix `[n, n]`."""
     return reduce(lambda done, W: W @ done, matrices[1:], matrices[0].toarray())
 
 
 def size(W: csr_array) -> int:
-    """n, the number of rows."""
+    """Returns n, the number of rows."""
     return len(W.indptr) - 1
 
 
 def symmetric(W: csr_array) -> bool:
-    """Whether W = W^T, exactly."""
+    """Whether W = W^T exactly."""
     return (W != W.T).nnz == 0
 
 
 def second_largest(matrices: Sequence[csr_array]) -> float:
-    """The second largest absolute eigenvalue of the product: on the vectors of sum 0, which every
-    round maps to such vectors.
+    """Returns the second largest absolute eigenvalue of the product of the matrices, that is, the
+    largest one on the subspace of vectors with sum 0, which every round maps into itself.
 
-    Exact: by the Fourier transform where all matrices are circulant, of the dense matrix up to n =
-    2048, by Lanczos (Arnoldi, if not symmetric) iterations to float64's accuracy above.
+    It is computed by the Fourier transform if all matrices are circulant, from the dense matrix for
+    n up to 2048, and by Lanczos iterations (Arnoldi iterations if W is not symmetric) to float64
+    accuracy for larger n.
     """
     n = size(matrices[0])
     if n == 1:
         return 0.0
     if all(circulant(W) for W in matrices):
         return float(np.abs(_circulant_eigenvalues(matrices)[1:]).max())
-    one = len(matrices) == 1 and symmetric(matrices[0])
+    single = len(matrices) == 1 and symmetric(matrices[0])
     if n <= _DENSE:
         without_mean = product(matrices)
         without_mean -= without_mean.mean(axis=1, keepdims=True)  # W (I - 11^T/n)
         return float(
             np.abs(
-                np.linalg.eigvalsh(without_mean) if one else np.linalg.eigvals(without_mean)
+                np.linalg.eigvalsh(without_mean) if single else np.linalg.eigvals(without_mean)
             ).max()
         )
 
-    from scipy.sparse.linalg import LinearOperator, eigs, eigsh  # noqa: PLC0415 (a tenth of a second that smaller graphs are spared)
+    from scipy.sparse.linalg import LinearOperator, eigs, eigsh  # noqa: PLC0415 (takes a tenth of a second to import)
 
     def apply(x):
         x = x.ravel() - x.mean()
@@ -58,9 +59,9 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
         return x - x.mean()
 
     operator = LinearOperator((n, n), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
-    # ARPACK's own start is random: the same rho every time
+    # A fixed start makes rho reproducible; ARPACK's default start is random.
     start = np.random.default_rng(0).normal(size=n)
-    if one:
+    if single:
         return float(
             np.abs(
                 eigsh(
@@ -83,13 +84,13 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
 
 
 def smallest(W: csr_array) -> float:
-    """The smallest eigenvalue of a symmetric W."""
+    """Returns the smallest eigenvalue of a symmetric W."""
     n = size(W)
     if circulant(W):
         return float(np.real(_circulant_eigenvalues([W])).min())
     if n <= _DENSE:
         return float(np.linalg.eigvalsh(W.toarray()).min())
-    from scipy.sparse.linalg import eigsh  # noqa: PLC0415 (likewise)
+    from scipy.sparse.linalg import eigsh  # noqa: PLC0415 (takes a tenth of a second to import)
 
     return float(
         eigsh(
@@ -104,22 +105,25 @@ def smallest(W: csr_array) -> float:
 
 
 def rounds_at(rho: float, eps: float) -> int:
-    """Rounds until rho^t <= eps."""
+    """Returns the smallest t with rho^t <= eps, and at least 1."""
     if rho <= eps:
         return 1
-    # a power that is eps up to rounding is enough
+    # The factor accepts a power that equals eps up to rounding.
     return math.ceil(math.log(eps) / math.log(rho) * (1 - 1e-12))
 
 
 def rounds_until(matrices: Sequence[csr_array], eps: float) -> int:
-    """Rounds until the product, its rows scaled to sum 1, is within eps of the average in the
-    spectral norm.
+    """Returns the number of rounds until the product of the matrices, with its rows scaled to sum
+    1, is within eps of the averaging matrix in the spectral norm.
+
+    It squares the product of a period until the accuracy is reached, then bisects over the squares,
+    and finally counts single rounds.
     """
     powers = [product(matrices)]
     while _distance(powers[-1]) > eps:
         powers.append(powers[-1] @ powers[-1])
     done, rounds = np.eye(len(powers[0])), 0
-    # as many whole periods as are not enough
+    # The largest number of whole periods that does not reach the accuracy.
     for doublings, power in reversed(list(enumerate(powers))):
         if _distance(power @ done) > eps:
             done, rounds = power @ done, rounds + (len(matrices) << doublings)
@@ -135,7 +139,7 @@ def _distance(P: np.ndarray) -> float:
 
 
 def circulant(W: csr_array) -> bool:
-    """Whether every row is the one above, shifted by one."""
+    """Whether each row equals the row above, shifted by one place."""
     n, per_row = size(W), W.nnz // size(W)
     if (np.diff(W.indptr) != per_row).any():
         return False

@@ -1,1 +1,1 @@
-"""Real processes: local processes on this machine, and what each of them does as a worker."""
+"""Real processes: local processes on one machine, and their tasks as workers."""

@@ -1,8 +1,8 @@
-"""What the processes of one run say to each other on the host, so that all decide the same: by
-JAX's coordination service, not by devices.
+"""Communication of the processes of a run on the host, so that all of them make the same decisions.
 
-All processes call these in one order, as they call programs; who waits here looks, all the while,
-whether the others are still there.
+It uses JAX's coordination service instead of the devices. All processes must call these functions
+in the same order, as they call compiled programs. While a process waits here, it monitors whether
+the others are still alive.
 """
 
 from __future__ import annotations
@@ -14,45 +14,50 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import distributed  # JAX has no public way to its own key-value store
+from jax._src import distributed  # JAX has no public interface to its key-value store
 
 from dsgd.machines import watch
 
-_SLICE = 500  # milliseconds of one look at the store: signals wait as long
-_COMMON = (ValueError, OSError)  # what is told in all processes as it was in the first
-_said = 0  # times that this process has spoken, as often as all others
+_SLICE = 500  # milliseconds of one blocking read of the store, which delays signals
+_COMMON = (ValueError, OSError)  # errors of process 0 that all processes raise with their own type
+_said = 0  # number of messages of this process; equal in all processes
 
 
 class Elsewhere(RuntimeError):
-    """What made another process leave the run; it is named."""
+    """Another process left the run because of an error. The message names the process and the
+    error.
+    """
 
 
 def alone() -> bool:
-    """Whether this process is the only one; nothing of JAX is started to know it."""
+    """Whether this process is the only one. The call does not initialise JAX."""
     return distributed.global_state.client is None or distributed.global_state.num_processes == 1
 
 
 def index() -> int:
-    """The number of this process, from 0; likewise."""
+    """Returns the index of this process, from 0. The call does not initialise JAX."""
     return 0 if alone() else distributed.global_state.process_id
 
 
 def count() -> int:
-    """How many processes there are; likewise."""
+    """Returns the number of processes. The call does not initialise JAX."""
     return 1 if alone() else distributed.global_state.num_processes
 
 
 def exchange(about: str, words: str) -> list[str]:
-    """What every process says, in their order, the same list in all.
+    """Gathers one text of every process: an all-gather on the host.
 
     Args:
-        about: what it is about, the same in all.
-        words: of this process.
+        about: the topic of the exchange, which must be equal in all processes.
+        words: the text of this process.
+
+    Returns:
+        The texts of all processes in the order of their indices, the same list in every process.
 
     Raises:
-        ValueError: the processes speak about different things.
-        Elsewhere: another process failed instead of saying something.
-        Lost: another process is no longer there.
+        ValueError: if the topics differ between processes.
+        Elsewhere: if another process failed before the exchange.
+        Lost: if another process died or stopped responding.
     """
     if alone():
         return [words]
@@ -60,10 +65,10 @@ def exchange(about: str, words: str) -> list[str]:
 
 
 def first(act: Callable[[], str]) -> str:
-    """What the act gives in process 0, which alone does it; in all.
+    """Calls `act` in process 0 only, and returns its result in every process.
 
     Raises:
-        ValueError, OSError: as the act, in all processes.
+        ValueError, OSError: as raised by `act`, in every process.
     """
     if alone():
         return act()
@@ -74,27 +79,28 @@ def first(act: Callable[[], str]) -> str:
             words = {"gave": act()}
         except _COMMON as error:
             failed, words = error, {"error": isinstance(error, OSError), "message": str(error)}
-    told = json.loads(_exchange("files of process 0", {"said": json.dumps(words)})[0])
+    result = json.loads(_exchange("files of process 0", {"said": json.dumps(words)})[0])
     if failed:
         raise failed
-    if "error" in told:
-        raise (OSError if told["error"] else ValueError)(told["message"])
-    return told["gave"]
+    if "error" in result:
+        raise (OSError if result["error"] else ValueError)(result["message"])
+    return result["gave"]
 
 
 def largest(name: str, value: float) -> float:
-    """The largest of the processes' numbers; `name` as in `together`."""
+    """Returns the largest of the processes' numbers. `name` is as in `together`."""
     with together(name):
         return max(float.fromhex(words) for words in exchange(name, value.hex()))
 
 
 @contextmanager
 def together(name: str, whole: bool = True) -> Iterator[None]:
-    """A block that all processes go through. Who fails in it tells the others, who may be waiting.
+    """A block that all processes execute. A process that fails in it reports its error to the
+    others, which may be waiting.
 
     Args:
-        name: of what they do, for messages.
-        whole: whether all processes take part; else it does nothing.
+        name: the common task, for messages.
+        whole: whether all processes take part; if not, the context has no effect.
     """
     if alone() or not whole:
         yield
@@ -112,7 +118,9 @@ def together(name: str, whole: bool = True) -> Iterator[None]:
 
 
 def broken(error: BaseException) -> bool:
-    """Whether it is a collective's that lost another process: JAX has no type for it."""
+    """Whether an error was raised by a collective that lost another process. JAX has no exception
+    type for it.
+    """
     return any(
         sign in str(error) for sign in ("Gloo ", "NCCL", "UNAVAILABLE", "coordination service")
     )
@@ -129,20 +137,21 @@ def _exchange(about: str, words: dict[str, Any]) -> list[str]:
             raise Elsewhere(f"process {i} of {count()} left the run: {each['failed']}")
     for i, each in enumerate(everybody):
         if each["about"] != everybody[0]["about"]:
-            told = f"process 0 asks for {everybody[0]['about']}, process {i} for {each['about']}"
+            topics = f"process 0 is at {everybody[0]['about']}, process {i} at {each['about']}"
             raise ValueError(
-                f"the processes run different configurations ({told}): need the same calls in all"
+                f"the processes run different configurations ({topics}); expected the same calls "
+                "in every process"
             )
     return [each["said"] for each in everybody]
 
 
 def _speak(words: dict[str, Any]) -> int:
-    """Leaves it for process 0, which gathers; gives the number of the occasion."""
-    global _said  # noqa: PLW0603 (one order of words for the whole process, as of its programs)
+    """Stores a message for process 0, which gathers them. Returns the number of the exchange."""
+    global _said  # noqa: PLW0603 (one order of messages for the whole process)
     _said += 1
     client = _client()
     client.key_value_set(f"dsgd/said/{_said}/{index()}", json.dumps(words))
-    if index() == 0 and "failed" in words:  # it will not gather
+    if index() == 0 and "failed" in words:  # process 0 will not gather the others' messages
         client.key_value_set(f"dsgd/all/{_said}", json.dumps([words]))
     return _said
 
@@ -152,7 +161,7 @@ def _answer(number: int) -> str:
     if index() == 0:
         everybody = [json.loads(_waited(f"dsgd/said/{number}/{i}")) for i in range(count())]
         client.key_value_set(f"dsgd/all/{number}", json.dumps(everybody))
-        # all have read what was said the time before the last, or they had not spoken since
+        # Every process has sent a message since, so it has read those of two exchanges ago.
         if number > 2:
             client.key_value_delete(f"dsgd/said/{number - 2}/")
             client.key_value_delete(f"dsgd/all/{number - 2}")
@@ -160,10 +169,10 @@ def _answer(number: int) -> str:
 
 
 def _waited(key: str) -> str:
-    """The value, when it is there."""
+    """Waits for the value of a key and returns it."""
     client = _client()
     while True:
-        lost = watch.any_lost()  # asked first: what another said before it ended is there
+        lost = watch.any_lost()  # read first: a lost process may have left its message before
         try:
             return client.blocking_key_value_get(key, _SLICE)
         except jax.errors.JaxRuntimeError as error:

@@ -1,5 +1,5 @@
-"""Arrays over the devices of several processes: each puts only its own part on its devices, and no
-process needs the others' parts.
+"""Arrays over the devices of several processes. Each process places only its own part, and does not
+need the parts of the others.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from dsgd import workers
 from dsgd.base import PyTree
 from dsgd.machines import agreement, forks
 
-_PIECE = 1 << 26  # bytes that go from process 0 to all at a time
-_digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its maker had them all
+_PIECE = 1 << 26  # bytes that process 0 broadcasts at a time
+# Digests of all workers' rows by the id of the array, if its creator could compute every row.
+_digests: dict[int, list[str]] = {}
 
 
 def from_host(values: Any, dtype: Any = None) -> jax.Array:
-    """A copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each
-    shape.)
+    """Copies values to JAX's default device, with the given type.
+
+    (`jnp.asarray` would compile a program for each shape.)
     """
     forks.need_threads()
-    with jax.ensure_compile_time_eval():  # a value, also if JAX traces the call
+    with jax.ensure_compile_time_eval():  # a concrete value, even if JAX traces the call
         return jax.device_put(_own_memory(values, dtype))
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
-    """A copy on the devices: of what every process has whole, or of its own part of what lies
-    elsewhere on the same processes.
+    """Copies a tree to the devices.
+
+    Every process must have the whole array, or its own part of an array that is distributed over
+    the same processes.
     """
     if sharding.is_fully_addressable:
 
@@ -51,14 +55,20 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
 
 
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
-    """As `put`, but what is already there is used as it is, also the memory of numpy's arrays,
-    which must not change while it is used.
+    """Places a tree on the devices, like `put`, but without a copy if possible.
+
+    Arrays that already have the sharding are returned as they are, and the memory of numpy arrays
+    may be used directly, so it must not change meanwhile.
+
+    Raises:
+        ValueError: if other processes hold a part of the data, but the sharding has only devices of
+            this process.
     """
     if sharding.is_fully_addressable:
         if any(map(_elsewhere, jax.tree.leaves(tree))):
             raise ValueError(
-                "data of which other processes have a part, on this process's devices alone: need "
-                "a mesh over all processes"
+                "other processes hold a part of the data, but the mesh has only devices of this "
+                "process; expected a mesh over all processes"
             )
         return jax.device_put(tree, sharding)
 
@@ -69,16 +79,16 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
 
 
 def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = True) -> jax.Array:
-    """An array `[N, ...]` of which each process keeps the rows of its own workers only.
+    """Creates an array `[N, ...]` of which each process stores only the rows of its own workers.
 
     Args:
-        rows: of some of the workers.
-        N: workers.
-        everybody: whether each process could make all of them; it then does, one by one, for what
-            tells them from others. Else only its own are asked for.
+        rows: slice of workers -> their rows.
+        N: number of workers.
+        everybody: whether each process can compute all rows. It then computes them one by one for
+            the fingerprint of the data; otherwise only its own rows are requested.
 
     Raises:
-        ValueError: the processes do not divide the workers.
+        ValueError: if the number of processes does not divide N.
     """
     if agreement.alone():
         return from_host(rows(slice(N)))
@@ -98,32 +108,34 @@ def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = Tru
 
 
 def own_workers(N: int) -> range:
-    """Those of this process, by its data.
+    """Returns the workers whose data this process holds.
 
     Raises:
-        ValueError: the processes do not divide the workers.
+        ValueError: if the number of processes does not divide N.
     """
     processes = agreement.count()
     if N % processes:
         raise ValueError(
-            f"{N} workers in {processes} processes: need a number of processes that divides {N}"
+            f"{N} workers in {processes} processes; expected a number of processes that divides {N}"
         )
     return range(N)[agreement.index() * (N // processes) :][: N // processes]
 
 
 def known(values: np.ndarray) -> Any:
-    """Real numbers of all workers that every process makes for itself, in JAX's default type: on no
-    device where there are several.
+    """Converts real numbers of all workers, which every process computes for itself, to JAX's
+    default float type.
+
+    With several processes the result stays on the host.
     """
     kind = jnp.result_type(float)
     return from_host(values, kind) if agreement.alone() else _own_memory(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:
-    """As many devices of each process as divide N workers.
+    """Returns a mesh with as many devices of each process as divide its share of the N workers.
 
     Raises:
-        ValueError: the processes do not divide them.
+        ValueError: if the number of processes does not divide N.
     """
     own = len(own_workers(N))
     return workers.mesh(
@@ -132,18 +144,23 @@ def own_mesh(N: int) -> Mesh:
 
 
 def own(leaf: Any) -> np.ndarray:
-    """What this process has of an array `[N, ...]`, on the host: its workers' rows, or all."""
+    """Returns this process's part of an array `[N, ...]` on the host.
+
+    It is the rows of its workers, or the whole array if it is not distributed over processes.
+    """
     return _own_part(leaf)[1] if _elsewhere(leaf) else np.asarray(leaf)
 
 
 def row(leaf: Any, n: int) -> np.ndarray:
-    """The row of worker n, one of this process's, of an array `[N, ...]`."""
+    """Returns the row of worker n, a worker of this process, of an array `[N, ...]`."""
     first, rows = _own_part(leaf) if _elsewhere(leaf) else (0, np.asarray(leaf))
     return np.asarray(rows[n - first])
 
 
 def on_host(leaf: Any) -> np.ndarray:
-    """The whole array, of keys their data. Where it lies in several processes, all ask for it
+    """Returns the whole array on the host; for JAX keys, their data.
+
+    If the array is distributed over several processes, all of them must call this function
     together.
     """
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -156,7 +173,9 @@ def on_host(leaf: Any) -> np.ndarray:
 
 
 def from_first(array: np.ndarray | None) -> np.ndarray:
-    """An array of process 0's host on all hosts, bit by bit; the others give None."""
+    """Broadcasts an array from the host of process 0 to all hosts, bit by bit. The other processes
+    pass None.
+    """
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
     kind = "" if array is None else json.dumps([array.dtype.str, array.shape])
@@ -173,23 +192,25 @@ def from_first(array: np.ndarray | None) -> np.ndarray:
 
 
 def row_digests(leaf: Any) -> list[str]:
-    """Of every worker's row of an array `[N, ...]`, whoever has it. All processes ask for them
-    together.
+    """Returns the digest of every worker's row of an array `[N, ...]`, wherever the rows are
+    stored.
+
+    All processes must call this function together.
     """
     if id(leaf) in _digests:
         return _digests[id(leaf)]
     if not _elsewhere(leaf):
         return [row_digest(row) for row in np.asarray(leaf)]
     begin, host = _own_part(leaf)
-    told = agreement.exchange(
+    texts = agreement.exchange(
         "rows of the data", json.dumps({begin + i: row_digest(row) for i, row in enumerate(host)})
     )
-    found = {int(n): digest for each in told for n, digest in json.loads(each).items()}
+    found = {int(n): digest for each in texts for n, digest in json.loads(each).items()}
     return [found[n] for n in range(len(leaf))]
 
 
 def row_digest(row: np.ndarray | np.generic) -> str:
-    """SHA-256 of an array's type, shape and bytes."""
+    """Returns the SHA-256 digest of an array's type, shape and bytes."""
     row = np.asarray(row)
     sha = hashlib.sha256(f"{row.dtype} {row.shape}".encode())
     sha.update(np.ascontiguousarray(row).reshape(-1).view(np.uint8).data)
@@ -197,14 +218,16 @@ def row_digest(row: np.ndarray | np.generic) -> str:
 
 
 def owned(tree: PyTree) -> PyTree:
-    """The same leaves, numpy's arrays as copies: their owner may refill them."""
+    """Returns the same tree with numpy arrays copied, because their owner may modify them."""
     return jax.tree.map(
         lambda leaf: leaf if isinstance(leaf, jax.Array) else _own_memory(leaf), tree
     )
 
 
 def _own_memory(values: Any, dtype: Any = None) -> np.ndarray:
-    """JAX's arrays on CPUs may lie where numpy's do, also where it is asked for a copy."""
+    """Copies values to a new numpy array. On CPUs, JAX arrays may share memory with numpy arrays
+    even if a copy is requested.
+    """
     return np.array(values, dtype)
 
 
@@ -222,10 +245,10 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
             return np.array(host[index])
         begin, end, _ = index[axis].indices(leaf.shape[axis])
         if not (first <= begin and end <= first + host.shape[axis]):
-            held = f"this process has rows {first} to {first + host.shape[axis] - 1}, not {begin} to {end - 1}"
+            last = first + host.shape[axis] - 1
             raise ValueError(
-                f"an array on other processes' devices: {held}; need a mesh in the order of the "
-                "processes"
+                f"an array of several processes: this process has rows {first} to {last}, but its "
+                f"devices need {begin} to {end - 1}; expected a mesh in the order of the processes"
             )
         return np.array(
             host[(*index[:axis], slice(begin - first, end - first), *index[axis + 1 :])]
@@ -235,14 +258,14 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def _elsewhere(leaf: Any) -> bool:
-    """Whether a part of it is only in other processes."""
+    """Whether a part of the array is available only in other processes."""
     return isinstance(leaf, jax.Array) and not (
         leaf.is_fully_addressable or leaf.is_fully_replicated
     )
 
 
 def _axis(leaf: jax.Array) -> int:
-    """Along which it lies on several devices."""
+    """Returns the axis along which the array is distributed over devices."""
     shape = leaf.sharding.shard_shape(leaf.shape)
     return next(
         axis
@@ -252,8 +275,8 @@ def _axis(leaf: jax.Array) -> int:
 
 
 def _own_part(leaf: jax.Array) -> tuple[int, np.ndarray]:
-    """What this process has of it, together: the first index along the axis on which it is cut, and
-    the array.
+    """Returns this process's part of a distributed array: the first index along the distributed
+    axis, and the rows.
     """
     axis = _axis(leaf)
     shards = {shard.index[axis].start or 0: shard.data for shard in leaf.addressable_shards}

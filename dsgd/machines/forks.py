@@ -1,5 +1,6 @@
-"""Whether this process was forked from one in which JAX had started. It lacks JAX's threads, and
-whatever it computes never ends.
+"""Detects whether this process was forked after JAX had been initialised.
+
+Such a process lacks JAX's threads, and its computations would never finish.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ import os
 
 import jax
 
-_SETTING = "jax_num_cpu_devices"  # after its start, JAX raises an error where this is changed
-_started = False  # whether JAX had, when this process was last forked
+_SETTING = "jax_num_cpu_devices"  # JAX raises an error if this changes after its initialisation
+_started = False  # whether JAX was initialised when this process was last forked
 _lacks_threads = False
 
 
 class _Unequal(int):
-    """A number that equals none, not even itself: for JAX a change, which changes nothing."""
+    """An int that is not equal to any value, even itself. JAX treats it as a change of the setting,
+    without effect.
+    """
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -23,18 +26,20 @@ class _Unequal(int):
 
 
 def need_threads() -> None:
-    """Raises a RuntimeError in a process that JAX cannot compute in."""
+    """Raises RuntimeError if JAX cannot compute in this process."""
     if _lacks_threads:
         raise RuntimeError(
-            "this process was forked after JAX had started, whose threads it lacks, and its "
-            "computations would never end;"
-            " start it by multiprocessing.get_context('spawn'), or fork before anything is computed"
+            "this process was forked after JAX had been initialised, so it lacks JAX's threads and "
+            "its computations would never finish; start it with "
+            "multiprocessing.get_context('spawn'), or fork before anything is computed"
         )
 
 
 def _before() -> None:
-    """In the parent, which has all threads: to ask JAX takes a lock that one of them may hold."""
-    global _started  # noqa: PLW0603 (of the whole process)
+    """Runs in the parent, which has all threads: the test takes a lock of JAX that a missing thread
+    might hold.
+    """
+    global _started  # noqa: PLW0603 (one value for the whole process)
     number = getattr(jax.config, _SETTING)
     try:
         jax.config.update(_SETTING, _Unequal(number))
@@ -45,9 +50,9 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    global _lacks_threads  # noqa: PLW0603 (of the whole process)
+    global _lacks_threads  # noqa: PLW0603 (one value for the whole process)
     _lacks_threads = _lacks_threads or _started
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # not available on Windows
     os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -1,11 +1,11 @@
-"""Processes of one machine in network namespaces of their own, over links that carry no more than
-they are told to. Linux, as root.
+"""Local processes in separate network namespaces, connected by links of limited rate. Linux only,
+as root.
 
-Each namespace is a process's, without a name: the kernel takes it away, with all that is in it,
-when the last process in it ends, however that is. A namespace more, the switch, has a bridge, to
-which each of the others has a pair of virtual Ethernet ports (veth). Both ends of a pair are
-shaped, with a token bucket (`tc ... tbf`): one is the sending port of the survey's switch, the
-other its receiving port.
+Each process has its own unnamed namespace, which the kernel deletes together with its contents when
+the last process in it ends. One more namespace, the switch, contains a bridge, to which each of the
+others is connected by a pair of virtual Ethernet ports (veth). Both ends of a pair are shaped by a
+token bucket (`tc ... tbf`): one is the process's sending port at the survey's switch, the other its
+receiving port.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from dsgd.machines import local_processes
 from dsgd.machines.local_processes import Site
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
-# seconds of its rate that may wait at a bucket: a lost packet would cost more than one that is late
+# Length of a bucket's queue, in seconds at its rate: a lost packet would cost more than a late one.
 _QUEUE = 0.5
-_BURST = 0.002  # seconds of its rate that a bucket holds
-_LEAST = 16_384  # bytes of bucket and queue at least: some packets
-_BOUND = 30.0  # seconds that a tool may take
+_BURST = 0.002  # size of a bucket, in seconds at its rate
+_LEAST = 16_384  # minimum size of bucket and queue, in bytes: a few packets
+_BOUND = 30.0  # time limit of a command, in seconds
 
 
 class Rate(NamedTuple):
-    """Bits per second of a link's ends, by the machine's monotonic clock.
+    """Rate of the ends of a link, in bits per second, as a function of the machine's monotonic
+    clock.
 
     Args:
-        bits: one number; or several, which take turns.
-        period: seconds in which each had its turn, all as long; it begins where the clock is a
-            multiple of it.
+        bits: one rate, or several rates that alternate.
+        period: seconds in which each rate is used once, for equal durations. Periods begin when the
+            clock is a multiple of it.
     """
 
     bits: tuple[float, ...]
     period: float = 1.0
 
     def at(self, clock: float) -> float:
-        """Bits per second then."""
+        """Returns the rate at this time, in bits per second."""
         return self.bits[int(clock % self.period / self.period * len(self.bits))]
 
     def next_turn(self, clock: float) -> float:
-        """The clock at the next turn."""
+        """Returns the time of the next change of the rate."""
         turn = self.period / len(self.bits)
         return (clock // turn + 1) * turn
 
@@ -64,17 +65,22 @@ def shaped(
     free: Collection[int] = (),
     timeout: float = 600.0,
 ) -> list[Any]:
-    """As `dsgd.loopback`, in network namespaces of their own, over links of this rate.
+    """Calls a function in local processes, as `dsgd.loopback` does, connected by links of a limited
+    rate.
+
+    Each process runs in its own network namespace.
 
     Args:
-        processes, function, timeout: as of `dsgd.loopback`.
-        rate: of every process's port, sending and receiving alike.
-        free: processes whose ports are not shaped: a server with links of its own to everybody.
+        processes, function, timeout: as in `dsgd.loopback`.
+        rate: rate of every process's port, for sending and for receiving.
+        free: indices of processes whose ports are not shaped, for example a server with a separate
+            link to every worker.
 
     Raises:
-        ValueError: as `dsgd.loopback`; no Linux, no root, a tool that is missing, or not allowed; a
-            rate that is no finite number of bits > 0, or a period that is not.
-        ChildProcessError: as `dsgd.loopback`.
+        ValueError: as in `dsgd.loopback`; if the platform is not Linux, the user is not root, or a
+            command is missing or not permitted; if `rate` does not have finite rates > 0 and a
+            finite period > 0.
+        ChildProcessError: as in `dsgd.loopback`.
     """
     count = checks.positive_int("shaped: processes", processes)
     need_rate(rate)
@@ -93,30 +99,33 @@ def shaped(
 
 
 def need_rate(rate: Rate) -> None:
-    """Raises a ValueError for what is no rate."""
+    """Raises ValueError if the rate is not valid."""
     for what, numbers in (("bits", rate.bits), ("period", (rate.period,))):
         if not numbers or not all(0 < number < float("inf") for number in numbers):
             raise ValueError(
-                f"shaped: a rate with {what} = "
-                f"{', '.join(f'{number:g}' for number in numbers) or 'none'}: need numbers > 0"
+                f"shaped: rate has {what} = "
+                f"{', '.join(f'{number:g}' for number in numbers) or 'none'}; expected finite "
+                "numbers > 0"
             )
 
 
 def need_allowed() -> None:
-    """Raises a ValueError where there can be no namespaces and shaped links, which says what is
-    missing.
+    """Raises ValueError if network namespaces and shaped links are not available. The message
+    reports what is missing.
     """
     if not sys.platform.startswith("linux"):
         raise ValueError(
-            f"shaped links on {sys.platform}: need Linux, for network namespaces and tc"
+            f"shaped: the platform is {sys.platform}; expected Linux, for network namespaces and tc"
         )
     if os.geteuid():
         raise ValueError(
-            f"shaped links as user {os.geteuid()}: need root, for network namespaces and tc"
+            f"shaped: the user id is {os.geteuid()}; expected root (0), for network namespaces and "
+            "tc"
         )
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         raise ValueError(
-            f"shaped links without {', '.join(missing)}: need these commands (util-linux, iproute2)"
+            f"shaped: {', '.join(missing)} not found; expected these commands; install util-linux "
+            "and iproute2"
         )
     _called(["unshare", "--net", "true"])
 
@@ -126,30 +135,36 @@ def _address(i: int) -> str:
 
 
 def _enter(node: subprocess.Popen) -> tuple[str, ...]:
-    """The words before a command that is run in a namespace."""
+    """Returns the prefix of a command that is executed in a namespace."""
     return ("nsenter", f"--net=/proc/{node.pid}/ns/net", "--")
 
 
 def _called(command: Sequence[str], lines: str = "") -> None:
-    """The tool, with these lines to read; a ValueError where it fails, with its own words."""
+    """Runs a command with these input lines.
+
+    Raises:
+        ValueError: if it fails, with the command's own error message.
+    """
     try:
         done = subprocess.run(
             command, input=lines, capture_output=True, text=True, timeout=_BOUND, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ValueError(
-            f"shaped links: {' '.join(command)} took more than {_BOUND:g} s"
+            f"shaped: {' '.join(command)} took {_BOUND:g} s or more; expected it to finish earlier"
         ) from error
     if done.returncode:
         raise ValueError(
-            f"shaped links: {' '.join(command)} is not allowed here: "
-            f"{' '.join((done.stderr or done.stdout).split())}"
+            f"shaped: {' '.join(command)} failed: "
+            f"{' '.join((done.stderr or done.stdout).split())}; expected permission to run it"
         )
 
 
 @contextmanager
 def _network(count: int) -> Iterator[list[subprocess.Popen]]:
-    """As many namespaces, and the switch, each held by a process that ends with this one."""
+    """Creates `count` namespaces and the switch, each kept alive by a process that ends with this
+    one.
+    """
     with ExitStack() as held:
         hubs = [held.enter_context(_namespace()) for _ in range(count + 1)]
         *nodes, switch = hubs
@@ -175,7 +190,7 @@ def _network(count: int) -> Iterator[list[subprocess.Popen]]:
 
 @contextmanager
 def _namespace() -> Iterator[subprocess.Popen]:
-    """One, held by a process that waits for the end of what it reads."""
+    """Creates a namespace, kept alive by a process that waits for the end of its standard input."""
     holder = subprocess.Popen(
         ["unshare", "--net", "cat"],
         stdin=subprocess.PIPE,
@@ -186,7 +201,10 @@ def _namespace() -> Iterator[subprocess.Popen]:
         here, end = Path("/proc/self/ns/net").readlink(), time.monotonic() + _BOUND
         while Path(f"/proc/{holder.pid}/ns/net").readlink() == here:
             if holder.poll() is not None or time.monotonic() > end:
-                raise ValueError("shaped links: no network namespace could be made (unshare --net)")
+                raise ValueError(
+                    "shaped: unshare --net created no network namespace; expected permission to "
+                    "create one"
+                )
             time.sleep(0.002)
         yield holder
     finally:
@@ -196,8 +214,10 @@ def _namespace() -> Iterator[subprocess.Popen]:
 
 @contextmanager
 def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterator[None]:
-    """In the block the ends of links have this rate, also where it changes; a ValueError at its end
-    where they could not have it.
+    """Keeps the ends of links at this rate within the block, also when the rate changes.
+
+    Raises:
+        ValueError: at the end of the block, if the rate could not be set.
     """
 
     def shape(verb: str) -> None:
@@ -229,11 +249,11 @@ def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterat
         over.set()
         if following.is_alive():
             following.join()
-    if failed:  # what was measured since then was at another rate
+    if failed:  # measurements since then were taken at another rate
         raise failed[0]
 
 
 def _bucket(bits: float) -> str:
-    """tc's words for it: rate in bit/s, burst and queue in bytes."""
+    """Returns the arguments of tc: the rate in bit/s, burst and queue in bytes."""
     burst, limit = (max(_LEAST, round(bits * seconds / 8)) for seconds in (_BURST, _QUEUE))
     return f"tbf rate {round(bits)}bit burst {burst} limit {limit + burst}"

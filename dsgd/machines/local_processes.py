@@ -1,8 +1,7 @@
-"""Processes of one machine that see each other over its loopback address, as machines do over a
-network: a cluster to try things on.
+"""Local processes that communicate over the loopback address, as machines do over a network.
 
-They live and die together: where one fails, or the one that started them ends, however it does, the
-others end, too.
+They form a small cluster for experiments on one machine. If one of them fails, or the process that
+started them ends for any reason, the others end as well.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from dsgd.contract import elsewhere
 from dsgd.machines import agreement, runtime
 
 HOST = "127.0.0.1"
-_here = HOST  # of a process in a namespace of its own, another one
-_LOOK = 0.02  # seconds between two looks at the processes
-_TOGETHER = 600.0  # seconds in which all have joined: on a busy machine they begin far apart
+_here = HOST  # a process in its own network namespace has a different address
+_LOOK = 0.02  # seconds between two polls of the processes
+_TOGETHER = 600.0  # time limit for joining, in seconds: on a busy machine starts are far apart
 _SCRIPT = f"import sys; from {__name__} import take_part; take_part(*sys.argv[1:])"
 
 
 class Site(NamedTuple):
-    """Where a process runs.
+    """Where a local process runs.
 
     Args:
-        address: where it listens, and the others find it.
-        enter: words before its command, which lead there.
+        address: address at which it listens, and at which the others reach it.
+        enter: prefix of its command, which enters its network namespace.
     """
 
     address: str = HOST
@@ -46,24 +45,25 @@ class Site(NamedTuple):
 
 @checks.arguments
 def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 600.0) -> list[Any]:
-    """What `function()` gives in each of so many processes of one JAX runtime (`jax.distributed`),
-    each with one device, a CPU.
+    """Calls `function()` in local processes that form one JAX runtime (`jax.distributed`).
+
+    Each process has one device, a CPU.
 
     Args:
-        processes: how many.
-        function: called in each; `jax.process_index()` says in which. It may be a notebook's, or a
-            closure, of what can be pickled.
-        timeout: seconds that they have in all.
+        processes: number of processes.
+        function: called in each process; `jax.process_index()` returns the index there. It may be
+            defined in a notebook or be a closure, if its contents can be pickled.
+        timeout: time limit for all processes together, in seconds.
 
     Returns:
-        What each gives, in the order of their indices; it is pickled, too. What they print is only
-        looked at where one fails.
+        The pickled and restored result of each process, in the order of their indices. Their output
+        is used only in the error message if one fails.
 
     Raises:
-        ValueError: no processes, or no time; what cannot be pickled; this process is itself one of
-            many.
-        ChildProcessError: one failed or was killed, or time is over; it says which and why. The
-            others are killed.
+        ValueError: if `processes` or `timeout` is not positive, the function cannot be pickled, or
+            this process is itself one of several.
+        ChildProcessError: if a process failed or was killed, or the time limit was exceeded. The
+            message names the process and the reason. The others are killed.
     """
     return called(
         "loopback",
@@ -76,42 +76,42 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
 def called(
     name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float
 ) -> list[Any]:
-    """What `function()` gives in a process at each of these sites, of which the first is the
-    coordinator's.
+    """Calls `function()` in a process at each site, the first of which is the coordinator.
 
     Args:
-        name: of the function that asks, for its messages.
-        sites: one a process.
-        function, timeout: as of `loopback`.
+        name: name of the calling function, for messages.
+        sites: one per process.
+        function, timeout: as in `loopback`.
 
     Raises:
-        ValueError, ChildProcessError: as `loopback`.
+        ValueError, ChildProcessError: as in `loopback`.
     """
-    import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
+    import cloudpickle  # noqa: PLC0415 (imported only to start processes)
 
     if not timeout > 0:
-        raise ValueError(f"{name}: timeout = {timeout:g}: need seconds > 0")
+        raise ValueError(f"{name}: timeout = {timeout:g}; expected seconds > 0")
     if not agreement.alone():
         raise ValueError(
-            f"{name}: this is process {agreement.index()} of {agreement.count()}: need one "
-            "process, which starts the others"
+            f"{name}: called in process {agreement.index()} of {agreement.count()}; expected a "
+            "call in a single process, which starts the others"
         )
     try:
         sent = cloudpickle.dumps(function)
-    except Exception as error:  # anything may be what cannot be pickled
+    except Exception as error:  # an object's own pickling may raise anything
         raise ValueError(
-            f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})"
+            f"{name}: function = {checks.shown(function)} cannot be pickled ({error}); expected a "
+            "function that can be sent to other processes"
         ) from error
     return [cloudpickle.loads(result) for result in _results(name, sent, sites, timeout)]
 
 
 def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) -> list[bytes]:
-    """Of processes that call it; pickled, as it is."""
+    """Returns the pickled results of processes that call the pickled function."""
     with tempfile.TemporaryDirectory() as where, socket.socket() as held:
         folder = Path(where)
         (folder / "function").write_bytes(function)
-        # Nobody else gets the port until the coordinator, the first of the processes, listens
-        # there.
+        # The open socket reserves the port until the coordinator, which is process 0, listens on
+        # it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
         with _started(folder, sites, held.getsockname()[1]) as processes:
@@ -120,7 +120,7 @@ def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) 
 
 
 def _result(folder: Path, i: int) -> Path:
-    """Where a process leaves it."""
+    """Returns the path at which process i stores its result."""
     return folder / f"{i}.result"
 
 
@@ -128,7 +128,7 @@ def _result(folder: Path, i: int) -> Path:
 def _started(
     folder: Path, sites: Sequence[Site], port: int
 ) -> Iterator[Sequence[subprocess.Popen]]:
-    """The processes, none of which outlives the block."""
+    """Starts the processes, and kills those that are still running at the end of the block."""
     processes, coordinator = [], f"{sites[0].address}:{port}"
     try:
         for i, site in enumerate(sites):
@@ -144,7 +144,7 @@ def _started(
                 site.address,
             ]
             with (folder / f"{i}.log").open("wb") as log:
-                # stdin is the lifeline: it ends when this process does.
+                # The child ends when its stdin does, which happens when this process ends.
                 processes.append(
                     subprocess.Popen(
                         command,
@@ -163,7 +163,7 @@ def _started(
 
 
 def _wait(name: str, folder: Path, processes: Sequence[subprocess.Popen], timeout: float) -> None:
-    """Until all have ended well."""
+    """Waits until all processes have exited successfully."""
     end = time.monotonic() + timeout
     while True:
         statuses = [each.poll() for each in processes]
@@ -173,35 +173,35 @@ def _wait(name: str, folder: Path, processes: Sequence[subprocess.Popen], timeou
         if not running:
             if missing := [i for i in range(len(processes)) if not _result(folder, i).exists()]:
                 raise ChildProcessError(
-                    f"{name}: process {missing[0]} of {len(processes)} ended, with status 0, "
-                    "before the function did"
+                    f"{name}: process {missing[0]} of {len(processes)} exited with status 0 before "
+                    "the function returned"
                 )
             return
         if time.monotonic() > end:
-            still = f"of {len(processes)} processes these still run: {', '.join(running)}"
-            raise ChildProcessError(f"{name}: after {timeout:g} s, {still}; they were killed")
+            raise ChildProcessError(
+                f"{name}: after timeout = {timeout:g} s, these of {len(processes)} processes were "
+                f"still running and were killed: {', '.join(running)}"
+            )
         time.sleep(_LOOK)
 
 
 def _why(folder: Path, statuses: Sequence[int | None]) -> str:
-    """What was the matter with the first one that failed: the others may have failed since it was
-    gone.
-    """
+    """Returns why the first process failed. The others may have failed as a consequence."""
     logs = {i: folder / f"{i}.log" for i, status in enumerate(statuses) if status}
     first = min(logs, key=lambda i: logs[i].stat().st_mtime_ns)
-    who, status = f"process {first} of {len(statuses)}", statuses[first] or 0
+    process, status = f"process {first} of {len(statuses)}", statuses[first] or 0
     if status < 0:
-        return f"{who} was ended by {signal.Signals(-status).name}"
+        return f"{process} was killed by {signal.Signals(-status).name}"
     *_, last = logs[first].read_text(errors="replace").strip().splitlines() or ["no message"]
-    return f"{who} ended with status {status}: {last}"
+    return f"{process} exited with status {status}: {last}"
 
 
 def take_part(where: str, number: str, of: str, coordinator: str, address: str) -> None:
-    """What each of the processes does."""
+    """The main function of each local process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
 
-    global _here  # noqa: PLW0603 (a process has one)
+    global _here  # noqa: PLW0603 (one address per process)
     _here = address
     folder, index, count = Path(where), int(number), int(of)
     try:
@@ -212,15 +212,15 @@ def take_part(where: str, number: str, of: str, coordinator: str, address: str) 
         print(
             f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True
         )
-        os._exit(1)  # at once: an orderly end would wait for the others
+        os._exit(1)  # immediately: an orderly exit would wait for the other processes
     _result(folder, index).write_bytes(result)
 
 
 def here() -> str:
-    """The address at which this process listens."""
+    """Returns the address at which this process listens."""
     return _here
 
 
 def _end_with_parent() -> None:
-    os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
+    os.read(sys.stdin.fileno(), 1)  # returns at the end of stdin; the parent writes nothing
     os._exit(1)

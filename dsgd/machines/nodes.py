@@ -1,5 +1,5 @@
-"""One worker a process: where it computes, and how what it has reaches the others, or comes from
-them.
+"""One worker per process: where it computes, and how its arrays are combined with those of the
+others.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from dsgd.base import PyTree
 
 
 def mesh(name: str, N: int) -> Mesh:
-    """The workers' axis over the processes; of each, its first device.
+    """Returns the mesh of the worker axis over the processes, with the first device of each.
 
     Args:
-        name: of the function that asks, for its message.
-        N: workers.
+        name: name of the calling function, for messages.
+        N: number of workers.
 
     Raises:
-        ValueError: another number of processes.
+        ValueError: if the number of processes is not N.
     """
     if jax.process_count() != N:
-        there = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
+        found = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
         raise ValueError(
-            f"{name}: a problem of {N} workers in {there}: need one worker a process "
-            f"(dsgd.loopback starts {N})"
+            f"{name}: {found} for {N} workers; expected one process per worker; "
+            f"dsgd.loopback({N}, ...) starts them"
         )
     first = {device.process_index: device for device in reversed(jax.devices())}
     return workers.mesh([first[n] for n in range(N)])
 
 
 def rows(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Each process's own, leaves `[1, ...]`, as the rows of arrays `[N, ...]`."""
+    """Combines the processes' leaves `[1, ...]` to the rows of arrays `[N, ...]`."""
     here, own = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
 
     def placed(leaf):
@@ -46,15 +46,17 @@ def rows(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def own(tree: PyTree) -> PyTree:
-    """What this process has of what all have."""
+    """Returns this process's part of arrays over all processes."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def gathered(numbers: list[list[float]]) -> np.ndarray:
-    """Every process's rows `[steps, k]`, bit by bit, `[steps, N, k]`: so that all who decide by
-    them decide the same.
+    """Gathers every process's rows `[steps, k]` to `[steps, N, k]`.
+
+    The values are transferred bit by bit, so all processes that base a decision on them make the
+    same one.
     """
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
-    bits = np.array(numbers).view(np.uint32)  # JAX has no float64 by default
+    bits = np.array(numbers).view(np.uint32)  # by default JAX would round float64 to float32
     return np.moveaxis(multihost_utils.process_allgather(bits).view(float), 0, 1)

@@ -1,6 +1,4 @@
-"""How a process becomes one of many: JAX's own distributed runtime, joined within a time limit,
-left in order.
-"""
+"""Joins a process to JAX's distributed runtime within a time limit, and leaves it in order."""
 
 from __future__ import annotations
 
@@ -22,21 +20,21 @@ from jax._src import clusters, distributed
 from dsgd import checks
 from dsgd.machines import agreement, watch
 
-# of JAX's kinds of clusters, those that are told by the environment of a process alone
+# JAX's kinds of clusters that the environment of a process alone identifies
 _DETECTED = ("slurm", "ompi")
-_FIRST_PORT, _PORTS = 61440, 4096  # where JAX's own detection takes its ports from
-# what to say, and how to end, if JAX ends this process, as it does where the coordinator is lost
+_FIRST_PORT, _PORTS = 61440, 4096  # the range from which JAX's own detection takes its ports
+# Last message and exit status if JAX ends this process, as it does if the coordinator is lost
 _words, _status = "", watch.STATUS
 
 
 class Place(NamedTuple):
-    """Where a process stands among those of its run.
+    """The position of a process among those of its run.
 
     Args:
-        coordinator: "host:port", of process 0.
-        processes: how many.
-        process_id: which one this is, from 0.
-        device: of this machine's accelerators, the one that is its own; None: all.
+        coordinator: "host:port" of process 0.
+        processes: number of processes.
+        process_id: index of this process, from 0.
+        device: index of the accelerator of this machine that belongs to this process; None: all.
     """
 
     coordinator: str
@@ -54,34 +52,36 @@ def join(
     timeout: float = 120.0,
     lost_after: float = 30.0,
 ) -> int:
-    """Makes this process one of many of JAX's distributed runtime, over whose devices `dsgd.run`,
-    `sweep` and `check` then go by default.
+    """Joins this process to JAX's distributed runtime.
 
-    To be called before anything that computes. What is not given is looked for: tasks of a Slurm
-    step, processes of Open MPI's mpirun, pods of an indexed Kubernetes Job; where there is none of
-    these, or one process, nothing happens. On CPUs collectives go by gloo, on GPUs by NCCL. When
-    the process ends in order, it waits for the others; where it fails, they are told why.
+    `dsgd.run`, `sweep` and `check` then use the devices of all processes by default. Call it before
+    any JAX computation. Arguments that are not given are detected for tasks of a Slurm step,
+    processes of Open MPI's mpirun, and pods of an indexed Kubernetes Job. If none of these is
+    detected, or there is only one process, the call has no effect. Collectives use gloo on CPUs and
+    NCCL on GPUs. A process that exits normally waits for the others; a process that fails reports
+    its error to them.
 
     Args:
-        coordinator: "host:port" of process 0, where it listens, and which all can reach; "auto":
-            whatever JAX detects, as on TPU pods.
-        processes: how many there are.
-        process_id: which one this is, from 0.
-        timeout: seconds until all must be there.
-        lost_after: seconds of silence after which a process is lost; then the others end, with an
-            error that names it (`dsgd.Lost`).
+        coordinator: "host:port" at which process 0 listens, and which all processes can reach;
+            "auto": the cluster that JAX detects, as on TPU pods.
+        processes: number of processes.
+        process_id: index of this process, from 0.
+        timeout: time limit for all processes to join, in seconds.
+        lost_after: seconds without a sign of life after which a process counts as lost. The others
+            then end with an error that names it (`dsgd.Lost`).
 
     Returns:
-        How many processes there are.
+        The number of processes.
 
     Raises:
-        ValueError: some of the three but not all, a coordinator that is no host:port, a process_id
-            that is none of them, a time <= 0, or JAX has computed something before.
-        Lost: the coordinator cannot be reached within the timeout.
+        ValueError: if only some of the three arguments are given, `coordinator` is not host:port,
+            `process_id` is not in the range, a time is not positive, or JAX has already computed
+            something.
+        Lost: if the coordinator cannot be reached within the time limit.
     """
     for name, seconds in (("timeout", timeout), ("lost_after", lost_after)):
         if not 0 < seconds < float("inf"):
-            raise ValueError(f"join: {name} = {seconds:g}: need seconds > 0")
+            raise ValueError(f"join: {name} = {seconds:g}; expected finite seconds > 0")
     place = _place(coordinator, processes, process_id, timeout)
     if place is None:
         return 1
@@ -97,15 +97,15 @@ def join(
 def _place(
     coordinator: str | None, processes: int | None, process_id: int | None, timeout: float
 ) -> Place | None:
-    """As given, or as found; None where this process is the only one."""
+    """Returns the position as given, or as detected; None if this process is the only one."""
     if coordinator == "auto":
         found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
             None, processes, process_id, None, None, int(timeout)
         )
         if None in found[:3]:
             raise ValueError(
-                "join: coordinator = 'auto', but JAX detects no cluster here: need host:port, "
-                "processes and process_id"
+                "join: coordinator = 'auto', but JAX detects no cluster; expected host:port; pass "
+                "processes and process_id as well"
             )
         address, number, index, devices = found
         return Place(
@@ -116,20 +116,20 @@ def _place(
         return Place(str(coordinator), int(processes or 0), int(process_id or 0))
     found = _found(coordinator, timeout) if processes is None and process_id is None else None
     if found is None and given != (None, None, None):
-        told = f"coordinator = {coordinator}, processes = {processes}, process_id = {process_id}"
+        values = f"coordinator = {coordinator}, processes = {processes}, process_id = {process_id}"
         raise ValueError(
-            f"join: {told}: need all three, where neither Slurm nor MPI nor Kubernetes tells the "
-            "others"
+            f"join: {values}; expected all three, because neither Slurm nor MPI nor Kubernetes was "
+            "detected"
         )
     return found
 
 
 def _found(coordinator: str | None, timeout: float) -> Place | None:
-    """What the environment says, where it is of more than one process."""
+    """Returns the position according to the environment, if it describes several processes."""
     for kind in clusters.ClusterEnv._cluster_types:
         if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
-            continue  # Open MPI 5, see below
-        # A pod of Kubernetes is not always one of many.
+            continue  # Open MPI 5, see `_open_mpi`
+        # A Kubernetes pod need not belong to an indexed Job.
         pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
         if (
             (pod or kind.name in _DETECTED)
@@ -149,8 +149,10 @@ def _found(coordinator: str | None, timeout: float) -> Place | None:
 
 
 def _open_mpi(coordinator: str | None, timeout: float) -> Place | None:
-    """Open MPI 5 no longer has the variable in which JAX looks for the coordinator: JAX 0.10 does
-    not see it, 0.11 wants mpi4py for it.
+    """Returns the position according to Open MPI 5; None if there is only one process.
+
+    Open MPI 5 no longer sets the variable in which JAX looks for the coordinator: JAX 0.10 does not
+    detect it, and JAX 0.11 requires mpi4py for it.
     """
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if size == 1:
@@ -165,8 +167,8 @@ def _open_mpi(coordinator: str | None, timeout: float) -> Place | None:
         kind = next(kind for kind in clusters.ClusterEnv._cluster_types if kind.name == "mpi4py")
         if not kind.is_env_present():
             raise ValueError(
-                f"join: {size} processes of mpirun on several machines: need --coordinator "
-                "host:port of rank 0, or mpi4py"
+                f"join: coordinator = None for {size} processes of mpirun on several machines; "
+                "expected host:port of rank 0; pass --coordinator, or install mpi4py"
             )
         coordinator = kind.get_coordinator_address(
             int(timeout), os.environ.get("JAX_COORDINATOR_PORT")
@@ -179,22 +181,26 @@ def _check(place: Place) -> None:
     checks.positive_int("join: processes", place.processes)
     if not 0 <= place.process_id < place.processes:
         raise ValueError(
-            f"join: process_id = {place.process_id} of {place.processes} processes: need 0 to "
+            f"join: process_id = {place.process_id} of {place.processes} processes; expected 0 to "
             f"{place.processes - 1}"
         )
     if jax.distributed.is_initialized():
-        raise ValueError("join: this process has joined others before; need one call in a process")
+        raise ValueError("join: this process has already joined; expected one call per process")
 
 
 def _split(coordinator: str) -> tuple[str, int]:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"join: coordinator = {coordinator!r}: need host:port, node1:12345, say")
+        raise ValueError(
+            f"join: coordinator = {coordinator!r}; expected host:port, such as node1:12345"
+        )
     return host.strip("[]"), int(port)
 
 
 def _need_reachable(host: str, port: int, timeout: float) -> None:
-    """JAX would end the process without a word to Python."""
+    """Raises `Lost` if the coordinator cannot be reached. JAX would end the process without a
+    Python exception.
+    """
     end, why = time.monotonic() + timeout, "no answer"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -204,20 +210,22 @@ def _need_reachable(host: str, port: int, timeout: float) -> None:
             why = error.strerror or str(error)
         time.sleep(min(0.1, left))
     raise watch.Lost(
-        f"the coordinator {host}:{port} cannot be reached within {timeout:g} s ({why}): need "
-        "process 0 there, and an open port"
+        f"join: the coordinator {host}:{port} cannot be reached within {timeout:g} s ({why}); "
+        "expected process 0 at this address, with an open port"
     )
 
 
 def _initialize(place: Place, host: str, timeout: float) -> None:
-    waiting = f"of {place.processes} processes, not all came to {place.coordinator} within {timeout:g} s, or they lost each other there"
-    _last_words(f"Error: {waiting}")
+    _last_words(
+        f"Error: not all of {place.processes} processes reached {place.coordinator} within "
+        f"{timeout:g} s, or one was lost while they connected"
+    )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is for `interrupts`
+    jax.config.update("jax_enable_preemption_service", False)  # `interrupts` handles SIGTERM
     if address := _towards(host):
         made: Any = importlib.import_module("jaxlib._jax")
-        # By itself gloo listens where the machine's name leads to, which may be another network, or
-        # nowhere; JAX has no option for it.
+        # By default gloo listens at the address of the machine's name, which may belong to another
+        # network or not exist. JAX has no option for the address.
         made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=address)
     bind = place.coordinator if address and address.startswith("127.") else None
     try:
@@ -232,21 +240,22 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
             heartbeat_timeout_seconds=_JAX_WAITS,
         )
     except RuntimeError as error:
-        if "before" in str(error):  # any JAX calls
+        if "before" in str(error):  # "... must be called before any JAX computations"
             raise ValueError(f"join: {error}") from error
         raise watch.Lost(
-            f"process {place.process_id} of {place.processes}, coordinator {place.coordinator}: "
-            f"{error}"
+            f"join: process {place.process_id} of {place.processes}, coordinator "
+            f"{place.coordinator}: {error}"
         ) from error
 
 
-# seconds: that a process is lost is for `watch` to find, long before JAX ends this one
+# JAX's heartbeat timeout in seconds. `watch` detects a lost process long before.
 _JAX_WAITS = 3600
 
 
 def _begin_watch(place: Place, lost_after: float) -> None:
     client: Any = distributed.global_state.client
-    # Watched from here on: who is killed before it has said its name is missed, too.
+    # The watch begins before the names are known, so that it also detects a process that is killed
+    # before it has sent its name.
     watch.begin(client, place.process_id, ["which had just joined"] * place.processes, lost_after)
     atexit.register(_at_exit)
     names = agreement.exchange(
@@ -256,19 +265,19 @@ def _begin_watch(place: Place, lost_after: float) -> None:
     if place.process_id:
         _last_words(
             f"Error: process 0 of {place.processes} ({names[0]}), the coordinator at "
-            f"{place.coordinator}, ended or cannot be reached"
+            f"{place.coordinator}, exited or cannot be reached"
         )
     else:
-        _last_words("Error: JAX ended this process, for the reason above")
+        _last_words("Error: JAX ended this process for the reason above")
 
 
 def leave(words: str, status: int) -> None:
-    """The end of this process with an error, which the others are told; it does not return where
-    there are others.
+    """Ends this process with an error, which is reported to the others. It returns only if there
+    are no others.
 
     Args:
-        words: for people; what process 0 says, the others do not say again.
-        status: of the process.
+        words: the message. If process 0 has already printed the same, it is not printed again.
+        status: exit status of the process.
     """
     if not agreement.alone():
         _last_words(words, status)
@@ -276,15 +285,15 @@ def leave(words: str, status: int) -> None:
 
 
 def _at_exit() -> None:
-    """In order, it waits for the others; after an error it tells them."""
+    """Leaves the runtime: waits for the other processes, or reports an error to them."""
     error = getattr(sys, "last_value", None)
     if watch.end(f"{type(error).__name__}: {error}" if error else "").broken:
         watch.leave_at_once(status=1 if error else watch.STATUS)
 
 
 def _towards(host: str) -> str | None:
-    """This machine's address on the way to a host; None where there is none that others could
-    use.
+    """Returns this machine's address on the route to a host; None if the others could not
+    use any.
     """
     try:
         kind, *_, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -296,8 +305,8 @@ def _towards(host: str) -> str | None:
 
 
 def _last_words(words: str, status: int = watch.STATUS) -> None:
-    """What this process says where JAX's runtime ends it from a thread of its own, unseen by
-    Python; and with which status.
+    """Sets the message and the exit status for the case that JAX's runtime ends this process from
+    one of its threads, without a Python exception.
     """
     global _words, _status
     if not _words:

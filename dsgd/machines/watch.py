@@ -1,5 +1,6 @@
-"""Whether the other processes are still there: each shows that it lives, and looks at the others,
-in a thread of its own.
+"""Liveness of the processes of a run.
+
+In a thread of its own, each process sends heartbeats and monitors those of the others.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from typing import Any, NamedTuple
 
 import jax
 
-_ALIVE, _ENDED, _LEFT = "dsgd/alive/", "ended", "left"  # left: it asks for nothing more
+_ALIVE, _ENDED, _LEFT = "dsgd/alive/", "ended", "left"  # a process that left reads nothing more
 _OVER = (_ENDED, _LEFT)
-# seconds, at most, in which a process that fails is heard by the others: with process 0, all that
-# was said is gone
+# Time limit in seconds for the others to read the error of a failing process. All messages are
+# lost when process 0 ends.
 _HEARD = 10.0
-_LOOKS = 20  # in the time after which a silent process is lost
-_SOONER = 4  # of it, the part after which one is, where a connection broke
-# looks, after which a process that does not notice by itself that another is lost is ended
+_LOOKS = 20  # number of polls within `lost_after`
+_SOONER = 4  # after a broken connection, a process is lost after `lost_after` / _SOONER
+# Number of polls after which a process that is stuck in a collective of a lost process is ended
 _GRACE = 3
-# with which a process ends that lost another: the same command goes on from the last checkpoint
+# Exit status of a process that lost another one: a retry resumes from the last checkpoint.
 STATUS = os.EX_TEMPFAIL
 
 
 class Lost(ConnectionError):
-    """Another process of the run ended, or nothing was heard of it for too long; the message says
-    which one.
+    """Another process of the run exited, or gave no sign of life for too long. The message names
+    it.
     """
 
 
 class _Watch:
-    """What one process knows of the others."""
+    """The knowledge of one process about the others."""
 
     def __init__(self, client: Any, index: int, names: list[str], lost_after: float) -> None:
         self.client, self.index, self.names, self.lost_after = client, index, names, lost_after
-        self.lost: str | None = None  # why the run cannot go on
-        self.doing: str | None = None  # of which all others are a part
+        self.lost: str | None = None  # why the run cannot continue
+        self.doing: str | None = None  # the common task of all processes
         self.noticed = False
-        # it asks others no more; it is looked after no more
+        # `ended` stops the heartbeat, `gone` stops the guard.
         self.ended, self.gone = threading.Event(), threading.Event()
         self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
         self._answered = time.monotonic()
-        # Two: who asks the coordinator may wait for it without end.
+        # Two threads, because a call to the coordinator may block forever.
         self.asks, guards = (
             threading.Thread(target=work, daemon=True, name="dsgd-watch")
             for work in (self._ask, self._guard)
@@ -56,15 +57,15 @@ class _Watch:
             thread.start()
 
     def who(self, i: int) -> str:
-        """A process, for people."""
+        """Returns a description of process i for messages."""
         return f"process {i} of {len(self.names)} ({self.names[i]})"
 
     def say(self, words: str) -> None:
-        """What the others see of this process."""
+        """Publishes the state of this process."""
         self.client.key_value_set(f"{_ALIVE}{self.index}", words, allow_overwrite=True)
 
     def look(self) -> None:
-        """Shows that this one lives, and sees who does."""
+        """Reads the states of the other processes and detects those that are lost."""
         now = time.monotonic()
         there = {
             int(key.rpartition("/")[2]): words
@@ -78,12 +79,16 @@ class _Watch:
         self._answered = now
 
     def words(self, i: int) -> str:
-        """What another process last said."""
+        """Returns the last state that process i published."""
         return self._seen[i][0]
 
     def wait(self, states: tuple[str, ...], until: Callable[[float], bool]) -> None:
-        """For all others to say that they are in one of these states; until(seconds of silence of
-        one that has not).
+        """Waits until all other processes are in one of these states.
+
+        Args:
+            states: prefixes of the states.
+            until: (longest silence in seconds of a process that is not) -> whether to stop
+                waiting.
         """
         while waited_for := [
             since for words, since in self._seen.values() if not words.startswith(states)
@@ -94,7 +99,7 @@ class _Watch:
             time.sleep(self.lost_after / _LOOKS / 5)
 
     def silence(self) -> float:
-        """Seconds since one of the others was heard of, of whom that is longest."""
+        """Returns the longest time in seconds since another running process gave a sign of life."""
         return max(
             (
                 time.monotonic() - since
@@ -105,31 +110,35 @@ class _Watch:
         )
 
     def silent(self) -> str:
-        """Who that is, for people."""
+        """Returns a message about the process with the longest silence."""
         i = min(
             self._seen,
             key=lambda i: self._seen[i][1] if not self.words(i).startswith(_OVER) else math.inf,
         )
-        return f"{self.who(i)} is lost: the connection broke, and it was last heard of {self.silence():.1f} s ago"
+        return (
+            f"{self.who(i)} is lost: the connection broke, and its last sign of life was "
+            f"{self.silence():.1f} s ago"
+        )
 
     def _judge(self, i: int, words: str, silence: float) -> None:
         state, _, why = words.partition(": ")
         ended = state in _OVER
         if ended and why:
-            self.lost = self.lost or f"{self.who(i)} ended: {why}"
+            self.lost = self.lost or f"{self.who(i)} exited: {why}"
         elif silence > self.lost_after and not ended:
             self.lost = (
                 self.lost
-                or f"{self.who(i)} was not heard of for {self.lost_after:g} s: it was killed, or cannot be reached"
+                or f"{self.who(i)} gave no sign of life for {self.lost_after:g} s: it was killed "
+                "or cannot be reached"
             )
         elif silence > self.lost_after and self.doing:
-            self.lost = self.lost or f"{self.who(i)} has ended, without its part of {self.doing}"
+            self.lost = self.lost or f"{self.who(i)} exited before its part of {self.doing}"
 
     def _ask(self) -> None:
         for beat in itertools.count(1):
             if self.ended.wait(self.lost_after / _LOOKS):
                 return
-            with suppress(jax.errors.JaxRuntimeError):  # for the guard to see
+            with suppress(jax.errors.JaxRuntimeError):  # the guard detects a missing answer
                 self.say(str(beat))
                 self.look()
 
@@ -139,13 +148,13 @@ class _Watch:
             if time.monotonic() - self._answered > self.lost_after:
                 self.lost = (
                     self.lost
-                    or f"{self.who(0)}, which coordinates, did not answer for {self.lost_after:g} s"
+                    or f"{self.who(0)}, the coordinator, did not answer for {self.lost_after:g} s"
                 )
-                # it waits for the others, and for the coordinator's answer without end
+                # This process is waiting for the others, and for an answer that will not come.
                 if self.ended.is_set():
                     leave_at_once(f"Error: {self.lost}")
             since_lost = since_lost + 1 if self.lost and self.doing and not self.noticed else 0
-            if since_lost > _GRACE:  # in a collective, which nothing ends
+            if since_lost > _GRACE:  # stuck in a collective that will never finish
                 leave_at_once(f"Error: {self.lost} (in {self.doing})")
 
 
@@ -153,27 +162,27 @@ _watch: _Watch | None = None
 
 
 def begin(client: Any, index: int, names: list[str], lost_after: float) -> None:
-    """From now on this process is heard of, and hears of the others.
+    """Starts the heartbeat of this process and the monitoring of the others.
 
     Args:
-        client: of JAX's coordination service.
-        index: of this process.
-        names: of all, for people.
-        lost_after: seconds of silence after which a process is lost.
+        client: client of JAX's coordination service.
+        index: index of this process.
+        names: names of all processes, for messages.
+        lost_after: seconds without a sign of life after which a process counts as lost.
     """
-    global _watch  # noqa: PLW0603 (of the process, as JAX's own runtime)
+    global _watch  # noqa: PLW0603 (one per process, as JAX's own runtime)
     _watch = _Watch(client, index, names, lost_after)
 
 
 def introduce(names: list[str]) -> None:
-    """The names of all, for people."""
+    """Sets the names of all processes, for messages."""
     if _watch is not None:
         _watch.names = names
 
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """A block of which all processes are a part: it cannot go on without one of them."""
+    """A block that all processes execute together, and that none can finish without the others."""
     if _watch is None:
         yield
         return
@@ -185,20 +194,25 @@ def within(name: str) -> Iterator[None]:
 
 
 def any_lost() -> bool:
-    """Whether another process is."""
+    """Whether another process is lost."""
     return bool(_watch and _watch.lost)
 
 
 def need_all() -> None:
-    """Raises `Lost` where another process is."""
+    """Raises `Lost` if another process is lost."""
     if _watch and _watch.lost:
         _watch.noticed = True
         raise Lost(_watch.lost)
 
 
 def who_broke(what: str) -> Lost:
-    """Which process it was, for whose loss a collective failed: who ended, or has been silent for a
-    while since; that is waited for.
+    """Returns the exception for a collective that failed.
+
+    It names the process that exited, or that has been silent. The function waits until that is
+    known.
+
+    Args:
+        what: the collective, for the message.
     """
     if _watch is None:
         return Lost(f"{what}: another process was lost")
@@ -214,8 +228,11 @@ def who_broke(what: str) -> Lost:
 
 
 class Ended(NamedTuple):
-    """How a process leaves the others: whether it must not wait for them, and whether process 0,
-    another one, has said the same.
+    """How a process leaves the others.
+
+    Args:
+        broken: whether it must not wait for the others.
+        said: whether process 0 (another process) has reported the same error.
     """
 
     broken: bool = False
@@ -223,8 +240,13 @@ class Ended(NamedTuple):
 
 
 def end(why: str = "") -> Ended:
-    """Tells the others that this process ends: in order, or why; and waits for them: where it is in
-    order, until they have ended, too.
+    """Reports to the others that this process ends, and waits for them.
+
+    After a normal end it waits until they have ended as well, and after an error until they have
+    read it.
+
+    Args:
+        why: the error; "" for a normal end.
     """
     global _watch
     watch, _watch = _watch, None
@@ -241,7 +263,7 @@ def end(why: str = "") -> Ended:
             lambda silent: silent > soon or time.monotonic() > limit if why else bool(watch.lost),
         )
         watch.say(left)
-        if watch.index == 0:  # with it goes what the others may still be reading
+        if watch.index == 0:  # the others may still read messages that end with process 0
             watch.wait((_LEFT,), lambda silent: silent > soon)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
@@ -253,8 +275,8 @@ def end(why: str = "") -> Ended:
 
 
 def leave_at_once(words: str = "", status: int = STATUS) -> None:
-    """The end of this process, from any thread: in JAX's orderly end it would wait for those who
-    are gone.
+    """Ends this process immediately, from any thread. JAX's orderly shutdown would wait for
+    processes that no longer exist.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

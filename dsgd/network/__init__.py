@@ -1,5 +1,5 @@
-"""The survey's logical switch: what a round of messages costs, in closed form, and event by
-event.
+"""The survey's logical switch: the time that a round of messages takes, in closed form and by event
+simulation.
 """
 
 from dsgd.network.clocks import Ports, Timing, elapse, exchange

@@ -1,19 +1,21 @@
-"""When each worker is done with a round's messages, where workers are not ready at once, nor all
-there, and ports are not equal.
+"""When each worker is done with a round's messages, if workers are not ready at the same time, do
+not all participate, or have unequal ports.
 
-It agrees with the closed forms of `patterns` where all are equal. With one server, and in a star,
-it is the event simulation's, message by message. All-reduces and N servers begin when the last
-worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood begins
-when its last worker is ready, and takes as long as its busiest port.
+If all workers are equal, the results agree with the closed forms of `patterns`. With one server,
+and in a star, they agree with the event simulation, message by message. All-reduces and exchanges
+with N servers begin when the last worker is ready and proceed at the pace of the slowest port. In
+gossip, each neighbourhood begins when its last worker is ready and takes as long as its busiest
+port.
 
-Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together,
-sent without a pause from when its first message begins, and received one latency later: with one
-server and in a star from each message's own beginning, in an all-reduce and among N servers from
-the last worker's, in gossip from when the port's own neighbourhood is ready.
+If bandwidths change over time, the transfer time of a port is the time over which the integrated
+bandwidth reaches its bits, sent without a pause; receiving begins one latency after sending. This
+time starts at each message's own beginning with one server and in a star, when the last worker is
+ready in all-reduces and among N servers, and when the port's own neighbourhood is ready in gossip.
 
-Who is away from a round has no message in it, and nobody waits for it: a ring has as many members
-as are there, a server hears only those. A message that is lost takes as long as one that arrives:
-its sender has sent it, and its receiver waits until it should have come.
+A worker that does not participate sends and receives nothing, and no other worker waits for it: a
+ring consists of the workers that participate, and a server receives from these only. A lost message
+takes as long as one that arrives: it is sent, and its receiver waits until the time at which it
+would have arrived.
 """
 
 from __future__ import annotations
@@ -35,16 +37,17 @@ from dsgd.network.switch import Convention, check_convention
 
 
 class Ports(NamedTuple):
-    """What a round sends, as the clock sees it.
+    """Times that a round's messages take on the workers' ports.
 
     Args:
-        latency: seconds of a message.
-        up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
-        down: the same for what it receives, or would have received if it had not been lost.
-        changing: (begin `[k]`, workers int32 `[k]`) -> the two, `[k]` each, of what is sent from
-            then on, where bandwidths change with the clock: those above are then of ports that
-            begin when their worker is ready. None: they do not.
-        present: who takes part in the round, bool `[N]`; None: everybody.
+        latency: seconds per message.
+        up: seconds that each worker's sending port needs for all that it sends in this round,
+            `[N]`.
+        down: the same for receiving ports, including messages that are lost.
+        changing: (begin `[k]`, workers int32 `[k]`) -> the two times, `[k]` each, for messages that
+            begin at `begin`, if bandwidths change with the clock; `up` and `down` are then the
+            times of ports that begin when their worker is ready. None: bandwidths do not change.
+        present: which workers participate in the round, bool `[N]`; None: all.
     """
 
     latency: Any
@@ -54,7 +57,7 @@ class Ports(NamedTuple):
     present: jax.Array | None = None
 
     def at(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`up` and `down` of ports that begin then, `[N]` each."""
+        """Returns `up` and `down` of ports that begin at the given times, `[N]` each."""
         return (
             self.changing(begin, jnp.arange(begin.shape[0]))
             if self.changing
@@ -62,7 +65,7 @@ class Ports(NamedTuple):
         )
 
     def of_those_present(self) -> Ports:
-        """The same, where the ports of all others take no time."""
+        """Returns the ports with times of 0 for workers that do not participate."""
         present, changing = self.present, self.changing
         assert present is not None
 
@@ -76,17 +79,17 @@ class Ports(NamedTuple):
         return self._replace(up=up, down=down, changing=among if changing else None)
 
     def held(self, latency: Any, workers: Any = slice(None)) -> Any:
-        """For how long the latency of one message holds these workers' ports; of those who are
-        away, not at all.
+        """Returns for how long the latency of one message occupies the ports of the given workers;
+        0 for workers that do not participate.
         """
         return latency if self.present is None else jnp.where(self.present[workers], latency, 0)
 
 
 class Timing(NamedTuple):
-    """When the messages of an exchange are done, and how long they took.
+    """Completion times of an exchange, and busy times of the ports.
 
     Args:
-        done: when each worker is done with them, `[N]`.
+        done: when each worker is done with the messages, `[N]`.
         up: seconds that each sending port needed for its bits, `[N]`.
         down: seconds that each receiving port needed, `[N]`.
     """
@@ -100,17 +103,21 @@ class Timing(NamedTuple):
 def elapse(
     pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
 ) -> jax.Array:
-    """When each worker is done with a round's messages.
+    """Returns when each worker is done with a round's messages.
 
     Args:
-        pattern: how they flow.
-        finish: when each has computed its gradient, `[N]`.
-        ports: what they take.
+        pattern: how the messages flow.
+        finish: when each worker has computed its gradient, seconds `[N]`.
+        ports: times that the messages take on the ports.
         convention: "blocking" or "pipelined".
-        step: the present round, of patterns that take turns.
+        step: number of the exchange; selects the graph of a schedule of topologies.
 
     Returns:
-        Seconds on the same clock, `[N]`; of who is away, when the last of the others is done.
+        Seconds on the same clock as `finish`, `[N]`; for workers that do not participate, the time
+        at which the last participating worker is done.
+
+    Raises:
+        ValueError: if the convention is unknown or `finish` is not of shape `[N]`.
     """
     return exchange(pattern, finish, ports, convention, step).done
 
@@ -119,28 +126,33 @@ def elapse(
 def exchange(
     pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
 ) -> Timing:
-    """The same, and for how long ports were busy.
+    """Returns when each worker is done with a round's messages, and how long its ports were busy.
 
     Args:
-        pattern, finish, ports, convention, step: as of `elapse`.
+        pattern, finish, ports, convention, step: as in `elapse`.
+
+    Raises:
+        ValueError: as `elapse`.
     """
     check_convention(convention)
     if np.ndim(finish) != 1 or not len(finish):
-        raise ValueError(f"elapse: finish of shape {np.shape(finish)}: need seconds [N]")
+        raise ValueError(f"elapse: finish of shape {np.shape(finish)}; expected seconds [N]")
     clock, present = pattern.clock or _together(pattern), ports.present
     if present is not None:
         finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()
-    went = clock(finish, ports, convention, step)
-    went = went if isinstance(went, Timing) else Timing(went, ports.up, ports.down)
+    timing = clock(finish, ports, convention, step)
+    timing = timing if isinstance(timing, Timing) else Timing(timing, ports.up, ports.down)
     if present is None:
-        return went
-    return went._replace(
-        done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present))
+        return timing
+    return timing._replace(
+        done=jnp.where(present, timing.done, jnp.max(timing.done, initial=-jnp.inf, where=present))
     )
 
 
 def _together(pattern: Pattern) -> Callable:
-    """All wait for the last, and for the slowest port: a clock from the closed form."""
+    """Returns a clock from the pattern's closed form: all workers wait for the last worker and for
+    the slowest port.
+    """
 
     def clock(finish, ports, convention, step):
         last = jnp.broadcast_to(jnp.max(finish), finish.shape)
@@ -150,12 +162,12 @@ def _together(pattern: Pattern) -> Callable:
             N = finish.shape[0]
             vectors = pattern.vectors(N)
             transfer = busiest / vectors if vectors else 0.0
-        else:  # the pattern of as many workers, a traced number
+        else:  # the pattern among the workers that participate, whose number is traced
             N = jnp.maximum(1, jnp.sum(ports.present))
             vectors = pattern.vectors(N)
             transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         seconds = pattern.seconds(N, ports.latency, transfer, convention)
-        # a quotient of a traced N is float64 with jax_enable_x64
+        # With jax_enable_x64 the quotient by a traced N is float64.
         return Timing(last + jnp.asarray(seconds).astype(last.dtype), up, down)
 
     return clock
@@ -164,14 +176,15 @@ def _together(pattern: Pattern) -> Callable:
 def through_server(
     finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
 ) -> jax.Array | Timing:
-    """The server receives one by one, the first that is ready first; then it sends to all, one by
-    one.
+    """Clock of one server: it receives the workers' messages one by one, in the order in which the
+    workers are ready; then it sends to all workers, one by one.
     """
     latency = ports.latency if convention == "blocking" else 0.0
     order = jnp.argsort(finish)
     if ports.changing:
         return _one_by_one(finish, ports, order, latency)
-    # The last arrival is as late as any message with all that queue behind it.
+        # The last arrival is the maximum over messages of the message's start plus the times of all
+        # messages from it on.
     behind = jnp.cumsum((ports.up[order] + ports.held(latency, order))[::-1])[::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
@@ -179,11 +192,12 @@ def through_server(
 
 
 def _one_by_one(finish, ports, order, held):
-    """The same where each message's seconds depend on when it begins.
+    """Clock of one server if each message's time depends on when it begins.
 
     Args:
-        order: in which the server receives.
-        held: for how long latency holds a port.
+        finish, ports: as in `elapse`.
+        order: order in which the server receives.
+        held: seconds for which the latency occupies a port.
     """
 
     def receive(free, worker):
@@ -198,15 +212,15 @@ def _one_by_one(finish, ports, order, held):
 
     received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)
     overlapped = ports.latency - held
-    # Of the first model, what is not held: one latency till the last gradient is there, and one
-    # till this one begins to arrive.
+    # The part of a latency that does not occupy ports passes once before the last gradient has
+    # arrived, and once before the first model begins to arrive.
     _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
     return Timing(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
 
 
 def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
-    """Everybody sends to the server as soon as it is ready; when all has arrived, the server sends
-    to everybody at once.
+    """Clock of a star: each worker sends to the server when it is ready; when all messages have
+    arrived, the server sends to all workers at once.
     """
     up, _ = ports.at(finish)
     received = jnp.broadcast_to(jnp.max(finish + (ports.latency + up)), finish.shape)
@@ -215,17 +229,17 @@ def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: ja
 
 
 def apart(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
-    """Nobody sends anything."""
+    """Clock of a round without messages: each worker is done when it is ready."""
     return finish
 
 
 def among_neighbours(topology: Topology) -> Callable:
-    """Neighbours begin when all of them have computed, and are done when the busiest port among
-    them has handled all of its own.
+    """Returns the clock of gossip: neighbours begin when all of them are ready, and are done when
+    the busiest port among them has finished its messages.
     """
 
     def clock(finish, ports, convention, step):
-        # To whom each worker sends in this round, and from whom it receives.
+        # The workers that each worker sends to in this round, and those that it receives from.
         to, origin = (
             jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1)
         )
@@ -233,7 +247,9 @@ def among_neighbours(topology: Topology) -> Callable:
             to, origin = (jnp.where(ports.present[lists], lists, -1) for lists in (to, origin))
 
         def busy(ends, own, others):
-            """Each message holds a port for as long as the slower of its two ports needs."""
+            """Seconds of each worker's messages. A message occupies a port for as long as the
+            slower of its two ports needs.
+            """
             messages = jnp.where(ends >= 0, jnp.maximum(own[:, None], others[ends]), 0)
             latencies = (
                 jnp.sum(ends >= 0, axis=1)
@@ -243,7 +259,7 @@ def among_neighbours(topology: Topology) -> Callable:
             return jnp.sum(messages, axis=1) + latencies * ports.latency
 
         def wait(times):
-            """One's own, or the latest of those with whom one exchanges messages."""
+            """The latest of each worker's time and its neighbours' times."""
             latest = (
                 jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf)
                 for ends in (to, origin)

@@ -1,12 +1,13 @@
-r"""What one round of messages costs on the survey's logical switch (section 1.3), in closed form.
+r"""Seconds that one round of messages takes on the survey's logical switch (section 1.3), in closed
+form.
 
-Each worker sends one message and receives one at a time, both at once allowed. A message takes a
-latency l, and a transfer time r for a full vector. Two readings of the rules:
+Each worker sends one message at a time and receives one at a time; it may do both at once. A
+message has a latency l, and a full vector has a transfer time r. There are two conventions:
 
-- `blocking`: a message holds the sender's and the receiver's port for l + r. These are the costs
-  that the survey prints.
-- `pipelined`: latency holds no port, so that messages in a row overlap theirs. These are its rules
-  as worded.
+- `blocking`: a message occupies the sender's and the receiver's port for l + r. These are the
+  costs that the survey prints.
+- `pipelined`: the latency occupies no port, so that the latencies of consecutive messages overlap.
+  These are the survey's rules as worded.
 
 For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 
@@ -23,20 +24,21 @@ For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 | asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
 | asynchronous gossip           | (l + r)/floor(N/2)     | the same             |
 
-Star: one server, too, but with two ports of its own for each worker, as Kimad has it without
-congestion (section 3.1): every link has one message up, and then one down. Among the switch's
-ports, the server's for worker n are those of the number N + n.
+Star: one server that has two ports for each worker, as Kimad has it without congestion (section
+3.1). Each link carries one message up, and then one down. In the event simulation, the server's
+ports for worker n have the number N + n.
 
-Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with
-degree k, whose edges have k colours (König): k rounds of one message a port, and no fewer. On the
-ring k = 2.
+Gossip: the messages on a graph of degree k form a bipartite graph of senders and receivers of
+degree k, whose edges can be coloured with k colours (König). So k rounds of one message per port
+are sufficient, and no fewer are. On the ring, k = 2.
 
-Asynchronous server: seconds from one update to the next, where nobody computes: N workers go round
-through the server's two ports, each of which holds a message for l + r (or r), so that it is N
-trips of 2(l + r) a lap, or as many as the busiest port lets through. Asynchronous gossip: at best,
-all but one at most are in an exchange with somebody, which ends with one update.
+Asynchronous server: seconds from one update to the next if computation takes no time. N workers
+take turns at the server's two ports, each of which a message occupies for l + r (or r). In the time
+of one worker's round trip, 2(l + r), there are N updates, or as many as the busiest port allows.
+Asynchronous gossip: at best all workers, or all but one, are in a pairwise exchange, which ends
+with one update.
 
-What a round of a pattern does to workers that are not ready at once is in `clocks`.
+`clocks` has the completion times of workers that are not ready at the same time.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def _star_messages(N: int) -> list[Message]:
 
 
 def _multi_server_messages(N: int) -> list[Message]:
-    """In round k everybody sends to, and hears from, another one: no port has two."""
+    """In round k every worker sends to one other worker and receives from one: no port has two
+    messages.
+    """
     up = [Message(n, (n + k) % N, Fraction(1, N)) for k in range(1, N) for n in range(N)]
     sums: list[list[int]] = [[] for _ in range(N)]
     for i, message in enumerate(up):
@@ -97,7 +101,7 @@ def _whole_ring_messages(N: int) -> list[Message]:
 
 
 def _either(blocking: Callable, pipelined: Callable | None = None) -> Callable:
-    """Seconds by convention; one formula for both if there is no second one."""
+    """Returns seconds by convention; `blocking` applies to both if `pipelined` is None."""
 
     def seconds(N, latency, transfer, convention="blocking"):
         return (blocking if pipelined is None or convention == "blocking" else pipelined)(
@@ -117,8 +121,8 @@ parameter_server: Pattern = Pattern(
     messages=_server_messages,
     clock=through_server,
 )
-r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$
-seconds, pipelined $2(l + Nr)$.
+r"""One server with one port: N messages arrive one after the other, then N are sent. Blocking:
+$2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
 """
 star: Pattern = Pattern(
     "star",
@@ -127,8 +131,8 @@ star: Pattern = Pattern(
     messages=_star_messages,
     clock=over_links,
 )
-r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$
-seconds.
+r"""One server with a link to each worker: all workers send at the same time, then the server sends
+to all. $2(l + r)$ seconds.
 """
 multi_server: Pattern = Pattern(
     "multi_server",
@@ -139,8 +143,8 @@ multi_server: Pattern = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
-r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds,
-pipelined $2l + 2(N - 1) r/N$.
+r"""N servers on the workers, each of one part of the vector. Blocking: $2(N - 1)(l + r/N)$ seconds;
+pipelined: $2l + 2(N - 1) r/N$.
 """
 ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
@@ -148,7 +152,7 @@ ring_all_reduce: Pattern = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
-r"""The parts of the vector go round the ring, once to be summed and once to be sent to all:
+r"""The parts of the vector travel around the ring, once to be summed and once to be distributed:
 $2(N - 1)(l + r/N)$ seconds.
 """
 ring_all_reduce_unpartitioned: Pattern = Pattern(
@@ -157,7 +161,9 @@ ring_all_reduce_unpartitioned: Pattern = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
-r"""The whole vector goes round the ring twice, from worker to worker: $2(N - 1)(l + r)$ seconds."""
+r"""The whole vector travels around the ring twice, from worker to worker: $2(N - 1)(l + r)$
+seconds.
+"""
 all_gather: Pattern = Pattern(
     "all_gather",
     _either(
@@ -167,7 +173,7 @@ all_gather: Pattern = Pattern(
     vectors=lambda N: N - 1,
     messages=lambda N: [Message(n, (n + k) % N) for k in range(1, N) for n in range(N)],
 )
-r"""Each worker sends its vector to all others. Blocking $(N - 1)(l + r)$ seconds, pipelined
+r"""Each worker sends its vector to all others. Blocking: $(N - 1)(l + r)$ seconds; pipelined:
 $l + (N - 1) r$.
 """
 ring_shift: Pattern = Pattern(
@@ -176,7 +182,7 @@ ring_shift: Pattern = Pattern(
     vectors=lambda N: 1 * (N > 1),
     messages=lambda N: [Message(n, (n + 1) % N) for n in range(N)] if N > 1 else [],
 )
-r"""Each worker sends its vector to one other, and receives that of one other: $l + r$ seconds."""
+r"""Each worker sends its vector to one worker and receives that of another: $l + r$ seconds."""
 local: Pattern = Pattern(
     "local",
     _either(lambda N, latency, transfer: 0 * (latency + transfer)),
@@ -193,46 +199,46 @@ asynchronous_server: Pattern = Pattern(
     ),
     vectors=lambda N: 1 / N,
 )
-r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined
-$\max(r, 2(l + r)/N)$.
+r"""One worker at a time sends to the server and receives from it: $l + r$ seconds per update;
+pipelined: $\max(r, 2(l + r)/N)$.
 """
 asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
     _either(lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1)),
     vectors=lambda N: 2 / N * (N > 1),
 )
-r"""Pairs of workers exchange their vectors, as many side by side as possible:
-$(l + r) / \lfloor N/2 \rfloor$ seconds an update.
+r"""Pairs of workers exchange their vectors, as many at the same time as possible:
+$(l + r) / \lfloor N/2 \rfloor$ seconds per update.
 """
 
 
 @checks.arguments
 def gossip(topology: Topology) -> Pattern:
-    """Every worker sends its vector to each of its neighbours.
+    """Returns the pattern in which every worker sends its vector to each of its neighbours.
 
     Args:
-        topology: whose neighbours; the rounds of a schedule take turns, and its costs are their
-            means.
+        topology: the graph. The rounds of a schedule take turns, and the costs of its pattern are
+            means over its rounds.
     """
     name, n = f"gossip({topology.name})", topology.n
-    busiest = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
-    turns = len(busiest)
+    degrees = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
+    turns = len(degrees)
 
     def need(N):
         if n != N:
-            raise ValueError(f"{name}, of {n} workers, for {N} workers: need the same number")
+            raise ValueError(f"{name}, of {n} workers, for {N} workers; expected the same number")
 
     def blocking(N, latency, transfer):
         need(N)
         return (
-            sum(degree * (latency + transfer) for degree in busiest) / turns
+            sum(degree * (latency + transfer) for degree in degrees) / turns
             if turns > 1
-            else busiest[0] * (latency + transfer)
+            else degrees[0] * (latency + transfer)
         )
 
     def pipelined(N, latency, transfer):
         need(N)
-        each = [latency * (degree > 0) + degree * transfer for degree in busiest]
+        each = [latency * (degree > 0) + degree * transfer for degree in degrees]
         return sum(each) / turns if turns > 1 else each[0]
 
     def vectors(N):
@@ -257,27 +263,28 @@ def gossip(topology: Topology) -> Pattern:
 def asynchronous_server_messages(
     compute: Sequence[Sequence[Number]], servers: int = 1
 ) -> list[Message]:
-    r"""Each worker computes, sends its gradient to the server, receives the new model, and begins
-    again (the survey's section 4.1).
+    r"""Lists the messages of an asynchronous server: each worker computes a gradient, sends it to
+    the server, receives the new model, and begins again (the survey's section 4.1).
 
     With P servers, each has one part of the model, and messages are 1/P as long. A worker sends its
-    parts one after the other, the next when the last has arrived, and they come back in the same
-    order: so every server sees the gradients in one order.
+    parts one after the other, each when the previous one has arrived, and receives them in the same
+    order. So all servers see the gradients in the same order.
 
     Args:
-        compute: seconds of each worker's gradients, one list a worker: of a lap each.
-        servers: P. They are numbered after the workers.
+        compute: seconds of each worker's gradients, one list per worker with one number per lap (a
+            gradient sent and a model received).
+        servers: P; the servers are numbered after the workers.
 
     Returns:
-        Worker by worker, lap by lap: P messages to the servers, P from them.
+        The messages, worker by worker and lap by lap: P messages to the servers, then P from them.
 
     Raises:
-        ValueError: no workers, or servers < 1.
+        ValueError: if there are no workers, or `servers` is less than 1.
     """
     checks.positive_int("asynchronous_server_messages: servers", servers)
     if not len(compute):
         raise ValueError(
-            "asynchronous_server_messages for no workers: need at least one list of seconds"
+            "asynchronous_server_messages: compute = []; expected at least one list of seconds"
         )
     N, size, messages = len(compute), Fraction(1, servers), []
     for worker, laps in enumerate(compute):
@@ -304,33 +311,34 @@ def cost(
     transfer: Seconds,
     convention: Convention = "blocking",
 ) -> Any:
-    """Seconds of one round.
+    """Returns the seconds of one round.
 
     Args:
         pattern: how the messages flow.
         workers: N.
-        latency: seconds of one message, any number type (float, `fractions.Fraction`, an array).
-        transfer: seconds that a full vector needs on a port, likewise.
+        latency: seconds per message, of any number type (float, `fractions.Fraction`, an array).
+        transfer: seconds that a full vector needs on a port, of any number type.
         convention: "blocking" or "pipelined".
 
     Returns:
-        Seconds, of the type that the arguments' arithmetic gives.
+        Seconds, of the type that arithmetic with the arguments gives.
 
     Raises:
-        ValueError: workers < 1, a negative latency or transfer, or an unknown convention.
+        ValueError: if `workers` is less than 1, `latency` or `transfer` is negative or not finite,
+            or the convention is unknown.
 
-    Source: Liu and Zhang, section 1.3 and equation lines of chapters 2, 3, 5; the table above.
+    Source: Liu and Zhang, section 1.3 and the equations of chapters 2, 3 and 5.
     """
     checks.positive_int("cost: workers", workers, most=None)
     for what, value in (("latency", latency), ("transfer", transfer)):
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
-            raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
+            raise ValueError(f"cost: {what} = {value}; expected seconds >= 0, finite")
     check_convention(convention)
     seconds = pattern.seconds(workers, latency, transfer, convention)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
         raise ValueError(
-            f"cost: seconds of {pattern.name}, {convention}, gives {checks.typed(seconds)}; need "
-            "seconds"
+            f"cost: seconds of {pattern.name}, {convention}, returns {checks.typed(seconds)}; "
+            "expected seconds"
         )
     return seconds
 
@@ -345,24 +353,25 @@ def round_seconds(
     bandwidth: float,
     convention: Convention = "blocking",
 ) -> float:
-    """Seconds of one round in which each worker sends `bits_up` bits.
+    """Returns the seconds of one round in which each worker sends `bits_up` bits.
 
     Args:
         pattern: how the messages flow.
         workers: N.
         bits_up: bits that a worker sends in one round, on average.
-        latency: seconds.
-        bandwidth: bits per second of a port.
+        latency: seconds per message.
+        bandwidth: bits per second of a port, above 0.
         convention: as in `cost`.
 
     Raises:
-        ValueError: bandwidth <= 0, negative bits, or as `cost`.
+        ValueError: if `bandwidth` is not positive, `bits_up` is negative or not finite, or as
+            `cost`.
     """
     checks.positive_int("round_seconds: workers", workers, most=None)
     if not bandwidth > 0:
-        raise ValueError(f"bandwidth = {bandwidth} bit/s: need > 0")
+        raise ValueError(f"round_seconds: bandwidth = {bandwidth} bit/s; expected a number > 0")
     if not 0 <= bits_up < np.inf:
-        raise ValueError(f"bits_up = {bits_up}: need >= 0, finite")
+        raise ValueError(f"round_seconds: bits_up = {bits_up}; expected a finite number >= 0")
     vectors = pattern.vectors(workers)
     transfer = bits_up / vectors / bandwidth if vectors else 0.0
     return cost(pattern, workers, latency, transfer, convention)

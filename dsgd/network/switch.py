@@ -1,17 +1,18 @@
-r"""The survey's logical switch, event by event (section 1.3).
+r"""Event simulation of the survey's logical switch (section 1.3).
 
-Each worker has a port that sends and one that receives, one message at a time each, both at once. A
-message of the size s (1 is a full vector) takes a latency l, the same for all, and a transfer of s
-r seconds, where r is that of the slower of its two ports. Conventions:
+Each worker has a port that sends and one that receives; each handles one message at a time, and
+both may be busy at once. A message of size s (1 is a full vector) has a latency l, the same for all
+messages, and a transfer time of s r seconds, where r is that of the slower of its two ports. There
+are two conventions:
 
-- `blocking`: it holds both ports from its start until it has arrived, for l + s r.
-- `pipelined`: latency holds no port. It leaves during the first s r seconds of its journey, and
-  arrives during the last.
+- `blocking`: a message occupies both ports from its start until it has arrived, for l + s r.
+- `pipelined`: the latency occupies no port. A message leaves during the first s r seconds of its
+  journey, and arrives during the last s r seconds.
 
-A message is ready when all that it comes `after` have arrived, and its sender has then computed for
-`compute` seconds. Ports take what is ready: the message that can start first; of several, the one
-that was ready first; of those, the first in the list. So equal lists have equal timelines. All
-arithmetic is that of the numbers given: with `fractions.Fraction` it is exact.
+A message is ready when all messages that it comes `after` have arrived and its sender has then
+computed for `compute` seconds. The message that can start first starts first; ties are broken by
+the time at which messages became ready, then by their order in the list. So equal lists have equal
+timelines. Arithmetic is that of the given numbers: with `fractions.Fraction` it is exact.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from dsgd import checks
 
 Number = Any  # int, float or fractions.Fraction
 Convention = Literal["blocking", "pipelined"]
-"""Whether a message holds both ports for latency and transfer, or for the transfer alone."""
+"""Whether a message occupies both ports for latency and transfer, or for the transfer alone."""
 CONVENTIONS = ("blocking", "pipelined")
-_Port = tuple[str, int]  # "out" or "in", and whose
+_Port = tuple[str, int]  # "out" or "in", and the worker's number
 
 
 class Message(NamedTuple):
-    """What one worker sends another.
+    """A message from one worker to another.
 
     Args:
-        sender: its number, from 0.
-        receiver: another one's.
-        size: 1 is a full vector.
-        after: places in the list of the messages that must have arrived before.
-        compute: seconds that the sender computes between their arrival and its sending.
-        ready: seconds before which it is not sent, nor computed for.
-        label: for pictures.
+        sender: number of the sending worker, from 0.
+        receiver: number of the receiving worker, different from the sender's.
+        size: size in full vectors.
+        after: positions in the list of the messages that must have arrived before.
+        compute: seconds that the sender computes after their arrival and before it sends.
+        ready: time in seconds before which the sender neither computes for the message nor sends
+            it.
+        label: text for figures.
     """
 
     sender: int
@@ -53,17 +55,17 @@ class Message(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """When a message went through the switch, in seconds.
+    """Times at which a message passed through the switch, in seconds.
 
     Args:
-        message: which.
+        message: the message.
         computing: when its sender began to compute for it.
-        ready: when it could be sent; it waits for ports from then on.
+        ready: when it could be sent; from then on it waits for ports.
         start: when it began to leave.
-        transfer: how long it takes besides the latency.
-        arrived: when all of it was there.
+        transfer: its transfer time, without the latency.
+        arrived: when all of it had arrived.
         sent: when its sender's port was free again.
-        receiving: when it began to hold its receiver's port.
+        receiving: when it began to occupy its receiver's port.
     """
 
     message: Message
@@ -77,18 +79,18 @@ class Passage(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What `simulate` gives: one passage for each message, in the list's order."""
+    """Result of `simulate`: one passage for each message, in the order of the list."""
 
     passages: tuple[Passage, ...]
 
     @property
     def seconds(self) -> Number:
-        """When the last message has arrived; 0 if there is none."""
+        """When the last message has arrived; 0 if there are no messages."""
         return max((passage.arrived for passage in self.passages), default=0)
 
     @property
     def start(self) -> Number:
-        """When the first message starts; 0 if there is none."""
+        """When the first message starts; 0 if there are no messages."""
         return min((passage.start for passage in self.passages), default=0)
 
 
@@ -101,23 +103,23 @@ def simulate(
     *,
     receive: Sequence[Number] | None = None,
 ) -> Timeline:
-    """Sends the messages through the switch.
+    """Simulates how messages pass through the switch.
 
     Args:
-        messages: in any order; `after` are places in it.
-        latency: seconds.
-        transfer: seconds that a full vector needs on a port; of every worker, if they differ.
+        messages: messages in any order; `after` refers to positions in it.
+        latency: seconds per message.
+        transfer: seconds that a full vector needs on a port: one number, or a list with one for
+            each worker.
         convention: "blocking" or "pipelined".
-        receive: the same of receiving ports, where they differ from the sending ones; None: they do
-            not.
+        receive: as `transfer`, for receiving ports; None: the same as for sending ports.
 
     Returns:
-        When each message went. Deterministic: ties are decided as above.
+        The times of each message. The result is deterministic; see above for ties.
 
     Raises:
-        ValueError: times or sizes that are negative, infinite or NaN; a message to or from nobody,
-            or to oneself; one that comes after a message that is not there, or after itself by a
-            chain of others; an unknown convention.
+        ValueError: if a time or size is negative, infinite or NaN; a sender or receiver is not a
+            worker, or both are the same; a message comes after one that does not exist, or,
+            directly or indirectly, after itself; or the convention is unknown.
 
     Source: Liu and Zhang, section 1.3.1.
     """
@@ -139,11 +141,11 @@ def simulate(
 
 
 class _Switch:
-    """The ports, the messages that are ready, and those that have passed.
+    """State of the simulation: ports, messages that are ready, and passages.
 
-    A message that could start is in `heap`. One that is not, because a port is taken, waits in
-    `queues` of that port, of which only the first is in the heap: so that a long queue does not
-    move on with every message.
+    A message that may start is in `heap`. A message whose port is busy waits in the port's queue in
+    `queues`, of which only the first message is in the heap, so that a long queue is not
+    rescheduled with every message.
     """
 
     def __init__(
@@ -152,10 +154,10 @@ class _Switch:
         self.messages = messages
         self.latency = latency
         self.takes = takes
-        self.overlap = overlap  # latency holds no port
-        self.free: dict[_Port, Number] = {}  # when the next message through it may start
+        self.overlap = overlap  # the latency occupies no port
+        self.free: dict[_Port, Number] = {}  # when the port's next message may start
         self.queues: dict[_Port, list[tuple[Number, int]]] = {}
-        self.first: dict[_Port, tuple[Number, int]] = {}  # of each queue, the one in the heap
+        self.first: dict[_Port, tuple[Number, int]] = {}  # the message of each queue in the heap
         self.heap: list[tuple[Number, Number, int]] = []
         self.passages: dict[int, Passage] = {}
         self.missing = [len(set(message.after)) for message in messages]
@@ -195,7 +197,7 @@ class _Switch:
         return ("out", self.messages[i].sender), ("in", self.messages[i].receiver)
 
     def _earliest(self, ready: Number, i: int) -> tuple[Number, _Port | None]:
-        """When it can start, and the port that it has to wait for."""
+        """Returns when message i can start, and the port that it has to wait for, if any."""
         out, into = self._ports_of(i)
         when = [(ready, None), (self.free.get(out, ready), out), (self.free.get(into, ready), into)]
         return max(when, key=lambda pair: pair[0])
@@ -213,8 +215,8 @@ class _Switch:
             message, self._computing(i), ready, start, takes, arrived, sent, receiving
         )
         out, into = self._ports_of(i)
-        # Where latency holds no port, the next message may start so much before it reaches the
-        # receiver's port.
+        # If the latency occupies no port, the next message may start one latency before the
+        # receiver's port is free.
         self.free[out], self.free[into] = sent, start + takes if self.overlap else arrived
         for j in self.followers[i]:
             self.missing[j] -= 1
@@ -225,8 +227,8 @@ class _Switch:
         heapq.heappush(self.queues.setdefault(port, []), (ready, i))
 
     def _advance(self, port: _Port) -> None:
-        """Puts the first of a port's queue into the heap, if it has to wait for no other port; else
-        it joins that one's queue.
+        """Moves the first message of a port's queue to the heap; if it has to wait for another port
+        first, it moves to that port's queue.
         """
         queue = self.queues.get(port, [])
         while queue and (port not in self.first or queue[0] < self.first[port]):
@@ -241,15 +243,15 @@ class _Switch:
 
 
 def check_convention(convention: str) -> None:
-    """Raises a ValueError where it is unknown."""
+    """Raises ValueError if the convention is unknown."""
     if convention not in CONVENTIONS:
-        raise ValueError(f"unknown convention {convention!r}: need 'blocking' or 'pipelined'")
+        raise ValueError(f"convention = {convention!r}; expected 'blocking' or 'pipelined'")
 
 
 def need_seconds(what: str, value: Number) -> None:
-    """Raises a ValueError where the value is negative, infinite or NaN."""
+    """Raises ValueError if the value is negative, infinite or NaN."""
     if not checks.is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{what} = {checks.shown(value)}: need seconds >= 0, finite")
+        raise ValueError(f"{what} = {checks.shown(value)}; expected seconds >= 0, finite")
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
@@ -259,7 +261,7 @@ def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number
         need_seconds(f"simulate: {what}", values)
         return values
     if not len(values):
-        raise ValueError(f"simulate: {what} of no worker: need seconds of each")
+        raise ValueError(f"simulate: {what} = []; expected seconds for each worker")
     for worker, value in enumerate(values):
         need_seconds(f"simulate: {what} of worker {worker}", value)
     return list(values)
@@ -270,38 +272,44 @@ def _of(ports: Number | list[Number], worker: int) -> Number:
 
 
 def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) -> None:
-    known = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
+    num_workers = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
     if not isinstance(message, Message):
         raise ValueError(
-            f"simulate: messages[{i}] = {checks.shown(message)}: need a network.Message"
+            f"simulate: messages[{i}] = {checks.shown(message)}; expected a network.Message"
         )
     for end, worker in (("from", message.sender), ("to", message.receiver)):
-        if not checks.is_integer(worker) or not 0 <= worker < known:
+        if not checks.is_integer(worker) or not 0 <= worker < num_workers:
             raise ValueError(
-                f"message {i} is {end} worker {worker}: need one of 0 to {known - 1}"
-                if known < math.inf
-                else f"message {i} is {end} worker {worker}: need a number from 0"
+                f"simulate: message {i} is {end} worker {worker}; expected a worker from 0 to "
+                f"{num_workers - 1}"
+                if num_workers < math.inf
+                else f"simulate: message {i} is {end} worker {worker}; expected a number from 0 on"
             )
     if message.sender == message.receiver:
         raise ValueError(
-            f"message {i} is from worker {message.sender} to itself: need another receiver"
+            f"simulate: message {i} is from worker {message.sender} to itself; expected another "
+            "receiver"
         )
     for what in ("compute", "ready"):
-        need_seconds(f"message {i}: {what}", getattr(message, what))
+        need_seconds(f"simulate: message {i}: {what}", getattr(message, what))
     if not checks.is_number(message.size) or not 0 <= message.size < math.inf:
         raise ValueError(
-            f"message {i}: size = {message.size}: need a part of a vector >= 0, finite"
+            f"simulate: message {i}: size = {message.size}; expected a number of "
+            "vectors >= 0, finite"
         )
     for j in message.after:
         if not 0 <= j < count:
-            raise ValueError(f"message {i} comes after message {j}: need one of 0 to {count - 1}")
+            raise ValueError(
+                f"simulate: message {i} comes after message {j}; expected a position from 0 to "
+                f"{count - 1}"
+            )
 
 
 def _check_order(messages: list[Message]) -> None:
-    """Raises a ValueError that names a cycle, if there is one."""
+    """Raises ValueError if messages wait for each other in a cycle; the message names the cycle."""
     done: set[int] = set()
     for root in range(len(messages)):
-        # the messages that the last of them waits for, and who else they wait for
+        # Messages, each of which waits for the next, with the others that it still waits for.
         path: dict[int, Any] = {}
         if root not in done:
             path[root] = iter(messages[root].after)
@@ -314,8 +322,8 @@ def _check_order(messages: list[Message]) -> None:
             elif following in path:
                 cycle = [*list(path)[list(path).index(following) :], following]
                 raise ValueError(
-                    f"messages {' after '.join(map(str, cycle))}: need an order, there is none in "
-                    "a cycle"
+                    f"simulate: messages {' after '.join(map(str, cycle))} form a cycle; expected "
+                    "an order without cycles"
                 )
             elif following not in done:
                 path[following] = iter(messages[following].after)

@@ -1,4 +1,4 @@
-"""Problems on synthetic and on real data, each with the constants it knows."""
+"""Problems on synthetic and real data, each with the constants that are known for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The models, when they are asked for: flax takes a quarter of a second to import."""
+    """Imports the models on first access, since importing flax takes a quarter of a second."""
     if name not in ("CNN", "MLP", "ResNet18", "Transformer"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dsgd.problems import models  # noqa: PLC0415

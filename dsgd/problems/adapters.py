@@ -1,4 +1,4 @@
-"""Models from elsewhere as functions: flax's linen and nnx, in training and in evaluation."""
+"""Adapters from flax models (linen and nnx) to functions, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from dsgd.base import Parameters, PyTree
 from dsgd.engine.leaves import Flags
 from dsgd.problems.averages import Training, depends, need_supported
 
-_MODULE = "a flax module with its fields, problems.MLP(classes=10), say"
+_MODULE = "an instance of a flax module, such as problems.MLP(classes=10)"
 _NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
-# Arguments of `__call__`, or fields, that switch between training and evaluation, and their value
-# in training.
+# Names of arguments of `__call__` or of fields that switch between training and evaluation, with
+# their values in training.
 _SWITCHES = {"train": True, "training": True, "is_training": True} | dict.fromkeys(
     ("deterministic", "use_running_average", "eval", "is_eval", "evaluate", "inference"), False
 )
-_SWITCH = "an argument of its __call__, or a field, that switches between training and evaluation, named train or deterministic"
+_SWITCH = (
+    "an argument of its __call__, or a field, that switches between training and evaluation, "
+    "named train or deterministic"
+)
 
 
 @checks.arguments
 @dataclass(frozen=True)
 class Model:
-    """A model as two functions of its parameters, a pytree of arrays, of which those that are
-    floating point are trained.
+    """A model as two functions of its parameters, which are a pytree of arrays. The floating-point
+    leaves are trained.
 
     Args:
         init: key -> parameters.
-        apply: (parameters, inputs, leaves `[m, ...]`) -> outputs, leaves `[m, ...]`.
+        apply: (parameters, inputs) -> outputs; the leaves of inputs and outputs are `[m, ...]`.
     """
 
     init: Annotated[Callable[[jax.Array], PyTree], "(key)"]
@@ -44,12 +47,12 @@ class Model:
 
 
 class Network(NamedTuple):
-    """A model as `finite_sum` needs it.
+    """A model in the form that `finite_sum` uses.
 
     Args:
-        parameters: with `init` as of a `Model`, and which of them are trained.
-        apply: as of a `Model`; outputs are those of the evaluation.
-        training: how the model differs in training; None: it does not.
+        parameters: `init` as in `Model`, and which leaves are trained.
+        apply: as in `Model`; returns the outputs in evaluation mode.
+        training: how the model differs in training mode; None: it does not differ.
     """
 
     parameters: Parameters
@@ -58,27 +61,27 @@ class Network(NamedTuple):
 
 
 def adapt(model: Any, inputs: PyTree) -> Network:
-    """The model as functions: equal where the modules are, so that the same problem built twice
-    compiles once.
+    """Converts a model to functions. They compare equal if the modules do, so that the same problem
+    built twice is compiled once.
 
     Args:
-        model: a flax linen module, whose parameters each key draws; an nnx module, which every key
-            starts from; a function from `nnx.Rngs` to an nnx module; or a `Model`. A linen module
-            that differs in training has an argument of its `__call__`, or a field, named train or
-            deterministic, say; one of nnx may have the argument, and is switched by its methods
-            `train` and `eval`.
-        inputs: their shapes and types, leaves `[m, ...]`.
+        model: a flax linen module, whose parameters are drawn by each key; an nnx module, whose
+            parameters are used for every key; a function from `nnx.Rngs` to an nnx module; or a
+            `Model`. A linen module that differs in training needs an argument of its `__call__`, or
+            a field, named for example train or deterministic. An nnx module may have such an
+            argument; it is also switched by its methods `train` and `eval`.
+        inputs: arrays, or shapes and types, leaves `[m, ...]`.
 
     Raises:
-        ValueError: it is none of these, has no parameters, cannot be switched between training and
-            evaluation, or has other state that changes in training than running averages; it is
-            named.
+        ValueError: if the model is none of these, has no parameters, cannot be switched between
+            training and evaluation, or has state other than running averages that changes in
+            training. The message names the model.
     """
     if isinstance(model, Network):
         return model
     if isinstance(model, Model):
         return Network(Parameters(model.init), model.apply)
-    from flax import linen, nnx  # noqa: PLC0415 (a quarter of a second)
+    from flax import linen, nnx  # noqa: PLC0415 (takes a quarter of a second to import)
 
     if isinstance(model, linen.Module):
         return _of_linen(model, _samples(inputs))
@@ -93,22 +96,24 @@ def adapt(model: Any, inputs: PyTree) -> Network:
     if callable(model) and (not inspect.isclass(model) or issubclass(model, nnx.Module)):
         parts = _made(model)
         return _of_nnx(parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs))
-    raise ValueError(f"model = {checks.shown(model)}: need {_NEED}")
+    raise ValueError(f"model = {checks.shown(model)}; expected {_NEED}")
 
 
 def _samples(inputs: PyTree) -> PyTree:
-    """Shapes of two of them."""
+    """Returns the shapes and types of two samples."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), inputs)
 
 
 def _arguments(kind: type, training: bool) -> dict[str, bool]:
-    """Those of its `__call__` that switch it to training, or to evaluation."""
-    known = inspect.signature(kind.__call__).parameters
-    return {name: value == training for name, value in _SWITCHES.items() if name in known}
+    """Returns the arguments of a module's `__call__` that switch it to training or to
+    evaluation.
+    """
+    parameters = inspect.signature(kind.__call__).parameters
+    return {name: value == training for name, value in _SWITCHES.items() if name in parameters}
 
 
 def _fields(module: Any, training: bool) -> dict[str, bool]:
-    """Those of a linen module that do."""
+    """Returns the fields of a linen module that switch it to training or to evaluation."""
     return {
         name: value == training
         for name, value in _SWITCHES.items()
@@ -118,13 +123,13 @@ def _fields(module: Any, training: bool) -> dict[str, bool]:
 
 @dataclass(frozen=True, eq=False)
 class _Linen(sameness.Compared):
-    """What a linen module computes.
+    """The function that a linen module computes in one mode.
 
     Args:
-        module: in which mode.
-        arguments: of its `__call__`, besides the inputs.
-        others: collections besides "params"; if there are none, parameters are those of "params"
-            only.
+        module: the module, switched to the mode.
+        arguments: of its `__call__`, in addition to the inputs.
+        others: names of the collections other than "params". If there are none, the parameters are
+            those of "params" only, else a dictionary of all collections.
     """
 
     module: Any
@@ -144,8 +149,8 @@ class _LinenTrain(_Linen):
     def __call__(
         self, params: PyTree, inputs: PyTree, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
-        # All streams' keys are made of the first one's. A module may ask whether it has one for
-        # dropout.
+        # flax derives the keys of all other streams from "params". "dropout" is given separately,
+        # since a module may test whether it has this stream.
         streams = None if key is None else {"params": key, "dropout": jax.random.fold_in(key, 1)}
         variables, mutable = self.variables(params), list(self.others)
         outputs, changed = self.module.apply(
@@ -158,7 +163,7 @@ class _LinenTrain(_Linen):
 class _LinenInit(sameness.Compared):
     apply: _LinenApply
     structure: Any
-    shapes: tuple[jax.ShapeDtypeStruct, ...]  # of one sample
+    shapes: tuple[jax.ShapeDtypeStruct, ...]  # the inputs of one sample
 
     def __call__(self, key: jax.Array) -> PyTree:
         variables = self.all_variables(key)
@@ -200,7 +205,7 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
         ) from error
     switched = _arguments(type(module), True) or _fields(module, True)
     if "batch_stats" in others and not switched:
-        raise _refusal(name, "batch_stats that no training updates", _SWITCH)
+        raise _refusal(name, "batch_stats that are never updated", _SWITCH)
     flags = (
         Flags(tuple(path[0].key == "params" for path, _ in tree_leaves_with_path(params)))
         if others
@@ -227,8 +232,15 @@ def _refusal(name: str, kept: str, expected: str) -> ValueError:
 
 
 class _Parts(NamedTuple):
-    """An nnx module: what it is without its arrays, these in nested dictionaries, its streams of
-    random numbers, and kinds of leaves.
+    """An nnx module in parts.
+
+    Args:
+        graph: the module without its arrays.
+        params: its arrays in nested dictionaries, without those of random streams.
+        streams: path of each leaf of its random streams, with the shape of a key; None for a
+            counter.
+        trained: which leaves of `params` are trained (`nnx.Param`).
+        averages: which leaves of `params` are running averages (`nnx.BatchStat`).
     """
 
     graph: Any
@@ -263,7 +275,9 @@ def _split(module: Any) -> _Parts:
 
 @dataclass(frozen=True, eq=False)
 class _Nnx(sameness.Compared):
-    """What an nnx module computes, with the arguments of its `__call__` in each mode."""
+    """The function that an nnx module computes, with the arguments that its `__call__` gets in one
+    mode.
+    """
 
     graph: Any
     streams: tuple[tuple[tuple[Any, ...], Any], ...]
@@ -272,16 +286,22 @@ class _Nnx(sameness.Compared):
     def module(self, params: PyTree, key: jax.Array | None) -> Any:
         from flax import nnx  # noqa: PLC0415
 
-        # other dictionaries, into which the streams go
+        # A copy of the dictionaries, to which the random streams are added.
         whole = jax.tree.map(lambda leaf: leaf, params)
         for number, (path, shape) in enumerate(self.streams):
             *folders, name = path
             place = whole
             for folder in folders:
                 place = place.setdefault(folder, {})
-            own = jax.random.fold_in(jax.random.key(0) if key is None else key, number)
+            stream_key = jax.random.fold_in(jax.random.key(0) if key is None else key, number)
             count = jnp.zeros((), jnp.uint32)
-            place[name] = count if shape is None else jax.random.split(own, shape) if shape else own
+            place[name] = (
+                count
+                if shape is None
+                else jax.random.split(stream_key, shape)
+                if shape
+                else stream_key
+            )
         return nnx.merge(self.graph, nnx.State(whole))
 
 
@@ -321,32 +341,34 @@ class _NnxInit(sameness.Compared):
 
 
 def _with_arrays(module: Any) -> Any:
-    """The module, made inside a trace, whose attributes that are arrays are part of its state: flax
-    finds those outside of traces only.
+    """Marks attributes that are arrays as part of the module's state, if the module was made inside
+    a trace; flax recognises such attributes outside of traces only.
     """
     from flax import nnx  # noqa: PLC0415
 
-    known = set(map(id, jax.tree.leaves(nnx.state(module))))
+    state_leaves = set(map(id, jax.tree.leaves(nnx.state(module))))
     for path, node in list(nnx.iter_graph(module)):
         for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
             if isinstance(value, Tracer):
                 setattr(node, name, nnx.data(value))
             elif not nnx.is_data(value) and any(
-                isinstance(leaf, Tracer) and id(leaf) not in known
+                isinstance(leaf, Tracer) and id(leaf) not in state_leaves
                 for leaf in jax.tree.leaves(value)
             ):
-                where = ".".join(map(str, (*path, name)))
+                attribute = ".".join(map(str, (*path, name)))
                 raise ValueError(
-                    f"model {type(module).__name__}: its attribute {where} is a "
-                    f"{type(value).__name__} with arrays; expected nnx.List or"
-                    " nnx.Dict of nnx.Variable, which flax counts to the module's state"
+                    f"model {type(module).__name__}: its attribute {attribute} is a "
+                    f"{type(value).__name__} with arrays; expected an nnx.List or"
+                    " nnx.Dict of nnx.Variable, which flax treats as part of the module's state"
                 )
     return module
 
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """Any key -> these parameters; equal where they are."""
+    """An `init` that returns the same parameters for every key. Two of them are equal if their
+    parameters are.
+    """
 
     params: PyTree
 
@@ -365,7 +387,7 @@ class _Given:
 
 
 def _made(factory: Callable) -> _Parts:
-    """What the factory makes, of which no array is computed."""
+    """Returns the parts of the module that the factory makes, without computing its arrays."""
     from flax import nnx  # noqa: PLC0415
 
     checks.need_call("model", factory, "rngs")
@@ -385,13 +407,13 @@ def _made(factory: Callable) -> _Parts:
         params = jax.eval_shape(make)
     if others:
         raise ValueError(
-            f"model = {checks.shown(factory)} gives {checks.typed(others[0])}: need {_NEED}"
+            f"model = {checks.shown(factory)} returned {checks.typed(others[0])}; expected {_NEED}"
         )
     return made[0]._replace(params=params)
 
 
 def _copied(leaf: Any) -> Any:
-    """On the host; keys stay what they are."""
+    """Copies a leaf to the host; random keys stay JAX arrays."""
     return leaf if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else np.array(leaf)
 
 

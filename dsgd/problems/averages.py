@@ -1,4 +1,4 @@
-"""Running averages of batch norm: estimated when a model is evaluated, so that no method has to
+"""Running averages of batch norm, estimated when a model is evaluated, so that methods need not
 carry them.
 """
 
@@ -21,18 +21,18 @@ from dsgd.engine import leaves, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.problems.examples import Examples
 
-_LOOPS = ("scan", "while")  # what one turn computes, the next one reads
-_BATCHES = 16  # of each worker, from which running averages are estimated
+_LOOPS = ("scan", "while")  # a result of one iteration may be an input of the next one
+_BATCHES = 16  # number of batches of each worker from which running averages are estimated
 
 
 class Training(NamedTuple):
-    """How a model differs in training.
+    """How a model differs in training mode.
 
     Args:
-        apply: (parameters, inputs, key or None) -> outputs, and the parameters with their running
-            averages after these inputs.
+        apply: (parameters, inputs, key or None) -> the outputs, and the parameters with the running
+            averages updated by these inputs.
         averages: which leaves of the parameters are running averages.
-        random: whether it draws random numbers, as dropout does, and needs a key.
+        random: whether the model draws random numbers, as dropout does, and needs a key.
     """
 
     apply: Callable[[PyTree, PyTree, jax.Array | None], tuple[PyTree, PyTree]]
@@ -42,17 +42,17 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Statistics(sameness.Compared):
-    r"""(params, data block) -> params, whose running averages are the means over batches of all
-    workers, at these parameters.
+    """(params, data block) -> params with the running averages replaced by means over batches of
+    all workers, at these parameters.
 
-    With a momentum of a, batch norm in training makes $a s + (1 - a) s(B)$ of an average s: its
-    mean over batches tends to the mean of the s(B) of training batches, at fixed parameters. That
-    mean is taken over 16 batches of each worker, drawn as those of the training but with a key of
-    their own, which is always the same.
+    In training, batch norm with momentum a updates an average s to $a s + (1 - a) s(B)$ for the
+    batch B. At fixed parameters, its mean over batches converges to the mean of s(B) over training
+    batches. This mean is estimated from 16 batches of each worker, which are drawn as in training
+    but with a fixed key.
 
     Args:
-        training: of the model.
-        sample: of the problem.
+        training: training mode of the model.
+        sample: the problem's sampler, (key, data) -> batch.
 
     Source: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN).
     """
@@ -66,9 +66,9 @@ class Statistics(sameness.Compared):
         ids = workers.ids(n * workers.devices())
         old, rest = leaves.split(self.training.averages, params)
 
-        def of_batch(id, mine, k):
+        def of_batch(id, samples, k):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), id)
-            return self._of_batch(params, self.sample(key, mine))
+            return self._of_batch(params, self.sample(key, samples))
 
         def add(total, k):
             each = jax.vmap(of_batch, (0, pooled.axes(data), None))(ids, data, k)
@@ -80,8 +80,8 @@ class Statistics(sameness.Compared):
         return leaves.merged(self.training.averages, params, workers.mean_over_devices(mean), rest)
 
     def _of_batch(self, params: Params, batch: Examples) -> PyTree:
-        """What the running averages tend to if all batches are this one: the fixed point of their
-        update, s = a s + b.
+        """Returns the limit of the running averages if all batches equal this one: the fixed point
+        b / (1 - a) of their update, s = a s + b.
         """
         old, rest = leaves.split(self.training.averages, params)
         inputs = counted_rows(batch)
@@ -101,8 +101,8 @@ class Statistics(sameness.Compared):
 
 
 def counted_rows(batch: Examples) -> PyTree:
-    """The inputs, with counted samples once more in place of those that do not count, whose values
-    must not be part of batch statistics.
+    """Returns the inputs of a batch with the rows of zero weight replaced by repeated rows of
+    positive weight, so that they do not affect batch statistics.
     """
     counted = jnp.maximum(1, jnp.sum(batch.weights > 0))
     return jax.tree.map(lambda leaf: leaf[jnp.arange(len(batch.weights)) % counted], batch.inputs)
@@ -111,12 +111,12 @@ def counted_rows(batch: Examples) -> PyTree:
 def need_supported(
     name: str, training: Training, params: PyTree, inputs: PyTree, trained: tuple[bool, ...]
 ) -> None:
-    """Raises a ValueError if a leaf changes in training that is neither trained nor a running
-    average, or such averages change the outputs.
+    """Raises a ValueError if a leaf that is neither trained nor a running average changes in
+    training, or if running averages affect the outputs in training.
 
     Args:
-        name: of the model.
-        training: of the model.
+        name: name of the model.
+        training: training mode of the model.
         params, inputs: shapes and types.
         trained: which leaves of the parameters are trained.
     """
@@ -131,18 +131,17 @@ def need_supported(
     ):
         if after is not before and not (one or other):
             raise ValueError(
-                f"model {name}: {path} changes in training; expected parameters, constants, and "
-                "running averages as of BatchNorm"
-                " (collection batch_stats, nnx.BatchStat), which are estimated from the data when "
-                "the model is evaluated"
+                f"model {name}: {path} changes in training; expected only parameters, constants "
+                "and running averages such as those of BatchNorm (collection batch_stats, "
+                "nnx.BatchStat), which are estimated from the data when the model is evaluated"
             )
     if any(training.averages) and depends(
         partial(_outputs, training, params), *leaves.split(training.averages, params), inputs, key
     ):
         raise ValueError(
             f"model {name}: its outputs in training depend on its running averages (batch_stats); "
-            "expected a module whose averages serve"
-            " the evaluation only, as of BatchNorm, since they are not carried from round to round"
+            "expected a module whose running averages are used in evaluation only, as in "
+            "BatchNorm, since they are not carried from round to round"
         )
 
 
@@ -153,8 +152,8 @@ def _outputs(
 
 
 def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bool:
-    """Whether what the function computes depends on its first argument; of all arguments, shapes
-    and types.
+    """Whether the function's result depends on its first argument. All arguments are shapes and
+    types.
     """
     jaxpr = jax.make_jaxpr(function)(first, *rest).jaxpr
     return any(
@@ -162,22 +161,22 @@ def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bo
     )
 
 
-def _reached(jaxpr: Any, known: list[bool]) -> list[bool]:
-    """Which results depend on the known ones among the arguments."""
+def _reached(jaxpr: Any, dependent: list[bool]) -> list[bool]:
+    """Returns which results of a jaxpr depend on the arguments marked in `dependent`."""
     found = {
-        id(variable) for variable, is_known in zip(jaxpr.invars, known, strict=True) if is_known
+        id(variable) for variable, marked in zip(jaxpr.invars, dependent, strict=True) if marked
     }
     for equation in jaxpr.eqns:
         given = [id(variable) in found for variable in equation.invars]
         inner = list(jaxprs_in_params(equation.params))
-        same = (
+        direct = (
             len(inner) == 1
             and len(inner[0].invars) == len(given)
             and equation.primitive.name not in _LOOPS
         )
         results = (
             _reached(inner[0], given)
-            if same and any(given)
+            if direct and any(given)
             else [any(given)] * len(equation.outvars)
         )
         found.update(
@@ -189,7 +188,7 @@ def _reached(jaxpr: Any, known: list[bool]) -> list[bool]:
 
 
 def _zeros(shapes: PyTree) -> PyTree:
-    """Values inside of a trace."""
+    """Returns zeros of these shapes and types; for keys, key 0. It is called inside a trace."""
 
     def zero(leaf):
         return (

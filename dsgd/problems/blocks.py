@@ -1,4 +1,4 @@
-"""Data that come worker by worker: each process loads its own workers' only."""
+"""Data loaded worker by worker, so that each process loads only its own workers' data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from dsgd.problems.examples import Examples, arrays, converted, stacked
 
 
 class Loaded(NamedTuple):
-    """The workers' samples, and how many each has; and the first that this process has, (inputs,
-    targets), leaves `[m, ...]`.
+    """The data of all workers.
+
+    Args:
+        examples: the samples, with a leading worker axis or pooled.
+        sizes: number of samples of each worker.
+        some: samples of one worker (or all samples) on the host, (inputs, targets) with leaves `[m,
+            ...]`, as an example of their shapes and types.
     """
 
     examples: Examples | Pooled
@@ -32,46 +37,49 @@ class Loaded(NamedTuple):
 @checks.arguments
 @dataclass(frozen=True)
 class ByWorker:
-    """The data of a problem as a function of the worker, which is called for this process's workers
-    only: no process needs the others'.
+    """The data of a problem as a function of the worker. Each process calls it for its own workers
+    only, so that no process needs the data of the others.
 
     Args:
-        load: worker -> its (inputs, targets), pytrees of arrays `[m, ...]`, of one kind for all
-            workers; m may differ.
+        load: worker -> its (inputs, targets), pytrees of arrays `[m, ...]`, with the same
+            structure, shapes and types of a sample for all workers; m may differ.
     """
 
     load: Callable[[int], tuple[Any, Any]]
 
     def loaded(self, N: int) -> Loaded:
-        """Of N workers. All processes call it together.
+        """Loads the data of N workers. All processes must call it together.
 
         Raises:
-            ValueError: samples of different kinds, or as `arrays`; the processes do not divide the
-                workers.
+            ValueError: if the workers' samples differ in kind, as for `arrays`, or if the number of
+                processes does not divide N.
         """
         with agreement.together("the data of the workers"):
-            mine = own_workers(N)
-            # Copied, as `load` may refill its arrays for the next worker.
+            ids = own_workers(N)
+            # Copied, since `load` may reuse its arrays for the next worker.
             pairs = {
                 n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))))
-                for n in mine
+                for n in ids
             }
-            told = {n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()}
-            said = agreement.exchange("data by worker", json.dumps(told))
-            everybody = {int(n): each for words in said for n, each in json.loads(words).items()}
-        kinds = [everybody[n][1] for n in range(N)]
+            summaries = {
+                n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()
+            }
+            texts = agreement.exchange("data by worker", json.dumps(summaries))
+            by_id = {int(n): each for words in texts for n, each in json.loads(words).items()}
+        kinds = [by_id[n][1] for n in range(N)]
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
             sparse = any("columns" in kind for kind in kinds)
             remedy = (
-                "; of sparse matrices pass problems.sparse_rows(matrix, longest), of one longest"
+                "; for sparse matrices pass problems.sparse_rows(matrix, longest) with the same "
+                "longest"
                 if sparse
                 else ""
             )
             raise ValueError(
-                f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need "
-                f"one kind of samples{remedy}"
+                f"ByWorker: the samples of worker {other} are {kinds[other]}, those of worker 0 "
+                f"{kinds[0]}; expected the same shapes and types for all workers{remedy}"
             )
-        sizes = [everybody[n][0] for n in range(N)]
+        sizes = [by_id[n][0] for n in range(N)]
         if agreement.alone():
             inputs, targets = jax.tree.map(
                 lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N))
@@ -88,7 +96,7 @@ class ByWorker:
 
             return by_worker(rows, N, everybody=False)
 
-        some = pairs[mine[0]]
+        some = pairs[ids[0]]
         inputs, targets = jax.tree.unflatten(
             jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))]
         )
@@ -98,7 +106,7 @@ class ByWorker:
 
 
 def _kind(pair: PyTree) -> str:
-    """Of a sample."""
+    """Returns the structure, types and shapes of a sample as text."""
     return ", ".join(
         f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[1:])}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(pair)
@@ -106,4 +114,5 @@ def _kind(pair: PyTree) -> str:
 
 
 def _padded(leaf: np.ndarray, longest: int) -> np.ndarray:
+    """Pads an array to `longest` rows by repeating the last row."""
     return np.pad(leaf, [(0, longest - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)], mode="edge")

@@ -1,5 +1,5 @@
-"""Data sets: scikit-learn's bundled ones, arrays, and files: images as published, LIBSVM's, CSV.
-Nothing is downloaded.
+"""Data sets: those bundled with scikit-learn, arrays, and files of published images, in LIBSVM's
+format or CSV. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dsgd.problems import files, sparse, svmlight, tables
 from dsgd.problems.sparse import SparseRows
 
 _TEST_SHARE = 0.2
-_WHOLE = 2**53  # up to which floating-point numbers are as fine as integers
-_SPLIT_SEED = 0  # everybody's test set is the same, whatever the seed of a run
+_WHOLE = 2**53  # float64 represents all integers below this exactly
+_SPLIT_SEED = 0  # fixed, so that the test set does not depend on the seed of a run
 
 
 class Dataset(NamedTuple):
-    """Train and test samples.
+    """Training and test samples of a classification data set.
 
     Args:
-        name: for tables.
-        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; `SparseRows` of
-            sparse data.
+        name: name in tables and error messages.
+        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; sparse data are
+            `SparseRows`.
         train_targets: int `[M]`, classes from 0.
-        test_inputs, test_targets: likewise.
+        test_inputs, test_targets: as `train_inputs` and `train_targets`.
         classes: number of classes.
-        labels: what the classes were called where they come from, `[classes]`; None: 0, 1, ...
+        labels: original labels of the classes, `[classes]`; None: 0, 1, ...
     """
 
     name: str
@@ -56,34 +56,36 @@ DataSource = Annotated[
 def load(
     data: DataSource, data_dir: str | Path | None = None, *, target: str | None = None
 ) -> Dataset:
-    """The data set of that name, of a file, or of the given arrays.
+    """Loads a data set by name, from a file, or from arrays.
 
-    Classes count from 0 in the order of their labels, which `Dataset.labels` keeps. Where there is
-    no test set, a fifth, stratified, is held out for testing.
+    Classes are numbered from 0 in the order of their labels, which `Dataset.labels` keeps. If there
+    is no test set, a stratified fifth of the samples is held out for testing.
 
     Args:
-        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), images in files as published
-            ("mnist", "fashion-mnist", "kmnist", "emnist-letters" and EMNIST's other splits,
-            "cifar-10", "cifar-100", "cifar-100-coarse"), a file in LIBSVM's format, as "a9a",
-            "rcv1" or a path, a CSV file (`.csv`, `.csv.gz`), a `Dataset`, or (inputs `[M, ...]`,
-            classes `[M]`).
-        data_dir: the folder with the files: of images (`train-images-idx3-ubyte`,
-            `train-images.idx3-ubyte`, ..., plain or `.gz`; `data_batch_1.bin`, `train.bin`, ..., or
-            pickled; or the folder above them as archives unpack, or torchvision's root); of LIBSVM
-            (`a9a`, and `a9a.t` for testing if it is there, plain, `.bz2`, `.gz` or `.xz`); of a CSV
-            file. None: the current one, for LIBSVM and CSV files.
+        data: "digits" (1,797 images of 8x8 pixels), "breast-cancer" (569 x 30), images in files as
+            published ("mnist", "fashion-mnist", "kmnist", "emnist-letters" and EMNIST's other
+            splits, "cifar-10", "cifar-100", "cifar-100-coarse"), a file in LIBSVM's format, given
+            as a name such as "a9a" or "rcv1" or as a path, a CSV file (`.csv`, `.csv.gz`), a
+            `Dataset`, or a pair (inputs `[M, ...]`, classes `[M]`).
+        data_dir: the folder with the files. For images, the folder that holds
+            `train-images-idx3-ubyte`, `train-images.idx3-ubyte`, ... (plain or `.gz`), or
+            `data_batch_1.bin`, `train.bin`, ... (binary or pickled), or its parent folder after
+            unpacking an archive, or torchvision's root. For LIBSVM, the folder that holds e.g.
+            `a9a` and, if present, `a9a.t` for testing (plain, `.bz2`, `.gz` or `.xz`). For CSV, the
+            folder of the file. None: the current folder, for LIBSVM and CSV files only.
         target: the column of a CSV file with the classes.
 
     Raises:
-        ValueError: an unknown name, no data_dir for images, a malformed file, arrays that do not
-            fit.
-        FileNotFoundError: a file that is not there, by its path.
+        ValueError: if the name is unknown, images are given without data_dir, a file is malformed,
+            or the shapes of arrays do not fit.
+        FileNotFoundError: if a file does not exist; the message names its path.
     """
     if target is not None and not (
         isinstance(data, str | Path) and str(data).endswith(tables.ENDS)
     ):
         raise ValueError(
-            f"load: target = {target!r} for data = {checks.shown(data)}: need it for CSV files only"
+            f"load: target = {target!r} for data = {checks.shown(data)}; expected target for CSV "
+            "files only"
         )
     if isinstance(data, Dataset):
         return _checked(data)
@@ -94,8 +96,8 @@ def load(
     if str(data) in FILES:
         if data_dir is None:
             raise ValueError(
-                f"data {data!r} is read from files: need data_dir (--data-dir), the folder that "
-                "holds them"
+                f"load: data = {data!r} is read from files; pass data_dir (--data-dir), the "
+                "folder that holds them"
             )
         return _checked(
             Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir)))
@@ -108,7 +110,9 @@ def load(
 
 
 def dense(dataset: Dataset) -> Dataset:
-    """The data set with arrays for `SparseRows`, as the layers of neural networks take them."""
+    """Returns the data set with `SparseRows` converted to dense arrays, which the layers of neural
+    networks need.
+    """
     train, test = (
         rows.toarray() if isinstance(rows, SparseRows) else rows
         for rows in (dataset.train_inputs, dataset.test_inputs)
@@ -123,20 +127,23 @@ def dense(dataset: Dataset) -> Dataset:
 def _pair(data: Any) -> tuple[Any, Any]:
     if len(data) != 2:
         raise ValueError(
-            f"data of {len(data)} arrays: need a name, a file's path, a Dataset, or a pair "
-            "(inputs, classes)"
+            f"load: data has {len(data)} elements; expected a name, a file's path, a Dataset, or "
+            "a pair (inputs, classes)"
         )
     return data[0], data[1]
 
 
 def _from_file(path: Path, data: str, target: str | None) -> Dataset:
-    """Of a file in LIBSVM's format or of CSV."""
+    """Loads a file in LIBSVM's format or CSV."""
     if path.name.endswith(tables.ENDS) and files.is_there(path):
         return _from_arrays(path.name, *tables.read(path, target), f"{path}")
     found = svmlight.find(path)
     if found is None:
-        known = f"{', '.join([*BUNDLED, *FILES])}, a LIBSVM or CSV file (there is no {checks.shown(str(path))}), or arrays"
-        raise ValueError(f"unknown data {checks.shown(data)}: need one of {known}")
+        names = ", ".join([*BUNDLED, *FILES])
+        raise ValueError(
+            f"load: data = {checks.shown(data)}; expected one of {names}, a LIBSVM or CSV file "
+            f"(there is no {checks.shown(str(path))}), or arrays"
+        )
     train, test = found
     (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
     if test is None:
@@ -156,17 +163,17 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
     targets = _classes(f"{where}: targets", targets)
     if inputs.ndim < 2 or targets.shape != inputs.shape[:1]:
         raise ValueError(
-            f"{where}: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] "
-            "and [M]"
+            f"{where}: inputs have shape {inputs.shape}, targets {targets.shape}; expected [M, "
+            "...] and [M]"
         )
     labels, classes = np.unique(targets, return_inverse=True)
     _need_two(f"{where}: targets", labels)
     sizes = np.bincount(classes)
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
-        shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
+        smallest = f"the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
         raise ValueError(
-            f"{where}: targets have {shown}; need classes with at least 2 samples, and one in the "
-            "held-out fifth"
+            f"{where}: targets have {len(labels)} classes in {len(classes)} samples, {smallest}; "
+            "expected at least 2 samples of each class, and one in the held-out fifth"
         )
     parts = _split(classes, sizes)
     if issparse(inputs):
@@ -179,11 +186,13 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
 
 
 def _real(where: str, inputs: np.ndarray) -> np.ndarray:
-    """Inputs in JAX's default type."""
+    """Returns the inputs in JAX's default float type."""
     if 0 in inputs.shape[1:]:
-        raise ValueError(f"{where} have shape {inputs.shape}; need at least one element a sample")
+        raise ValueError(
+            f"{where} have shape {inputs.shape}; expected at least one element per sample"
+        )
     if not np.isfinite(inputs).all():
-        raise ValueError(f"{where} have entries that are not finite")
+        raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
     kind = jnp.result_type(float)
     return (inputs if inputs.dtype.kind in "iub" else array_likes.kept(where, inputs)).astype(
         kind, copy=False
@@ -191,7 +200,7 @@ def _real(where: str, inputs: np.ndarray) -> np.ndarray:
 
 
 def _classes(where: str, targets: Any) -> np.ndarray:
-    """Labels as they are: numbers or texts."""
+    """Returns the labels as an array of numbers or of strings."""
     texts = _texts(targets)
     if texts is not None:
         return texts
@@ -199,7 +208,7 @@ def _classes(where: str, targets: Any) -> np.ndarray:
     if jnp.issubdtype(targets.dtype, jnp.floating):
         targets = targets.astype(np.float64)
         if not np.isfinite(targets).all():
-            raise ValueError(f"{where} have entries that are not finite")
+            raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
         _need_whole(where, targets)
         if np.abs(targets).max(initial=0) < _WHOLE:
             return targets.astype(np.int64)
@@ -207,11 +216,13 @@ def _classes(where: str, targets: Any) -> np.ndarray:
 
 
 def _texts(targets: Any) -> np.ndarray | None:
-    """The labels as numpy's texts, if all are; categories by their names."""
+    """Returns the labels as an array of strings if all of them are strings, else None. Categories
+    become their names.
+    """
     try:
         texts = np.asarray(targets)
     except Exception:
-        # an object's own conversion may raise anything; `array_likes.numbers` says what
+        # A class may raise any exception when it is converted; `array_likes.numbers` reports it.
         return None
     all_text = texts.dtype.kind in "UT" or (
         texts.dtype == object and all(isinstance(each, str) for each in texts.flat)
@@ -223,27 +234,27 @@ def _texts(targets: Any) -> np.ndarray | None:
 
 def _need_two(where: str, labels: np.ndarray) -> None:
     if len(labels) < 2:
-        raise ValueError(f"{where} have {len(labels)} class; need at least 2")
+        raise ValueError(f"{where} have {len(labels)} class; expected at least 2")
 
 
 def _need_whole(what: str, targets: np.ndarray) -> None:
-    """Raises a ValueError where targets are fractions: they are not classes, and would be cut
-    off.
+    """Raises a ValueError if targets are not whole numbers, since such classes would be truncated
+    silently.
     """
     if targets.dtype.kind == "f" and (targets != np.round(targets)).any():
         raise ValueError(
-            f"{what} have the entry {targets[targets != np.round(targets)][0]}: need classes, "
-            "whole numbers"
+            f"{what} have the entry {targets[targets != np.round(targets)][0]}; expected classes "
+            "as whole numbers"
         )
 
 
 def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a stratified four fifths and of the rest: those that scikit-learn's
-    `train_test_split` draws, whose import takes a second.
+    """Returns the indices of a stratified split into four fifths and one fifth. They equal those of
+    scikit-learn's `train_test_split`, which takes a second to import.
 
     Args:
         classes: int `[M]`.
-        sizes: of the classes.
+        sizes: number of samples of each class.
     """
     rng = np.random.RandomState(_SPLIT_SEED)
     tests = math.ceil(len(classes) * _TEST_SHARE)
@@ -258,8 +269,8 @@ def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.ndarray:
-    """So many seats, in proportion to sizes: whole quotas, then the largest remainders, equal ones
-    by lot.
+    """Apportions `seats` in proportion to sizes by the largest-remainder method: integer parts of
+    the quotas first, then the largest remainders, with ties broken at random.
     """
     quotas = sizes / sizes.sum() * seats
     given = np.floor(quotas)
@@ -273,16 +284,18 @@ def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.
 
 
 def _checked(dataset: Dataset) -> Dataset:
-    """The same, with arrays for what is like them."""
+    """Validates a data set and returns it with arrays in place of array-like objects."""
     name = dataset.name
     if not isinstance(name, str) or not checks.is_integer(dataset.classes) or dataset.classes < 1:
         given = f"name = {checks.shown(name)}, classes = {checks.shown(dataset.classes)}"
         raise ValueError(
-            f"Dataset: {given}; need a text, and a number of classes, an integer, at least 1"
+            f"Dataset: {given}; expected a string, and a number of classes that is an integer, at "
+            "least 1"
         )
     if dataset.labels is not None and len(dataset.labels) != dataset.classes:
         raise ValueError(
-            f"{name}: {len(dataset.labels)} labels, but {dataset.classes} classes; need as many"
+            f"{name}: {len(dataset.labels)} labels, but {dataset.classes} classes; expected as "
+            "many labels as classes"
         )
     inputs = _checked_inputs(name, dataset.train_inputs, dataset.test_inputs)
     targets = [
@@ -291,16 +304,18 @@ def _checked(dataset: Dataset) -> Dataset:
     ]
     for part, rows, classes in zip(("train", "test"), inputs, targets, strict=True):
         _need_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
-    mine = (inputs[0], targets[0], inputs[1], targets[1])
+    converted = (inputs[0], targets[0], inputs[1], targets[1])
     return (
         dataset
-        if all(map(operator.is_, mine, dataset[1:5]))
-        else Dataset(name, *mine, dataset.classes, dataset.labels)
+        if all(map(operator.is_, converted, dataset[1:5]))
+        else Dataset(name, *converted, dataset.classes, dataset.labels)
     )
 
 
 def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
-    """Of training and test."""
+    """Validates the inputs for training and for testing and returns them as arrays or
+    `SparseRows`.
+    """
     what = [f"{name}: {part} inputs" for part in ("train", "test")]
     if all(map(issparse, given)):
         train, test = sparse.smaller(f"{name}: inputs", *given)
@@ -313,15 +328,15 @@ def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
     for where, rows in zip(what, (train, test), strict=True):
         if rows.ndim < 2 or 0 in rows.shape[1:]:
             raise ValueError(
-                f"{where} have shape {rows.shape}; need an array of numbers [M, ...] with at "
-                "least one element a sample"
+                f"{where} have shape {rows.shape}; expected an array of numbers [M, ...] with at "
+                "least one element per sample"
             )
         if not np.isfinite(rows.values if isinstance(rows, SparseRows) else rows).all():
-            raise ValueError(f"{where} have entries that are not finite")
+            raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
     if train.shape[1:] != test.shape[1:]:
         raise ValueError(
-            f"{name}: train inputs have shape {train.shape}, test inputs {test.shape}; need "
-            "samples of one shape"
+            f"{name}: train inputs have shape {train.shape}, test inputs {test.shape}; expected "
+            "samples of the same shape"
         )
     return train, test
 
@@ -329,16 +344,16 @@ def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
 def _need_classes(where: str, targets: np.ndarray, samples: int, classes: int) -> None:
     if targets.ndim != 1 or len(targets) != samples:
         raise ValueError(
-            f"{where} have shape {targets.shape}, but there are {samples} inputs; need labels "
-            f"[{samples}], as many"
+            f"{where} have shape {targets.shape}, but there are {samples} inputs; expected shape "
+            f"[{samples}]"
         )
     if not np.isfinite(targets).all():
-        raise ValueError(f"{where} have entries that are not finite")
+        raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
     _need_whole(where, targets)
     if targets.size and not 0 <= targets.min() <= targets.max() < classes:
         raise ValueError(
-            f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; need 0 to "
-            f"{classes - 1}"
+            f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; expected 0 "
+            f"to {classes - 1}"
         )
 
 
@@ -360,11 +375,14 @@ def _breast_cancer() -> Dataset:
 
 
 def _bundled(name: str) -> Path:
-    """A file that scikit-learn ships, found without importing it, which takes a second."""
+    """Returns the path of a file that scikit-learn ships, without importing scikit-learn, which
+    takes a second.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise FileNotFoundError(
-            f"{name} comes with scikit-learn, which is not installed: need pip install scikit-learn"
+            f"{name} comes with scikit-learn, which is not installed; you need to run: pip "
+            "install scikit-learn"
         )
     return Path(spec.origin).parent / "datasets" / "data" / name
 

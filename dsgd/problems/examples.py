@@ -1,4 +1,4 @@
-"""Samples, and the batches that are drawn of them."""
+"""Samples of the workers, and samplers that draw batches from them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from dsgd.machines.arrays import by_worker, from_host
 from dsgd.problems import sparse
 
 EPOCH = "epoch"
-# samples of a worker up to which a draw without replacement has a random number for each
+# Up to this many samples of a pooled worker, a draw without replacement draws a random number for
+# each sample.
 _LONG = 1 << 16
-# bytes of padding that are not worth another layout: arrays `[N, longest, ...]` are easier to look
-# at
+# Up to this many bytes of padding, samples are stored as `[N, longest, ...]`, which is easier to
+# inspect than a pool.
 _WASTE = 1 << 23
-_TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
+# Rounds of the random permutation: the probability that a sample is never moved is 2^-32.
+_TURNS = 32
 
 _OWN_KEY = np.uint32(2**32 - 1)
 
 
 class Examples(NamedTuple):
-    """Samples of one worker, of a batch, or with a leading worker axis.
+    """Samples of one worker or of a batch, or samples of all workers with a leading worker axis.
 
     Args:
         inputs: a pytree, leaves `[m, ...]`.
-        targets: likewise; classes are int32 `[m]`.
-        weights: float `[m]`: 1 for a sample, 0 for one that does not count, as the padding that
-            makes all workers' arrays equally long.
-        key: of a batch, for what its loss draws at random, as dropout does; () if it draws nothing.
+        targets: a pytree, leaves `[m, ...]`; classes are int32 `[m]`.
+        weights: float `[m]`: 1 for samples that count, 0 for padding, which makes the arrays of all
+            workers equally long.
+        key: for a batch, the key of the random numbers of its loss, such as dropout; () if the loss
+            draws none.
     """
 
     inputs: PyTree
@@ -50,28 +53,29 @@ class Examples(NamedTuple):
 
 @checks.arguments
 def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> Sampler:
-    """Draws a batch of one worker's samples on the device, uniformly, for `Problem.sample`.
+    """Returns a sampler that draws batches of a worker's samples uniformly on the device, for
+    `Problem.sample`.
 
-    The worker's data and its batches are `Examples`. The loss is a mean with their weights, which
-    are 0 for samples that do not count.
+    The worker's data and its batches are `Examples`. The loss of a batch is the mean with their
+    weights, which are 0 for samples that do not count.
 
     Args:
         batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch. Without, the batch of a
-            worker with m < B samples has all m, in random order; the weights of the other B - m are
-            0, so that means are over the m. "epoch": batches of b = min(B, m) samples of the
-            stream, one after the other: batch k has those from k b to k b + b - 1, of which those
-            before the next multiple of m belong to one epoch, and the others to the next one. So
-            each epoch has each sample once, no batch is cut at its end, and workers with fewer
-            samples begin their next epoch sooner.
+        replacement: whether a sample may be drawn twice in a batch. Without replacement, a worker
+            with m < B samples draws all m in random order, and the weights of the other B - m rows
+            are 0, so that means are over the m samples. "epoch": batches of b = min(B, m) samples
+            from a stream of epochs, each of which contains each sample once in random order. Batch
+            k has the samples k b to k b + b - 1 of the stream; a batch that reaches the end of an
+            epoch continues with the next one. Workers with fewer samples start their next epoch
+            sooner.
 
     Returns:
-        A sampler of batches `[B, ...]`, which can be cut; those of epochs are numbered. Its
+        A sampler of batches `[B, ...]`, which can be truncated; those of epochs are numbered. Its
         `samples` and `batch_sizes` depend on the data and are None;
         `dataclasses.replace(minibatch(B), samples=...)` sets them.
 
     Raises:
-        ValueError: batch_size < 1, or another replacement.
+        ValueError: if batch_size < 1, or replacement is none of True, False and "epoch".
 
     Source: Liu and Zhang, section 1.2.3.
     """
@@ -90,32 +94,32 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
 
 @dataclass(frozen=True)
 class Minibatch:
-    """(key, worker's `Examples`, of epochs the batch's number) -> a batch, `Examples` `[B, ...]`,
-    see `minibatch`.
+    """(key, worker's `Examples`, batch number if "epoch") -> a batch, `Examples` `[B, ...]`; see
+    `minibatch`.
 
     Args:
         batch_size: B.
-        replacement: True, False or "epoch". Batches of epochs are those of a stream, with one key
-            for all numbers.
+        replacement: True, False or "epoch". Batches of epochs are numbered parts of one stream and
+            use the same key for all numbers.
     """
 
     batch_size: int
     replacement: bool | Literal["epoch"] = True
 
     def __call__(
-        self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None
+        self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
-        if isinstance(mine, Pooled):
+        if isinstance(data, Pooled):
             chosen, counted = self._chosen(
-                key, mine.size.astype(jnp.uint32), mine.longest, number, mine.longest > _LONG
+                key, data.size.astype(jnp.uint32), data.longest, number, data.longest > _LONG
             )
-            return mine.batch(
-                mine.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float))
+            return data.batch(
+                data.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float))
             )
-        size = jnp.sum(mine.weights).astype(jnp.uint32)
-        chosen, counted = self._chosen(key, size, mine.weights.shape[0], number)
-        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, counted.astype(mine.weights.dtype))
+        size = jnp.sum(data.weights).astype(jnp.uint32)
+        chosen, counted = self._chosen(key, size, data.weights.shape[0], number)
+        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (data.inputs, data.targets))
+        return Examples(inputs, targets, counted.astype(data.weights.dtype))
 
     def _chosen(
         self,
@@ -125,32 +129,33 @@ class Minibatch:
         number: jax.Array | None,
         many: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
-        """Rows of a worker with so many samples, `[B]`, and which of them count.
+        """Returns the rows of a batch, `[B]`, and which of them count.
 
         Args:
-            key: of the draw.
-            size: m, uint32.
-            longest: at least m, of all workers.
-            number: of the batch, if it is of epochs.
-            many: whether a random number for each of the longest worker's samples is too much.
+            key: key of the draw.
+            size: m, the worker's number of samples, uint32.
+            longest: the largest number of samples of a worker.
+            number: number of the batch if batches are those of epochs.
+            many: whether drawing a random number for each of `longest` samples takes too much
+                memory.
         """
         B = self.batch_size
         if self.replacement == EPOCH:
             if number is None:
                 raise ValueError(
-                    "minibatch: batches of epochs are numbered; pass "
-                    "Problem(sample=problems.minibatch(B, 'epoch'))"
+                    "minibatch: replacement = 'epoch' without a batch number; expected a "
+                    "numbered sampler: pass Problem(sample=problems.minibatch(B, 'epoch'))"
                 )
             return _of_epoch(key, number, B, size)
         if self.replacement:
-            # One draw of bits a sample, where randint draws two: the remainder favours some by size
-            # / 2^32.
+            # One word of random bits per sample, where randint draws two. The remainder is uniform
+            # up to a relative error of size / 2^32.
             return jax.random.bits(key, (B,), jnp.uint32) % size, jnp.ones(B, bool)
         counted = jnp.arange(B) < size
         if many:
             return _Order.drawn(key, size).of(jnp.arange(B, dtype=jnp.uint32) % size, size), counted
-        # The B largest of one random number a sample: a uniform draw without replacement. Padding
-        # comes last, and does not count.
+        # The rows with the B largest of `longest` random numbers are a uniform draw without
+        # replacement. Padding gets -1, so it comes last; it does not count.
         lots = jax.random.uniform(key, (longest,))
         _, chosen = lax.top_k(jnp.where(jnp.arange(longest) < size, lots, -1), min(B, longest))
         return jnp.pad(chosen, (0, B - chosen.size)), counted
@@ -159,9 +164,12 @@ class Minibatch:
 def _of_epoch(
     key: jax.Array, number: jax.Array, batch_size: int, m: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Rows of batch `number` of m samples in epochs, uint32 `[B]`, and which of them count."""
+    """Returns the rows of batch `number` in epochs of m samples, uint32 `[B]`, and which of them
+    count.
+    """
     size, k = jnp.minimum(batch_size, m), number.astype(jnp.uint32)
-    # k size = (k // m) m size + (k % m) size, without products that do not fit in 32 bits.
+    # The batch begins at place k size = (k // m) m size + (k % m) size of the stream, which is
+    # computed without products that exceed 32 bits.
     epoch, offset = k // m * size + k % m * size // m, k % m * size % m
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     later = place >= m
@@ -173,14 +181,14 @@ def _of_epoch(
 
 
 class _Order(NamedTuple):
-    """A random permutation of 0 to m - 1 of which any place is computed without the others:
-    swap-or-not, `_TURNS` times.
+    """A random permutation of 0, ..., m - 1 of which any entry can be computed without the others,
+    by `_TURNS` rounds of swap-or-not.
 
-    In each turn x and (pivot - x) mod m are swapped, or not, by a random bit of the pair.
+    In each round, x and (pivot - x) mod m are swapped if a random bit of the pair is 1.
 
     Args:
-        pivots: below m, uint32 `[turns]`, or `[turns, B]` for B places.
-        salts: likewise.
+        pivots: numbers below m, uint32 `[rounds]`, or `[rounds, B]` for B places.
+        salts: random words, of the same shape.
 
     Source: Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", 2012.
     """
@@ -194,7 +202,7 @@ class _Order(NamedTuple):
         return cls(pivots % m, salts)
 
     def of(self, places: jax.Array, m: jax.Array) -> jax.Array:
-        """What is at these places, uint32 `[B]`."""
+        """Returns the entries at these places, uint32 `[B]`."""
 
         def turn(x, drawn):
             pivot, salt = drawn
@@ -205,7 +213,7 @@ class _Order(NamedTuple):
 
 
 def _bit(x: jax.Array, salt: jax.Array) -> jax.Array:
-    """A bit that looks random for each x, by the mixer of MurmurHash3 (Appleby, 2011)."""
+    """Returns a pseudorandom bit for each x, by the mixer of MurmurHash3 (Appleby, 2011)."""
     x = x * np.uint32(0x9E3779B1) ^ salt
     x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
@@ -214,46 +222,47 @@ def _bit(x: jax.Array, salt: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True, eq=False)
 class Keyed(sameness.Compared):
-    """(key, worker's `Examples`, of epochs the batch's number) -> a batch with a key of its own,
-    for losses that draw random numbers.
+    """(key, worker's `Examples`, batch number if "epoch") -> a batch with its own key, for losses
+    that draw random numbers.
 
     Args:
-        sample: draws the batch, as it does without.
+        sample: draws the batch without a key.
     """
 
     sample: Callable[..., Examples]
 
     def __call__(
-        self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None
+        self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
         if number is None:
-            return keyed(key, self.sample(key, mine))
-        return keyed(jax.random.fold_in(key, number), self.sample(key, mine, number))
+            return keyed(key, self.sample(key, data))
+        return keyed(jax.random.fold_in(key, number), self.sample(key, data, number))
 
 
 def keyed(key: jax.Array, batch: Examples) -> Examples:
-    """The batch with a key of its own, made of the one with which it is drawn."""
+    """Returns the batch with its own key, which is derived from the key that it is drawn with."""
     return batch._replace(key=jax.random.fold_in(key, _OWN_KEY))
 
 
 def with_keys(sampler: Sampler) -> Sampler:
-    """The sampler whose batches, also those from outside, have keys of their own."""
+    """Returns the sampler with a key added to its batches, and to streamed batches."""
     return replace(sampler, draw=Keyed(sampler.draw), keyed=keyed)
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:
-    """The batch, of which only so many samples count, the first ones."""
+    """Returns the batch with zero weights on all but the first `samples` samples."""
     return batch._replace(
         weights=jnp.where(jnp.arange(len(batch.weights)) < samples, batch.weights, 0)
     )
 
 
 def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
-    """The workers' samples stacked, leaves `[N, longest, ...]`, with zero weights on the padding.
+    """Returns the workers' samples stacked to leaves `[N, longest, ...]`, with zero weights on the
+    padding.
 
     Args:
         inputs, targets: numpy arrays `[M, ...]`.
-        parts: which samples each worker has.
+        parts: indices of each worker's samples.
     """
     longest = max(len(part) for part in parts)
     index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
@@ -268,22 +277,22 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
 
 
 def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
-    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the
-    memory, by more than 8 MB.
+    """Returns the workers' samples as `pad` does, or in one pool if padding would more than double
+    the memory and add more than 8 MB.
 
-    In runs of several processes they are padded.
+    In runs of several processes, samples are always padded.
     """
     N, sizes = len(parts), [len(part) for part in parts]
     row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
-    more = N * max(sizes) - sum(sizes)
-    if agreement.alone() and more > sum(sizes) and more * row > _WASTE:
+    padding = N * max(sizes) - sum(sizes)
+    if agreement.alone() and padding > sum(sizes) and padding * row > _WASTE:
         inputs, targets = jax.tree.map(converted, (inputs, targets))
         return pool(inputs, targets, parts, Examples)
     return pad(inputs, targets, parts)
 
 
 def on_device(inputs: PyTree, targets: PyTree) -> Examples:
-    """Samples that everybody has, `[m, ...]`, of numpy arrays."""
+    """Returns samples that all workers share, leaves `[m, ...]`, given numpy arrays."""
     weights = np.ones(len(jax.tree.leaves(inputs)[0]))
     return Examples(
         *jax.tree.map(lambda leaf: from_host(converted(leaf)), (inputs, targets, weights))
@@ -291,8 +300,8 @@ def on_device(inputs: PyTree, targets: PyTree) -> Examples:
 
 
 def converted(leaf: np.ndarray) -> np.ndarray:
-    """Real numbers in JAX's default type, integers as they are. By numpy: each conversion on the
-    device would be a program to compile.
+    """Returns real numbers in JAX's default float type, and integers unchanged. It uses numpy,
+    since each conversion on the device would be a program to compile.
     """
     return (
         leaf.astype(jnp.result_type(float), copy=False)
@@ -302,8 +311,8 @@ def converted(leaf: np.ndarray) -> np.ndarray:
 
 
 def one(samples: PyTree) -> PyTree:
-    """The shapes and types of a single sample: of `SparseRows` those of the dense row, whatever
-    their k.
+    """Returns the shapes and types of a single sample. For `SparseRows` they are those of a dense
+    row, whatever k is.
     """
 
     def kind(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -314,17 +323,18 @@ def one(samples: PyTree) -> PyTree:
 
 
 def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
-    """Inputs and targets as numpy arrays.
+    """Converts inputs and targets to numpy arrays and validates them.
 
     Args:
-        what: they are, for messages.
+        what: name of the data in messages.
         pair: (inputs, targets), pytrees of arrays `[M, ...]`, see `array_likes.tree`; targets may
-            be (). Inputs may be sparse matrices of scipy's, which become `SparseRows`, or dense
-            arrays if these are smaller.
+            be (). Inputs may be scipy.sparse matrices, which become `SparseRows`, or dense arrays
+            if these take less memory.
 
     Raises:
-        ValueError: no pair, no samples, leaves of different length, or without elements, or that
-            are not numbers, not finite, or beyond what JAX's types hold.
+        ValueError: if it is not a pair, there are no samples, leaves differ in length, samples have
+            no elements, or entries are not numbers, not finite, or outside the range of JAX's
+            types.
     """
     if (
         not isinstance(pair, tuple | list)
@@ -332,34 +342,37 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
         or (isinstance(pair, list) and _of_workers(pair))
     ):
         several = (
-            f"; for {len(pair)} workers' own data pass problems.ByWorker(lambda n: data[n])"
+            f"; for separate data of {len(pair)} workers pass problems.ByWorker(lambda n: data[n])"
             if _of_workers(pair)
             else ""
         )
-        raise ValueError(f"{what} = {checks.shown(pair)}: need a pair (inputs, targets){several}")
+        raise ValueError(
+            f"{what} = {checks.shown(pair)}; expected a pair (inputs, targets){several}"
+        )
     inputs = array_likes.tree(f"{what}: inputs", pair[0], _inputs)
     targets = array_likes.tree(f"{what}: targets", pair[1], _samples)
     if not jax.tree.leaves(inputs):
         raise ValueError(
-            f"{what}: inputs = {checks.shown(pair[0])} has no arrays; need leaves [M, ...]"
+            f"{what}: inputs = {checks.shown(pair[0])} has no arrays; expected leaves [M, ...]"
         )
     length = len(jax.tree.leaves(inputs)[0])
     for path, leaf in tree_leaves_with_path((inputs, targets)):
         if len(leaf) != length or not length:
-            where = f"{what}: {('inputs', 'targets')[path[0].idx]}{keystr(path[1:])} has shape {leaf.shape}"
+            part = ("inputs", "targets")[path[0].idx]
+            where = f"{what}: {part}{keystr(path[1:])} has shape {leaf.shape}"
             several = (
-                "; or, for workers' own data, problems.ByWorker(lambda n: data[n])"
+                "; for separate data of the workers pass problems.ByWorker(lambda n: data[n])"
                 if _of_workers(pair)
                 else ""
             )
             raise ValueError(
-                f"{where}; need [M, ...] with one M, at least 1, for all arrays{several}"
+                f"{where}; expected [M, ...] with the same M >= 1 for all arrays{several}"
             )
     return inputs, targets
 
 
 def _of_workers(pairs: Any) -> bool:
-    """Whether it looks like a list of the workers' (inputs, targets)."""
+    """Whether the argument looks like a list of (inputs, targets), one for each worker."""
     return (
         isinstance(pairs, tuple | list)
         and len(pairs) > 1
@@ -375,9 +388,9 @@ def _samples(where: str, leaf: Any) -> np.ndarray:
     array = array_likes.numbers(where, leaf)
     if array.ndim < 1 or 0 in array.shape[1:]:
         raise ValueError(
-            f"{where} has shape {array.shape}; need an array of numbers [M, ...] with at least "
-            "one element a sample"
+            f"{where} has shape {array.shape}; expected an array of numbers [M, ...] with at least "
+            "one element per sample"
         )
     if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
-        raise ValueError(f"{where} has entries that are not finite")
+        raise ValueError(f"{where} has entries that are not finite; expected finite numbers")
     return array_likes.kept(where, array)

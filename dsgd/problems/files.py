@@ -1,6 +1,6 @@
-"""Images in the published formats of MNIST, its likes, and CIFAR.
+"""Images in the published file formats of MNIST (also Fashion-MNIST, KMNIST and EMNIST) and CIFAR.
 
-No more is read of a file than such a file can hold, whatever it says of itself.
+Reading is limited to the published size of a file, whatever size its header states.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Images(NamedTuple):
     """A data set in IDX files.
 
     Args:
-        folder: its name in torchvision's root.
-        most: images in a file.
-        labels: what the classes are called, in their order.
-        prefix, test: of the files' names: `{prefix}train-images-idx3-ubyte`,
+        folder: name of its folder in torchvision's root.
+        most: largest number of images in a file.
+        labels: names of the classes, in order.
+        prefix, test: parts of the file names, `{prefix}train-images-idx3-ubyte` and
             `{prefix}{test}-images-idx3-ubyte`.
         first: the first label in the files.
-        transposed: whether rows and columns are exchanged in the files.
+        transposed: whether rows and columns of the images are exchanged in the files.
     """
 
     folder: str
@@ -50,13 +50,13 @@ class _Cifar(NamedTuple):
     """A data set in CIFAR's batches.
 
     Args:
-        name: as published.
-        folders: of the binary archive and of the pickled one.
+        name: name as published.
+        folders: names of the unpacked folders of the binary and of the pickled archive.
         train, test: names of the batches.
-        records: images in a batch, at most.
+        records: largest number of images in a batch.
         labels: names of a record's labels, in the order of its bytes.
-        label: the one that is the class.
-        classes: how many.
+        label: the label that is the class.
+        classes: number of classes.
     """
 
     name: str
@@ -71,7 +71,7 @@ class _Cifar(NamedTuple):
 
 _DIGITS = string.digits
 _BOTH_CASES = _DIGITS + string.ascii_uppercase + string.ascii_lowercase
-# without small letters that look like large ones
+# EMNIST merges lower-case letters that look like their upper-case forms.
 _MERGED = _DIGITS + string.ascii_uppercase + "abdefghnqrt"
 _CLOTHES = (
     "T-shirt/top",
@@ -130,21 +130,24 @@ _CIFARS = {
 NAMES = (*_IMAGES, *_CIFARS)
 _SIDE = 28  # pixels
 _PIXELS = 3 * 32 * 32
-# bytes of one that is pickled: as text, a pixel may take two; labels and a file's name
+# Limits for each image of a pickled batch. Bytes: a pixel takes up to two if it is written as text;
+# labels and a file name are added.
 _RECORD = 2 * _PIXELS + 64
-_OPCODES = 16  # instructions that it may take
+_OPCODES = 16  # pickle instructions
 
 
 def read(name: str, folder: Path) -> Arrays:
-    """A data set of the `NAMES`; images `[M, height, width, channels]` between 0 and 1.
+    """Reads one of the data sets in `NAMES`. Images are `[M, height, width, channels]` with values
+    from 0 to 1.
 
     Args:
-        name: of the data set.
-        folder: with its files, or above them as archives unpack, or torchvision's root.
+        name: name of the data set.
+        folder: folder with the files, or its parent folder after unpacking an archive, or
+            torchvision's root.
 
     Raises:
         ValueError: if a file is malformed.
-        FileNotFoundError: if one is not there.
+        FileNotFoundError: if a file does not exist.
     """
     return (
         _read_images(_IMAGES[name], folder)
@@ -154,7 +157,7 @@ def read(name: str, folder: Path) -> Arrays:
 
 
 def _read_images(images: _Images, folder: Path) -> Arrays:
-    """The four IDX files `train-images-idx3-ubyte`, ..., plain or `.gz`."""
+    """Reads the four IDX files `train-images-idx3-ubyte`, ..., plain or `.gz`."""
     arrays: Arrays = {"classes": len(images.labels), "labels": np.array(list(images.labels))}
     for part, name in (("train", "train"), ("test", images.test)):
         pixels = _read_idx(images, folder, f"{images.prefix}{name}-images", 3)
@@ -175,13 +178,13 @@ def _need_labels(path: Path, labels: np.ndarray, first: int, classes: int) -> No
     last = first + classes - 1
     if labels.size and not first <= labels.min() <= labels.max() <= last:
         raise ValueError(
-            f"{path}: labels from {labels.min()} to {labels.max()}; need {first} to {last}"
+            f"{path}: labels from {labels.min()} to {labels.max()}; expected {first} to {last}"
         )
 
 
 def _read_idx(images: _Images, folder: Path, name: str, dimensions: int) -> np.ndarray:
-    """An IDX file: two zero bytes, type 0x08 (unsigned byte), the number of dimensions, big-endian
-    sizes, then the bytes.
+    """Reads an IDX file: two zero bytes, the type 0x08 (unsigned byte), the number of dimensions,
+    the sizes as big-endian 32-bit integers, then the data bytes.
     """
     path = _idx_file(images, folder, name, dimensions)
     most = (images.most, _SIDE, _SIDE)[:dimensions]
@@ -190,30 +193,33 @@ def _read_idx(images: _Images, folder: Path, name: str, dimensions: int) -> np.n
             header = file.read(4 + 4 * dimensions)
             if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, 8, dimensions]):
                 raise ValueError(
-                    f"{path}: its first bytes are {header[:4].hex(' ')}; need an IDX file of "
+                    f"{path}: the first bytes are {header[:4].hex(' ')}; expected an IDX file of "
                     f"unsigned bytes with {dimensions} dimensions"
                 )
             shape = struct.unpack(f">{dimensions}I", header[4:])
             if any(size > limit for size, limit in zip(shape, most, strict=True)):
                 raise ValueError(
-                    f"{path}: its header says {shape}; need at most {most}, as published"
+                    f"{path}: the header states the shape {shape}; expected at most {most}, as "
+                    "published"
                 )
             count = math.prod(shape)
             raw = file.read(count + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: not a whole gzip file ({error})") from error
+        raise ValueError(f"{path}: damaged ({error}); expected an intact gzip file") from error
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); need an IDX file") from error
+        raise ValueError(f"{path}: cannot be read ({error}); expected an IDX file") from error
     if len(raw) != count:
         raise ValueError(
-            f"{path}: {len(raw) if len(raw) < count else 'more'} bytes of data, but its header "
-            f"says {shape}, {count} bytes"
+            f"{path}: {len(raw) if len(raw) < count else f'more than {count}'} bytes of data; "
+            f"expected {count}, since the header states the shape {shape}"
         )
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def _idx_file(images: _Images, folder: Path, name: str, dimensions: int) -> Path:
-    """The file with a dash or a dot in its name, in the folder or one that archives make."""
+    """Returns the path of an IDX file, with a dash or a dot in its name, in the folder or in one
+    that archives are unpacked to.
+    """
     folders = [
         folder,
         folder / images.folder / "raw",
@@ -231,7 +237,7 @@ def _idx_file(images: _Images, folder: Path, name: str, dimensions: int) -> Path
 
 
 def _read_cifar(cifar: _Cifar, folder: Path) -> Arrays:
-    """The batches, binary (`data_batch_1.bin`, ...) or pickled (`data_batch_1`, ...)."""
+    """Reads the batches, binary (`data_batch_1.bin`, ...) or pickled (`data_batch_1`, ...)."""
     folder = next(
         (folder / inner for inner in cifar.folders if is_there(folder / inner, Path.is_dir)), folder
     )
@@ -248,8 +254,8 @@ def _read_cifar(cifar: _Cifar, folder: Path) -> Arrays:
 
 
 def _read_batch(cifar: _Cifar, folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """One batch: `name.bin` is records of label bytes and 3,072 pixels (red, green, blue planes);
-    `name` is a pickled dictionary.
+    """Reads a batch. `name.bin` consists of records of label bytes and 3,072 pixels (red, green and
+    blue planes); `name` is a pickled dictionary.
     """
     path = _first_there([folder / f"{name}.bin", folder / name])
     try:
@@ -257,7 +263,9 @@ def _read_batch(cifar: _Cifar, folder: Path, name: str) -> tuple[np.ndarray, np.
             _read_records(path, cifar) if path.suffix == ".bin" else _read_pickle(path, cifar)
         )
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); need a {cifar.name} batch") from error
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected a {cifar.name} batch"
+        ) from error
     _need_labels(path, labels, 0, cifar.classes)
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32) / 255
     return images, labels.astype(np.int64)
@@ -268,8 +276,8 @@ def _read_records(path: Path, cifar: _Cifar) -> tuple[np.ndarray, np.ndarray]:
     raw = np.frombuffer(_read_at_most(path, cifar.records * record, cifar), np.uint8)
     if raw.size == 0 or raw.size % record:
         raise ValueError(
-            f"{path}: {raw.size} bytes; need a multiple of {record} ({' and '.join(cifar.labels)} "
-            "and 32x32x3 pixels)"
+            f"{path}: {raw.size} bytes; expected a multiple of {record} "
+            f"({' and '.join(cifar.labels)} and 32x32x3 pixels)"
         )
     records = raw.reshape(-1, record)
     return records[:, cifar.labels.index(cifar.label)], records[:, len(cifar.labels) :]
@@ -278,8 +286,8 @@ def _read_records(path: Path, cifar: _Cifar) -> tuple[np.ndarray, np.ndarray]:
 def _read_at_most(path: Path, most: int, cifar: _Cifar) -> bytes:
     if path.stat().st_size > most:
         raise ValueError(
-            f"{path}: {path.stat().st_size} bytes; need at most {most}, a {cifar.name} batch of "
-            f"{cifar.records} images"
+            f"{path}: {path.stat().st_size} bytes; expected at most {most}, a {cifar.name} batch "
+            f"of {cifar.records} images"
         )
     return path.read_bytes()
 
@@ -290,13 +298,13 @@ def _read_pickle(path: Path, cifar: _Cifar) -> tuple[np.ndarray, np.ndarray]:
     try:
         _check_opcodes(raw, cifar.records)
         batch = _Inert(raw).load()
-        # lists of lists of one list would be arrays of any size
+        # Nested lists that share one list could become an array of any size.
         if not all(isinstance(label, int) for label in batch[key]):
-            raise ValueError("its labels are no integers")
+            raise ValueError("its labels are not integers")
         labels, pixels = np.asarray(batch[key]), batch[b"data"].bytes_of_rows()
-    except Exception as error:  # what a broken pickle raises is anything
+    except Exception as error:  # a damaged pickle may raise any exception
         raise ValueError(
-            f"{path}: not a pickled {cifar.name} batch ({error}); need a dictionary with {key} "
+            f"{path}: not a pickled {cifar.name} batch ({error}); expected a dictionary with {key} "
             "and b'data'"
         ) from error
     if (
@@ -305,16 +313,18 @@ def _read_pickle(path: Path, cifar: _Cifar) -> tuple[np.ndarray, np.ndarray]:
         or labels.ndim != 1
     ):
         raise ValueError(
-            f"{path}: labels of shape {labels.shape}, data {pixels.shape}; need [M] integers and "
-            f"[M, {_PIXELS}]"
+            f"{path}: labels of shape {labels.shape}, data {pixels.shape}; expected integers [M] "
+            f"and [M, {_PIXELS}]"
         )
     return labels, pixels
 
 
 def _check_opcodes(raw: bytes, records: int) -> None:
-    """Raises a ValueError where a pickle's code would make more of it than it is: strings longer
-    than the file, places in the memo (one may be at 2^32) that are not the next one, or as many
-    objects as no batch of so many records has."""
+    """Raises a ValueError if loading a pickle could take much more memory than the file has bytes:
+    if it stores an object at a memo index that is not the next one (an index may be 2^32), or has
+    more instructions than a batch of `records` images. `pickletools` itself raises if a string is
+    longer than the file.
+    """
     stored = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         if count > _OPCODES * records:
@@ -322,12 +332,12 @@ def _check_opcodes(raw: bytes, records: int) -> None:
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument is not None:
             stored += 1
             if argument > stored:
-                raise ValueError(f"its memo's {stored}th object is stored at {argument}")
+                raise ValueError(f"object {stored} of its memo is stored at index {argument}")
 
 
 class _Pickled:
-    """What stands in a pickle for an array or its dtype: it keeps what it is given, and runs
-    nothing, numpy's own code included.
+    """Placeholder for an array or dtype in a pickle. It stores its arguments and state and runs no
+    code, not even numpy's.
     """
 
     def __init__(self, *arguments: Any):
@@ -339,13 +349,15 @@ class _Pickled:
     def bytes_of_rows(self) -> np.ndarray:
         _, shape, dtype, fortran, raw = self.state
         if dtype.arguments[0] not in (b"u1", "u1") or fortran:
-            raise ValueError(f"its array has dtype {dtype.arguments[0]!r}; need 'u1', in rows")
+            raise ValueError(
+                f"its array has dtype {dtype.arguments[0]!r}; expected 'u1', in C order"
+            )
         return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 class _Inert(pickle.Unpickler):
-    """Reads what pickled numpy arrays are made of and refuses anything else: a pickle can otherwise
-    run any code.
+    """An unpickler that accepts only the parts of pickled numpy arrays, since a pickle can
+    otherwise run any code.
     """
 
     _ALLOWED: ClassVar = {
@@ -357,27 +369,30 @@ class _Inert(pickle.Unpickler):
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(io.BytesIO(raw), encoding="bytes")
-        self.left = len(raw)  # bytes that may still be made of texts
+        self.left = len(raw)  # remaining number of bytes that may be decoded from strings
 
     def _encode(self, text: str, encoding: str) -> bytes:
         self.left -= len(text)
         if self.left < 0:
-            raise ValueError("the same text is used again and again")
+            raise ValueError("its strings are longer than the file, since one is used repeatedly")
         return text.encode("latin1")
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):  # as Python 3 writes bytes for Python 2
+        if (module, name) == (
+            "_codecs",
+            "encode",
+        ):  # Python 3 pickles bytes in this way for Python 2
             return self._encode
         if (module, name) not in self._ALLOWED:
             raise ValueError(
-                f"a CIFAR batch holds numpy arrays; this file asks for {module}.{name}"
+                f"it refers to {module}.{name}; a CIFAR batch contains numpy arrays only"
             )
         return self._ALLOWED[module, name]
 
 
 def is_there(path: Path, kind: Callable[[Path], bool] = Path.is_file) -> bool:
-    """Whether there is such a file, or folder; also of names too long, or with null bytes, or in
-    folders that are closed.
+    """Whether a file (or folder) exists. Returns False for names that are too long or contain null
+    bytes, and in folders without permission.
     """
     try:
         return kind(path)
@@ -389,9 +404,9 @@ def _first_there(paths: Sequence[Path]) -> Path:
     for path in paths:
         if is_there(path):
             return path
-    others = f", nor {len(paths) - 2} like them" if len(paths) > 2 else ""
-    first = repr(str(paths[0]))[1:-1]  # null bytes as they are written
+    others = f", nor {len(paths) - 2} similar names" if len(paths) > 2 else ""
+    first = repr(str(paths[0]))[1:-1]  # null bytes as escape sequences
     raise FileNotFoundError(
-        f"no file {first} or {paths[1].name}{others}: need it as published (--data-dir names its "
-        "folder)"
+        f"no file {first} or {paths[1].name}{others}; expected the file as published (data_dir, "
+        "--data-dir, is its folder)"
     )

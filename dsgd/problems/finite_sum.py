@@ -1,4 +1,4 @@
-"""Empirical risks: worker n's objective is the mean loss of any model over its own samples."""
+"""Empirical risks: worker n's objective is the mean loss of a model over its own samples."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, .
 WEIGHTS = ("equal", "samples")
 Metrics = tuple[tuple[str, PerSample], ...]
 
-# A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the
-# same problem built twice compiles once.
+# The functions of a problem are frozen dataclasses with `__call__` that are equal if their fields
+# are, so that the same problem built twice is compiled once.
 
 
 @dataclass(frozen=True, eq=False)
 class MeanLoss(sameness.Compared):
     r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's
-    samples, of weights w.
+    samples with weights w.
 
     Args:
-        apply: of a `Model`.
+        apply: as in `Model`.
         per_sample: (outputs, targets) -> losses `[m, ...]`; further axes are averaged.
         l2: weight of the squared norm.
-        at_once: samples whose losses are computed at a time, so that a gradient's memory is
-            bounded; None: all.
-        training: how the model differs in training, where batches are drawn and have a key; None:
-            it does not. Without a key, of an exact gradient, dropout is off, and batch norm has the
-            statistics of the samples that are computed at a time.
-        trained: which leaves of the parameters are trained, and so in the norm; None: all.
+        at_once: number of samples whose losses are computed at a time, which bounds the memory of a
+            gradient; None: all.
+        training: how the model differs in training mode, which is used for batches with a key;
+            None: it does not differ. In exact gradients, which have no key, dropout is off, and
+            batch norm uses the statistics of the samples that are computed at a time.
+        trained: which leaves of the parameters are trained and therefore part of the norm; None:
+            all.
     """
 
     apply: Callable[[PyTree, PyTree], PyTree]
@@ -69,17 +70,17 @@ class MeanLoss(sameness.Compared):
     def __call__(self, params: PyTree, batch: Examples | PyTree) -> jax.Array:
         if not isinstance(batch, Examples):
             raise ValueError(
-                f"a batch is a {type(batch).__name__}; expected problems.Examples(inputs, "
-                "targets, weights)"
+                f"loss of finite_sum: batch is a {type(batch).__name__}; expected "
+                "problems.Examples(inputs, targets, weights)"
             )
         return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
 
     def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
-        """The mean over the batch, in training, without the norm."""
+        """Returns the mean loss of the batch in training mode, without the norm."""
         if self.training is None:
             losses = accumulate.total(self.total, params, batch, self.at_once)
         else:
-            # batch norm has the statistics of the whole batch
+            # Batch norm needs the statistics of the whole batch, so the batch must not be split.
             whole = isinstance(batch.key, jax.Array)
             in_training = partial(self.total, key=batch.key)
             losses = accumulate.total(
@@ -90,8 +91,8 @@ class MeanLoss(sameness.Compared):
     def total(
         self, params: PyTree, batch: Examples, counted: jax.Array, key: Any = None
     ) -> jax.Array:
-        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`; with a
-        key, or (), in training.
+        """Returns the weighted sum of the losses of the samples marked in `counted`, bool `[m]`. If
+        `key` is a key or (), the model is in training mode; None: in evaluation mode.
         """
         outputs = (
             self.apply(params, batch.inputs)
@@ -102,7 +103,7 @@ class MeanLoss(sameness.Compared):
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
     def outputs(self, params: PyTree, batch: Examples) -> PyTree:
-        """The model's, in evaluation, for messages."""
+        """Returns the model's outputs in evaluation mode, for messages."""
         return self.apply(params, batch.inputs)
 
     def _in_training(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
@@ -110,9 +111,9 @@ class MeanLoss(sameness.Compared):
         if self.training.random and not isinstance(key, jax.Array):
             if any(self.training.averages):
                 raise ValueError(
-                    "an exact gradient of a model with batch norm and dropout, which is no mean "
-                    "over the samples; use a method that draws"
-                    " batches, minibatch_sgd"
+                    "the exact gradient of a model with batch norm and dropout is not a mean "
+                    "over the samples; expected a method that draws batches, such as "
+                    "minibatch_sgd"
                 )
             return self.apply(params, batch.inputs)
         inputs = counted_rows(batch) if any(self.training.averages) else batch.inputs
@@ -121,7 +122,7 @@ class MeanLoss(sameness.Compared):
     def with_slope(
         self, params: PyTree, batch: Examples, counted: jax.Array
     ) -> tuple[jax.Array, PyTree]:
-        """`total` and its gradient with respect to what is trained."""
+        """Returns `total` and its gradient with respect to the trained leaves."""
         trained, fixed = self.split(params)
 
         def of(trained: PyTree) -> jax.Array:
@@ -132,23 +133,23 @@ class MeanLoss(sameness.Compared):
         return jax.value_and_grad(of)(trained)
 
     def split(self, params: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
-        """What is trained, and the other leaves."""
+        """Returns the trained part of the parameters, and the other leaves."""
         return leaves.split(self.trained, params) if self.trained else (params, ())
 
     def penalty(self, trained: PyTree) -> jax.Array | float:
-        """That of the norm."""
+        """Returns the term of the squared norm."""
         return 0.5 * self.l2 * optax.tree.norm(trained, squared=True) if self.l2 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class LossAndMetrics(sameness.Compared):
-    """(params, data block, test set) -> loss, and the metrics' means over the test set; the
-    gradient. In pieces of so many samples.
+    """(params, data block, test set) -> (the loss and the means of the metrics over the test set,
+    the gradient). It is computed in pieces of `at_once` samples.
 
     Args:
-        loss: of a batch.
+        loss: the loss of a batch.
         metrics: names and functions, (outputs, targets) -> `[m, ...]`.
-        at_once: samples in a piece.
+        at_once: number of samples in a piece.
     """
 
     loss: MeanLoss
@@ -162,8 +163,8 @@ class LossAndMetrics(sameness.Compared):
         summed = accumulate.total(self.loss.with_slope, params, rows, self.at_once)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
-            own = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
-            value, slope = jax.tree.map(jnp.add, (value, slope), own)
+            penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
+            value, slope = jax.tree.map(jnp.add, (value, slope), penalty)
         return {"loss": value, **self._tested(params, test)}, slope
 
     def _tested(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
@@ -183,7 +184,9 @@ class LossAndMetrics(sameness.Compared):
 
 
 def _shares(sizes: jax.Array) -> jax.Array:
-    """What a sample of each of the block's workers counts in f, of its number of samples, `[n]`."""
+    """Returns the weight of a single sample of each of the block's workers in f, `[n]`, given their
+    numbers of samples.
+    """
     shares = 1 / (len(sizes) * sizes)
     if by := workers.weights():
         shares = shares * workers.own(jnp.asarray(by, shares.dtype), len(by))
@@ -193,8 +196,8 @@ def _shares(sizes: jax.Array) -> jax.Array:
 def _rows(
     data: Examples | Pooled, shares: Callable[[jax.Array], jax.Array] = jnp.ones_like
 ) -> Examples:
-    """All workers' samples, leaves `[rows, ...]`, with weights of what their workers' numbers of
-    samples make of them; of padding 0.
+    """Returns the samples of all workers, leaves `[rows, ...]`, weighted by a function of their
+    worker's number of samples; padding has weight 0.
     """
     if isinstance(data, Pooled):
         owner, real = pooled.owners(data)
@@ -205,14 +208,14 @@ def _rows(
 
 
 def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Whether the largest logit, `[m, classes]`, is the target's, bool `[m]`: the mean is the
+    """Whether the largest logit, `[m, classes]`, is that of the target, bool `[m]`. The mean is the
     accuracy.
     """
     return jnp.argmax(logits, axis=-1) == targets
 
 
 def _means(values: jax.Array) -> jax.Array:
-    """Over all axes but the first: `[m, ...]` to floating-point `[m]`."""
+    """Returns means over all axes but the first: `[m, ...]` to floating-point `[m]`."""
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     return jnp.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
 
@@ -238,57 +241,57 @@ def finite_sum(
     chunk: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
-    r"""$f = \frac1N \sum_n w_n f_n$ with
-    $f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples.
+    r"""Returns an empirical risk: $f = \frac1N \sum_n w_n f_n$ with $f_n(x) = \frac1{m_n} \sum_i
+    \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's $m_n$ samples.
 
     Args:
-        model: h, a flax linen module, whose parameters each seed of a run draws; an nnx module,
-            whose parameters all seeds start from; a function from `nnx.Rngs` to an nnx module, of
-            which each seed makes its own; or a `problems.Model(init, apply)`.
-        loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes,
-            of a sequence, are averaged.
-        data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss
-            needs none. Real numbers become JAX's default type, integers stay as they are. Inputs
-            that are sparse matrices of scipy's reach the model as `problems.SparseRows`, or as
-            dense arrays if these are smaller: `inputs @ kernel` takes both. Or
-            `problems.ByWorker(load)`: each worker's come from a function, which is called where
-            they are needed only; there is no partition then.
+        model: h: a flax linen module, whose parameters are drawn by each seed of a run; an nnx
+            module, whose parameters are the start for all seeds; a function from `nnx.Rngs` to an
+            nnx module, which is called for each seed; or a `problems.Model(init, apply)`.
+        loss: (outputs, targets) -> the loss of each sample, `[m, ...]`, as in optax; further axes,
+            such as those of a sequence, are averaged.
+        data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () if the loss
+            needs none. Real numbers are converted to JAX's default float type, integers are not
+            converted. Inputs that are scipy.sparse matrices are passed to the model as
+            `problems.SparseRows`, or as dense arrays if these take less memory; `inputs @ kernel`
+            works for both. Or `problems.ByWorker(load)`: a function loads the data of each worker,
+            on the processes that need them only; `partition` is then ignored.
         workers: N.
-        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see
-            `dsgd.problems.split`; or the indices of each worker's samples, N arrays.
+        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two need classes `[M]`), see
+            `dsgd.problems.split`; or N arrays with the indices of each worker's samples.
         alpha: concentration of "dirichlet".
-        min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see
-            `dsgd.problems.split`.
-        weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean
-            over all M samples; or N numbers, at least 0, which are divided by their mean. The
-            objective, gradients and averages of models have them (`dsgd.Problem`). An optimizer
-            that divides by the gradient's size in each worker of a decentralized method (Adam)
-            cancels them; runs warn of it.
-        batch_size: B, samples that each worker draws in a round.
-        replacement: whether a batch is drawn with replacement. Without, the batch of a worker with
-            m < B samples has all m, and its mean is over those. "epoch": each worker goes through
-            its samples in a random order, then in another one, and so on, in batches of min(B, m);
+        min_samples: smallest number of samples of a worker, at least 1; "dirichlet" is drawn again
+            until it holds, see `dsgd.problems.split`.
+        weights: w. "equal": all are 1, as in (5.1); "samples": $w_n = N m_n / M$, so that f is the
+            mean over all M samples; or N numbers, at least 0, which are divided by their mean. The
+            objective, the gradients and the averages of models use them (`dsgd.Problem`). In
+            decentralized methods, an optimizer that divides by the size of the gradient on each
+            worker (Adam) cancels the weights; runs warn of it.
+        batch_size: B, the number of samples that each worker draws in a round.
+        replacement: whether batches are drawn with replacement. Without replacement, the batch of a
+            worker with m < B samples has all m, and its mean is over those. "epoch": each worker
+            passes through its samples in random order, again and again, in batches of min(B, m);
             see `dsgd.problems.minibatch`.
         l2: weight of the squared norm.
-        seed: of the partition.
-        test: (inputs, targets) that no worker has.
-        metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over
-            `test` the history has.
-        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of
-            theirs, as optax's masks are, or a function from the parameters to it; None: all. Only
-            those are in gradients, in messages and their bits, and in the norm; the others stay as
-            `init` makes them, as integers do in any case.
-        chunk: samples that are evaluated at a time, on each device and of each run; None: as many
-            as need about a quarter of a gigabyte. An exact gradient takes chunk / N of each
-            worker's samples at a time, a batch is always whole.
-        name: for tables and errors.
+        seed: seed of the partition.
+        test: (inputs, targets) of a test set.
+        metrics: name -> function (outputs, targets) -> values of the samples, `[m, ...]`. The
+            history records their means over `test`.
+        trainable: which leaves of the parameters are trained: a tree of bools that is a prefix of
+            the parameters, like optax's masks, or a function from the parameters to such a tree;
+            None: all. Gradients, messages, bits and the norm contain these leaves only. The others,
+            and integers in any case, keep the values of `init`.
+        chunk: number of samples that are evaluated at a time, on each device and for each run;
+            None: as many as need about a quarter of a gigabyte. An exact gradient takes chunk / N
+            samples of each worker at a time; a batch is never split.
+        name: name in tables and error messages.
 
     Raises:
-        ValueError: data that do not fit together or are not finite, a model that is none of these
-            or that `adapters.adapt` refuses, losses or metrics that are not of the samples, targets
-            outside the classes or probabilities that the loss takes them for, a worker with fewer
-            than `min_samples`, an index outside the data, weights that are none of these, l2 < 0,
-            metrics without a test set and a test set without metrics.
+        ValueError: if the data do not fit together or are not finite; if the model is none of
+            these, or `adapters.adapt` rejects it; if the losses or metrics are not those of single
+            samples; if targets are outside the classes or probabilities that the loss expects; if a
+            worker has fewer than `min_samples` samples; if an index is outside the data; if the
+            weights are none of these; if l2 < 0; or if only one of `metrics` and `test` is given.
     """
     numbers = {
         "batch_size": batch_size,
@@ -297,15 +300,16 @@ def finite_sum(
         "chunk": 1 if chunk is None else chunk,
     }
     for what, number in numbers.items():
-        checks.positive_int(what, number)
+        checks.positive_int(f"{name}: {what}", number)
     if not 0 <= l2 < np.inf:
-        raise ValueError(f"l2 = {l2}: need a finite number >= 0")
+        raise ValueError(f"{name}: l2 = {l2}; expected a finite number >= 0")
     if isinstance(data, ByWorker):
         examples, sizes, some = data.loaded(workers)
     else:
         examples, sizes, some = _loaded(data, workers, partition, alpha, seed, min_samples)
     _need_samples(name, sizes, min_samples)
-    whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
+    # With replacement, a batch has B samples even if a worker has fewer.
+    whole = replacement != EPOCH and bool(replacement)
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
         raise ValueError(
             f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a "
@@ -352,8 +356,8 @@ def finite_sum(
 
 
 def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tuple[bool, ...]]:
-    """The shapes and types of a model's parameters, and which leaves are trained: those that both
-    the model and the user name.
+    """Returns the shapes and types of a model's parameters, and which leaves are trained: those
+    that both the model and the user select.
     """
     with causes.explained(name):
         params = leaves.started("init of the model", model.parameters.init)
@@ -364,8 +368,8 @@ def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tupl
 def _statistics(
     training: Training | None, batch_size: int, replacement: bool | Literal["epoch"]
 ) -> Statistics | None:
-    """How running averages are estimated, if the model has some: from batches like those of the
-    training, which no epoch numbers.
+    """Returns the estimator of running averages, or None if the model has none. It uses batches as
+    in training, without replacement in place of epochs.
     """
     if training is None or not any(training.averages):
         return None
@@ -378,7 +382,7 @@ def _statistics(
 def _loaded(
     data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int
 ) -> Loaded:
-    """The workers' parts of the data."""
+    """Partitions the data over the workers."""
     inputs, targets = arrays("data", data)
     parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, least)
     return Loaded(stacked(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
@@ -393,7 +397,7 @@ def _parts(
     seed: int,
     least: int,
 ) -> list[np.ndarray]:
-    """The indices of each worker's samples."""
+    """Returns the indices of each worker's samples."""
     if not isinstance(partition, str):
         return need_parts(partition, M, workers)
     classes = (
@@ -403,8 +407,8 @@ def _parts(
     )
     if partition in BY_CLASS and not classes:
         raise ValueError(
-            f"partition {partition!r} of targets that are no classes: need integers [{M}], or "
-            "iid, or blocks"
+            f"finite_sum: partition = {partition!r}, but the targets are not classes; expected "
+            f"targets as integers [{M}], or the partition 'iid' or 'blocks'"
         )
     return split(
         targets if classes else np.zeros(M, int),
@@ -428,7 +432,7 @@ def _need_samples(name: str, sizes: list[int], least: int) -> None:
 def _weights(
     name: str, weights: str | Sequence[float] | np.ndarray, sizes: list[int]
 ) -> tuple[float, ...] | None:
-    """One for each worker, of mean 1; None: all are equal."""
+    """Returns the weights of the workers, with mean 1; None if all are equal."""
     if isinstance(weights, str):
         if weights not in WEIGHTS:
             raise ValueError(
@@ -445,9 +449,9 @@ def _weights(
             or (numbers < 0).any()
             or not numbers.any()
         ):
-            need = f"expected {len(sizes)} finite numbers, one for each worker, at least 0 and not all 0"
+            need = f"{len(sizes)} finite numbers, one for each worker, at least 0 and not all 0"
             raise ValueError(
-                f"{name}: weights = {checks.shown(weights)}; {need}, or one of "
+                f"{name}: weights = {checks.shown(weights)}; expected {need}, or one of "
                 f"{', '.join(map(repr, WEIGHTS))}"
             )
     return None if np.ptp(numbers) == 0 else tuple((numbers / numbers.mean()).tolist())
@@ -458,10 +462,11 @@ def _held_out(
     metrics: dict[str, Callable[..., Any]] | None,
     data: tuple[PyTree, PyTree],
 ) -> Examples | tuple[()]:
-    """What the metrics are measured on."""
+    """Returns the samples on which metrics are measured, or () if there are none."""
     if (test is None) != (not metrics):
         raise ValueError(
-            f"test = {checks.shown(test)}, metrics = {checks.shown(metrics)}: need both, or neither"
+            f"finite_sum: test = {checks.shown(test)}, metrics = {checks.shown(metrics)}; "
+            "expected both, or neither"
         )
     if test is None or not metrics:
         return ()
@@ -469,19 +474,19 @@ def _held_out(
         if not callable(function) or metric in oracle.RESERVED | {"loss"}:
             taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
             raise ValueError(
-                f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names "
-                f"than {taken}"
+                f"finite_sum: metrics[{metric!r}] = {checks.shown(function)}; expected functions "
+                f"with names other than {taken}"
             )
     held_out = arrays("test", test)
-    for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
-        checks.require_same(f"test: {what} of a sample", one(mine), one(theirs))
+    for what, given, expected in zip(("inputs", "targets"), held_out, data, strict=True):
+        checks.require_same(f"test: {what} of a sample", one(given), one(expected))
     return on_device(*held_out)
 
 
 def _need_per_sample(
     name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples
 ) -> None:
-    """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
+    """Raises a ValueError unless the losses and metrics have one value for each sample."""
     for what, function in metrics:
         checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
@@ -505,8 +510,8 @@ def _need_per_sample(
                 )
         return given
 
-    # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be
-    # a sequence's [m, T].
+    # Shapes for 2 and for 3 samples are compared: outputs [m, 1] and targets [m] broadcast to
+    # [m, m], which for a single m could not be distinguished from the [m, T] of sequences.
     found = [values(m) for m in (2, 3)]
     for what in found[0]:
         two, three = (value[what] for value in found)
@@ -518,7 +523,8 @@ def _need_per_sample(
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
             given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
             raise ValueError(
-                f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own"
+                f"{name}: {what} returned {given}; expected floating point [m, ...], one value "
+                "(or row) for each sample"
             )
 
 
@@ -530,11 +536,11 @@ def _need_meaning(
     data: Examples | Pooled,
     test: Examples | tuple[()],
 ) -> None:
-    """Raises a ValueError, in all processes, if targets have no meaning for the loss or a
+    """Raises a ValueError, in all processes, if the targets are invalid for the loss or a
     metric.
     """
-    # Of this process's workers only; on the host, since a program on arrays of several processes
-    # would need all of them.
+    # Each process checks its own workers' targets on the host, since a program on global arrays
+    # would have to be run by all processes.
     on_host = jax.tree.map(
         lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.tree.map(own, data.targets)
     )

@@ -1,5 +1,5 @@
-"""Sentences of a small probabilistic grammar, whose entropy is known: a floor for what a language
-model can reach.
+"""Sentences of a small probabilistic grammar with a known entropy, which bounds the cross-entropy
+of a language model from below.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from itertools import accumulate
 
 import numpy as np
 
-# of each symbol: what it may become, and with which probability; what is no symbol is a word
+# For each symbol, its expansions and their probabilities. Parts of an expansion that are not
+# symbols are words.
 Rules = dict[str, dict[str, float]]
 
-DOCUMENTS, SENTENCES = 128, 32  # of the text, and in each
+DOCUMENTS, SENTENCES = 128, 32  # number of documents, and of sentences in each document
 
 
 def _ranked(words: str) -> dict[str, float]:
-    """Zipf's law: the word of rank r has a probability in proportion to 1/r."""
+    """Returns the words with probabilities by Zipf's law, proportional to 1/r for rank r."""
     ranks = {word: 1 / rank for rank, word in enumerate(words.split(), 1)}
     return {word: share / sum(ranks.values()) for word, share in ranks.items()}
 
@@ -32,7 +33,9 @@ _INTRANSITIVE = _ranked("sleep run sing wait work fall jump laugh")
 
 
 def _phrases(number: str) -> Rules:
-    """A noun and its verb agree in number, however long the clause between them is."""
+    """Returns the rules of one grammatical number. A noun and its verb agree in number, however
+    long the clause between them is.
+    """
     noun, determiner, clause, verb = (
         f"NOUN{number}",
         f"DETERMINER{number}",
@@ -70,10 +73,11 @@ RULES: Rules = {
 
 
 def documents(seed: int) -> list[bytes]:
-    """The grammar's text: documents of 32 sentences, one a line, all drawn alike.
+    """Returns the grammar's text: 128 documents of 32 sentences, one sentence a line, all drawn
+    independently from the same distribution.
 
     Args:
-        seed: of the draws.
+        seed: seed of the draws.
     """
     rng = np.random.default_rng(seed)
     choices = {
@@ -95,15 +99,17 @@ def documents(seed: int) -> list[bytes]:
 
 
 def bits_per_byte(rules: Rules = RULES) -> float:
-    r"""Entropy of the sentences over their mean length, in bits per byte: $H(S) / E|S|$, where no
-    sentence has two derivations.
+    """Returns the entropy of the sentences divided by their mean length, $H(S) / E|S|$, in bits per
+    byte. No sentence may have two derivations.
 
-    With $M_{st}$ how often t is expected in what s becomes, $H = h + M H$ and $L = l + M L$, where
-    h is the entropy of the choice and l the expected bytes of its words, each with the space or
-    full stop after it. A sentence has its line's end besides.
+    Let $M_{st}$ be the expected number of symbols t in an expansion of s. Then $H = h + M H$ and $L
+    = l + M L$, where h is the entropy of the choice of an expansion and l the expected number of
+    bytes of its words, each including the space or full stop after it. Each sentence has a newline
+    in addition.
 
     Args:
-        rules: of a grammar that ends with probability 1 and has a symbol SENTENCE.
+        rules: rules of a grammar whose derivations end with probability 1, with a start symbol
+            SENTENCE.
     """
     symbols = list(rules)
     M, h, length = np.zeros((len(rules), len(rules))), np.zeros(len(rules)), np.zeros(len(rules))
@@ -115,5 +121,5 @@ def bits_per_byte(rules: Rules = RULES) -> float:
                     M[s, symbols.index(part)] += p
                 else:
                     length[s] += p * (len(part) + 1)
-    of, at = np.eye(len(rules)) - M, symbols.index(START)
-    return float(np.linalg.solve(of, h)[at] / (np.linalg.solve(of, length)[at] + 1))
+    system, at = np.eye(len(rules)) - M, symbols.index(START)
+    return float(np.linalg.solve(system, h)[at] / (np.linalg.solve(system, length)[at] + 1))

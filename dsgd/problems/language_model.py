@@ -1,4 +1,4 @@
-"""Next-byte prediction on texts that every installation has, or on files of the user's."""
+"""Next-byte prediction on texts that every installation has, or on the user's files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dsgd.problems.finite_sum import finite_sum
 
 BYTES = 256
 PARTITIONS = ("blocks", "files")
-Windows = tuple[np.ndarray, np.ndarray]  # bytes, and the ones that follow them, uint8 `[M, T]`
+Windows = tuple[np.ndarray, np.ndarray]  # bytes and their successors, both uint8 `[M, T]`
 
 
 @checks.arguments
@@ -40,36 +40,38 @@ def language_model(
     seed: int = 0,
     chunk: int | None = None,
 ) -> Problem:
-    r"""$f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid b_{i,1 \ldots t})$ over worker
-    n's windows of T + 1 bytes, in nats.
+    r"""Returns next-byte prediction: $f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid
+    b_{i,1 \ldots t})$ over worker n's windows of T + 1 bytes, in nats.
 
-    The last bytes are held out; `test_bits_per_byte` in the history is the model's cross-entropy
-    there. Knowing nothing costs 8.
+    The last bytes are held out; `test_bits_per_byte` in the history is the model's cross-entropy on
+    them. A uniform prediction has 8 bits per byte.
 
     Args:
-        text: "docstrings", those of Python's standard library (0.8 MB, which differ between its
-            versions); "grammar", 128 pages of a small grammar's sentences (0.14 MB), whose entropy
-            is 0.609 bits per byte; or a file, or a folder with all files below it that are not
-            hidden.
+        text: "docstrings": the docstrings of Python's standard library (0.8 MB, which differ
+            between versions of Python); "grammar": 128 documents of sentences of a small grammar
+            (0.14 MB), whose entropy is 0.609 bits per byte; or the path of a file, or of a folder,
+            of which all files at any depth that are not hidden are read.
         workers: N.
-        partition: "blocks", N contiguous pieces of the whole text; "files", whole files (modules'
-            docstrings, pages of the grammar's) spread so that the workers' sizes are as equal as
-            the largest first makes them, where files shorter than a window are left out.
-        model: as `finite_sum` takes it, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None:
-            a `problems.Transformer`.
-        context: T. Windows share one byte with the next: each byte is predicted once, but for those
-            left at the end.
+        partition: "blocks": N contiguous parts of the whole text; "files": whole documents
+            (docstrings of modules, documents of the grammar, files) distributed so that the
+            workers' numbers of windows are balanced (greedily, largest document first); documents
+            shorter than a window are left out.
+        model: as in `finite_sum`, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None: a
+            `problems.Transformer`.
+        context: T. Consecutive windows overlap by one byte: each byte is predicted once, except for
+            those left over at the end.
         width, layers, heads: of the transformer.
-        weights: as in `finite_sum`; "samples" are windows.
+        weights: as in `finite_sum`; the samples of "samples" are windows.
         batch_size: B, windows that each worker draws in a round.
-        test_share: of the text with "blocks", of each file with "files", from its end.
-        seed: of the grammar's sentences.
-        chunk: windows that are evaluated at a time, as in `finite_sum`.
+        test_share: fraction in (0, 1) that is held out at the end of the text ("blocks") or of each
+            document ("files").
+        seed: seed of the grammar's sentences.
+        chunk: number of windows that are evaluated at a time, as in `finite_sum`.
 
     Raises:
-        ValueError: a text that is not there, an unknown partition, less than a batch of windows for
-            a worker or none held out, fewer files than workers, a width that the heads do not
-            divide, a model with other logits, or as `finite_sum`.
+        ValueError: if the text does not exist, the partition is unknown, there are too few windows
+            or documents for the workers or none is held out, the width is not a multiple of the
+            heads, the model returns other logits, and as for `finite_sum`.
     """
     for what, value in (
         ("workers", workers),
@@ -82,16 +84,16 @@ def language_model(
     checks.natural("language_model: seed", seed, most=None)
     if width % heads:
         raise ValueError(
-            f"language_model: width = {width}, heads = {heads}: need a width that is a multiple "
-            "of heads"
+            f"language_model: width = {width}, heads = {heads}; expected a width that is a "
+            "multiple of heads"
         )
     if not 0 < test_share < 1:
         raise ValueError(
-            f"language_model: test_share = {test_share}: need a part of the text, in (0, 1)"
+            f"language_model: test_share = {test_share}; expected a fraction of the text, in (0, 1)"
         )
     if partition not in PARTITIONS:
         raise ValueError(
-            f"language_model: unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}"
+            f"language_model: partition = {partition!r}; expected one of {', '.join(PARTITIONS)}"
         )
     documents = texts.documents(text, seed)
     if partition == "blocks":
@@ -103,7 +105,7 @@ def language_model(
     test = [windows(document[end:], context) for document, end in zip(documents, ends, strict=True)]
     _need_windows(train, test, workers, partition, context)
     if model is None:
-        from dsgd.problems.models import Transformer  # noqa: PLC0415 (flax takes a quarter of a second)
+        from dsgd.problems.models import Transformer  # noqa: PLC0415 (importing flax takes a quarter of a second)
 
         model = Transformer(BYTES, context, width, layers, heads)
     return finite_sum(
@@ -122,25 +124,35 @@ def language_model(
 
 
 def next_byte(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Cross-entropy of each next byte in nats: logits `[m, T, 256]` and bytes `[m, T]` to `[m,
-    T]`.
+    """Returns the cross-entropy of each next byte in nats: logits `[m, T, 256]` and bytes `[m, T]`
+    to `[m, T]`.
+
+    Raises:
+        ValueError: if the logits have another shape.
     """
     if getattr(logits, "shape", None) != (*targets.shape, BYTES):
         raise ValueError(
-            f"language_model: model gives {checks.typed(logits)} for bytes {list(targets.shape)}; "
-            f"need logits [m, T, {BYTES}]"
+            f"language_model: model returned {checks.typed(logits)} for bytes "
+            f"{list(targets.shape)}; expected logits [m, T, {BYTES}]"
         )
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets.astype(jnp.int32))
 
 
 def bits(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The same in bits."""
+    """Returns the cross-entropy of each next byte in bits, as `next_byte` does in nats."""
     return next_byte(logits, targets) / math.log(2)
 
 
 def windows(text: bytes, context: int) -> Windows:
-    """Windows that share one byte with the next: each byte but the first is to be predicted once;
-    fewer than T are left at the end.
+    """Cuts a text into windows that overlap by one byte, so that each byte but the first is
+    predicted once. Fewer than T bytes are left over at the end.
+
+    Args:
+        text: bytes.
+        context: T.
+
+    Returns:
+        Inputs and targets, uint8 `[M, T]`.
     """
     count = max(len(text) - 1, 0) // context
     values = np.array(bytearray(text), np.uint8)
@@ -156,33 +168,38 @@ def _joined(parts: list[Windows]) -> Windows:
 def _need_windows(
     train: list[Windows], test: list[Windows], workers: int, partition: str, context: int
 ) -> None:
-    """Raises a ValueError where a worker would have none, or none are held out."""
+    """Raises a ValueError if a worker would have no window, or if no window is held out."""
     what = f"windows of context + 1 = {context + 1} bytes"
     found = sum(len(inputs) for inputs, _ in train)
     files = sum(len(inputs) > 0 for inputs, _ in train)
     if partition == "blocks" and found < workers:
         raise ValueError(
-            f"language_model: text with {found} {what} to train on, workers = {workers}: need one "
-            "each, at least"
+            f"language_model: text with {found} {what} to train on, workers = {workers}; expected "
+            "at least one window for each worker"
         )
     if partition == "files" and files < workers:
         given = f"text of {len(train)} files, {files} of them with {what} to train on"
         raise ValueError(
-            f"language_model: {given}, workers = {workers}: need one file each, at least"
+            f"language_model: {given}, workers = {workers}; expected at least one file for each "
+            "worker"
         )
     if not any(len(inputs) for inputs, _ in test):
         raise ValueError(
-            f"language_model: test_share holds out no {what}: need a larger one, or a longer text"
+            f"language_model: test_share holds out no {what}; expected a larger test_share, or a "
+            "longer text"
         )
 
 
 def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
-    """Each worker's samples, where whole files are given out: the largest first, to the worker who
-    has least.
+    """Returns each worker's samples if whole files are assigned to workers: largest file first,
+    each to the worker with the fewest samples so far.
 
     Args:
-        sizes: of the files, in samples, which follow each other.
+        sizes: number of samples of each file; the samples of the files follow each other.
         workers: N.
+
+    Returns:
+        Indices of samples for each worker.
     """
     begins = np.cumsum([0, *sizes])
     heap = [(0, n) for n in range(workers)]
@@ -195,6 +212,6 @@ def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
         files[n].append(file)
         heapq.heapreplace(heap, (has + size, n))
     return [
-        np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(mine)])
-        for mine in files
+        np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(indices)])
+        for indices in files
     ]

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression: convex, with a known smoothness."""
+"""Multinomial logistic regression: convex, with a known smoothness constant."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
 from dsgd.problems.sparse import SparseRows
 
-_DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
+_DENSE = 256  # smaller side of a matrix up to which a dense norm is computed, at negligible cost
 
 
 class Linear(NamedTuple):
-    """`kernel` `[features, classes]` and `bias` `[classes]`."""
+    """Parameters of the linear model: `kernel` `[features, classes]` and `bias` `[classes]`."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -49,27 +49,29 @@ def logistic_regression(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Problem:
-    r"""$f_n(x) = \frac1{m_n} \sum_i -\log \mathrm{softmax}(x^T [a_i; 1])_{y_i} + \frac{l_2}{2} |x|^2$ on worker n's samples, from x = 0.
+    r"""Returns multinomial logistic regression: $f_n(x) = \frac1{m_n} \sum_i -\log
+    \mathrm{softmax}(x^T [a_i; 1])_{y_i} + \frac{l_2}{2} |x|^2$ over worker n's samples, starting at
+    x = 0.
 
     Args:
-        data: "digits", "breast-cancer", "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`,
-            classes `[M]`).
+        data: the name of a data set or file, a `Dataset`, or (inputs `[M, ...]`, classes `[M]`);
+            see `dsgd.problems.load`.
         workers: N.
-        partition: "iid", "by-label" or "dirichlet", see `dsgd.problems.split`.
+        partition: "iid", "blocks", "by-label" or "dirichlet", see `dsgd.problems.split`.
         alpha: concentration of "dirichlet".
         min_samples, weights, batch_size, replacement: as in `finite_sum`.
         l2: weight of the squared norm.
-        seed: of the partition.
-        data_dir: folder of the "mnist" and "cifar-10" files.
+        seed: seed of the partition.
+        data_dir: folder with the files of the data set, see `dsgd.problems.load`.
 
     Returns:
-        A problem that knows L (the softmax's Hessian is at most 1/2, so
-        $L = \max_n \max(1, w_n) (|X_n|^2 / (2 m_n) + l_2)$) and $\mu \ge l_2$.
+        A problem with known L (the softmax's Hessian is at most 1/2, so $L = \max_n \max(1, w_n)
+        (|X_n|^2 / (2 m_n) + l_2)$) and $\mu \ge l_2$.
 
     Raises:
-        ValueError: unknown names, a worker with fewer samples than `min_samples`, or as
+        ValueError: if a name is unknown, a worker has fewer samples than `min_samples`, and as for
             `finite_sum`.
-        FileNotFoundError: data files that are not there.
+        FileNotFoundError: if a data file does not exist.
     """
     dataset = load(data, data_dir)
     features = int(np.prod(dataset.train_inputs.shape[1:]))
@@ -110,7 +112,7 @@ def _logits(params: Linear, inputs: Any) -> jax.Array:
 
 
 def _flat(inputs: Any) -> Any:
-    """`[m, ...]` to `[m, features]`."""
+    """Flattens samples: `[m, ...]` to `[m, features]`."""
     return inputs if isinstance(inputs, SparseRows) else inputs.reshape(len(inputs), -1)
 
 
@@ -128,7 +130,7 @@ def _smoothness(problem: Problem, l2: float) -> float:
 
 
 def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
-    """The inputs of each of this process's workers, `[m, ...]`."""
+    """Yields the inputs of each of this process's workers, `[m, ...]`."""
     if isinstance(data, Pooled):
         host = jax.tree.map(np.asarray, data)
         yield from (pooled.of_worker(host, n).inputs for n in range(len(host.size)))
@@ -139,7 +141,7 @@ def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
 
 
 def _with_ones(rows: Any) -> Any:
-    """The matrix in float64, with the bias's column."""
+    """Returns the matrix with a column of ones for the bias, in float64."""
     ones = np.ones((len(rows), 1))
     return (
         hstack([rows.tocsr(), ones], format="csr")
@@ -156,7 +158,7 @@ def _spectral_norm(matrix: Any) -> float:
         return float(
             np.sqrt(np.linalg.norm((matrix @ matrix.T if wide else matrix.T @ matrix).toarray(), 2))
         )
-    from scipy.sparse.linalg import svds  # noqa: PLC0415 (a tenth of a second that small data is spared)
+    from scipy.sparse.linalg import svds  # noqa: PLC0415 (takes a tenth of a second to import)
 
     largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))
     return float(largest[0])

@@ -1,5 +1,6 @@
-"""Models in flax, each with its number of parameters. None keeps running averages, as batch norm
-does: they would differ from worker to worker, and are no part of the model that is averaged."""
+"""Models in flax, with their numbers of parameters. They use no batch norm: its running averages
+would differ by worker, and they are not part of the model that methods average.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from dsgd import xla
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them; 4,810 parameters for digits (64 inputs, 10
-    classes), 197,322 for CIFAR-10.
+    """A multilayer perceptron: fully connected layers with ReLU between them. It has 4,810
+    parameters for digits (64 inputs, 10 classes) and 197,322 for CIFAR-10.
 
     Args:
         classes: number of logits.
-        hidden: widths of the layers before the last one.
+        hidden: widths of the hidden layers.
     """
 
     classes: int
@@ -31,14 +32,14 @@ class MLP(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution with zeros around the images, whose kernel is one matrix,
-    `[size^2 channels, features]`.
+    """A convolution with zero padding, which keeps the image size at stride 1. The kernel is stored
+    as a matrix, `[size^2 channels, features]`.
 
     Args:
-        features: channels of the result.
-        stride: between the places where it is computed.
-        size: odd, pixels of the kernel's side.
-        bias: whether one is added.
+        features: number of output channels.
+        stride: stride in both directions.
+        size: side of the kernel in pixels, odd.
+        bias: whether a bias is added.
     """
 
     features: int
@@ -61,13 +62,14 @@ class Convolution(nn.Module):
 
 
 class CNN(nn.Module):
-    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over
-    places; 5,514 parameters for CIFAR-10.
+    """A convolutional network: 3x3 convolutions, each followed by GroupNorm and ReLU, with stride 2
+    from the second one on; then the mean over pixels and a linear layer. It has 5,514 parameters
+    for CIFAR-10.
 
     Args:
         classes: number of logits.
-        channels: of each convolution.
-        groups: of channels, for GroupNorm.
+        channels: number of channels of each convolution.
+        groups: number of groups of GroupNorm.
     """
 
     classes: int
@@ -83,8 +85,13 @@ class CNN(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """relu(x + F(x)), where F is two 3x3 convolutions with GroupNorm and ReLU; x goes through one
-    of 1x1 where F changes its shape.
+    """A residual block, relu(x + F(x)), where F is two 3x3 convolutions with GroupNorm and ReLU. If
+    F changes the shape, x passes through a 1x1 convolution with GroupNorm.
+
+    Args:
+        features: number of output channels.
+        stride: stride of the first convolution.
+        groups: number of groups of GroupNorm.
     """
 
     features: int
@@ -104,13 +111,14 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 as it is used for CIFAR-10 (a 3x3 stem, no pooling before the blocks), with
-    GroupNorm; 11,173,962 parameters there.
+    """ResNet-18 for CIFAR-10 (a 3x3 stem and no pooling before the blocks) with GroupNorm; it has
+    11,173,962 parameters for CIFAR-10.
 
     Args:
         classes: number of logits.
-        width: channels of the first of the four stages; each has twice as many as the one before.
-        groups: of channels, for GroupNorm.
+        width: number of channels of the first of the four stages; each following stage has twice as
+            many.
+        groups: number of groups of GroupNorm.
 
     Source: He et al., Deep residual learning for image recognition, 2016; Wu and He, Group
     normalization, 2018.
@@ -135,18 +143,18 @@ class ResNet18(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder for sequences of bytes: pre-norm blocks of causal attention and an MLP four times
-    as wide; 137,216 parameters.
+    """A decoder-only transformer for bytes: pre-norm blocks of causal attention and an MLP four
+    times as wide; it has 137,216 parameters.
 
-    Tokens `[m, T]`, integers below the vocabulary, become logits `[m, T, vocabulary]` of the next
-    ones; T is at most the context.
+    Tokens `[m, T]`, integers below `vocabulary`, are mapped to logits `[m, T, vocabulary]` of the
+    next tokens; T is at most `context`.
 
     Args:
         vocabulary: number of tokens.
-        context: T at most; each position has a learned vector.
-        width: of the vectors between the layers.
+        context: largest T; each position has a learned embedding.
+        width: dimension of the embeddings.
         layers: number of blocks.
-        heads: of the attention, a divisor of the width.
+        heads: number of attention heads, a divisor of the width.
 
     Source: Vaswani et al., Attention is all you need, 2017; Radford et al., Language models are
     unsupervised multitask learners, 2019.
@@ -163,8 +171,8 @@ class Transformer(nn.Module):
         length = tokens.shape[-1]
         if length > self.context:
             raise ValueError(
-                f"Transformer: sequences of {length} tokens, context = {self.context}: need "
-                "sequences that are no longer"
+                f"Transformer: sequences of {length} tokens; expected at most context = "
+                f"{self.context}"
             )
         small = nn.initializers.normal(0.02)
         positions = self.param("positions", small, (self.context, self.width))
@@ -173,7 +181,7 @@ class Transformer(nn.Module):
         for _ in range(self.layers):
             x += nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=mask)
             x += nn.Dense(self.width)(nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x))))
-        # a start that knows nothing: equal probabilities
+        # Small weights, so that the initial predictions are nearly uniform.
         return nn.Dense(self.vocabulary, kernel_init=small)(nn.LayerNorm()(x))
 
 

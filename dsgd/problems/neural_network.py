@@ -1,4 +1,4 @@
-"""Neural networks from flax on classification data: the non-convex problems."""
+"""Neural networks on classification data: non-convex problems."""
 
 from __future__ import annotations
 
@@ -35,33 +35,36 @@ def neural_network(
     trainable: Any = None,
     data_dir: str | Path | None = None,
 ) -> Problem:
-    """Softmax cross-entropy of a flax model; each seed of a run draws its own start.
+    """Returns the softmax cross-entropy of a neural network. Each seed of a run draws its own
+    initial parameters.
 
     Args:
-        model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that
-            maps `[m, ...]` to logits `[m, classes]`.
+        model: "mlp"; "cnn" or "resnet-18" (images only); or a model as in `finite_sum`, from `[m,
+            ...]` to logits `[m, classes]`.
         data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed,
             data_dir: as in `logistic_regression`.
         trainable: as in `finite_sum`.
 
     Raises:
-        ValueError: an unknown model, a model of images on data that are no images, a module with
-            another number of logits than classes, or as `finite_sum` and `logistic_regression`.
-        FileNotFoundError: data files that are not there.
+        ValueError: if the model is unknown, a model of images is given other data, the number of
+            logits differs from the number of classes, and as for `finite_sum` and
+            `logistic_regression`.
+        FileNotFoundError: if a data file does not exist.
     """
-    from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
+    from dsgd.problems.models import MODELS  # noqa: PLC0415 (importing flax takes a quarter of a second)
 
     dataset = dense(load(data, data_dir))
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(
-                f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module"
+                f"neural_network: model = {model!r}; expected one of {', '.join(MODELS)}, or a "
+                "flax module"
             )
         if model != "mlp" and dataset.train_inputs.ndim != 4:
             shape = dataset.train_inputs.shape[1:]
             raise ValueError(
-                f"model {model!r} on {dataset.name}, whose samples have shape {shape}; need "
-                "[height, width, channels]"
+                f"neural_network: model = {model!r} on {dataset.name}, whose samples have shape "
+                f"{shape}; expected [height, width, channels]"
             )
         name, network = model, MODELS[model](dataset.classes)
     else:
@@ -95,6 +98,6 @@ def _need_logits(name: str, model: Network, shape: tuple[int, ...], classes: int
     if not isinstance(logits, jax.ShapeDtypeStruct) or logits.shape != (1, classes):
         given = checks.typed(logits)
         raise ValueError(
-            f"model {name} maps {(1, *shape)} to {given}; need logits {(1, classes)}, one for "
-            f"each of the {classes} classes"
+            f"neural_network: model {name} maps {(1, *shape)} to {given}; expected logits "
+            f"{(1, classes)}, one for each of the {classes} classes"
         )

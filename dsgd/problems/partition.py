@@ -1,4 +1,4 @@
-"""Who gets which samples."""
+"""Partition of the samples over the workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def _dirichlet(
     labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator, least: int = 1
 ) -> list[np.ndarray]:
     if not 0 < alpha < np.inf:
-        raise ValueError(f"dirichlet partition with alpha = {alpha}: need a finite alpha > 0")
+        raise ValueError(
+            f"split: alpha = {alpha} for a Dirichlet partition; expected a finite number > 0"
+        )
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     concentration = np.full(workers, alpha)
     pieces = []
@@ -54,12 +56,14 @@ def _dirichlet(
 
 
 def _joined(pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
-    """Each worker's samples, of its pieces of the classes."""
+    """Returns each worker's samples, given each class's pieces for the workers."""
     return [np.concatenate(share) for share in zip(*pieces, strict=True)]
 
 
 def _ends(proportions: np.ndarray, members: int | np.ndarray) -> np.ndarray:
-    """Where a class is cut, `[..., N]` to `[..., N - 1]`."""
+    """Returns the indices at which a class is split, given proportions: `[..., N]` to `[..., N -
+    1]`.
+    """
     return np.round(
         np.cumsum(proportions, axis=-1)[..., :-1] * np.asarray(members)[..., None]
     ).astype(int)
@@ -68,14 +72,15 @@ def _ends(proportions: np.ndarray, members: int | np.ndarray) -> np.ndarray:
 def _better_ends(
     concentration: np.ndarray, counts: np.ndarray, rng: np.random.Generator, least: int
 ) -> np.ndarray:
-    """Where the classes are cut, `[classes, N - 1]`: the first of `_TRIES` draws whose smallest
-    part has `least` samples, or the best one.
+    """Returns the indices at which the classes are split, `[classes, N - 1]`: those of the first of
+    `_TRIES` draws in which every worker gets at least `least` samples, or of the draw with the
+    largest minimum.
 
     Args:
         concentration: alpha, `[N]`.
-        counts: samples of each class.
-        rng: draws.
-        least: samples.
+        counts: number of samples of each class.
+        rng: generator of the draws.
+        least: number of samples that each worker needs.
     """
     best, most = np.empty(0), -1
     at_once = max(1, min(256, (1 << 20) // (len(counts) * len(concentration))))
@@ -100,8 +105,8 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "by-label": _by_label,
     "dirichlet": _dirichlet,
 }
-"""The rules of `split` by name, each a function (labels, N, alpha, numpy generator) -> each
-worker's samples.
+"""The partition rules of `split` by name: functions (labels, N, alpha, numpy generator) -> the
+indices of each worker's samples.
 """
 
 
@@ -115,39 +120,43 @@ def split(
     seed: int = 0,
     min_samples: int = 1,
 ) -> list[np.ndarray]:
-    """Which samples each worker gets; every sample goes to one worker.
+    """Partitions samples over workers and returns the indices of each worker's samples.
 
     Args:
         labels: class of each sample, `[M]`.
         workers: N.
-        partition: "iid", a random split into equal parts; "blocks", N equal pieces in the order of
-            the samples, as of a text; "by-label", sorted by class, then cut into N equal pieces (a
-            worker sees at most two classes where no class is smaller than a piece); "dirichlet",
-            each class spread over workers in Dirichlet(alpha) proportions (Hsu et al., 2019): small
-            alpha is heterogeneous, large alpha is iid but for unequal sizes.
+        partition: "iid": a random split into N parts of equal size; "blocks": N contiguous parts of
+            equal size in the order of the samples, e.g. of a text; "by-label": the samples sorted
+            by class, then cut into N parts of equal size (if no class is smaller than a part, a
+            worker has at most two classes); "dirichlet": each class is distributed over the workers
+            in Dirichlet(alpha) proportions (Hsu et al., 2019); a small alpha gives heterogeneous
+            workers, a large one nearly iid workers of nearly equal size.
         alpha: concentration of "dirichlet".
-        seed: of the draw.
-        min_samples: that every worker has, at least 1. The proportions of "dirichlet" are drawn
-            again until the smallest part has as many, up to 10,000 times; the result is a function
-            of the seed.
+        seed: seed of the draw.
+        min_samples: smallest number of samples of a worker, at least 1. The proportions of
+            "dirichlet" are drawn up to 10,000 times until all workers have this many; the result is
+            a function of the seed.
 
     Returns:
-        N arrays of indices, each sample in exactly one.
+        N arrays of indices; each sample is in exactly one of them.
 
     Raises:
-        ValueError: an unknown name, fewer samples than workers, an alpha of "dirichlet" that is not
-            positive and finite, or a worker with fewer samples than `min_samples`.
+        ValueError: if the partition is unknown, there are fewer samples than workers, alpha of
+            "dirichlet" is not positive and finite, or a worker has fewer than `min_samples`
+            samples.
     """
     if partition not in PARTITIONS:
-        raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
+        raise ValueError(
+            f"split: partition = {partition!r}; expected one of {', '.join(PARTITIONS)}"
+        )
     if workers < 1:
-        raise ValueError(f"{workers} workers: need at least 1")
+        raise ValueError(f"split: workers = {workers}; expected at least 1")
     checks.positive_int("split: workers", workers)
     checks.natural("split: seed", seed, most=None)
     least = checks.positive_int("split: min_samples", min_samples)
     classes = np.asarray(labels)
     if classes.ndim != 1 or not classes.size:
-        raise ValueError(f"labels of shape {classes.shape}: need [M], at least one")
+        raise ValueError(f"split: labels have shape {classes.shape}; expected [M] with M >= 1")
     rule = partial(_dirichlet, least=least) if partition == "dirichlet" else PARTITIONS[partition]
     parts = rule(classes, workers, alpha, np.random.default_rng(seed))
     smallest = min(range(workers), key=lambda n: len(parts[n]))
@@ -169,7 +178,7 @@ def split(
 
 
 def need_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndarray]:
-    """The indices that each worker was given, checked.
+    """Validates a partition that is given as indices and returns it as arrays.
 
     Args:
         parts: N lists or arrays of indices.
@@ -177,12 +186,12 @@ def need_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndar
         workers: N.
 
     Raises:
-        ValueError: not one for each worker, one that is empty, or an index that is none of a
-            sample.
+        ValueError: if there is not one part for each worker, a part is empty, or an index is not in
+            0, ..., M - 1.
     """
     if len(parts) != workers:
         raise ValueError(
-            f"partition of {len(parts)} parts, workers = {workers}: need as many, one array of "
+            f"partition: {len(parts)} parts for workers = {workers}; expected one array of "
             "indices for each worker"
         )
     checked = [array_likes.numbers(f"partition: worker {n}", part) for n, part in enumerate(parts)]
@@ -195,5 +204,5 @@ def need_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndar
             or part.max() >= samples
         ):
             need = f"indices from 0 to {samples - 1}, at least one"
-            raise ValueError(f"partition: worker {n} has {checks.shown(parts[n])}; need {need}")
+            raise ValueError(f"partition: worker {n} has {checks.shown(parts[n])}; expected {need}")
     return checked

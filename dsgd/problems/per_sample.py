@@ -1,5 +1,5 @@
-"""Gradients that are changed sample by sample before their mean is taken, as differential privacy
-needs.
+"""Stochastic gradients that are transformed sample by sample before they are averaged, as in
+differential privacy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dsgd.engine.pooled import Pooled
 from dsgd.problems.examples import Examples, with_keys
 from dsgd.problems.finite_sum import MeanLoss
 
-_NOISE = np.uint32(2**32 - 2)  # with which a batch's key is folded for the noise
+_NOISE = np.uint32(2**32 - 2)  # folded into a batch's key for the noise
 
 
 @checks.arguments
 @dataclass(frozen=True)
-class clipped:  # noqa: N801 (made and called like the functions that it stands beside)
-    r"""A gradient $g$ -> $g \min(1, C / |g|)$, of the norm over all leaves.
+class clipped:  # noqa: N801 (users call it like the functions next to it)
+    r"""Clips a gradient $g$ to $g \min(1, C / |g|)$, with the norm over all leaves.
 
     Args:
         norm: C.
@@ -52,27 +52,28 @@ class clipped:  # noqa: N801 (made and called like the functions that it stands 
 def per_sample(
     problem: Problem, transform: Callable[[PyTree], PyTree], *, noise: float = 0.0
 ) -> Problem:
-    r"""The problem whose stochastic gradients are
-    $\frac1B \left( \sum_i T(\nabla \ell_i(x)) + s z \right) + l_2 x$, z standard normal.
+    r"""Returns the problem with stochastic gradients $\frac1B \left( \sum_i T(\nabla \ell_i(x)) + s
+    z \right) + l_2 x$, z standard normal.
 
-    With `clipped(C)` and s = C times the noise multiplier it is the gradient of DP-SGD, which every
-    worker makes of its own batch; so any method is differentially private on samples, as far as its
-    messages depend on gradients only. Batches are drawn as those of the problem, with a fixed
-    number of samples.
+    With `clipped(C)` and s = C times the noise multiplier it is the gradient of DP-SGD, computed by
+    each worker from its own batch. A method is then differentially private at the level of samples
+    if its messages depend on the data through gradients only. Batches are drawn as in the given
+    problem, with a fixed number of samples.
 
         problems.per_sample(problems.logistic_regression(), problems.clipped(1.0), noise=1.1)
 
     Args:
-        problem: a finite sum, or one whose batches are `problems.Examples`. Its loss and its
-            evaluation stay as they are.
-        transform: T, the gradient of one sample (without the norm's) -> a tree like it.
-        noise: s, the standard deviation of the noise on the sum. It differs by worker, micro-batch,
-            round and key of the run.
+        problem: a finite sum, or a problem whose batches are `problems.Examples`. Its loss and its
+            evaluation do not change.
+        transform: T, the gradient of one sample (without that of the norm) -> a tree of the same
+            structure and shapes.
+        noise: s, the standard deviation of the noise on the sum. The noise differs by worker,
+            micro-batch, round and key of the run.
 
     Raises:
-        ValueError: if batches are not `Examples`, the problem has a gradient of its own, its model
-            has batch norm, whose losses are not of single samples, T changes the tree, or noise is
-            negative or not finite.
+        ValueError: if the batches are not `Examples`, the problem has a custom gradient, its model
+            has batch norm (whose losses are not those of single samples), T changes the tree, or
+            noise is negative or not finite.
 
     Source: Abadi et al., Deep learning with differential privacy, 2016, Algorithm 1;
     `optax.contrib.differentially_private_aggregate`.
@@ -81,13 +82,13 @@ def per_sample(
         raise ValueError(f"per_sample: noise = {noise}; expected a finite number >= 0")
     if problem.gradient is not None:
         raise ValueError(
-            f"per_sample: {problem.name} has a gradient of its own; expected a problem whose "
+            f"per_sample: {problem.name} has a custom gradient; expected a problem whose "
             "gradient is that of its loss"
         )
     if problem.statistics is not None:
         raise ValueError(
-            f"per_sample: {problem.name} has batch norm, whose losses are not of single samples; "
-            "expected a model without it"
+            f"per_sample: {problem.name} has batch norm, whose losses are not those of single "
+            "samples; expected a model without it"
         )
     batch = _batch(problem)
     if not isinstance(batch, Examples):
@@ -108,7 +109,7 @@ def per_sample(
 
 
 def _batch(problem: Problem) -> Any:
-    """The shapes and types of a batch of one worker."""
+    """Returns the shapes and types of a batch of one worker."""
 
     def drawn(data):
         first = pooled.of_rows(
@@ -121,15 +122,15 @@ def _batch(problem: Problem) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class PerSample(sameness.Compared):
-    """(params, batch) -> the gradient with respect to what is trained, see `per_sample`.
+    """(params, batch) -> the gradient with respect to the trained leaves, see `per_sample`.
 
     Args:
-        name: of the problem.
-        loss: of the problem.
+        name: name of the problem.
+        loss: loss of the problem.
         transform: T.
         noise: s.
         trained: which leaves of the parameters are trained.
-        at_once: samples whose gradients are in memory at a time; None: all.
+        at_once: number of samples whose gradients are in memory at a time; None: all.
     """
 
     name: str
@@ -148,11 +149,11 @@ class PerSample(sameness.Compared):
             self._penalty(leaves.split(self.trained, params)[0]),
         )
         return jax.tree.map(
-            lambda leaf, more: leaf / count.astype(leaf.dtype) + more, total, penalty
+            lambda leaf, norm: leaf / count.astype(leaf.dtype) + norm, total, penalty
         )
 
     def rows(self, batch: Examples) -> Examples:
-        """The batch with a key for each sample, if it has one."""
+        """Returns the batch with a key for each sample, if it has a key."""
         if isinstance(batch.key, jax.Array):
             return batch._replace(key=jax.random.split(batch.key, len(batch.weights)))
         if isinstance(batch.key, jax.ShapeDtypeStruct):
@@ -162,7 +163,9 @@ class PerSample(sameness.Compared):
         return batch
 
     def total(self, params: Params, rows: Examples, counted: jax.Array) -> PyTree:
-        """The sum over the samples that are `counted`, bool `[m]`."""
+        """Returns the sum of the transformed gradients of the samples marked in `counted`, bool
+        `[m]`.
+        """
         trained, fixed = leaves.split(self.trained, params)
 
         def of_one(one):
@@ -181,7 +184,9 @@ class PerSample(sameness.Compared):
                 slope = jax.grad(loss)(trained)
             with protocol.noted(f"transform of per_sample({self.name})"):
                 changed = self.transform(slope)
-            checks.require_same(f"per_sample({self.name}): transform gives a tree", changed, slope)
+            checks.require_same(
+                f"per_sample({self.name}): transform returned a tree", changed, slope
+            )
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)
@@ -195,8 +200,8 @@ class PerSample(sameness.Compared):
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:
         if not isinstance(batch.key, jax.Array):
             raise ValueError(
-                f"per_sample({self.name}): noise in exact gradients, which are not drawn; use a "
-                "method that draws batches, minibatch_sgd"
+                f"per_sample({self.name}): exact gradients have no noise, since they are not "
+                "drawn; expected a method that draws batches, such as minibatch_sgd"
             )
         each, structure = jax.tree.flatten(total)
         keys = jax.random.split(jax.random.fold_in(batch.key, _NOISE), len(each))
@@ -207,6 +212,6 @@ class PerSample(sameness.Compared):
         return jax.tree.unflatten(structure, noisy)
 
     def _penalty(self, trained: Params) -> Any:
-        """The gradient of the norm, which depends on no sample."""
+        """Returns the gradient of the norm, which does not depend on samples."""
         l2 = self.loss.l2 if isinstance(self.loss, MeanLoss) else 0.0
         return jax.tree.map(lambda leaf: l2 * leaf, trained)

@@ -1,6 +1,4 @@
-"""Quadratics whose constants are all known exactly: the problems on which bounds are held against
-code.
-"""
+"""Quadratic problems whose constants are all known exactly, for checking bounds numerically."""
 
 from __future__ import annotations
 
@@ -22,13 +20,14 @@ _SYMMETRY = 1e-6
 
 
 class Quadratic(NamedTuple):
-    """One worker's data, or all of it with a leading worker axis.
+    """The data of one worker, or of all workers with a leading worker axis.
 
     Args:
         A: Hessian, `[d, d]`, or its diagonal `[d]`.
-        b: `[d]`.
+        b: linear term, `[d]`.
         scale: sigma / sqrt(d), a scalar.
-        noise: what a stochastic gradient adds to the exact one, `[d]`; None in the exact gradient.
+        noise: the difference between the stochastic and the exact gradient, `[d]`; None in exact
+            gradients.
     """
 
     A: jax.Array
@@ -49,26 +48,26 @@ class Average(NamedTuple):
 def quadratic(
     A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLike | None = None
 ) -> Problem:
-    r"""Worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and sees $f_n'(x) + \xi$,
-    $\xi \sim N(0, \sigma^2 I / d)$.
+    r"""Returns a quadratic problem: worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and
+    observes $f_n'(x) + \xi$ with $\xi \sim N(0, \sigma^2 I / d)$.
 
     Args:
-        A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive
+        A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean must be positive
             definite.
-        b: `[N, d]`.
+        b: linear terms, `[N, d]`.
         noise: sigma >= 0, so that E|xi|^2 = sigma^2 for each worker.
-        start: x_0, `[d]`; zeros where None. All problems of one shape, with or all without noise,
-            that start at zero share one compiled program.
+        start: x_0, `[d]`; None: zeros. Problems of the same shape that start at zero share one
+            compiled program if all of them have noise or none of them has.
 
     Returns:
-        A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest
-            eigenvalue of the mean,
-        x*, f*, sigma, and varsigma = sqrt((1/N) sum |f_n'(x*)|^2), which holds everywhere if all
-        A_n are equal. Parameters are `[d]` in the default float type of JAX.
+        A problem with exact constants: L, the largest absolute eigenvalue of any A_n; mu, the
+        smallest eigenvalue of the mean; x*, f*, sigma, and varsigma = sqrt((1/N) sum |f_n'(x*)|^2),
+        which bounds the heterogeneity everywhere if all A_n are equal. Parameters are `[d]` in
+        JAX's default float type.
 
     Raises:
-        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not
-            positive definite, sigma that is negative, or anything that is not finite.
+        ValueError: if the shapes do not fit, an A_n is not symmetric, the mean is not positive
+            definite, sigma is negative, or any number is not finite.
     """
     A, b = (_real(name, values) for name, values in (("A", A), ("b", b)))
     start = None if start is None else _real("start", start)
@@ -79,8 +78,8 @@ def quadratic(
     curvature = mean_A if diagonal else np.linalg.eigvalsh(mean_A)
     if not curvature.min() > 0:
         raise ValueError(
-            f"the mean of A has the eigenvalue {curvature.min():.3g}; need a positive definite "
-            "mean, or f has no minimum"
+            f"quadratic: the mean of A has the eigenvalue {curvature.min():.3g}; expected a "
+            "positive definite mean, or f has no minimum"
         )
     minimizer = mean_b / mean_A if diagonal else np.linalg.solve(mean_A, mean_b)
     minimum = -0.5 * float(mean_b @ minimizer)
@@ -108,15 +107,22 @@ def quadratic(
     )
 
 
-_LARGEST = 1e30  # of constants: what float32 holds, with room for products with the parameters
+_LARGEST = (
+    1e30  # limit of the constants: within float32, with room for products with the parameters
+)
 
-# The functions below hold no numbers of their own: all quadratics of one shape with noise, or all
-# without, share one compiled program.
+# The functions below capture no numbers, so that all quadratics of one shape share one compiled
+# program (one with noise, one without).
 
 
 @dataclass(frozen=True)
 class FromZero:
-    """key -> zeros: the start of all problems of one dimension, which then share a program."""
+    """key -> zeros. It is compared by its dimension, so that problems of one dimension share a
+    program.
+
+    Args:
+        dimension: d.
+    """
 
     dimension: int
 
@@ -142,22 +148,22 @@ def _gradient(x: jax.Array, batch: Quadratic) -> jax.Array:
     return exact if batch.noise is None else exact + batch.noise
 
 
-def _sample(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine._replace(noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype))
+def _sample(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data._replace(noise=data.scale * jax.random.normal(key, data.b.shape, data.b.dtype))
 
 
-def _sample_exact(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine
+def _sample_exact(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data
 
 
 def _evaluate(
     x: jax.Array, data: Quadratic, mean: Average
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    # Around the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as fine
-    # as f* in its float type).
-    away = x - mean.minimizer
-    slope = _multiply(mean.A, away)
-    return {"loss": mean.minimum + 0.5 * xla.inner(away, slope)}, slope
+    # Relative to the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as
+    # precise as f* in its float type).
+    delta = x - mean.minimizer
+    slope = _multiply(mean.A, delta)
+    return {"loss": mean.minimum + 0.5 * xla.inner(delta, slope)}, slope
 
 
 @checks.arguments
@@ -173,40 +179,48 @@ def random_quadratic(
     diagonal: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """A random quadratic with the constants asked for.
+    """Returns a random quadratic problem with the given constants.
 
     Args:
         workers: N.
         dimension: d.
         smoothness: L, the largest eigenvalue of every Hessian.
-        strong_convexity: mu, the smallest eigenvalue of every Hessian; the mean's is at least that
-            (`constants` has it exactly).
+        strong_convexity: mu, the smallest eigenvalue of every Hessian. That of the mean is at least
+            mu; `constants` has its exact value.
         heterogeneity: varsigma at the minimiser.
         noise: sigma.
-        equal_hessians: one Hessian for all, so that the heterogeneity is the same everywhere.
-        diagonal: diagonal Hessians, kept as `[N, d]`.
-        seed: of the Hessians and of b.
+        equal_hessians: whether all workers have the same Hessian, so that the heterogeneity is the
+            same at all x.
+        diagonal: whether the Hessians are diagonal, stored as `[N, d]`.
+        seed: seed of the Hessians and of b.
 
     Raises:
-        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness (with equality in one
-            dimension), heterogeneity < 0, or > 0 with one worker, and as `quadratic`.
+        ValueError: if N or d < 1; unless 0 < strong_convexity <= smoothness (equal if d = 1); if
+            heterogeneity < 0, or > 0 with one worker; and as for `quadratic`.
     """
     if workers < 1 or dimension < 1:
         raise ValueError(
-            f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each"
+            f"random_quadratic: workers = {workers}, dimension = {dimension}; expected at least 1 "
+            "of each"
         )
     checks.positive_int("random_quadratic: workers * dimension", workers * dimension)
     if not 0 < strong_convexity <= smoothness <= _LARGEST:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
         raise ValueError(
-            f"{given}: need 0 < strong_convexity <= smoothness, both finite, at most {_LARGEST:.3g}"
+            f"random_quadratic: {given}; expected 0 < strong_convexity <= smoothness <= "
+            f"{_LARGEST:.3g}"
         )
     if dimension == 1 and strong_convexity < smoothness:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
-        raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
+        raise ValueError(
+            f"random_quadratic: {given} in dimension 1; expected equal numbers, since there is "
+            "only one eigenvalue"
+        )
     if not 0 <= heterogeneity <= _LARGEST or (heterogeneity > 0 and workers == 1):
-        need = f"need >= 0 and finite, at most {_LARGEST:.3g}, and 0 for one worker"
-        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: {need}")
+        need = f"expected a number from 0 to {_LARGEST:.3g}, and 0 for one worker"
+        raise ValueError(
+            f"random_quadratic: heterogeneity = {heterogeneity} with {workers} workers; {need}"
+        )
     rng = np.random.default_rng(checks.natural("random_quadratic: seed", seed, most=None))
     different = 1 if equal_hessians else workers
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
@@ -219,7 +233,8 @@ def random_quadratic(
         A = np.einsum("nij,nj,nkj->nik", bases, eigenvalues, bases)
         A = (A + np.swapaxes(A, 1, 2)) / 2
     A = np.broadcast_to(A, (workers, *A.shape[1:]))
-    # b_n = A_n x* - r_n with sum r_n = 0: f_n'(x*) = r_n, of the mean square asked for.
+    # b_n = A_n x* - r_n with sum r_n = 0, so that f_n'(x*) = r_n. The r_n are scaled to the given
+    # heterogeneity.
     minimizer = rng.normal(size=dimension) / np.sqrt(dimension)
     residual = rng.normal(size=(workers, dimension))
     residual -= residual.mean(axis=0)
@@ -230,7 +245,7 @@ def random_quadratic(
 
 
 def _real(name: str, values: ArrayLike) -> np.ndarray:
-    """In float64, of which JAX's default type may keep fewer digits, but no less."""
+    """Returns the values in float64, after checking that JAX's default type can represent them."""
     real = array_likes.numbers(f"quadratic: {name}", values).astype(np.float64, copy=False)
     array_likes.kept(f"quadratic: {name}", real)
     return real
@@ -239,25 +254,34 @@ def _real(name: str, values: ArrayLike) -> np.ndarray:
 def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None) -> None:
     if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
         raise ValueError(
-            f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]"
+            f"quadratic: A has shape {A.shape}, b {b.shape}; expected A [N, d, d] or [N, d] and b "
+            "[N, d]"
         )
     if b.size == 0:
-        raise ValueError(f"b has shape {b.shape}; need at least one worker and one dimension")
+        raise ValueError(
+            f"quadratic: b has shape {b.shape}; expected at least one worker and one dimension"
+        )
     if not 0 <= noise < np.inf:
-        raise ValueError(f"noise = {noise}; need a finite sigma >= 0")
+        raise ValueError(f"quadratic: noise = {noise}; expected a finite sigma >= 0")
     array_likes.kept("quadratic: noise", np.array(noise, np.float64))
     if start is not None and np.shape(start) != b.shape[1:]:
-        raise ValueError(f"start has shape {np.shape(start)}; need {b.shape[1:]}, as b has")
+        raise ValueError(
+            f"quadratic: start has shape {np.shape(start)}; expected {b.shape[1:]}, as b[n]"
+        )
     if start is not None and not np.isfinite(start).all():
-        raise ValueError("start has entries that are not finite")
+        raise ValueError(
+            "quadratic: start has entries that are not finite; expected finite numbers"
+        )
     if not (np.isfinite(A).all() and np.isfinite(b).all()):
-        raise ValueError("A or b has entries that are not finite")
+        raise ValueError(
+            "quadratic: A or b has entries that are not finite; expected finite numbers"
+        )
     if A.ndim == 3:
         asymmetry = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
         asymmetry /= np.maximum(np.abs(A).max(axis=(1, 2)), np.finfo(float).tiny)
         if asymmetry.max() > _SYMMETRY:
             worst = int(asymmetry.argmax())
             raise ValueError(
-                f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g} of its largest entry); "
-                "need symmetric Hessians"
+                f"quadratic: A[{worst}] is not symmetric (by {asymmetry[worst]:.3g} of its "
+                "largest entry); expected symmetric Hessians"
             )

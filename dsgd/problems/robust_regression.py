@@ -1,4 +1,4 @@
-"""Regression with a loss that forgives outliers: non-convex, with every constant known."""
+"""Robust regression: a non-convex problem whose constants are all known."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def robust_regression(
     residual: float = 0.3,
     seed: int = 0,
 ) -> Problem:
-    r"""Worker n has $f_n(x) = \frac1M \sum_m \phi(a_{nm}^T x - y_{nm})$ with Geman and McClure's
-    $\phi(u) = \frac{u^2}{2(1 + u^2)}$.
+    r"""Returns robust regression: $f_n(x) = \frac1M \sum_m \phi(a_{nm}^T x - y_{nm})$ with the loss
+    of Geman and McClure, $\phi(u) = \frac{u^2}{2(1 + u^2)}$.
 
-    $\phi'(u) = u / (1 + u^2)^2$ is at most $3\sqrt3/16$, and $-1/4 \le \phi'' \le 1$: so
-    $L = \max_n \lambda_{\max}(\frac1M \sum_m a_{nm} a_{nm}^T)$, and with $\kappa = 3\sqrt3/16$,
-    $\sigma^2 = \frac{\kappa^2}{B} \max_n \frac1M \sum_m |a_{nm}|^2$ (without replacement times
-    $\frac{M-B}{M-1}$, Lemma 1.2.2) and
-    $\varsigma^2 = \frac{\kappa^2}{N} \sum_n (\frac1M \sum_m |a_{nm}|)^2$ hold everywhere.
+    $\phi'(u) = u / (1 + u^2)^2$ is at most $\kappa = 3\sqrt3/16$, and $-1/4 \le \phi'' \le 1$.
+    Hence $L = \max_n \lambda_{\max}(\frac1M \sum_m a_{nm} a_{nm}^T)$, and the following hold
+    everywhere: $\sigma^2 = \frac{\kappa^2}{B} \max_n \frac1M \sum_m |a_{nm}|^2$ (without
+    replacement times $\frac{M-B}{M-1}$, Lemma 1.2.2) and $\varsigma^2 = \frac{\kappa^2}{N} \sum_n
+    (\frac1M \sum_m |a_{nm}|)^2$.
 
     Args:
         workers: N.
         dimension: d.
-        samples: M of each worker. The a are Gaussian, with a covariance of the worker's own; y =
-            a^T x* + residual z.
+        samples: M, the number of samples of each worker. The a are Gaussian with a covariance that
+            differs by worker; y = a^T x* + residual z with standard normal z.
         batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch. Without, a batch has at most
-            M samples.
-        residual: size of what the model cannot explain, 0 or more.
-        seed: of the data.
+        replacement: whether a sample may be drawn twice in a batch. Without replacement, a batch
+            has at most M samples. "epoch": as in `finite_sum`.
+        residual: standard deviation of the noise in y, at least 0.
+        seed: seed of the data.
 
     Returns:
         A problem that starts at 0, with L, sigma, varsigma, and 0 as a lower bound of f (its
-        minimum where residual = 0, at x*).
+        minimum, at x*, if residual = 0).
 
     Raises:
-        ValueError: a number below 1, residual < 0.
+        ValueError: if an integer is below 1, or residual < 0.
 
     Source: Geman and McClure, "Statistical methods for tomographic image reconstruction", 1987.
     """
@@ -67,8 +67,8 @@ def robust_regression(
         checks.positive_int(f"robust_regression: {name}", value)
     if not 0 <= residual <= 1e30:
         raise ValueError(
-            f"robust_regression: residual = {residual}: need a finite number, at least 0 and at "
-            "most 1e30, for float32"
+            f"robust_regression: residual = {residual}; expected a number from 0 to 1e30 (for "
+            "float32)"
         )
     rng = np.random.default_rng(checks.natural("robust_regression: seed", seed, most=None))
     scale = rng.uniform(0.3, 1.0, (workers, 1, dimension))

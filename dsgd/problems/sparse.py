@@ -1,4 +1,4 @@
-"""Samples with few features that are not zero, kept as those on the device."""
+"""Sparse samples, stored on the device by the columns and values of their nonzero features."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_FEATURES = np.iinfo(np.int32).max
 )
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows of a sparse matrix, padded with zeros to one length k: arrays that are drawn, cut and
-    sent like others.
+    """Rows of a sparse matrix, padded with zeros to a common number k of entries, so that they can
+    be drawn, sliced and sent like dense arrays.
 
-    `rows @ kernel` gathers the kernel's rows and adds them up, so a model made of it works on dense
-    inputs, too; its gradient scatters. On GPUs XLA adds up in no fixed order, unless XLA_FLAGS has
-    --xla_gpu_deterministic_ops=true.
+    `rows @ kernel` gathers rows of the kernel and sums them, so a model that uses it also works on
+    dense inputs; its gradient scatters. On GPUs, XLA sums the scattered entries in no fixed order
+    unless XLA_FLAGS contains --xla_gpu_deterministic_ops=true.
 
     Args:
         columns: int32 `[..., k]`; 0 in the padding.
@@ -40,20 +40,20 @@ class SparseRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the dense array."""
+        """Shape of the dense array."""
         return (*self.columns.shape[:-1], self.features)
 
     @property
     def ndim(self) -> int:
-        """The dense array's number of axes."""
+        """Number of axes of the dense array."""
         return len(self.shape)
 
     def __len__(self) -> int:
         return self.columns.shape[0]
 
     def __matmul__(self, kernel: jax.Array) -> jax.Array:
-        """The product `[..., classes]` with a kernel `[features, classes]`, or `[...]` with one
-        `[features]`.
+        """Returns the product `[..., classes]` with a kernel `[features, classes]`, or `[...]` with
+        a kernel `[features]`.
 
         Raises:
             ValueError: if the kernel has another number of rows.
@@ -63,13 +63,13 @@ class SparseRows:
                 f"SparseRows @ kernel: kernel has shape {kernel.shape}; expected "
                 f"({self.features},) or ({self.features}, classes)"
             )
-        gathered = kernel.at[self.columns].get(mode="fill")  # NaN for a column that is not there
+        gathered = kernel.at[self.columns].get(mode="fill")  # NaN for columns out of range
         return jnp.einsum(
             "...kc,...k->...c" if kernel.ndim == 2 else "...k,...k->...", gathered, self.values
         )
 
     def tocsr(self) -> csr_array:
-        """The matrix `[M, features]` of scipy's, from rows `[M, k]`."""
+        """Converts rows `[M, k]` to a scipy matrix `[M, features]`."""
         columns, values = np.asarray(self.columns), np.asarray(self.values)
         rows = np.broadcast_to(np.arange(len(columns))[:, None], columns.shape)
         matrix = csr_array((values.ravel(), (rows.ravel(), columns.ravel())), self.shape)
@@ -77,53 +77,57 @@ class SparseRows:
         return matrix
 
     def toarray(self) -> np.ndarray:
-        """The dense array `[M, features]`."""
+        """Converts rows to the dense array `[M, features]`."""
         return self.tocsr().toarray()
 
 
 @checks.arguments
 def sparse_rows(matrix: Any, longest: int | None = None) -> SparseRows:
-    """The rows of a sparse matrix of scipy's.
+    """Converts a scipy.sparse matrix to `SparseRows`.
 
-    `finite_sum` and `logistic_regression` take such matrices as they are, and make dense arrays of
-    them where these are smaller. Where several matrices must have the same k, as the workers' in
-    `problems.ByWorker`, this function gives it to them.
+    `finite_sum` and `logistic_regression` accept such matrices directly, and convert them to dense
+    arrays if these take less memory. Use this function if several matrices need the same k, as the
+    data of different workers in `problems.ByWorker`.
 
     Args:
-        matrix: `[M, features]` of real numbers; entries at one place are added.
-        longest: k; None: that of the longest row.
+        matrix: `[M, features]` of real numbers; duplicate entries are added.
+        longest: k; None: the number of entries of the longest row.
 
     Raises:
-        ValueError: if it is no such matrix, has entries that are not finite or that float32 cannot
-            hold, or a row with more entries.
+        ValueError: if `matrix` is not such a matrix, has entries that are not finite or outside the
+            range of float32, or has a row with more than k entries.
     """
     return _padded("sparse_rows: matrix", _canonical("sparse_rows: matrix", matrix), longest)
 
 
 def smaller(where: str, *matrices: Any) -> tuple[SparseRows | np.ndarray, ...]:
-    """Sparse matrices of equal kind as `SparseRows` of one k, or as dense arrays if these take less
-    memory.
+    """Converts sparse matrices to `SparseRows` with the same k, or to dense arrays if these take
+    less memory.
 
     Args:
-        where: names them in messages.
-        matrices: of scipy's, `[M, features]`.
+        where: names the matrices in messages.
+        matrices: scipy.sparse matrices `[M, features]`.
 
     Raises:
-        ValueError: as `sparse_rows`.
+        ValueError: as for `sparse_rows`.
     """
     rows = [_canonical(where, matrix) for matrix in matrices]
     longest = max(map(_longest, rows))
-    if longest * 2 >= max(matrix.shape[1] for matrix in rows):  # a value and a column each
+    if longest * 2 >= max(
+        matrix.shape[1] for matrix in rows
+    ):  # each entry takes a value and a column
         return tuple(matrix.toarray() for matrix in rows)
     return tuple(_padded(where, matrix, longest) for matrix in rows)
 
 
 def _canonical(where: str, matrix: Any) -> Any:
-    """Without zeros or duplicates, in JAX's default type."""
+    """Returns the matrix in compressed rows without explicit zeros or duplicates, in JAX's default
+    float type.
+    """
     if not issparse(matrix) or matrix.ndim != 2:
         raise ValueError(
-            f"{where} = {checks.typed(matrix)}: expected a sparse matrix [M, features] of "
-            "scipy's, scipy.sparse.csr_array(X)"
+            f"{where} = {checks.typed(matrix)}; expected a scipy.sparse matrix [M, features], "
+            "scipy.sparse.csr_array(X)"
         )
     if not 1 <= matrix.shape[1] <= _MOST_FEATURES:
         raise ValueError(
@@ -134,23 +138,22 @@ def _canonical(where: str, matrix: Any) -> Any:
     rows.sum_duplicates()
     rows.eliminate_zeros()
     if not np.isfinite(rows.data).all():
-        raise ValueError(f"{where} has entries that are not finite")
+        raise ValueError(f"{where} has entries that are not finite; expected finite numbers")
     rows.data = array_likes.kept(where, rows.data).astype(jnp.result_type(float), copy=False)
     return rows
 
 
 def _longest(rows: Any) -> int:
-    """How many entries the longest row has, and at least 1."""
+    """Returns the number of entries of the longest row, and at least 1."""
     return max(1, int(np.diff(rows.indptr).max(initial=0)))
 
 
 def _padded(where: str, rows: Any, longest: int | None) -> SparseRows:
     k = _longest(rows) if longest is None else checks.positive_int("sparse_rows: longest", longest)
     if not _longest(rows) <= k <= rows.shape[1]:
-        given = f"a row with {_longest(rows)} entries and {rows.shape[1]} features"
         raise ValueError(
-            f"{where} has {given}, but longest = {k}; expected a number from the entries to the "
-            "features"
+            f"{where} has a row with {_longest(rows)} entries and {rows.shape[1]} features, but "
+            f"longest = {k}; expected a number from {_longest(rows)} to {rows.shape[1]}"
         )
     counts = np.diff(rows.indptr)
     row = np.repeat(np.arange(rows.shape[0]), counts)

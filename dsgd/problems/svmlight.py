@@ -1,5 +1,5 @@
-"""Files in the format of LIBSVM and SVMlight: a line is a label, then index:value of what is not
-zero.
+"""Files in the format of LIBSVM and SVMlight: each line is a label, followed by index:value pairs
+of the nonzero features.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _MOST_FEATURES = np.iinfo(np.int32).max
 
 
 def find(path: Path) -> tuple[Path, Path | None] | None:
-    """A file for training, and the one for testing beside it, both as they are published, or None.
+    """Returns the file for training and, if it exists next to it, the file for testing, else None
+    in its place; None if there is no training file.
 
     Args:
-        path: the file, or without the ends that such files have: a9a, rcv1
-            (`rcv1_train.binary.bz2`).
+        path: path of the training file; it may lack the suffixes of published files, e.g. a9a, or
+            rcv1 for `rcv1_train.binary.bz2`.
     """
     train = next(_existing(path.parent, [f"{path.name}{end}" for end in _NAMES]), None)
     if train is None:
@@ -51,25 +52,29 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
     stem, dot, end = name.rpartition(".")
     tests = [f"{name}.t", f"{stem}.t{dot}{end}", *([f"{stem}.t"] if end == "tr" else [])]
     tests += [name.replace("train", "test")] if "train" in name else []
-    return train, next((there for there in _existing(path.parent, tests) if there != train), None)
+    return train, next(
+        (candidate for candidate in _existing(path.parent, tests) if candidate != train), None
+    )
 
 
 def _existing(folder: Path, names: list[str]) -> Iterator[Path]:
     return (
-        there
+        candidate
         for name in names
         for packed in ("", *_OPENED)
-        if files.is_there(there := folder / f"{name}{packed}")
+        if files.is_there(candidate := folder / f"{name}{packed}")
     )
 
 
 def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
-    """The files' features `[M, d]`, of one d for all, and their labels `[M]`, as they are there.
+    """Reads files. Returns for each one its features `[M, d]`, with the same d for all, and its
+    labels `[M]`, unchanged.
 
-    Features count from 1, as published, or from 0 if one of the files has a feature 0.
+    Feature indices start at 1, as published, or at 0 if one of the files has a feature 0.
 
     Raises:
-        ValueError: if a file is damaged or of another format; it names the file and the line.
+        ValueError: if a file is damaged or has another format. The message names the file and the
+            line.
     """
     tables = [_read(path) for path in paths]
     first = (
@@ -79,19 +84,17 @@ def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
     for path, (matrix, labels) in zip(paths, tables, strict=True):
         if not len(labels) or features <= first:
             raise ValueError(
-                f"{path}: no samples with features; expected lines like '+1 3:0.5 7:1', a label, "
-                "then index:value"
+                f"{path}: no samples with features; expected lines like '+1 3:0.5 7:1', a label "
+                "followed by index:value"
             )
         if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
-            raise ValueError(
-                f"{path}: has a label or value that is not finite; expected finite numbers"
-            )
+            raise ValueError(f"{path}: a label or value is not finite; expected finite numbers")
         matrix.resize((len(labels), features))
     return [(csr_array(matrix[:, first:]), labels) for matrix, labels in tables]
 
 
 def _read(path: Path) -> tuple[Any, np.ndarray]:
-    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 (takes a second)
+    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 (takes a second to import)
 
     read: Any = load_svmlight_file
 
@@ -100,11 +103,14 @@ def _read(path: Path) -> tuple[Any, np.ndarray]:
             matrix, labels = read(file, zero_based=True)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(
-            f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or whole .bz2, .gz "
-            "or .xz"
+            f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or as an intact "
+            ".bz2, .gz or .xz file"
         ) from error
     except (ValueError, OverflowError) as error:
-        need = "expected one label, then index:value with rising indices, as in LIBSVM files (CSV files end in .csv)"
+        need = (
+            "expected one label, then index:value with increasing indices, as in LIBSVM files "
+            "(CSV files end in .csv)"
+        )
         raise ValueError(f"{path}{_where(path)} ({error}); {need}") from error
     return csr_array(matrix), labels
 
@@ -114,7 +120,7 @@ def _open(path: Path) -> Any:
 
 
 def _where(path: Path) -> str:
-    """The first line that is none of the format, for a message."""
+    """Returns the first line that violates the format, for a message."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             matched = _LINE.fullmatch(line)

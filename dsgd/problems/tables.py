@@ -1,4 +1,4 @@
-"""CSV files with a heading, of which one column is the class."""
+"""CSV files with a header line; one column is the class."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ENDS = (".csv", ".csv.gz")
 
 
 def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The other columns `[M, d]`, and that of the classes `[M]`: numbers if all its entries are,
-    else text.
+    """Reads a CSV file. Returns the feature columns, float64 `[M, d]`, and the class column `[M]`:
+    numbers if all its entries are numbers, else text.
 
     Args:
-        path: the file, with commas between its entries and the columns' names in its first line.
-        target: the name of the column with the classes.
+        path: the file, with commas between entries and the column names in its first line.
+        target: name of the column with the classes.
 
     Raises:
-        ValueError: if there is no such column, or another one has an entry that is no number; it
-            names the file, column and line.
+        ValueError: if the target column does not exist, or another column has an entry that is not
+            a number. The message names the file, column and row.
     """
     try:
         names, cells = _cells(path)
@@ -36,12 +36,14 @@ def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
         ) from error
     if len(set(names)) < len(names) or len(names) < 2:
         raise ValueError(
-            f"{path}: has the columns {checks.shown(names)}; expected at least two different "
-            "names in its first line"
+            f"{path}: the columns are {checks.shown(names)}; expected at least two different "
+            "names in the first line"
         )
     if target not in names:
-        need = f"expected target to be the name of the one with the classes, got {target!r}"
-        raise ValueError(f"{path}: has the columns {checks.shown(names)}; {need}")
+        need = "expected the name of the column with the classes"
+        raise ValueError(
+            f"{path}: target = {target!r}, but the columns are {checks.shown(names)}; {need}"
+        )
     inputs = [
         _numbers(path, name, column)
         for name, column in zip(names, cells, strict=True)
@@ -50,8 +52,8 @@ def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
     classes = np.array(cells[names.index(target)])
     if not all(entry.strip() for entry in cells[names.index(target)]):
         raise ValueError(
-            f"{path}: column {target!r} has empty entries; expected a class in each row: leave "
-            "these rows out"
+            f"{path}: column {target!r} has empty entries; expected a class in each row: remove "
+            "these rows"
         )
     with suppress(ValueError):
         classes = classes.astype(float)
@@ -59,13 +61,13 @@ def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The columns' names, and their entries."""
+    """Returns the column names and the entries of each column."""
     with _open(path) as file:
         names, *rows = [row for row in csv.reader(file) if row] or [[]]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(names):
             raise csv.Error(
-                f"row {number} below the heading has {len(row)} entries, the heading {len(names)}"
+                f"row {number} below the header has {len(row)} entries, the header {len(names)}"
             )
     return [name.strip() for name in names], list(zip(*rows, strict=True)) or [() for _ in names]
 
@@ -84,12 +86,12 @@ def _numbers(path: Path, name: str, column: tuple[str, ...]) -> np.ndarray:
             float(entry)
         except ValueError:
             remedy = (
-                "encode categories first, by pandas.get_dummies(table)"
+                "encode categories first, with pandas.get_dummies(table)"
                 if entry.strip()
-                else "fill it, or leave the row out"
+                else "fill it, or remove the row"
             )
             raise ValueError(
-                f"{path}: column {name!r} has {entry!r} in row {row} below the heading; expected "
+                f"{path}: column {name!r} has {entry!r} in row {row} below the header; expected "
                 f"numbers: {remedy}"
             ) from None
     return np.array(column, np.float64)

@@ -1,4 +1,6 @@
-"""Checks that targets are what the loss takes them for: indices of classes, or probabilities."""
+"""Checks that targets are valid for the loss: that they are indices of classes, or
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ from dsgd.problems.examples import Examples
 
 Function = Callable[[PyTree, PyTree], jax.Array]
 
-_DRAWS = 3  # outputs that a loss is probed at
-_FAR = 50.0  # a logit at which a cross-entropy of a label outside [0, 1] is far below 0
+_DRAWS = 3  # number of outputs at which a loss is probed
+_FAR = 50.0  # a logit for which the cross-entropy of a label outside [0, 1] is far below 0
 
 
 @dataclass(frozen=True)
 class OfBatches:
-    """Batches from outside, on the host, leaves `[rounds, N, m, ...]` -> why their targets have no
-    meaning for the loss, or "".
+    """Streamed batches on the host, leaves `[rounds, N, m, ...]` -> the reason why their targets
+    are invalid for the loss, or "".
 
     Args:
         per_sample: the loss, (outputs, targets) -> `[m, ...]`.
-        outputs: the model's, shape and type.
+        outputs: shape and type of the model's outputs.
     """
 
     per_sample: Function
@@ -42,16 +44,16 @@ class OfBatches:
 
 
 def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:
-    """Explains why the targets have no meaning for a loss or a metric; "" if they have.
+    """Returns the reason why the targets are invalid for a loss or a metric; "" if they are valid.
 
-    What the function computes is found by probing it, but only if a target lies outside the usual
-    range, so valid data cost a minimum and a maximum. A function that takes an index outside the
-    classes does not notice: JAX gives NaN, or another class, or a row of zeros.
+    The function is probed only if a target lies outside the usual range, so valid data cost a
+    minimum and a maximum. The check is needed because a function does not notice an index outside
+    the classes: JAX returns NaN, another class, or a row of zeros.
 
     Args:
         function: (outputs, targets) -> `[m, ...]`.
-        outputs: the model's, shapes and types, leaves `[m, ...]`.
-        targets: on the host, leaves `[M, ...]`; several leaves, or other outputs than one array,
+        outputs: shapes and types of the model's outputs, leaves `[m, ...]`.
+        targets: on the host, leaves `[M, ...]`. Several leaves, or outputs other than one array,
             are not checked.
     """
     single = (
@@ -82,7 +84,10 @@ def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:
             else "a rescaling"
         )
         relabel = "(targets + 1) / 2" if (low, high) == (-1, 1) else relabel
-        given = f"targets from {low} to {high}, where the loss is NaN or has no lower bound, as a cross-entropy of probabilities"
+        given = (
+            f"targets from {low} to {high}, for which the loss is NaN or unbounded from below, as "
+            "a cross-entropy of probabilities"
+        )
         return f"{given}; expected targets in [0, 1]; relabel them with {relabel}"
     return ""
 
@@ -95,35 +100,35 @@ def _wrong_classes(labels: np.ndarray, K: int) -> str:
         relabel = "(targets + 1) // 2"
     else:
         relabel = "np.unique(targets, return_inverse=True)[1]"
-    more = f", or pass a model with {len(labels)} outputs" if len(labels) > K else ""
+    alternative = f", or pass a model with {len(labels)} outputs" if len(labels) > K else ""
     given = (
-        f"targets from {low} to {high}, taken as indices of the model's {K} output{'s' * (K > 1)}"
+        f"targets from {low} to {high}, used as indices of the model's {K} output{'s' * (K > 1)}"
     )
-    return f"{given}; expected classes 0 to {K - 1}; relabel them with {relabel}{more}"
+    return f"{given}; expected classes 0 to {K - 1}; relabel them with {relabel}{alternative}"
 
 
 def _are_indices(
     values: Callable, outputs: jax.ShapeDtypeStruct, shape: tuple[int, ...], labels: np.ndarray
 ) -> bool:
-    """Whether the function takes targets as indices of the outputs' last axis, and one outside of
-    it is lost there.
+    """Whether the function uses targets as indices into the last axis of the outputs, and returns a
+    meaningless value for one outside of it.
     """
     K, kind = outputs.shape[-1], np.iinfo(labels.dtype)
     below, above = labels[labels < 0], labels[labels >= K]
-    outside = {*map(int, below[-1:]), *map(int, above[:1])}  # the nearest of each side
-    # logits, probabilities or rates, whatever they are
+    outside = {*map(int, below[-1:]), *map(int, above[:1])}  # the nearest on each side
+    # The outputs lie in (0, 1) and above, so that they may be logits, probabilities or rates.
     drawn = np.random.default_rng(0).uniform(0.1, 0.9, (_DRAWS, *outputs.shape[1:]))
     drawn[0, ..., 0] += 1
     drawn[1, ..., K - 1] += 1
-    beside = {label: label - 1 if label < 0 else label + 1 for label in outside}
+    adjacent = {label: label - 1 if label < 0 else label + 1 for label in outside}
     asked = {0, K - 1, *outside, *(label + K for label in outside if -K <= label < 0)}
-    asked |= {other for other in beside.values() if kind.min <= other <= kind.max}
+    asked |= {other for other in adjacent.values() if kind.min <= other <= kind.max}
     found = values(drawn, [np.full(shape, label, labels.dtype) for label in asked])
     of = dict(zip(asked, found, strict=False))
     if not of or not all(np.isfinite(of[label]).all() for label in (0, K - 1)):
         return False
     depends = K == 1 or not np.array_equal(of[0], of[K - 1])
-    # One label apart from the classes, for which the loss is 0, marks samples that do not count.
+    # A single label outside the classes with a loss of 0 marks samples that are to be ignored.
     marker = (
         len(outside) == 1 == len(below) + len(above)
         and outside != {K}
@@ -136,8 +141,8 @@ def _are_indices(
             return True
         if not found.any():
             return not marker
-        others = (0 if label < 0 else K - 1, label + K if label < 0 else None, beside[label])
-        return any(other in of and np.array_equal(found, of[other]) for other in others)
+        similar = (0 if label < 0 else K - 1, label + K if label < 0 else None, adjacent[label])
+        return any(other in of and np.array_equal(found, of[other]) for other in similar)
 
     return depends and any(map(lost, outside))
 
@@ -145,8 +150,8 @@ def _are_indices(
 def _are_probabilities(
     values: Callable, outputs: jax.ShapeDtypeStruct, targets: np.ndarray
 ) -> bool:
-    """Whether the function is NaN or falls far below 0 for targets outside [0, 1], and does not for
-    the same ones cut to [0, 1].
+    """Whether the function is NaN or far below 0 for targets outside [0, 1], but not for the same
+    targets clipped to [0, 1].
     """
     rows = targets.reshape(len(targets), -1)
     extreme = [
@@ -162,8 +167,8 @@ def _are_probabilities(
 
 
 def _values(function: Callable, outputs: np.ndarray, targets: list[np.ndarray]) -> np.ndarray:
-    """The function's means for each of the targets, at each of the outputs, `[targets, outputs]`;
-    `[0]` if it takes none such.
+    """Returns the function's means for each of the targets at each of the outputs, `[targets,
+    outputs]`; `[0]` if the function does not accept such targets.
     """
     pairs = [(output, target) for target in targets for output in outputs]
     stacked, labels = (np.stack(each) for each in zip(*pairs, strict=True))
@@ -173,7 +178,7 @@ def _values(function: Callable, outputs: np.ndarray, targets: list[np.ndarray]) 
                 jax.jit(function)(jnp.asarray(stacked, jnp.result_type(float)), labels)
             )
     except Exception:
-        # a probe, whatever the function does with it: the same error comes where the function is
-        # traced for the run
+        # The function may raise any exception when it is probed. If it raises for valid arguments,
+        # too, the error appears when it is traced for the run.
         return np.empty(0)
     return given.reshape(len(targets), len(outputs), -1).mean(axis=-1)

@@ -1,3 +1,3 @@
-"""Runs and sweeps, from the door to the result: driven chunk by chunk, interrupted, saved, and
-taken up again.
+"""Runs and sweeps, from argument validation to the result: executed in chunks, interrupted,
+checkpointed and resumed.
 """

@@ -1,5 +1,5 @@
-"""A run on disk: one file, written atomically while the run goes on, from which the same run is
-taken up where it stopped.
+"""Checkpoints: one file per run, replaced atomically during the run, from which the same run
+resumes.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from dsgd.records import expanded, replacing
 from dsgd.runs import identity
 from dsgd.runs.starts import FROM_MODEL
 
-_SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
+_SECONDS = 30.0  # between two checkpoints: the most that a crash can lose
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
-_RECORDS = "records/"  # before their names in the file
-_DIGEST = hashlib.sha256().digest_size  # bytes at the file's end, which a reader of .npz ignores
+_RECORDS = "records/"  # prefix of the names of records in the file
+_DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file, which .npz readers ignore
 
 
 class Checkpoint:
-    """The newest state and history of one run, in a folder, whose other contents are left alone.
+    """The latest state and history of one run, in a folder. Other files in the folder are left
+    alone.
 
-    Use it in a `with` block: until its end no other process may write there.
+    Use it as a context manager: within the `with` block no other process may write to the folder.
 
     Args:
-        folder: made where it is not there; one run each.
-        about: what the run is, by name (`identity.of`).
-        several: whether it is a run of several processes, all of which call all members: process 0
-            has the folder, and only it.
+        folder: created if it does not exist; each run needs its own.
+        about: the fingerprint of the run, by name (`identity.of`).
+        several: whether the run has several processes. All of them then call all members, but only
+            process 0 accesses the folder.
 
     Raises:
-        ValueError: a folder that cannot be made or written to, that another process is using, or
-            that holds another run or a damaged one.
+        ValueError: if the folder cannot be created or written to, is in use by another process, or
+            contains another run or a damaged checkpoint.
     """
 
     def __init__(self, folder: str | Path, about: dict[str, str], several: bool = False) -> None:
         if not str(folder).strip():
-            raise ValueError(f"checkpoint = {folder!r}: need a folder; '.' is the current one")
+            raise ValueError(f"checkpoint = {folder!r}; expected a folder; '.' is the current one")
         self._folder = expanded("checkpoint", folder).absolute()
         self._path = self._folder / _FILE
         self._about = about
@@ -66,11 +67,13 @@ class Checkpoint:
         self._lock.release()
 
     def restore(self, like: Carry) -> tuple[Carry, dict[str, np.ndarray]] | None:
-        """The state, placed on devices like `like` (`loop.shapes`), and the records; None where
-        nothing is written yet.
+        """Returns the state, on devices, and the records; None if there is no checkpoint yet.
+
+        Args:
+            like: shapes and shardings of the state (`loop.shapes`).
 
         Raises:
-            ValueError: its leaves are not this run's.
+            ValueError: if the leaves of the stored state differ from those of this run.
         """
         if not self._there:
             return None
@@ -85,8 +88,8 @@ class Checkpoint:
         names = [_name(path) for path, _ in paths]
         if set(names) != {name for name in there if not name.startswith(_RECORDS)}:
             raise ValueError(
-                f"checkpoint {self._folder}: the state has other leaves than this run's; need "
-                "another folder"
+                f"checkpoint {self._folder}: the state has other leaves than this run; expected "
+                "the same run; pass another folder"
             )
         leaves = [
             self._placed(name, self._from_first(found.get(name)), leaf)
@@ -95,14 +98,15 @@ class Checkpoint:
         return jax.tree.unflatten(structure, leaves), records
 
     def due(self) -> bool:
-        """Whether the last one is long ago."""
+        """Whether the last checkpoint was written more than 30 seconds ago."""
         return time.monotonic() - self._written > _SECONDS
 
     def save(self, carry: Carry, records: dict[str, np.ndarray]) -> None:
-        """Writes what there is, in the place of the one before.
+        """Writes the state and the records, and replaces the previous checkpoint.
 
         Raises:
-            OSError: it cannot be written, on a full disk say; the one before is as it was.
+            OSError: if the file cannot be written, for example on a full disk. The previous
+                checkpoint stays intact.
         """
         kept = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
@@ -118,8 +122,8 @@ class Checkpoint:
             except OSError as error:
                 reason = error.strerror or error
                 raise OSError(
-                    f"checkpoint {self._folder} cannot be written ({reason}); the one before is "
-                    "as it was"
+                    f"checkpoint {self._folder} cannot be written ({reason}); the previous "
+                    "checkpoint is intact"
                 ) from error
             return ""
 
@@ -128,11 +132,13 @@ class Checkpoint:
 
     @property
     def _mine(self) -> bool:
-        """Whether the folder is this process's."""
+        """Whether this process accesses the folder."""
         return not self._several or agreement.index() == 0
 
     def _in_first(self, act: Callable[[], str]) -> str:
-        """What it gives in the process that has the folder, and what it raises, in all."""
+        """Calls `act` in the process that accesses the folder, and returns its result, or raises
+        its error, in every process.
+        """
         return agreement.first(act) if self._several else act()
 
     def _from_first(self, array: np.ndarray | None) -> np.ndarray:
@@ -142,7 +148,7 @@ class Checkpoint:
         return array
 
     def _begin(self) -> str:
-        """Takes the folder, and reads what is there; gives a text where there is something."""
+        """Locks the folder and reads the checkpoint. Returns a non-empty text if there is one."""
         self._open()
         try:
             self._leave_no_halves()
@@ -158,17 +164,17 @@ class Checkpoint:
             self._lock.acquire()
         except filelock.Timeout as error:
             raise ValueError(
-                f"checkpoint {self._folder}: another run is using it; need another folder, or its "
-                "end"
+                f"checkpoint {self._folder}: another run is using it; expected an unused folder; "
+                "pass another one, or wait until that run ends"
             ) from error
         except OSError as error:
             reason = error.strerror or error
             raise ValueError(
-                f"checkpoint {self._folder}: {reason}; need a folder that can be written to"
+                f"checkpoint {self._folder}: {reason}; expected a folder that can be written to"
             ) from error
 
     def _leave_no_halves(self) -> None:
-        """What a process that was killed while it wrote has left."""
+        """Deletes temporary files of a process that was killed while it wrote a checkpoint."""
         for half in self._folder.glob(f".{self._path.stem}-????????{self._path.suffix}"):
             half.unlink()
 
@@ -180,40 +186,45 @@ class Checkpoint:
                 there, found = _contents(file)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ValueError(
-                f"checkpoint {self._path} is damaged ({error}); need it as it was written, or "
-                "without it a run from the beginning"
+                f"checkpoint {self._path} is damaged ({error}); expected the file as it was "
+                "written; restore it, or delete it to start from the beginning"
             ) from error
         before, now = there.get("workers"), self._about.get("workers")
         if before != now:
             raise ValueError(
-                f"checkpoint {self._folder} holds a run of {before} workers, this one has {now}; "
-                f"need another folder, and {FROM_MODEL}"
+                f"checkpoint {self._folder} contains a run of {before} workers; expected {now}; "
+                f"pass another folder, and {FROM_MODEL}"
             )
         if other := identity.differences(there, self._about):
             raise ValueError(
-                f"checkpoint {self._folder} holds another run ({other}); need another folder"
+                f"checkpoint {self._folder} contains another run ({other}); expected the same run; "
+                "pass another folder"
             )
         return found
 
     def _placed(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """On devices like `like`, of which it needs shape and type."""
+        """Places an array on devices according to `like`, with the same shape and type.
+
+        Raises:
+            ValueError: if its shape or type differs from that of `like`.
+        """
         keys = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
         kept = jax.eval_shape(jax.random.key_data, like) if keys else like
-        # types that numpy does not have, bfloat16 say, are kept as their bytes
+        # Types that numpy does not have, such as bfloat16, are stored as bytes.
         if array.dtype.kind == "V":
             array = array.view(kept.dtype)
         if array.shape != kept.shape or array.dtype != kept.dtype:
             there, here = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (array, kept))
             raise ValueError(
-                f"checkpoint {self._folder}: {name} is {there}, this run's {here}; need another "
-                "folder"
+                f"checkpoint {self._folder}: {name} is {there}; expected {here}, as in this run; "
+                "pass another folder"
             )
         if keys:
             impl = jax.random.key_impl(jnp.zeros((), like.dtype))
             return arrays.put(
                 jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding
             )
-        return arrays.put(array, like.sharding)  # a copy: it will be donated
+        return arrays.put(array, like.sharding)  # a copy, because it will be donated
 
 
 def _name(path: PyTree) -> str:
@@ -221,7 +232,7 @@ def _name(path: PyTree) -> str:
 
 
 def _write(file: BinaryIO, about: dict[str, str], kept: dict[str, np.ndarray]) -> None:
-    """Arrays by name as an .npz, then the SHA-256 of all that."""
+    """Writes arrays by name as an .npz, followed by the SHA-256 digest of all its bytes."""
     np.savez(file, about=np.array(json.dumps(about)), allow_pickle=False, **kept)
     digest = _digest(file, file.seek(0, os.SEEK_END))
     file.write(digest)
@@ -230,13 +241,13 @@ def _write(file: BinaryIO, about: dict[str, str], kept: dict[str, np.ndarray]) -
 
 
 def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """What `_write` wrote.
+    """Reads what `_write` wrote.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: if the digest does not match.
     """
     if _digest(file, file.seek(0, os.SEEK_END) - _DIGEST) != file.read():
-        raise ValueError("its checksum is another")
+        raise ValueError("checksum mismatch")
     file.seek(0)
     with np.load(file, allow_pickle=False) as saved:
         kept = dict(saved)
@@ -244,7 +255,9 @@ def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
-    """SHA-256 of the first `size` bytes, after which the file then stands."""
+    """Returns the SHA-256 digest of the first `size` bytes, and leaves the file positioned after
+    them.
+    """
     sha = hashlib.sha256()
     file.seek(0)
     while size > 0 and (piece := file.read(min(size, 1 << 20))):

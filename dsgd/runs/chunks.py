@@ -1,6 +1,4 @@
-"""The compiled loop, driven chunk by chunk from the start, or from a checkpoint, to the last
-round.
-"""
+"""Execution of the compiled loop in chunks of rounds, from the start or a checkpoint to the end."""
 
 from __future__ import annotations
 
@@ -31,16 +29,16 @@ from dsgd.runs.interrupts import Interrupted, Stop
 from dsgd.runs.jobs import Job
 from dsgd.runs.progress import Progress
 
-_CHUNK_SECONDS = 0.5  # between two looks at the loss
-_AHEAD = 2  # chunks on the devices
-_DONATED = (0,)  # of `advance`'s arguments: what is carried
+_CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after each
+_AHEAD = 2  # number of chunks queued on the devices
+_DONATED = (0,)  # donated arguments of `advance`: the carry
 
 
 def execute(job: Job, folder: str | Path | None) -> Result:
-    """Does the job, with a checkpoint in that folder, if one is given.
+    """Executes a job, with a checkpoint in `folder` if one is given.
 
     Raises:
-        ValueError, Diverged, Interrupted, Lost, Elsewhere: as `dsgd.run`.
+        ValueError, Diverged, Interrupted, Lost, Elsewhere: as in `dsgd.run`.
     """
     several = job.plan.mesh.is_multi_process
     with Stop() as stop, agreement.together(job.name, several):
@@ -50,8 +48,8 @@ def execute(job: Job, folder: str | Path | None) -> Result:
 
 
 def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
-    """Prepares the devices, runs chunk by chunk to the last round, or to where the run is stopped,
-    and collects the result.
+    """Prepares the devices, runs chunks until the last round or until the run is stopped, and
+    collects the result.
     """
     inputs, last = _placed(job), job.last
     log = Log(
@@ -108,7 +106,7 @@ def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
 
 
 class _Inputs(NamedTuple):
-    """What all chunks of a run read, on the devices: arguments of the compiled programs."""
+    """Arguments of the compiled programs that all chunks of a run share, on the devices."""
 
     points: PyTree
     keys: jax.Array
@@ -127,8 +125,10 @@ def _placed(job: Job) -> _Inputs:
 
 
 def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> loop.Carry:
-    """What the run begins with: the checkpoint's state, with its records in the log; or the start,
-    given or made.
+    """Returns the initial carry of the loop.
+
+    It is the checkpoint's state, whose records are added to the log; otherwise the given start;
+    otherwise the method's initial state.
     """
     plan, points, keys = job.plan, inputs.points, inputs.keys
     if checkpoint and (found := checkpoint.restore(loop.shapes(plan, points, keys))):
@@ -137,14 +137,14 @@ def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: 
         if log.steps[-1] > job.last:
             done = log.steps[-1] - job.before
             raise ValueError(
-                f"steps = {job.steps}, but the checkpoint has {done} rounds: need at least as "
-                "many steps"
+                f"run: steps = {job.steps}, but the checkpoint has {done} rounds; expected steps "
+                f">= {done}"
             )
         _check(job, log)
         return carry
     if not job.start:
         return programs.call(loop.first_carry, plan, points, keys)
-    # Draws that are numbered go on as if all micro-batches of the rounds before had been drawn.
+    # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
     drawn = (
         job.before * loop.describe(plan, job.methods[0]).micro_batches
         if plan.problem.numbered
@@ -154,13 +154,14 @@ def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: 
 
 
 class _Queue:
-    """Chunks on the devices, and what is carried from each to the next.
+    """Chunks that are queued on the devices, and the carry between them.
 
     Attributes:
-        carry: what the devices have after round `sent`.
-        sent: rounds of all chunks that were sent, and before.
-        waiting: of each chunk that was not read yet its records, how many they are, and the round
-            after them.
+        carry: the carry of the loop after round `sent`, on the devices.
+        sent: number of rounds up to the end of the last queued chunk, including those before the
+            run.
+        waiting: the chunks that were not read yet: (records, number of records, round after the
+            chunk).
     """
 
     def __init__(self, job: Job, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
@@ -169,7 +170,9 @@ class _Queue:
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()
 
     def send(self, count: int, rounds: int, last: int, batches: PyTree) -> None:
-        """Queues a chunk with so many records and rounds, of a run whose last round is `last`."""
+        """Queues a chunk of `count` records and `rounds` rounds, in a run whose last round is
+        `last`.
+        """
         points, keys, data, shared = self._inputs
         chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self._job.before, last)))
         arguments = (self.carry, points, keys, data, shared, batches, chunk)
@@ -180,19 +183,21 @@ class _Queue:
         self.waiting.append((records, count, self.sent))
 
     def read(self) -> tuple[dict[str, np.ndarray], int, int]:
-        """The oldest chunk, which the devices may still be computing."""
+        """Returns the oldest queued chunk. It waits if the devices are still computing it."""
         records, count, done = self.waiting.popleft()
         return jax.device_get(records), count, done
 
 
 class _Turn(NamedTuple):
-    """What is decided before a chunk: by any process whether to stop, by process 0 the rest, where
-    the clocks may differ.
+    """Decisions before a chunk.
+
+    Any process can stop the run. Process 0 decides the rest, because clocks may differ between
+    processes.
 
     Args:
-        stop: a signal came.
-        records: that the next chunk has.
-        due: whether it is time for a checkpoint.
+        stop: whether a signal arrived.
+        records: number of records in the next chunk.
+        due: whether a checkpoint is due.
     """
 
     stop: bool
@@ -201,7 +206,9 @@ class _Turn(NamedTuple):
 
 
 def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> _Turn:
-    """The same in all processes: collectives that some begin and others do not are never done."""
+    """Returns the same decisions in all processes: a collective that only some of them begin would
+    never finish.
+    """
     mine = _Turn(stop.asked, pace.records, bool(checkpoint and checkpoint.due()))
     if not job.plan.mesh.is_multi_process:
         return mine
@@ -213,24 +220,26 @@ def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> 
 
 
 def _next_chunk(job: Job, sent: int, last: int, most: int) -> tuple[int, int]:
-    """Records and rounds of the next chunk, of at most so many records."""
+    """Returns the numbers of records and rounds of the next chunk, which has at most `most`
+    records.
+    """
     every, left = job.plan.record_every, last - sent
-    since = sent % every  # not 0 where a run goes on that ended between two records
+    since = sent % every  # not 0 if an earlier run ended between two records
     most = min(most, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
     if job.feed:
         most = min(most, job.feed.records)
     count = 1 if since else most
     rounds = min(count * every - since, left)
     evaluated = sent + rounds - (sent + rounds) % (every * job.plan.evaluate_every)
-    # it is to see a loss where it looks for one, in the last record
+    # `until` must find a loss in the last record, so a chunk ends with an evaluated record.
     if job.until and sent < evaluated:
         rounds = evaluated - sent
     return -(-rounds // every), rounds
 
 
 def _check(job: Job, log: Log) -> None:
-    """Raises `Diverged` if a run diverged, but not of a sweep, and a ValueError if the method
-    refuses to go on.
+    """Raises `Diverged` if a run diverged (except in a sweep), and ValueError if the method reports
+    that it cannot continue.
     """
     if wrong := indices.found(log.pieces[-1], indices.REFUSED):
         raise ValueError(f"{job.name}: by round {log.steps[-1]}, {wrong}")
@@ -241,7 +250,7 @@ def _check(job: Job, log: Log) -> None:
 
 
 def _is_enough(job: Job, log: Log, stop: Stop) -> bool:
-    """Whether the user says that the run may end here. No chunk is on the devices."""
+    """Whether the user's `until` ends the run. No chunk may be on the devices."""
     if not (job.until and log.steps):
         return False
     enough = False
@@ -255,8 +264,10 @@ def _is_enough(job: Job, log: Log, stop: Stop) -> bool:
 
 
 def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
-    """The models to take home. The data are for what the model estimates from them; without that,
-    they are no part of the program.
+    """Returns the final models.
+
+    The data are passed only if the problem estimates statistics from them; otherwise they are not
+    part of the program.
     """
     return programs.call(
         loop.models, job.plan, state, inputs.points, inputs.data if job.problem.statistics else ()
@@ -264,21 +275,26 @@ def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
 
 
 def _interrupted(job: Job, queue: _Queue, log: Log, checkpoint: Checkpoint | None) -> Interrupted:
-    """What to raise. The checkpoint is written before; if it cannot be, the history is not lost for
-    that.
+    """Saves a checkpoint and returns the exception to raise.
+
+    If the checkpoint cannot be written, the exception still contains the history.
     """
-    said = f"{job.name}: interrupted after round {queue.sent} (the error's .history has what went before)"
+    message = (
+        f"{job.name}: interrupted after round {queue.sent} (the error's attribute `history` has "
+        "the records so far)"
+    )
     try:
         if checkpoint and log.steps:
             checkpoint.save(queue.carry, log.records())
     except OSError as error:
-        said += f"; its checkpoint could not be written: {error}"
-    return Interrupted(said, log.history())
+        message += f"; its checkpoint could not be written: {error}"
+    return Interrupted(message, log.history())
 
 
 class _Pace:
-    """How many records the next chunk has: one at first, then as many as take about
-    `_CHUNK_SECONDS`.
+    """Chooses the number of records in the next chunk.
+
+    It is 1 at first, and then as many as take about `_CHUNK_SECONDS`.
     """
 
     def __init__(self, most: int) -> None:
@@ -287,27 +303,28 @@ class _Pace:
         self.at = 0.0
 
     def finished(self, count: int) -> None:
-        """A chunk of so many records was read."""
+        """Updates the pace after a chunk of `count` records was read."""
         now = time.perf_counter()
         wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)
         self.records = max(1, min(self.most, max(self.records, 8 * count), int(wanted)))
         self.at = now
 
 
-# By traced function, as long as it is kept, and by shapes.
+# By traced function (while it exists) and by shapes.
 _paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
 
 
 def _pace(job: Job, carry: loop.Carry, inputs: _Inputs) -> _Pace:
-    """That of the last run of this plan on such arrays: each chunk pays for memory that is taken
-    anew, so that fewer are better.
+    """Returns the pace of the last run of this plan on arrays of the same shapes.
+
+    Each chunk allocates memory, so a run that begins with long chunks is faster.
     """
-    known = _paces.setdefault(programs.traceable(loop.advance, job.plan, _DONATED), {})
+    by_shapes = _paces.setdefault(programs.traceable(loop.advance, job.plan, _DONATED), {})
     shapes = tuple(
         (leaf.shape, leaf.dtype)
         for leaf in jax.tree.leaves((carry, inputs, job.feed and job.feed.first))
     )
-    # the first chunk has the start's record, too
-    pace = known.setdefault(shapes, _Pace(job.plan.capacity - 1))
-    pace.at = time.perf_counter()  # what went before this run does not count
+    # The first chunk also contains the record of the initial state.
+    pace = by_shapes.setdefault(shapes, _Pace(job.plan.capacity - 1))
+    pace.at = time.perf_counter()  # time before this run must not count
     return pace

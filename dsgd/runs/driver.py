@@ -1,5 +1,5 @@
-"""`run`: one method on one problem; `compile_round`: one round of it to look into; `exchanges`:
-what its rounds send.
+"""`run` executes a method on a problem, `compile_round` compiles one round of it, and `exchanges`
+lists the messages of a round.
 """
 
 from __future__ import annotations
@@ -44,91 +44,102 @@ def run(
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
 
-    In several processes (`dsgd.join`) all make the same call, and the mesh is by default over the
-    devices of all. Each process puts its own workers' data on its devices; the history and the
-    model are in all of them, the leaves of `state.workers` where their workers are.
+    In a run of several processes (`dsgd.join`), all of them make the same call, and the default
+    mesh consists of the devices of all processes. Each process places its own workers' data on its
+    devices. The history and the final model are available in every process; the leaves of
+    `state.workers` stay on the devices of their workers.
 
     Args:
-        algorithm: from `algorithms`, or your own.
-        problem: from `dsgd.problems`, or your own.
-        steps: rounds.
-        key: of everything random: the start, the samples, the compression. Also of the old type,
-            `jax.random.PRNGKey(0)`, with the same draws. Random bits of the implementations "rbg"
-            and "unsafe_rbg" depend on the number of devices: they are refused.
-        seeds: R independent runs as one compiled program, with the keys `jax.random.split(key, R)`;
-            None: one run with `key`.
-        batches: for data that do not fit on the device: an iterator whose items are worker-stacked
-            batches, leaves `[N, ...]`, one a round and the same for all seeds. The problem's own
-            data then serve only the history's loss. Batches of the built-in data sets are
-            `problems.Examples`. The batches between two records, at least 16, are on the devices at
-            a time, and as many ahead. Each is copied before the next is asked for, so that an
-            iterator may refill its arrays.
-        cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive
-            asynchronous methods (which take one worker's gradient in a round, of batches from
-            outside one worker's row).
-        record_every: rounds between two records.
-        evaluate_every: records between two evaluations of the problem, where they cost more than
-            the rounds. The start, the last record and those after a multiple of record_every x
-            evaluate_every rounds are evaluated; in all others the loss, `grad_sqnorm` and the
-            problem's own scalars are NaN, and not computed. Where it is not 1, the history has
-            `evaluated`, whether a record was, and `dsgd.evaluated(history)` are those that were. A
-            run that `until` ends may end between two of them.
-        mesh: from `dsgd.workers.mesh`, or a number of devices as there; None: all devices.
-        checkpoint: a folder in which the run saves itself every half minute, when it is
-            interrupted, and at its end. The same call goes on from there, with the same result as
-            if it had not stopped, also on another number of devices and processes, of which process
-            0 has the folder; with more `steps`, a finished run goes on. It is the same if it
-            computes the same (the hash of the lowered program) from the same data, keys and
-            hyperparameters. Batches from outside are skipped up to there, and must tell who they
-            are by an attribute `identity` (`dsgd.Batches`).
-        start: where another run ended, from which this one goes on with its own hyperparameters,
-            batches or topology; None: the method's own start. Rounds count on from its
-            `state.step`, for schedules and for draws: with the same key, two stages are the run of
-            both. `steps` are this run's, and so are the history, which begins with a record of the
-            start state, its bits and its clock, which begin at 0. What `start` is stays as it is.
-        until: of the history so far, whether the run may end there. Asked after each chunk of about
-            half a second, at least one record, and never within; one that comes to an evaluated
-            record ends with such a one. So how far a run goes depends on the machine. The history,
-            the state and the checkpoint are of where it ended.
-        train_loss: have the loss on the drawn batches in the history, too: the mean over the
-            workers that computed, each at its own model, or, where the method says how much each
-            computes, over the samples that count. Losses are multiplied by the workers' weights, if
-            the problem has any. It is the gradients' own forward pass, and costs little; where the
-            problem has its own `gradient`, a loss a round.
-        progress: show a bar with rounds a second and the current loss.
+        algorithm: a method from `algorithms`, or a custom one.
+        problem: a problem from `dsgd.problems`, or a custom one.
+        steps: number of rounds.
+        key: JAX key from which all random numbers derive: initial parameters, samples, compression.
+            An old-style key, `jax.random.PRNGKey(0)`, yields the same draws. Keys of the
+            implementations "rbg" and "unsafe_rbg" raise an error, because their random bits depend
+            on the number of devices.
+        seeds: R: executes R independent runs as one compiled program, with the keys
+            `jax.random.split(key, R)`; None: one run with `key`.
+        batches: streamed batches, for data that do not fit on the device: an iterable of
+            worker-stacked batches with leaves `[N, ...]`, one per round and shared by all seeds.
+            The problem's own data are then used only to evaluate the loss for the history. Batches
+            of the built-in data sets are `problems.Examples`. The devices hold the batches between
+            two records (at least 16), and as many again that are prefetched. Each batch is copied
+            before the next one is requested, so the iterator may reuse its arrays.
+        cluster: a cluster from `dsgd.clusters`. Its clock is recorded in the history, and its
+            events drive asynchronous methods. (In an asynchronous method each round uses the
+            gradient of one worker, and of a streamed batch only that worker's row.)
+        record_every: number of rounds between two records.
+        evaluate_every: number of records between two evaluations of the problem, for problems whose
+            evaluation is more expensive than the rounds. The initial state, the last record, and
+            the records after a multiple of record_every x evaluate_every rounds are evaluated. In
+            all other records the loss, `grad_sqnorm` and the problem's own scalars are NaN and are
+            not computed. If `evaluate_every` is not 1, the history contains `evaluated`, which
+            marks the evaluated records, and `dsgd.evaluated(history)` returns only these. A run
+            that `until` ends may end between two of them.
+        mesh: a mesh from `dsgd.workers.mesh`, or a number of devices as accepted there; None: all
+            devices.
+        checkpoint: a folder in which the run saves its state every 30 seconds, when it is
+            interrupted, and at its end. The same call then resumes the run, with the same result as
+            an uninterrupted run, also on a different number of devices and processes. (In a run of
+            several processes only process 0 accesses the folder.) With more `steps`, a finished run
+            continues. A run counts as the same if it executes the same computation (compared by the
+            hash of the lowered program) on the same data, keys and hyperparameters. Streamed
+            batches that were already used are skipped, and need an attribute `identity`
+            (`dsgd.Batches`).
+        start: result or final state of an earlier run, from which this run continues with its own
+            hyperparameters, batches or topology; None: the method's initial state. The round number
+            continues from `start.step`, for schedules and for random draws: with the same key, two
+            stages reproduce one longer run. `steps` counts the rounds of this run only, and so does
+            the history, which begins with a record of `start`, 0 bits and clock 0. `start` is not
+            modified.
+        until: (history so far) -> whether to stop. It is called after each chunk of about half a
+            second (at least one record), never within a chunk. A chunk that reaches an evaluated
+            record ends with one. The number of rounds therefore depends on the speed of the
+            machine. The returned history, state and checkpoint are those of the last completed
+            round.
+        train_loss: whether the history also contains `train_loss`, the loss on the drawn batches:
+            its mean over the workers that computed, each at its own model; or, if the method sets
+            the local work, the mean over the samples that count. Losses are multiplied by the
+            workers' weights, if the problem has any. The forward pass of the gradients computes it
+            at little cost; problems with a custom `gradient` need one additional evaluation of the
+            loss per round.
+        progress: whether to show a progress bar with rounds per second and the current loss.
 
     Returns:
-        The last state, the history, and the model to take home. The history's arrays are
-        `[seeds?, records]`: `loss`, `grad_sqnorm` (of the whole objective, at the model to take
-        home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
-        received so far, per worker), with a cluster `clock` (simulated seconds so far, when the
-        last worker was done, or the last update was), the problem's and the method's own numbers
-        (of the record's last round, as `train_loss`; NaN before the first); and `step` `[records]`.
-        Where workers are away or messages are lost, `present` is the share of workers in the
-        record's last round, and `arrived` the share of the messages that were sent since the record
-        before which arrived (of all-reduces and servers, of the workers' parts; NaN where none was
-        sent). What has one number for each worker is `[seeds?, records, N]`: metrics of some
-        methods, and `samples`, how many each worker computed (in whole draws where the problem has
-        no batch size), where the method says how much that is. The first record is the start, the
-        last is after the last round.
+        A `Result` with the last state, the history, and the final model. Arrays of the history are
+        `[seeds?, records]`, `step` is `[records]`. Always included are `loss` and `grad_sqnorm` (of
+        the full objective, at the final model), `consensus` ((1/N) sum |x_n - x|^2; 0 for methods
+        with a single model) and `bits` (cumulative bits sent and received per worker). Runs on a
+        cluster add `clock` (simulated seconds so far, until the last worker finished, or until the
+        last update of an asynchronous method). Metrics of the problem and of the method, and
+        `train_loss`, refer to the last round before the record; metrics of rounds are NaN in the
+        first record. With partial participation or message loss, `present` is the fraction of
+        workers that participated in the last round before the record, and `arrived` the fraction of
+        delivered messages among those sent since the previous record (for all-reduces and servers,
+        the workers' contributions; NaN if none was sent). Series with one number per worker are
+        `[seeds?, records, N]`: metrics of some methods, and, if the method sets the local work,
+        `samples`, the number of samples that each worker computed (in full draws if the problem has
+        no batch size). The first record is the initial state, the last one is after the last round.
 
     Raises:
-        ValueError: several keys, or one whose draws depend on the number of devices, steps, seeds,
-            record_every or evaluate_every < 1, 2^31 rounds or more, N that the devices do not
-            divide, a method built for another N, parameters of which none can be trained or one is
-            complex, batches that end early or do not fit, a checkpoint's folder that cannot be
-            written to or is in use, a checkpoint of another run or of more rounds, or a damaged
-            one, a cluster for another N, or whose clock stops being finite or goes back, a start of
-            other shapes, processes that do not all run the same, or a call inside a transformation
-            of JAX (jit, vmap, grad).
-        Diverged: the loss became infinite or NaN; it says where data, batches or the start were not
-            finite. JAX's own checks of them (jax_debug_nans, jax_debug_infs) do not apply: NaN
-            stands for what a record has not.
-        Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in
-            progress, about half a second or one record.
-        OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
-        Lost: another process of the run was killed, or is not heard of; it says which.
-        Elsewhere: another process left the run, by an error of its own; it says which.
+        ValueError: if `key` is not a single key or its draws depend on the number of devices;
+            `steps`, `seeds`, `record_every` or `evaluate_every` is less than 1; there are 2^31
+            rounds or more; the number of devices does not divide N; the method was constructed for
+            another N; no parameter can be trained, or a trained one is complex; streamed batches
+            end early or have wrong shapes; the checkpoint folder is not writable, in use, damaged,
+            or contains another run or more rounds; the cluster has another N, or its clock becomes
+            non-finite or decreases; `start` has other shapes; the processes execute different runs;
+            or the call is inside a JAX transformation (jit, vmap, grad).
+        Diverged: if the loss became infinite or NaN. The message reports whether data, batches or
+            the start were not finite. JAX's own checks (jax_debug_nans, jax_debug_infs) are
+            disabled during a run, because NaN marks entries that a record does not have.
+        Interrupted: after Ctrl-C or SIGTERM, with the history so far. The chunk in progress (about
+            half a second, or one record) is completed first.
+        OSError: if a checkpoint cannot be written, for example on a full disk. The previous
+            checkpoint stays intact.
+        Lost: if another process of the run died or stopped responding. The message names it.
+        Elsewhere: if another process left the run because of an error. The message names the
+            process.
     """
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
@@ -168,17 +179,18 @@ def compile_round(
     mesh: Mesh | int | None = None,
     cluster: Cluster | None = None,
 ) -> jax.stages.Compiled:
-    """One round of a run, compiled on its own, to look into: `dsgd.workers.traffic` reads in it
-    what really crosses devices.
+    """Compiles one round of a run, for inspection.
+
+    `dsgd.workers.traffic` reads the traffic between devices from the compiled program.
 
     Args:
-        algorithm, problem, mesh, cluster: as in `run`; the clock is at 0.
+        algorithm, problem, mesh, cluster: as in `run`. The clock is 0.
 
     Returns:
-        The program of (state, key, data) -> (state, statistics of the communication).
+        The compiled program, a function (state, key, data) -> (state, communication statistics).
 
     Raises:
-        ValueError: as `run`.
+        ValueError: as in `run`.
     """
     key = checks.default_key()
     plan = plans.make_plan(
@@ -195,12 +207,14 @@ class Exchange(NamedTuple):
     """One exchange of messages in the rounds of a method.
 
     Args:
-        call: the call of the round, in words: "mix on ring(8)".
-        pattern: how the messages flow.
-        period: rounds from one such exchange to the next; 0: the method decides in each round.
-        turns: exchanges after which a schedule of topologies repeats.
-        simulated: whether other collectives stand for the messages on several devices (one server,
-            pairs of workers).
+        call: the call of the communicator as text, for example "mix on ring(8)".
+        pattern: how the messages pass through the network.
+        period: number of rounds from one such exchange to the next; 0: the method decides in each
+            round whether it takes place.
+        turns: number of exchanges after which a schedule of topologies repeats.
+        simulated: whether the simulation on several devices uses collectives that differ from the
+            modelled messages (for one server, or for pairs of workers), so that the traffic between
+            devices differs from the recorded bits.
     """
 
     call: str
@@ -215,28 +229,31 @@ class Exchange(NamedTuple):
 def exchanges(
     algorithm: Algorithm, problem: Problem, *, cluster: Cluster | None = None
 ) -> tuple[Exchange, ...]:
-    r"""The exchanges of a method's rounds, in order. Nothing is compiled or run.
+    r"""Returns the exchanges of a method's rounds, in order. Nothing is compiled or run.
 
     A round of N workers takes on average
 
     $$ \sum_e \frac{c_e(N, l, r)}{H_e} $$
 
-    seconds on a network with latency l and transfer time r, where $c_e$ is `dsgd.network.cost` of
-    the pattern of exchange e, and $H_e$ its period:
+    seconds on a network with latency l and transfer time r, where $c_e$ is the `dsgd.network.cost`
+    of the pattern of exchange e and $H_e$ is its period:
 
-        sum(network.cost(each.pattern, N, l, r) / each.period for each in dsgd.exchanges(method,
-        problem))
+        sum(
+            network.cost(each.pattern, N, l, r) / each.period
+            for each in dsgd.exchanges(method, problem)
+        )
 
     Args:
         algorithm: the method.
-        problem: that it runs on, which has the number of workers.
-        cluster: that it runs on, of methods that look at it.
+        problem: the problem, which determines the number of workers.
+        cluster: the cluster, for methods that read it; None: no cluster.
 
     Returns:
-        One for each call that sends, or for each `round.joint`; () if the method sends nothing.
+        One `Exchange` for each call that sends, or for each `round.joint`; () if the method sends
+        nothing.
 
     Raises:
-        ValueError: the method and the problem, or the cluster, do not fit together.
+        ValueError: if the method, the problem and the cluster do not fit together.
     """
     plan = plans.make_plan(
         Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1, cluster=cluster

@@ -1,4 +1,4 @@
-"""Batches from outside: checked, stacked by chunks of rounds, and put on the devices."""
+"""Streamed batches: validated, stacked by chunks of rounds, and placed on the devices."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from dsgd.base import PyTree
 from dsgd.engine.loop import Plan
 from dsgd.machines import arrays
 
-_ROUNDS = 16  # whose batches are on the devices at a time
+_ROUNDS = 16  # number of rounds whose batches are on the devices at a time
 
 
 @checks.arguments
 @dataclass(frozen=True)
 class Batches:
-    """Batches that tell who they are, as a run with a checkpoint needs them: it must not go on with
-    others.
+    """Streamed batches with an identity, which a run with a checkpoint requires.
+
+    The identity guarantees that a resumed run continues with the same batches.
 
     Args:
-        items: as `dsgd.run` takes them.
-        identity: what tells their sequence from any other, "CIFAR-10, shuffled with seed 3" say.
-            Equal ones must give equal batches from their beginning on.
+        items: batches as accepted by `dsgd.run`.
+        identity: a text that distinguishes this sequence from all others, for example "CIFAR-10,
+            shuffled with seed 3". Equal identities must yield equal batches from the beginning of
+            the sequence.
 
     Raises:
-        ValueError: an identity that is no text, or empty.
+        ValueError: if `identity` is not a text, or is empty.
     """
 
     items: Iterable[PyTree]
@@ -42,8 +44,8 @@ class Batches:
     def __post_init__(self) -> None:
         if not self.identity.strip():
             raise ValueError(
-                f"batches with identity = {self.identity!r}: need a text that tells them from all "
-                "others"
+                f"Batches: identity = {self.identity!r}; expected a non-empty text that "
+                "distinguishes these batches from all others"
             )
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -51,21 +53,22 @@ class Batches:
 
 
 class Feed:
-    """Batches, one a round.
+    """Iterator over streamed batches, one per round.
 
     Args:
-        plan: of the run.
+        plan: static description of the run.
         batches: as in `dsgd.run`.
-        rounds: of the run, whom they must suffice.
+        rounds: number of rounds of the run, each of which needs a batch.
 
     Attributes:
-        identity: what tells them from others; None where they do not say it.
-        first: the first of them, in shapes and types.
-        not_finite: the number of the first with an infinite or NaN element, so far; None where
-            there was none.
+        identity: the `identity` attribute of the batches; None if they have none.
+        records: number of records in a full chunk.
+        first: shapes and types of the first batch.
+        not_finite: number of the first batch with an infinite or NaN element, so far; None if there
+            was none.
 
     Raises:
-        ValueError: there are none, or the first does not have the workers' axis.
+        ValueError: if there is no batch, or the first one does not have the worker axis.
     """
 
     def __init__(self, plan: Plan, batches: Iterable[PyTree], rounds: int) -> None:
@@ -77,20 +80,20 @@ class Feed:
         self.not_finite: int | None = None
         self._batches = iter(batches)
         self._kind: Any = None
-        # copied, as it is used after the next batch is asked for
+        # A copy, because it is used after the next batch is requested.
         first = jax.tree.map(np.array, self._next(0))
         self.first: PyTree = jax.eval_shape(lambda batch: batch, first)
         self._batches = itertools.chain([first], self._batches)
 
     def skip(self, rounds: int) -> None:
-        """Leaves out the next ones, of rounds that are done."""
+        """Skips the batches of the next `rounds` rounds, which were already executed."""
         skipped = sum(1 for _ in itertools.islice(self._batches, rounds))
         if skipped < rounds:
             raise self._ended(skipped)
         self._taken += rounds
 
     def take(self, rounds: int) -> PyTree:
-        """The next `rounds` batches, padded to the chunk's fixed length, on the devices."""
+        """Returns the next `rounds` batches on the devices, padded to the fixed chunk length."""
         length = self.records * self._plan.record_every
         stacked = jax.tree.map(lambda like: np.empty((length, *like.shape), like.dtype), self.first)
         for row in range(rounds):
@@ -113,8 +116,10 @@ class Feed:
         return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
 
     def _next(self, after: int) -> PyTree:
-        """The next batch, checked, the one `after` those that are counted. The caller may refill
-        its arrays for the one after it.
+        """Returns the next batch, validated. It is number `after` after those that are already
+        counted.
+
+        The caller may reuse its arrays for the following batch.
         """
         for given in self._batches:
             batch = array_likes.tree(f"batches: batch {self._taken + after}", given, _stored)
@@ -124,24 +129,25 @@ class Feed:
 
     def _ended(self, after: int) -> ValueError:
         return ValueError(
-            f"batches ended after round {self._taken + after}: need one for each of the "
+            f"batches ended after round {self._taken + after}; expected one for each of the "
             f"{self._rounds} rounds"
         )
 
     def _check(self, i: int, batch: PyTree) -> None:
         if not jax.tree.leaves(batch):
             raise ValueError(
-                f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]"
+                f"batches: batch {i} = {checks.shown(batch)} has no arrays; expected leaves "
+                "[N, ...]"
             )
         for leaf in jax.tree.leaves(batch):
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self._plan.N:
                 where = f"batches: batch {i} has a leaf of shape {np.shape(leaf)}"
-                raise ValueError(f"{where}; need the leading axis of the {self._plan.N} workers")
+                raise ValueError(f"{where}; expected a leading axis for the {self._plan.N} workers")
         kind = _kind(batch)
         self._kind = self._kind or kind
         if kind != self._kind:
             raise ValueError(
-                f"batches: batch {i} is {kind}, the first was {self._kind}; need equal "
+                f"batches: batch {i} is {kind}, but the first was {self._kind}; expected equal "
                 "structures, shapes and types"
             )
 
@@ -151,9 +157,11 @@ def _stored(where: str, leaf: Any) -> np.ndarray:
 
 
 def _first_not_finite(stacked: PyTree, first: int) -> int | None:
-    """The number of the batch, counted from `first`."""
+    """Returns the number of the first batch with a non-finite element, counted from `first`; None
+    if there is none.
+    """
     with np.errstate(all="ignore"):
-        sums = [  # faster than to look at each element
+        sums = [  # one sum per batch is faster than a test of each element
             np.sum(
                 leaf,
                 axis=tuple(range(1, leaf.ndim)),

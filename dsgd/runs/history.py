@@ -1,4 +1,4 @@
-"""The records of a run on the host: collected chunk by chunk, checked, and joined to a history."""
+"""Records of a run on the host: collected chunk by chunk, validated, and joined to a history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _EVALUATED, _ARRIVED = "evaluated", "arrived"
 
 
 class WithHistory(BaseException):
-    """An exception with the history of a run, also after it was pickled, as between processes.
+    """An exception that carries the history of a run, and keeps it when it is pickled between
+    processes.
 
     Args:
         message: what happened.
@@ -34,15 +35,18 @@ class WithHistory(BaseException):
 
 
 class Diverged(WithHistory, FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it,
-    `[seeds?, records]`.
+    """The loss of a run became infinite or NaN.
+
+    The attribute `history`, with arrays `[seeds?, records]`, ends with the first record in which a
+    loss is not finite.
     """
 
 
 @checks.arguments
 def evaluated(history: History) -> History:
-    """The records of a history in which the problem was evaluated: of a run with `evaluate_every`;
-    all of any other.
+    """Returns the records of a history in which the problem was evaluated.
+
+    In a history of a run with `evaluate_every` = 1, these are all records.
 
     Args:
         history: as in `dsgd.Result` or `dsgd.Sweep`.
@@ -57,7 +61,7 @@ def evaluated(history: History) -> History:
 
 
 def _mask(records: dict[str, np.ndarray]) -> np.ndarray:
-    """Which were evaluated, bool `[records]`: the same for all runs."""
+    """Returns which records were evaluated, bool `[records]`. It is the same for all runs."""
     length = records["loss"].shape[-1]
     return (
         records[_EVALUATED].reshape(-1, length)[0].astype(bool)
@@ -67,13 +71,13 @@ def _mask(records: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class Log:
-    """Records so far.
+    """The records of a run so far.
 
     Args:
-        runs: how many leading axes of independent runs there are.
+        runs: number of leading axes of independent runs.
         N: number of workers.
-        record_every: rounds between records.
-        first: rounds before the first record.
+        record_every: number of rounds between records.
+        first: number of rounds completed before the first record.
     """
 
     def __init__(self, *, runs: int, N: int, record_every: int, first: int = 0) -> None:
@@ -81,12 +85,12 @@ class Log:
         self.N = N
         self.record_every = record_every
         self.first = first
-        self.steps: list[int] = []  # rounds done by each record
+        self.steps: list[int] = []  # number of completed rounds at each record
         self.pieces: list[dict[str, np.ndarray]] = []
 
-    def extend(self, news: dict[str, np.ndarray], done: int) -> None:
-        """Adds a chunk's records, the last of which is after round `done`; the first of all is the
-        start.
+    def extend(self, records: dict[str, np.ndarray], done: int) -> None:
+        """Appends the records of a chunk, the last of which is after round `done`. The first record
+        of all is the initial state.
         """
         before = len(self.steps)
         self.steps.extend(
@@ -99,22 +103,26 @@ class Log:
         self.steps.append(done)
         count = len(self.steps) - before
         first = (*[slice(None)] * self.axis, slice(count))
-        self.pieces.append({name: value[first].copy() for name, value in news.items()})
+        self.pieces.append({name: value[first].copy() for name, value in records.items()})
         self._check_clock()
 
     def last_loss(self) -> float:
-        """Of the last evaluation, the mean over seeds; of a sweep, that of the best point."""
+        """Returns the loss of the last evaluation: the mean over seeds, and in a sweep that of the
+        best point.
+        """
         piece = next(piece for piece in reversed(self.pieces) if _mask(piece).any())
         last = piece["loss"][..., _mask(piece)][..., -1]
-        # losses may be as large as float32 goes
+        # In float32 the sum of losses near its limit would overflow.
         means = np.atleast_1d(last.mean(axis=-1 if self.axis else None, dtype=np.float64))
         finite = means[np.isfinite(means)]
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits, and messages that were sent
-        and that arrived, of each interval as counts, the clock as two numbers, the rest as in
-        `history`."""
+        """Returns all records by name, for `resume`.
+
+        `step` is `[records]`. Bits, and the messages that were sent and delivered in each interval,
+        are counts (see `dsgd.counts`), the clock is two numbers, and the rest is as in `history`.
+        """
         joined = {
             name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis)
             for name in self.pieces[-1]
@@ -122,15 +130,17 @@ class Log:
         return {"step": np.asarray(self.steps), **joined}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
-        """Takes up from the `records` of an earlier log."""
+        """Restores the `records` of an earlier log."""
         pieces = dict(records)
         self.steps = pieces.pop("step").tolist()
         self.pieces = [pieces]
 
     def history(self) -> History:
-        """Numpy arrays by name, `[runs ..., records]`, those of one number a worker
-        `[runs ..., records, N]`; `step` is `[records]`. A method's own numbers are NaN at the
-        start. {} before it."""
+        """Returns the history: numpy arrays by name; {} before the first record.
+
+        Arrays are `[runs ..., records]`, those with one number per worker `[runs ..., records, N]`,
+        and `step` is `[records]`. A method's own metrics are NaN in the initial record.
+        """
         if not self.pieces:
             return {}
         records = {
@@ -149,9 +159,13 @@ class Log:
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, suspects: Callable[[History, int, int], str]) -> None:
-        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of
-        `suspects` (the history's evaluated records, how many of them are before the first bad one,
-        and its run)."""
+        """Raises `Diverged` if an evaluated loss of the last chunk is not finite.
+
+        Args:
+            method: name of the method.
+            suspects: (evaluated records of the history, number of them before the first non-finite
+                one, index of the run) -> the reason, or "".
+        """
         if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
             return
         history = self.history()
@@ -168,24 +182,18 @@ class Log:
             name: values[: at + 1] if name == "step" else values[until]
             for name, values in history.items()
         }
-        told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
+        value = loss.reshape(-1, loss.shape[-1])[run, at]
+        symptom = f"{method}: the loss{seed} is {value} after round {self.steps[at]}{finite}"
+        where = "(the error's attribute `history` has the records so far)"
         if reason := suspects(evaluated(record), first, run):
-            raise Diverged(
-                f"{told}: {reason}; need finite numbers (the error's .history has what went "
-                "before)",
-                record,
-            )
-        insisted = "".join(
+            raise Diverged(f"{symptom}: {reason}; expected finite numbers {where}", record)
+        overrides = "".join(
             f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method)
         )
-        raise Diverged(
-            f"{told}; try a smaller step size{insisted} (the error's .history has what went "
-            "before)",
-            record,
-        )
+        raise Diverged(f"{symptom}; try a smaller step size{overrides} {where}", record)
 
     def _check_clock(self) -> None:
-        """Raises a ValueError where the clock is not finite, or goes back."""
+        """Raises ValueError if the clock is not finite or decreases."""
         if "clock" not in self.pieces[-1]:
             return
         *before, latest = [to_seconds(piece["clock"]) for piece in self.pieces[-2:]]
@@ -200,6 +208,6 @@ class Log:
                 else f"at {clock[~np.isfinite(clock)][0]:g} s"
             )
             raise ValueError(
-                f"the cluster's clock is not finite or goes back, {at} by round {self.steps[-1]}:"
-                " need seconds >= 0 and bandwidths > 0, finite in float32"
+                f"the cluster's clock is not finite or decreases, {at} by round {self.steps[-1]}; "
+                "expected seconds >= 0 and bandwidths > 0, finite in float32"
             )

@@ -1,5 +1,6 @@
-"""What tells one run from another on disk: what it computes, from which data, keys, hyperparameters
-and start.
+"""The fingerprint of a run: what it computes, from which data, keys, hyperparameters and start.
+
+A checkpoint stores the fingerprint, so that only the same run resumes from it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from dsgd.machines import agreement, arrays
 from dsgd.runs.jobs import Job
 
 PROGRAM = "program"
-_TOOLS = {"platform", "jax"}  # which matter where they lower to another program
+_TOOLS = {"platform", "jax"}  # they matter only if they lower to a different program
 
 
 def agreed(job: Job, kept: bool) -> dict[str, str]:
-    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one
-    process, without a checkpoint.
+    """Returns the fingerprint of the run, by name, and validates that it is equal in all processes.
+
+    The result is {} if it is not needed: in a single process without a checkpoint.
 
     Args:
-        job, kept: as of `of`.
+        job, kept: as in `of`.
 
     Raises:
-        ValueError: the processes do not all run the same; or as `of`.
+        ValueError: if the processes execute different runs; or as in `of`.
     """
     several = job.plan.mesh.is_multi_process
     about = of(job, kept) if several or kept else {}
@@ -46,15 +48,17 @@ def agreed(job: Job, kept: bool) -> dict[str, str]:
 
 
 def of(job: Job, kept: bool) -> dict[str, str]:
-    """What the run is, by name: equal where it is the same run, whatever its rounds, its devices'
-    number and the chunks it is cut into.
+    """Returns the fingerprint of the run, by name.
+
+    It is equal for equal runs, and does not depend on the number of rounds or devices, or on the
+    division into chunks.
 
     Args:
         job: the run.
-        kept: whether it is to be found again on disk.
+        kept: whether the run has a checkpoint.
 
     Raises:
-        ValueError: batches from outside that do not tell who they are, of a run that is kept.
+        ValueError: if a run with a checkpoint has streamed batches without an identity.
     """
     plan = job.plan
     return {
@@ -83,8 +87,13 @@ def of(job: Job, kept: bool) -> dict[str, str]:
 def differences(
     there: dict[str, str], here: dict[str, str], where: tuple[str, str] = ("there", "here")
 ) -> str:
-    """What differs, for people; empty where nothing does, or only what the program shows to be of
-    no effect.
+    """Returns the differences of two fingerprints, as text.
+
+    The text is empty if there are none, or if they have no effect on the lowered program.
+
+    Args:
+        there, here: the fingerprints.
+        where: the words with which the text refers to the two.
     """
     differ = [name for name in here if there.get(name) != here[name]]
     if PROGRAM not in differ:
@@ -96,20 +105,24 @@ def differences(
     ]
     if named or not differ:
         return "; ".join(named)
-    return "it computes something else: another hyperparameter, schedule, topology, loss or version of the code"
+    return (
+        "the compiled programs differ: another hyperparameter, schedule, topology, loss or version "
+        "of the code"
+    )
 
 
 def need_same(about: dict[str, str]) -> None:
-    """Raises a ValueError where the processes do not all run the same; it says what differs, in all
-    of them.
+    """Raises ValueError if the processes execute different runs. The message lists the differences
+    in every process.
     """
     first, *others = [
         json.loads(words) for words in agreement.exchange("what is run", json.dumps(about))
     ]
     for i, other in enumerate(others, start=1):
-        if told := differences(first, other, ("in process 0", f"in process {i}")):
+        if found := differences(first, other, ("in process 0", f"in process {i}")):
             raise ValueError(
-                f"the processes run different configurations ({told}): need the same call in all"
+                f"the processes run different configurations ({found}); expected the same call in "
+                "every process"
             )
 
 
@@ -124,16 +137,17 @@ def _batches(job: Job, kept: bool) -> str:
         return "unnamed"
     if job.feed.identity is None:
         raise ValueError(
-            "a checkpoint of a run with batches that do not tell who they are, and so might be "
-            "others the next time;"
-            " need an attribute `identity`, dsgd.Batches(batches, 'CIFAR-10, shuffled with seed "
-            "3'), say"
+            "run: checkpoint is given, but batches have no identity, so a resumed run might get "
+            "other batches; expected an attribute `identity`; pass dsgd.Batches(batches, "
+            "'CIFAR-10, shuffled with seed 3')"
         )
     return job.feed.identity
 
 
 def _program(job: Job) -> str:
-    """The start and the loop, lowered for one device and chunks of one record."""
+    """Returns a hash of the initialization and the loop, lowered for one device and chunks of one
+    record.
+    """
     one = Mesh(job.plan.mesh.local_devices[:1], (workers.AXIS,))
     alone = job._replace(plan=job.plan._replace(mesh=one, capacity=1))
     carry, points, keys, *others = alone.shapes()
@@ -143,12 +157,12 @@ def _program(job: Job) -> str:
 
 
 def of_weights(problem: Problem) -> str:
-    """The workers' weights, for `digest`; "" if all are equal."""
+    """Returns the workers' weights as text, for `digest`; "" if all are equal."""
     return "" if problem.weights is None else f" weights {list(map(float, problem.weights))}"
 
 
 def _rows_digest(data: PyTree) -> str:
-    """Of arrays `[N, ...]`, each worker's row by itself: whoever has it, in whichever process."""
+    """Returns the digests of the workers' rows of arrays `[N, ...]`, wherever they are stored."""
     named = jax.tree_util.tree_leaves_with_path(data)
     return " ".join(
         f"{jax.tree_util.keystr(path)} {' '.join(arrays.row_digests(leaf))}" for path, leaf in named
@@ -156,7 +170,7 @@ def _rows_digest(data: PyTree) -> str:
 
 
 def digest(tree: PyTree, more: str = "") -> str:
-    """Of all leaves, with their names, types and shapes, and of more words."""
+    """Returns a digest of all leaves, with names, types and shapes, and of additional text."""
     sha = hashlib.sha256(more.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         sha.update(

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM: a run ends with the chunk in progress, and nothing that it has is lost."""
+"""Ctrl-C and SIGTERM: a run completes the chunk in progress, so that its state and history are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,28 @@ from types import FrameType
 
 from dsgd.runs.history import WithHistory
 
-_MOST = 2  # signals that wait for the chunk in progress; one more breaks it off
+_MOST = 2  # signals that wait for the chunk in progress; a further one aborts it
 
 
 class Interrupted(WithHistory, KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM, after the chunk in progress; what has a checkpoint
-    has saved it.
+    """A run was stopped by Ctrl-C or SIGTERM, after the chunk in progress.
+
+    If the run has a checkpoint folder, its state has been saved there.
 
     Args:
-        message: how far it came.
-        history: so far, as the run would have given it back; {} where it had no record yet.
+        message: how many rounds were completed.
+        history: the history so far, in the form that the run returns; {} if there was no record
+            yet.
     """
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block, SIGTERM raises a KeyboardInterrupt, as Ctrl-C does: for scripts, whose
-    `finally` and `except` then serve both.
+    """Within the block, SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
 
-    A run inside stops as it does by itself, with `Interrupted`. Outside the main thread, which
-    alone gets signals, it does nothing.
+    It is meant for scripts: their `finally` and `except` clauses then handle both signals. A run
+    inside the block stops in its usual way, with `Interrupted`. Outside the main thread, which is
+    the only one that receives signals, the context has no effect.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -40,8 +44,10 @@ def terminable() -> Iterator[None]:
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM came since the `with` block began: a state that has just been
-    donated must not be torn from its owner.
+    """Records whether Ctrl-C or SIGTERM arrived since the `with` block began.
+
+    The signals must not interrupt the block itself: after a buffer has been donated, the only valid
+    copy of the state is the one that the running chunk computes.
     """
 
     def __init__(self) -> None:
@@ -59,8 +65,10 @@ class Stop:
 
     @contextmanager
     def users_code(self) -> Iterator[None]:
-        """Within the block, which may wait for long and can be left anywhere, it breaks off at
-        once. Any KeyboardInterrupt counts.
+        """Within the block, the signals raise KeyboardInterrupt at once, and any KeyboardInterrupt
+        ends the block.
+
+        It is used for user code, which may wait for a long time and can be left at any point.
         """
         self._at_once = True
         try:
@@ -81,15 +89,16 @@ class Stop:
 def _handled(
     handler: Callable[[int, FrameType | None], None], *signals: signal.Signals
 ) -> Iterator[None]:
-    """With that handler for those signals, and afterwards with those before. What is ignored, by
-    nohup say, stays ignored.
+    """Installs a handler for some signals within the block, and then restores the previous ones.
+
+    Signals that are ignored, for example under nohup, stay ignored.
     """
     before = (
         {number: signal.getsignal(number) for number in signals}
         if threading.current_thread() is threading.main_thread()
         else {}
     )
-    # A handler that did not come from Python is None, and could not be put back.
+    # A handler that was not installed from Python is None, and could not be restored.
     ours = {
         number: former for number, former in before.items() if former not in (None, signal.SIG_IGN)
     }

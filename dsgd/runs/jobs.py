@@ -1,4 +1,4 @@
-"""What `run` and `sweep` ask of the driver."""
+"""The description of a run that `run` and `sweep` pass to `chunks.execute`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Job(NamedTuple):
     """A run, or all runs of a sweep.
 
     Args:
-        plan: its static side.
-        methods: the method; of a sweep those of the first point and of all other values of the
-            grid.
-        problem: with its arrays.
-        points: hyperparameters by name, `[grid]` each; {} if there is no grid.
-        keys: one a run, `[seeds?]`.
-        steps: rounds.
-        feed: batches from outside, or None.
-        start: where another run ended; None: the method's own start.
-        before: rounds that the start has behind it.
-        progress: show a bar.
-        until: of the history so far, whether the run may end; None: it ends after `steps`.
+        plan: static description of the run.
+        methods: the method; for a sweep, the method of the first grid point and one for each other
+            value of the grid.
+        problem: the problem, with its arrays.
+        points: hyperparameters by name, each `[grid]`; {} if there is no grid.
+        keys: one key per run, `[seeds?]`.
+        steps: number of rounds.
+        feed: streamed batches, or None.
+        start: the final state of an earlier run; None: the method's initial state.
+        before: number of rounds that were completed before `start`.
+        progress: whether to show a progress bar.
+        until: (history so far) -> whether to stop; None: the run ends after `steps` rounds.
     """
 
     plan: loop.Plan
@@ -47,11 +47,13 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the method."""
+        """The name of the method."""
         return self.methods[0].name
 
     def shapes(self) -> tuple[Any, ...]:
-        """Of `loop.advance`'s arguments after the plan, for one round; nothing is compiled."""
+        """Returns the shapes of `loop.advance`'s arguments after the plan, for one round. Nothing
+        is compiled.
+        """
         carry = jax.eval_shape(partial(loop.first_carry, self.plan), self.points, self.keys)
         first = None if self.feed is None else self.feed.first
         batches = jax.tree.map(
@@ -71,5 +73,5 @@ class Job(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Rounds done when all steps are, those before the start among them."""
+        """The number of rounds after the run, including those before `start`."""
         return self.before + self.steps

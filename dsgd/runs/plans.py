@@ -1,6 +1,4 @@
-"""The door of `run`, `sweep` and `compile_round`: what does not fit together is refused, and what
-is let in is Python's own.
-"""
+"""Argument validation and static planning for `run`, `sweep` and `compile_round`."""
 
 from __future__ import annotations
 
@@ -21,16 +19,17 @@ from dsgd.machines import forks
 from dsgd.runs.jobs import Job
 from dsgd.workers.axis import automatic
 
-_ROOM = 1 << 14  # records of all runs in one chunk
+_ROOM = 1 << 14  # capacity of one chunk in records, over all runs
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
-_MEAN = 1e-5  # what the weights' mean may differ from 1: rounding of float32
-MOST_IN_CHUNK = 1 << 30  # rounds, so that sums of two such numbers are int32, too
+_MEAN = 1e-5  # tolerance of the mean of the weights, for rounding in float32
+MOST_IN_CHUNK = 1 << 30  # rounds; the sum of two such numbers still fits int32
 
 
 @dataclass(frozen=True, eq=False)
 class Always(sameness.Compared):
-    """A factory without hyperparameters. Equal where the algorithm is the same, so that a second
-    run does not compile again.
+    """A factory without hyperparameters.
+
+    Factories of equal algorithms are equal, so a second run does not compile again.
     """
 
     algorithm: Algorithm
@@ -52,26 +51,28 @@ def make_plan(
     train_loss: bool = False,
     evaluate_every: int = 1,
 ) -> loop.Plan:
-    """The static side of a run of `size` independent runs.
+    """Returns the static description of a run of `size` independent runs.
 
     Args:
         build: hyperparameters -> Algorithm.
-        example: the method with some of them.
-        others: as of `run`.
+        example: the method for one choice of the hyperparameters.
+        problem, mesh, record_every, cluster, train_loss, evaluate_every: as in `dsgd.run`.
+        runs: number of leading axes of independent runs.
+        size: total number of independent runs.
 
     Raises:
-        ValueError: as of `run`; on a cluster or with weights, also what the method's update
-            refuses.
+        ValueError: as in `dsgd.run`. On a cluster, or with weights, one update is traced, which
+            also raises its errors.
     """
     check_runnable(problem, cluster)
     record_every = checks.positive_int("record_every", record_every, most=None)
     if record_every > MOST_IN_CHUNK:
-        raise ValueError(f"record_every = {record_every}: need at most 2^30")
+        raise ValueError(f"record_every = {record_every}; expected at most 2^30")
     evaluate_every = checks.positive_int("evaluate_every", evaluate_every, most=None)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(
-            f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 "
-            "rounds between evaluations"
+            f"evaluate_every = {evaluate_every}, record_every = {record_every}; expected at most "
+            "2^30 rounds between evaluations"
         )
     mesh = (
         automatic(mesh)
@@ -82,8 +83,8 @@ def make_plan(
     if N % mesh.size:
         largest = max(d for d in range(1, mesh.size + 1) if N % d == 0)
         raise ValueError(
-            f"mesh of {mesh.size} devices for {N} workers: need a number of devices that divides "
-            f"{N}: mesh={largest}, say"
+            f"mesh has {mesh.size} devices for {N} workers; expected a number of devices that "
+            f"divides {N}; pass mesh={largest}"
         )
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = loop.without_arrays(problem)
@@ -107,38 +108,49 @@ def make_plan(
 
 @lru_cache(maxsize=64)
 def _found(plan_and_method: sameness.Key) -> tuple[bool, bool]:
-    """Whether a method reads what workers measured, and whether its means have the workers'
-    weights; traced once for equal plans.
+    """Whether a method reads the workers' timings, and whether its means apply the workers'
+    weights.
+
+    Equal plans are traced only once.
     """
     description = loop.describe(*plan_and_method.value)
     return description.measures, description.weighs
 
 
 def check_steps(steps: Any, before: int = 0) -> int:
-    """The number of rounds, after those `before`.
+    """Returns the number of rounds as a Python int.
+
+    Args:
+        steps: the number given by the user.
+        before: rounds completed before.
 
     Raises:
-        ValueError: it is no positive integer, or `State.step` could not count so many.
+        ValueError: if `steps` is not a positive integer, or the total does not fit `State.step`, an
+            int32.
     """
     steps = checks.positive_int("steps", steps, most=None)
     if before + steps > MOST_ROUNDS:
         after = f" after round {before}" if before else ""
         raise ValueError(
-            f"steps = {steps}{after}: need fewer than 2^31 rounds in all, which are counted in "
-            "int32"
+            f"steps = {steps}{after}; expected fewer than 2^31 rounds in total, which are counted "
+            "in int32"
         )
     return steps
 
 
 def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
-    """Raises a ValueError if they do not fit together: the cluster is for another N, leaves of the
-    data differ in N, weights that are not those of its workers, or no parameter can be trained; a
-    RuntimeError if JAX cannot compute."""
+    """Validates that a problem can be run, and that the cluster fits it.
+
+    Raises:
+        ValueError: if the cluster is for another N, leaves of the data differ in N, the weights are
+            not one per worker, nonnegative and of mean 1, or no parameter can be trained.
+        RuntimeError: if JAX cannot compute in this process.
+    """
     forks.need_threads()
     N = problem.workers
     if N == 0:
         raise ValueError(
-            f"{problem.name}: data of 0 workers, but expected arrays [N, ...] with N >= 1"
+            f"{problem.name}: data have 0 workers; expected arrays [N, ...] with N >= 1"
         )
     if cluster is not None:
         cluster.need_workers(N)
@@ -146,8 +158,8 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(
-                f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis "
-                f"of the {N} workers"
+                f"{problem.name}: data{where} has shape {np.shape(leaf)}; expected a leading axis "
+                f"for the {N} workers"
             )
     _need_kept(problem)
     _need_weights(problem, N)
@@ -156,7 +168,9 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
 
 
 def warn_if_drawn_again(job: Job) -> None:
-    """Warns if workers are drawn again between two rounds with messages, or only once."""
+    """Warns if participation is drawn again between two rounds with messages, or only once in the
+    run.
+    """
     cluster = job.plan.cluster
     if (
         cluster is None
@@ -167,37 +181,38 @@ def warn_if_drawn_again(job: Job) -> None:
     rounds = cluster.present_for
     others = {period: name for period, name in _periods(job).items() if period not in (1, rounds)}
     for period, name in others.items():
-        remedy = f"others take part in the rounds between; pass Cluster(..., present_for={period})"
         _warn(
-            f"{name} sends messages every {period} rounds, but workers are drawn for present_for "
-            f"= {rounds} rounds: {remedy}"
+            f"{name} sends messages every {period} rounds, but participation is drawn every "
+            f"present_for = {rounds} rounds, so it changes between two exchanges; pass "
+            f"Cluster(..., present_for={period})"
         )
     if not job.before and job.steps < rounds and not others:
-        same = f"the same take part in all steps = {job.steps}; pass a smaller present_for"
-        _warn(f"workers are drawn for present_for = {rounds} rounds: {same}")
+        _warn(
+            f"participation is drawn every present_for = {rounds} rounds, so the same workers "
+            f"participate in all steps = {job.steps} rounds; pass a smaller present_for"
+        )
 
 
 def warn_if_silent(job: Job, bits: np.ndarray) -> None:
-    """Warns if nothing was sent in a run of methods that send messages every few rounds.
+    """Warns if a run of methods that send messages every few rounds ended before the first message.
 
     Args:
         job: the run.
-        bits: of the history, whose last axis are records.
+        bits: `bits` of the history; its last axis is the records.
     """
     if job.before or not bits.size or (bits[..., -1] > 0).all():
         return
     for period, name in _periods(job).items():
         if period > job.steps:
-            remedy = f"nothing is sent; pass steps >= {period}"
             _warn(
                 f"{name} sends messages every {period} rounds, but the run has steps = "
-                f"{job.steps}: {remedy}"
+                f"{job.steps}, so nothing is sent; pass steps >= {period}"
             )
 
 
 def _periods(job: Job) -> dict[int, str]:
-    """Rounds from one exchange to the next, of exchanges with a fixed number of them, each with the
-    name of a method that has it.
+    """Returns the periods of the exchanges that have one, in rounds, each with the name of a method
+    that has it.
     """
     periods = {
         int(sending.period): method.name
@@ -208,12 +223,12 @@ def _periods(job: Job) -> dict[int, str]:
 
 
 def _warn(words: str) -> None:
-    warnings.warn(words, stacklevel=6)  # the line of the caller of `run` or `sweep`
+    warnings.warn(words, stacklevel=6)  # points to the caller of `run` or `sweep`
 
 
 def _need_kept(problem: Problem) -> None:
-    """Raises a ValueError where JAX would change values of the data on their way to the devices, or
-    cannot take them.
+    """Raises ValueError if JAX would change values of the data when they are placed on the devices,
+    or does not accept them.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         {"data": problem.data, "shared": problem.shared}
@@ -224,15 +239,13 @@ def _need_kept(problem: Problem) -> None:
         array_likes.kept(where, array_likes.numbers(where, leaf))
         if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
             raise ValueError(
-                f"{where} is a {type(leaf).__name__}; expected an array of numpy or JAX: pass "
+                f"{where} is a {type(leaf).__name__}; expected an array of numpy or JAX; pass "
                 "numpy.asarray(...)"
             )
 
 
 def _need_weights(problem: Problem, N: int) -> None:
-    """Raises a ValueError where the workers' weights are not N numbers, at least 0 and of mean
-    1.
-    """
+    """Raises ValueError if the workers' weights are not N numbers, at least 0 and with mean 1."""
     if problem.weights is None:
         return
     given = np.asarray(problem.weights) if checks.is_numeric(problem.weights) else np.empty(0)
@@ -245,6 +258,6 @@ def _need_weights(problem: Problem, N: int) -> None:
     ):
         shown = checks.shown(problem.weights)
         raise ValueError(
-            f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, of mean "
-            "1: w / w.mean()"
+            f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, with "
+            "mean 1; pass w / w.mean()"
         )

@@ -6,12 +6,13 @@ from typing import Any
 
 
 class Progress:
-    """A bar with rounds, rounds a second, time left and the current loss; nothing where it is
-    off.
+    """A progress bar with rounds, rounds per second, remaining time and the current loss.
+
+    If `shown` is False, it does nothing.
     """
 
     def __init__(self, name: str, first: int, steps: int, shown: bool) -> None:
-        self._first = first  # rounds that an earlier session did
+        self._first = first  # rounds completed by an earlier session
         self._bar: Any = _bar() if shown else None
         if shown:
             self._task = self._bar.add_task(name, total=steps, completed=first, loss="-", speed="-")
@@ -26,7 +27,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, loss: float) -> None:
-        """After `done` rounds."""
+        """Updates the bar after `done` rounds."""
         if not self._bar:
             return
         task = self._bar.tasks[0]
@@ -35,7 +36,7 @@ class Progress:
 
 
 def _bar() -> Any:
-    import rich.progress as rich  # noqa: PLC0415 (only who looks at a bar pays for it)
+    import rich.progress as rich  # noqa: PLC0415 (imported only if a bar is shown)
     from rich.table import Column  # noqa: PLC0415
 
     return rich.Progress(

@@ -1,4 +1,4 @@
-"""Where a run begins that goes on from another."""
+"""The initial state of a run that continues an earlier one."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from dsgd.engine import loop
 from dsgd.engine.clock import Clock
 from dsgd.machines import arrays
 
-FROM_MODEL = "to go on from its model alone, pass problem._replace(init=dsgd.Parameters(lambda key: result.params, problem.trainable)) and no start"
+FROM_MODEL = (
+    "to continue from its model only, pass problem._replace(init=dsgd.Parameters("
+    "lambda key: result.params, problem.trainable)) and no start"
+)
 
 
 def rounds_of(state: State) -> int:
-    """How many rounds it has behind it, of all its runs.
+    """Returns the number of completed rounds of a state, which all of its runs must share.
 
     Raises:
-        ValueError: its runs differ, or it is no number of rounds.
+        ValueError: if the runs differ, or the value is not a number of rounds.
     """
     steps = np.unique(np.asarray(state.step))
     if len(steps) != 1 or not np.issubdtype(steps.dtype, np.integer) or steps[0] < 0:
         raise ValueError(
-            f"start: state.step = {state.step}: need one number of rounds, at least 0, for all runs"
+            f"start: state.step = {state.step}; expected one number of rounds, at least 0, for all "
+            "runs"
         )
     return int(steps[0])
 
 
 def _need_workers(state: State, like: State) -> None:
-    """Raises a ValueError where the state has rows of another number of workers."""
-    # of other runs, which `checks.require_same` refuses
+    """Raises ValueError if the state has rows of another number of workers."""
+    # Another number of runs is reported by `checks.require_same`.
     if np.shape(state.step) != np.shape(like.step):
         return
     axis = like.step.ndim
@@ -40,22 +44,24 @@ def _need_workers(state: State, like: State) -> None:
     )
     if len(there) == len(here) == 1 and there != here:
         raise ValueError(
-            f"start: a state of {there.pop()} workers, but the problem has {here.pop()}; "
-            f"{FROM_MODEL}"
+            f"start has a state of {there.pop()} workers; expected {here.pop()}, as the problem "
+            f"has; {FROM_MODEL}"
         )
 
 
 def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
-    """A copy on the devices, which will be donated, with a clock at 0 and nothing measured.
+    """Copies a state to the devices, with the clock at 0 and no measurements. The copy will be
+    donated.
 
     Args:
-        state: of the other run.
-        like: what this run carries (`loop.shapes`).
-        drawn: batches that each worker is taken to have drawn before, if draws are numbered.
+        state: final state of the earlier run.
+        like: shapes of what this run carries (`loop.shapes`).
+        drawn: number of batches that each worker is assumed to have drawn before, if draws are
+            numbered.
 
     Raises:
-        ValueError: a state of another number of workers; a leaf that one of them has not, or of
-            another shape or type; it is named.
+        ValueError: if the state has another number of workers, or a leaf is missing, unexpected, or
+            of another shape or type. The message names it.
     """
     _need_workers(state, like.state)
     checks.require_same("start: state", state, like.state, types=True)

@@ -1,5 +1,5 @@
-"""Why a loss is not finite if it is not the step size's fault: numbers that were not finite when
-they came, or a gradient that is not.
+"""Diagnoses non-finite losses that are caused by non-finite inputs or gradients rather than by the
+step size.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from dsgd.engine import leaves, loop, oracle
 from dsgd.machines import arrays
 from dsgd.runs.jobs import Job
 
-_CAUSES = "as of sqrt or norms at 0, log of 0, or a branch that jnp.where leaves out; change the loss there"
+_CAUSES = (
+    "as for sqrt or norms at 0, log of 0, or a branch that jnp.where does not select; change the "
+    "loss there"
+)
 
 
 def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
-    """What of the job's data, batches, start and first gradients is not finite, for people; empty
-    if it is none of them.
+    """Returns which of the run's data, batches, start and first gradients are not finite, as text;
+    "" if none of them is.
 
     Args:
-        job: that diverged.
+        job: the run that diverged.
         history: its evaluated records.
-        before: how many of them are before the first one that shows it; 0: the loss was so before
-            the first round.
-        run: the seed that shows it.
+        before: number of evaluated records before the first non-finite one; 0: the loss was not
+            finite before the first round.
+        run: index of the run (seed) that diverged.
     """
     named = [
         *_named(f"{job.problem.name}: data", job.problem.data),
@@ -47,8 +50,9 @@ def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
 
 
 def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
-    """That the gradient was not finite at the last record with a finite loss, which was not much
-    larger than at the start.
+    """Reports a gradient that was not finite at the last record with a finite loss.
+
+    It is reported only if that loss was not much larger than the initial one.
     """
     loss, sqnorm = (
         history[name].reshape(-1, history["loss"].shape[-1])[run]
@@ -60,7 +64,7 @@ def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
         and abs(loss[at]) <= 1e3 * max(1, abs(loss[0]))
     ):
         return [
-            f"the gradient is not finite after round {history['step'][at]}, where the loss is "
+            f"the gradient is not finite after round {history['step'][at]}, although the loss is "
             f"{loss[at]:g} ({_CAUSES})"
         ]
     return []
@@ -78,7 +82,7 @@ def _at_start(job: Job, run: int) -> list[str]:
     if not job.start and not job.plan.mesh.is_multi_process:
         ranges += _outputs(job, run)
     return [
-        "it was so before the first round, from finite data and a finite start "
+        "it was not finite before the first round, with finite data and a finite start "
         f"({', '.join(ranges)})"
     ]
 
@@ -97,7 +101,7 @@ def _bad(leaf: Any) -> bool:
 
 
 def _ranges(where: str, tree: PyTree) -> list[str]:
-    """The least and the largest number of each leaf."""
+    """Returns the smallest and the largest number of each leaf, as text."""
     numbers = [
         (path, arrays.on_host(leaf))
         for path, leaf in tree_leaves_with_path(tree)
@@ -111,7 +115,7 @@ def _ranges(where: str, tree: PyTree) -> list[str]:
 
 
 def _first_models(job: Job) -> PyTree:
-    """Of every seed."""
+    """Returns the initial parameters of every seed."""
     keys = job.keys if job.plan.runs else job.keys[None]
     return jax.vmap(lambda key: job.problem.init(loop.split(key)[0]))(keys)
 
@@ -121,7 +125,9 @@ def _first_model(job: Job, run: int) -> Params:
 
 
 def _outputs(job: Job, run: int) -> list[str]:
-    """The range of what the model gives on all data, if the problem's loss tells it."""
+    """Returns the range of the model's outputs on all data, if the problem's loss provides them
+    (attribute `outputs`).
+    """
     outputs = getattr(job.problem.loss, "outputs", None)
     if outputs is None:
         return []
@@ -130,8 +136,8 @@ def _outputs(job: Job, run: int) -> list[str]:
 
 
 def _first_gradients(job: Job, run: int) -> list[str]:
-    """Which leaves of the first gradient are not finite, and of which worker, on all that it
-    has.
+    """Reports which leaves of the exact gradient at the start are not finite, with the first such
+    worker.
     """
     trained, fixed = leaves.split(leaves.flags(job.problem), _first_model(job, run))
     both = oracle.with_loss(leaves.bound(job.problem, fixed))
@@ -141,7 +147,7 @@ def _first_gradients(job: Job, run: int) -> list[str]:
 
     try:
         losses, slopes = jax.jit(lambda data: lax.map(finite, data))(job.problem.data)
-    except ValueError:  # a loss that has no exact gradient
+    except ValueError:  # the loss has no exact gradient
         return []
     at = [
         (keystr(path), np.flatnonzero(np.asarray(losses) & ~np.asarray(leaf)))
@@ -149,7 +155,7 @@ def _first_gradients(job: Job, run: int) -> list[str]:
     ]
     return [
         f"the gradient{f' in {path}' if path else ''} of worker {workers[0]} is not finite at the "
-        f"start, where its loss is ({_CAUSES})"
+        f"start, although its loss is ({_CAUSES})"
         for path, workers in at
         if len(workers)
     ]

@@ -1,4 +1,4 @@
-"""`sweep`: a grid of hyperparameters times seeds as one compiled program."""
+"""`sweep` runs a grid of hyperparameters with several seeds as one compiled program."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from dsgd.runs.jobs import Job
 
 
 class Sweep(NamedTuple):
-    """What a sweep gives back. A run whose loss became infinite or NaN keeps its history; the sweep
-    goes on.
+    """Result of a sweep.
+
+    A run whose loss becomes infinite or NaN keeps its history, and the sweep continues.
 
     Args:
-        grid: the values by name, in the order of the leading axes.
-        history: as in `Result`, `[grid ..., seeds, records]` (of one number a worker,
-            `[grid ..., seeds, records, N]`).
-        state: leaves `[grid ..., seeds, ...]`.
-        params: likewise, the models to take home.
+        grid: values by hyperparameter name, in the order of the leading axes.
+        history: as in `Result`, with arrays `[grid ..., seeds, records]`
+            (`[grid ..., seeds, records, N]` for series with one number per worker).
+        state: the last states, with leaves `[grid ..., seeds, ...]`.
+        params: the final models, with leaves `[grid ..., seeds, ...]`.
     """
 
     grid: dict[str, np.ndarray]
@@ -45,31 +46,35 @@ class Sweep(NamedTuple):
     def best(
         self, metric: str = "loss", share: float = 0.1, *, largest: bool | None = None
     ) -> tuple[int, ...]:
-        """Index of the grid point whose `metric`, averaged over seeds and over the last records
-        that were evaluated, is best.
+        """Returns the index of the grid point with the best `metric`.
 
-        One record would favour a lucky step on the verge of divergence. Points that diverged do not
-        count. A warning says where the best value is the smallest or the largest of its grid, of
-        three or more values: one outside may be better.
+        The metric is averaged over the seeds and over the last evaluated records, because a single
+        record would favour a lucky step at the verge of divergence. Points that diverged are
+        excluded. A warning is issued if the best value is the smallest or largest of its grid (for
+        grids of three or more values), since a value outside the grid may be better.
 
         Args:
             metric: a name in the history.
-            share: of the records to average over, from the end.
-            largest: whether the largest is best, else the smallest; None: the largest of accuracies
-                ("accuracy", "test_accuracy"), the smallest of losses, errors, "grad_sqnorm",
-                "consensus", "bits" and "clock". Of other metrics it has to be given.
+            share: fraction of the records over which to average, counted from the end.
+            largest: True: the largest value is best; False: the smallest. None: the largest for
+                accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
+                "grad_sqnorm", "consensus", "bits" and "clock". It is required for all other
+                metrics.
 
         Raises:
-            ValueError: an unknown metric, one of unknown direction, a share outside (0, 1], or
-                every point diverged.
+            ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
+                1], or every point diverged.
         """
         if metric not in self.history:
-            raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
+            raise ValueError(
+                f"best: metric = {metric!r} is not in the history; expected one of "
+                f"{', '.join(self.history)}"
+            )
         values = evaluated(self.history)[metric]
         if values.ndim != self.history["loss"].ndim:
             raise ValueError(
-                f"best: metric = {metric!r} is no series of each run: need one number a record, "
-                "as the loss has"
+                f"best: metric = {metric!r} has one number per worker; expected a metric with one "
+                "number per record, such as the loss"
             )
         sign = -1 if _largest(metric, largest) else 1
         score, loss = (
@@ -79,7 +84,8 @@ class Sweep(NamedTuple):
         counts = np.isfinite(score) & np.isfinite(loss)
         if not counts.any():
             raise ValueError(
-                f"every point of the grid {self._shown()} diverged; need smaller step sizes, say"
+                f"best: every point of the grid {self._shown()} diverged; expected at least one "
+                "finite result; try smaller step sizes"
             )
         best = tuple(
             int(i)
@@ -92,7 +98,11 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def point(self, index: tuple[int, ...]) -> dict[str, float]:
-        """The hyperparameters at that index; a ValueError where it is none."""
+        """Returns the hyperparameters of the grid point with this index.
+
+        Raises:
+            ValueError: if the index is not in the grid.
+        """
         self._check(index)
         return {
             name: values[i].item()
@@ -101,7 +111,11 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def at(self, index: tuple[int, ...]) -> History:
-        """The history of that grid point, as in `Result`; a ValueError where it is none."""
+        """Returns the history of the grid point with this index, as in `Result`.
+
+        Raises:
+            ValueError: if the index is not in the grid.
+        """
         self._check(index)
         return {
             name: np.array(values if name == "step" else values[index])
@@ -115,20 +129,22 @@ class Sweep(NamedTuple):
         )
         if not fits:
             raise ValueError(
-                f"index = {checks.shown(index)}: need a point of the grid of shape {shape}"
+                f"index = {checks.shown(index)}; expected one integer per axis of the grid of "
+                f"shape {shape}"
             )
 
     def _warn_at_edges(self, metric: str, score: np.ndarray, best: tuple[int, ...]) -> None:
         for axis, ((name, values), i) in enumerate(zip(self.grid.items(), best, strict=True)):
             along = score[(*best[:axis], slice(None), *best[axis + 1 :])]
-            if np.count_nonzero(along == score[best]) > 1:  # the metric does not depend on it
+            if np.count_nonzero(along == score[best]) > 1:
+                # The metric does not depend on this hyperparameter.
                 continue
             for side, edge in (("smallest", values.min()), ("largest", values.max())):
                 if len(values) > 2 and values[i] == edge:
-                    beyond = f"a {'smaller' if side == 'smallest' else 'larger'} one may be better; extend the grid on this side"
+                    beyond = "smaller" if side == "smallest" else "larger"
                     warnings.warn(
-                        f"best: {name} = {edge:g} has the best {metric} and is the {side} of its "
-                        f"grid; {beyond}",
+                        f"best: {name} = {edge:g} has the best {metric} and is the {side} value of "
+                        f"its grid; a {beyond} value may be better; extend the grid on this side",
                         stacklevel=4,
                     )
 
@@ -152,10 +168,10 @@ _LARGEST = {"accuracy", "test_accuracy"}
 
 
 def _largest(metric: str, given: bool | None) -> bool:
-    """Whether the largest value of a metric is best."""
+    """Whether the largest value of a metric is the best."""
     if given is None and metric not in _SMALLEST | _LARGEST:
         raise ValueError(
-            f"best: metric = {metric!r} may be best where it is smallest or largest; pass "
+            f"best: metric = {metric!r}, for which the better direction is not known; pass "
             "largest=False or largest=True"
         )
     return metric in _LARGEST if given is None else given
@@ -163,34 +179,49 @@ def _largest(metric: str, given: bool | None) -> bool:
 
 @checks.arguments
 def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to
-    `[...]`.
+    """Returns the mean over the last records, at least one: `[..., records]` to `[...]`.
 
-    Where not all were evaluated (`evaluate_every`), it is to have those that were:
+    If only some records were evaluated (`evaluate_every`), select them first:
     `tail_mean(dsgd.evaluated(history)["loss"])`.
 
+    Args:
+        values: a series of a history, `[..., records]`.
+        share: fraction of the records over which to average, counted from the end.
+
     Raises:
-        ValueError: no records, or a share outside (0, 1].
+        ValueError: if there are no records, or `share` is outside (0, 1].
     """
     if not 0 < share <= 1:
-        raise ValueError(f"share = {share}: need a part of the records, in (0, 1]")
+        raise ValueError(
+            f"tail_mean: share = {share}; expected a fraction of the records, in (0, 1]"
+        )
     if not np.ndim(values) or not values.size:
-        raise ValueError(f"tail_mean: values of shape {np.shape(values)}: need [..., records]")
+        raise ValueError(
+            f"tail_mean: values has shape {np.shape(values)}; expected a non-empty [..., records]"
+        )
     return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
 
 
 @checks.arguments
 def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
-    """Mean over seeds and its standard error, `[seeds, ...]` to two `[...]`, of `[seeds]` to two
-    numbers; the error of one seed is 0.
+    """Returns the mean over seeds and its standard error.
+
+    Args:
+        values: `[seeds, ...]`.
+
+    Returns:
+        Two arrays `[...]` (two numbers for `[seeds]`). The standard error for one seed is 0.
 
     Raises:
-        ValueError: no seeds.
+        ValueError: if there are no seeds.
     """
     if not np.ndim(values) or not len(values):
-        raise ValueError(f"mean_and_error: values of shape {np.shape(values)}: need [seeds, ...]")
+        raise ValueError(
+            f"mean_and_error: values has shape {np.shape(values)}; expected [seeds, ...] with at "
+            "least one seed"
+        )
     seeds = values.shape[0]
-    with np.errstate(invalid="ignore"):  # of infinite values, it is not a number
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
         error = (
             values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
         )
@@ -218,32 +249,34 @@ def sweep(
 ) -> Sweep:
     """Runs every combination of hyperparameters with every seed, as one compiled program.
 
-    The factory is called inside the trace: twenty step sizes compile once. All grid points share
-    their seeds.
+    The factory is called inside the trace, so twenty step sizes are compiled once. All grid points
+    use the same seeds.
 
-        dsgd.sweep(lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
-        problem,
-                   steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20))
+        dsgd.sweep(
+            lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
+            problem, steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20),
+        )
 
     Args:
-        factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on
-            their values, and an integer that sets a shape (bits, a number of workers) cannot be
-            swept.
-        problem, steps, key, batches, cluster, record_every, evaluate_every, mesh, checkpoint,
-            train_loss, progress: as in `dsgd.run`.
-        seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
+        factory: keyword arguments -> Algorithm. It receives traced scalars, so it must not branch
+            on their values, and integers that determine a shape (bits, a number of workers) cannot
+            be swept.
+        problem, steps, key, batches, cluster: as in `dsgd.run`.
+        record_every, evaluate_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
+        seeds: R runs for each grid point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
-        ValueError: no grid, a grid that is empty or not of finite numbers, a value that the factory
-            refuses, a hyperparameter that is used as a Python value, or as `dsgd.run`.
-        Interrupted, OSError, Lost, Elsewhere: as `dsgd.run`.
+        ValueError: if there is no grid, a grid is empty or contains non-finite numbers, the factory
+            rejects a value, or a hyperparameter is used as a Python value; otherwise as in
+            `dsgd.run`.
+        Interrupted, OSError, Lost, Elsewhere: as in `dsgd.run`.
     """
     forks.need_threads()
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError(
-            "a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say"
+            "sweep: no grid given; expected at least one, such as learning_rate=[0.1, 0.01]"
         )
     steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
     methods = _built(factory, grid)
@@ -284,9 +317,8 @@ def sweep(
         for name in traced.used_as_python_values(job, factory, grid, error):
             raise ValueError(
                 f"sweep: {name} is used as a Python value (in an if, a loop, an index or a "
-                "shape), but all values of a grid are traced"
-                f" in one program; expected arithmetic on {name}, jnp.where for an if; or make "
-                f"one sweep for each value of {name}"
+                "shape), but all values of a grid are traced in one program; expected arithmetic "
+                f"on {name}; replace an if by jnp.where, or run one sweep for each value of {name}"
             ) from error
         raise
     plans.warn_if_silent(job, result.history["bits"])
@@ -299,8 +331,11 @@ def sweep(
 
 
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tuple[Algorithm, ...]:
-    """The method of the first point, and those of all other values, one changed at a time: in the
-    trace, where values are not known, none could be refused."""
+    """Returns the method of the first grid point, and one method for each other value, varied one
+    at a time.
+
+    Inside the trace the values are unknown, so a factory could not reject any of them there.
+    """
     checks.need_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [
@@ -310,15 +345,15 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tu
     for method in methods:
         if not isinstance(method, Algorithm):
             raise ValueError(
-                f"sweep: factory gave {checks.shown(method)}: need a function that returns a "
-                "dsgd.Algorithm"
+                f"sweep: factory returned {checks.shown(method)}; expected a function that returns "
+                "a dsgd.Algorithm"
             )
     return methods
 
 
 @dataclass(frozen=True, eq=False)
 class _FromPoint(sameness.Compared):
-    """Calls the factory with a point's values as keyword arguments."""
+    """A function that calls the factory with a point's values as keyword arguments."""
 
     factory: Callable[..., Algorithm]
 
@@ -329,14 +364,14 @@ class _FromPoint(sameness.Compared):
 def _values(name: str, values: Any) -> np.ndarray:
     array = np.array(array_likes.numbers(f"grid {name}", values))
     if array.dtype.kind == "b":
-        need = f"numbers, or one sweep for each value of {name}"
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}: all values are traced in one program, where "
-            f"no if sees them; need {need}"
+            f"grid {name} = {checks.shown(values)}, but all values are traced in one program, in "
+            f"which Python cannot branch on them; expected numbers; run one sweep for each value "
+            f"of {name}"
         )
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}: need a non-empty sequence of finite numbers"
+            f"grid {name} = {checks.shown(values)}; expected a non-empty sequence of finite numbers"
         )
     with np.errstate(over="ignore", under="ignore"):
         kept = array.astype(jnp.result_type(array))
@@ -347,7 +382,7 @@ def _values(name: str, values: Any) -> np.ndarray:
     )
     if not rounded.all():
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}: {array[~rounded][0]} does not fit "
-            f"{kept.dtype}; need numbers that do"
+            f"grid {name} = {checks.shown(values)}: {array[~rounded][0]} is out of range for "
+            f"{kept.dtype}; expected numbers that {kept.dtype} can represent"
         )
     return array

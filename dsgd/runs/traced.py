@@ -1,6 +1,4 @@
-"""Hyperparameters of a sweep that are used as Python values, which traced values are not: for the
-error message.
-"""
+"""Finds the swept hyperparameters that a factory uses as Python values, for an error message."""
 
 from __future__ import annotations
 
@@ -19,15 +17,16 @@ from dsgd.runs.plans import Always
 def used_as_python_values(
     job: Job, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception
 ) -> list[str]:
-    """The hyperparameters with which alone the run cannot be traced, if it can be traced without
-    any; by name.
+    """Returns the names of the hyperparameters that alone prevent the run from being traced.
+
+    The list is empty if the run cannot be traced even without traced hyperparameters.
 
     Args:
         job: the sweep that failed.
-        factory, grid: of the sweep.
-        error: with which it failed.
+        factory, grid: the factory and the grid of the sweep.
+        error: the error with which it failed.
     """
-    # our own refusals show the value that they were given
+    # Errors of our own argument checks show the value, which is a tracer if the factory used one.
     if not (isinstance(error, TypeError) or "Tracer" in str(error)):
         return []
     if not _traces(

@@ -1,3 +1,1 @@
-"""What crosses the wire: exact counts of bits, packed codes, and what a compiled program really
-sends.
-"""
+"""Messages as data: exact counts of bits, packed codes, and the traffic of a compiled program."""

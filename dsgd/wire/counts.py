@@ -1,8 +1,8 @@
-"""Exact counts of bits inside 32-bit arithmetic.
+"""Exact counts of bits with 32-bit arithmetic.
 
-2^31 bits are only 256 MB: a 32-bit integer overflows within a round, and a float32 rounds above 2
-MB. So a count is four base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below
-2^64, with room to add 65,536 of them before carrying.
+2^31 bits are only 256 MB: a 32-bit integer overflows within a round, and float32 rounds above 2 MB.
+A count therefore consists of four base-2^16 digits in uint32, `[..., 4]`, least significant first.
+It is exact below 2^64, and 65,536 counts can be added before the digits must be normalised.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MASK = np.uint32((1 << BASE_BITS) - 1)
 
 
 def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
-    """The count of `bits` for every worker of a block: uint32 `[..., workers, 4]`.
+    """Returns the count of `bits` for every worker of a block, uint32 `[..., workers, 4]`.
 
     Args:
-        bits: a Python int below 2^64, the same for everybody; or uint32 `[..., workers]`.
-        workers: n, the workers of the block.
+        bits: a Python int below 2^64, equal for all workers; or uint32 `[..., workers]`.
+        workers: n, the number of workers of the block.
 
     Raises:
-        ValueError: an int that is negative or too large, or what is neither an int nor integers
+        ValueError: if an int is negative or too large, or `bits` is neither an int nor integers
             `[..., workers]`.
     """
     bits = checks.python_number(bits)
@@ -37,14 +37,19 @@ def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
     if bits.shape[-1:] != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
         raise ValueError(
-            f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [..., {workers}]"
+            f"counts.of: bits = {checks.typed(bits)}; expected an integer, or uint32 "
+            f"[..., {workers}]"
         )
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
 
 
 def table(bits: Sequence[int | np.integer]) -> np.ndarray:
-    """The counts of a list of numbers on the host, uint32 `[k, 4]`; a ValueError as of `of`."""
+    """Returns the counts of a list of numbers on the host, uint32 `[k, 4]`.
+
+    Raises:
+        ValueError: if a number is negative or too large.
+    """
     return np.array([_digits(each) for each in bits], np.uint32)
 
 
@@ -52,19 +57,23 @@ def _digits(bits: Any) -> list[int]:
     bits = checks.python_number(bits)
     if not checks.is_integer(bits) or not 0 <= bits < 1 << (BASE_BITS * DIGITS):
         raise ValueError(
-            f"a count of {checks.shown(bits)} bits: need an integer between 0 and "
+            f"counts: bits = {checks.shown(bits)}; expected an integer from 0 to "
             f"2^{BASE_BITS * DIGITS} - 1"
         )
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 
 def times(factors: jax.Array, count: jax.Array) -> jax.Array:
-    """Each count times its factor below 2^16: uint32 `[workers]` and `[workers, 4]`."""
+    """Multiplies each count by its factor below 2^16: uint32 `[workers]` and `[workers, 4]` to
+    `[workers, 4]`.
+    """
     return carry(count * factors[:, None])
 
 
 def carry(count: jax.Array) -> jax.Array:
-    """The same count with every digit below 2^16, exact for digits up to 2^32 - 2^16."""
+    """Normalises a count, so that every digit is below 2^16. It is exact for digits up to 2^32 -
+    2^16.
+    """
     digits, over = [], jnp.zeros_like(count[..., 0])
     for i in range(DIGITS):
         digit = count[..., i] + over
@@ -74,17 +83,19 @@ def carry(count: jax.Array) -> jax.Array:
 
 
 def total(count: jax.Array) -> jax.Array:
-    """The sum over the leading axis, of up to 65,535 counts: `[..., 4]`."""
+    """Returns the sum over the leading axis, of up to 65,535 counts: `[k, ..., 4]` to
+    `[..., 4]`.
+    """
     return carry(jnp.sum(count, axis=0, dtype=jnp.uint32))
 
 
 def to_float(count: jax.Array) -> jax.Array:
-    """The count rounded to float32: `[..., 4]` to `[...]`."""
+    """Returns the count rounded to float32: `[..., 4]` to `[...]`."""
     weights = np.float32(2.0) ** (BASE_BITS * np.arange(DIGITS, dtype=np.float32))
     return count.astype(jnp.float32) @ weights
 
 
 def to_int(count: np.ndarray) -> np.ndarray:
-    """The count as uint64 on the host."""
+    """Returns the count as uint64 on the host: `[..., 4]` to `[...]`."""
     weights = np.uint64(1) << (np.uint64(BASE_BITS) * np.arange(DIGITS, dtype=np.uint64))
     return np.asarray(np.asarray(count, np.uint64) @ weights)

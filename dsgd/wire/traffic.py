@@ -1,4 +1,4 @@
-"""What a compiled program sends: its collectives, read in the optimised HLO."""
+"""The traffic of a compiled program, computed from the collectives in its optimised HLO."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
-# What a device of a group of g sends, in sizes of its operands.
+# Data that a device in a group of g sends, in units of the size of its operands
 _SENT = {
     "all-gather": lambda g: Fraction(g - 1),
     "all-to-all": lambda g: Fraction(g - 1, g),
-    # round a ring: a reduce-scatter, then an all-gather
+    # on a ring: a reduce-scatter, then an all-gather
     "all-reduce": lambda g: Fraction(2 * (g - 1), g),
     "reduce-scatter": lambda g: Fraction(g - 1, g),
-    # one device's operand reaches g - 1 others; the mean over the group
+    # the mean over the group: the operand of one device is sent to g - 1 others
     "collective-broadcast": lambda g: Fraction(g - 1, g),
 }
-_UNKNOWN = ("ragged-all-to-all", "send")  # how much, or by whom, is not in the instruction
+_UNKNOWN = ("ragged-all-to-all", "send")  # the instruction lacks the size or the sender
 
 _COMPUTATION = re.compile(r"(ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, (.*))?$")
@@ -43,34 +43,34 @@ class _Instruction(NamedTuple):
 
 
 class _Program(NamedTuple):
-    # by name; names of instructions are unique within a computation only
+    # by name; names of instructions are unique only within a computation
     computations: dict[str, dict[str, _Instruction]]
     entry: str
     devices: int
 
 
 def traffic(compiled: Any) -> dict[str, int | float]:
-    r"""The bytes that one device sends in one execution, the mean over devices, by collective:
+    r"""Returns the bytes that one device sends in one execution, by collective:
     `{"all-gather": 84}`.
 
-    Collectives count as often as they are executed: within loops, times the iterations; of a
-    conditional's branches, the one that sends most. With b bytes of operands on each device of a
-    group of g, a device sends
+    The numbers are means over devices. Collectives count as often as they are executed: those in
+    loops are multiplied by the number of iterations, and of the branches of a conditional the one
+    that sends most counts. With b bytes of operands on each device of a group of g, a device sends
 
-    $$ (g - 1)\, b \text{ (all-gather)}, \quad \tfrac{g - 1}{g}\, b \text{ (all-to-all,
-    reduce-scatter)}, \quad
-       2\,\tfrac{g - 1}{g}\, b \text{ (all-reduce, round a ring)}, $$
+    $$ (g - 1)\, b \text{ (all-gather)}, \quad
+       \tfrac{g - 1}{g}\, b \text{ (all-to-all, reduce-scatter)}, \quad
+       2\,\tfrac{g - 1}{g}\, b \text{ (all-reduce, on a ring)}, $$
 
-    and for a collective-permute b times the share of devices that have another device for a target.
-    What XLA combined, promoted (bfloat16 sums are float32 on CPUs) or left out counts as it is in
-    the program. Nothing sent: no entry.
+    and for a collective-permute b times the fraction of devices that send to another device.
+    Collectives that XLA combined, promoted (on CPUs bfloat16 sums are computed in float32) or
+    eliminated count as they are in the program. Collectives that send nothing have no entry.
 
     Args:
-        compiled: `jax.jit(f).lower(...).compile()`.
+        compiled: a compiled program, `jax.jit(f).lower(...).compile()`.
 
     Raises:
-        ValueError: no compiled program; a loop that holds collectives and has no known number of
-            iterations; a collective whose bytes depend on the data.
+        ValueError: if `compiled` is not a compiled program, a loop with collectives has an unknown
+            number of iterations, or the size of a collective depends on the data.
     """
     program = _read(_text(compiled))
     sent = _sent(program, program.entry)
@@ -82,10 +82,12 @@ def traffic(compiled: Any) -> dict[str, int | float]:
 def _text(compiled: Any) -> str:
     as_text = getattr(compiled, "as_text", None)
     text = as_text() if callable(as_text) else None
-    # a lowered function's text is StableHLO
+    # The text of a lowered function that is not compiled is StableHLO.
     if not isinstance(text, str) or not text.startswith("HloModule"):
-        given = f"traffic of {type(compiled).__name__}, which has no optimised HLO"
-        raise ValueError(f"{given}: need a compiled program, jax.jit(f).lower(...).compile()")
+        raise ValueError(
+            f"traffic: compiled is a {type(compiled).__name__} without optimised HLO; expected a "
+            "compiled program; pass jax.jit(f).lower(...).compile()"
+        )
     return text
 
 
@@ -99,13 +101,13 @@ def _read(text: str) -> _Program:
         elif found := _INSTRUCTION.match(line):
             name, shape, opcode, operands, attributes = found.groups(default="")
             current[name] = _Instruction(shape, opcode, _NAME.findall(operands), attributes)
-    # left out where they are 1
+    # These attributes are omitted if they are 1.
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
     return _Program(computations, entry, prod(map(int, counts)))
 
 
 def _sent(program: _Program, name: str) -> dict[str, Fraction]:
-    """By a device in one execution of the computation."""
+    """Returns the bytes that a device sends in one execution of a computation."""
     computation = program.computations[name]
     return _total(
         (1, _sent_by(program, computation, instruction)) for instruction in computation.values()
@@ -116,7 +118,7 @@ def _total(parts: Iterable[tuple[int, dict[str, Fraction]]]) -> dict[str, Fracti
     total: dict[str, Fraction] = {}
     for times, part in parts:
         for kind, size in part.items():
-            # what sends nothing (groups of one) is no traffic, and no reason to refuse a loop
+            # Collectives in groups of one send nothing, also in a loop of unknown length.
             if size:
                 total[kind] = total.get(kind, Fraction(0)) + times * size
     return total
@@ -126,14 +128,16 @@ def _sent_by(
     program: _Program, computation: dict[str, _Instruction], instruction: _Instruction
 ) -> dict[str, Fraction]:
     opcode, attributes = instruction.opcode.removesuffix("-start"), instruction.attributes
-    # its start has been counted, and may be named here again by calls=
+    # The corresponding start is counted, and `calls=` may refer to it again.
     if opcode.endswith(("-done", "-update")):
         return {}
     if opcode in _SENT or opcode == "collective-permute":
         size = sum((_bytes(computation[name].shape) for name in instruction.operands), Fraction(0))
         return {opcode: size * _operands_sent(opcode, attributes, program.devices)}
     if opcode in _UNKNOWN and "is_host_transfer=true" not in attributes:
-        raise ValueError(f"traffic of a program with {opcode}: need collectives of known sizes")
+        raise ValueError(
+            f"traffic: the program contains {opcode}; expected collectives of known sizes"
+        )
     called = {
         role: [_sent(program, name) for name in _NAME.findall(names)]
         for role, names in _CALLS.findall(attributes)
@@ -152,15 +156,17 @@ def _sent_by_loop(
     if trips:
         return _total([(int(trips[1]), body), (int(trips[1]) + 1, condition)])
     if kinds := sorted({*body, *condition}):
-        given = f"traffic of a loop with {', '.join(kinds)} and an unknown number of iterations"
         raise ValueError(
-            f"{given}: need a known one; compile one round, or a fixed number of them, instead"
+            f"traffic: a loop with {', '.join(kinds)} has an unknown number of iterations; "
+            "expected a known one; compile one round, or a fixed number of rounds"
         )
     return {}
 
 
 def _bytes(shape: str) -> Fraction:
-    """Of an array, or of all arrays of a tuple; types of less than a byte are packed."""
+    """Returns the bytes of an array, or of all arrays of a tuple. Types of less than a byte are
+    packed.
+    """
     sizes = (
         (8 if kind == "pred" else int(bits)) * prod(map(int, re.findall(r"\d+", dimensions)))
         for kind, bits, dimensions in _ARRAY.findall(shape)
@@ -169,18 +175,21 @@ def _bytes(shape: str) -> Fraction:
 
 
 def _operands_sent(opcode: str, attributes: str, devices: int) -> Fraction:
-    """How often a device sends its operands, the mean over devices."""
+    """Returns how often a device sends its operands, the mean over devices."""
     if opcode == "collective-permute":
         listed = _PAIRS.search(attributes)
         if listed is None:
-            raise ValueError(f"traffic of a {opcode} with pairs in an unknown form: {attributes}")
+            raise ValueError(
+                f"traffic: {opcode} has the attributes {attributes}; expected source_target_pairs "
+                "in a known form"
+            )
         pairs = re.findall(r"(\d+),(\d+)", listed[1])
         return Fraction(sum(source != target for source, target in pairs), devices)
     return sum((g * _SENT[opcode](g) for g in _groups(attributes, devices)), Fraction(0)) / devices
 
 
 def _groups(attributes: str, devices: int) -> list[int]:
-    """The sizes of all groups."""
+    """Returns the sizes of all groups."""
     if listed := _LISTED.search(attributes):
         return [group.count(",") + 1 for group in re.findall(r"\{([^}]+)\}", listed[1])] or [
             devices
@@ -195,4 +204,7 @@ def _groups(attributes: str, devices: int) -> list[int]:
             for axis in axes[2].split(",")
         )
         return [size] * (prod(sizes.values()) // size)
-    raise ValueError(f"traffic of a collective with groups in an unknown form: {attributes}")
+    raise ValueError(
+        f"traffic: a collective has the attributes {attributes}; expected replica_groups in a "
+        "known form"
+    )

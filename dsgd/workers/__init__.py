@@ -1,5 +1,5 @@
-"""The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled
-program really sends.
+"""The worker axis: its mesh, the workers' ids and keys, collectives and gossip; and `traffic`, the
+count of data that a compiled program sends between devices.
 """
 
 from dsgd.wire.traffic import traffic

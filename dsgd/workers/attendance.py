@@ -1,9 +1,9 @@
-"""Participation in a round, and which messages arrive: what collectives know of the round in which
-a method's update is traced.
+"""Participation in a round, and delivery of messages, as collectives see them while a method's
+update is traced.
 
-The engine sets it. `sum`, `mean`, `mix`, `pull` and the bits that `dsgd.communication` counts are
-then over the workers that participate, without a line in the methods. If it is not set, all workers
-participate and all messages arrive, and nothing is added to the program.
+The engine sets them. `sum`, `mean`, `mix`, `pull` and the bits counted by `dsgd.communication` are
+then restricted to workers that participate, without any code in the methods. If they are not set,
+all workers participate and all messages arrive, and nothing is added to the program.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import jax
 
 
 class Attendance(NamedTuple):
-    """Of one round, the same on every device.
+    """Participation and delivery in one round, the same on every device.
 
     Args:
-        present: who takes part, bool `[N]`.
-        counted: those of them whose part of sums and means over all arrives, bool `[N]`.
-        arrives: (i, j), workers' numbers of shapes that broadcast -> whether messages between the
-            two arrive, in both directions; none does where one of them is away.
+        present: which workers participate, bool `[N]`.
+        counted: which of them have a contribution to sums and means that arrives, bool `[N]`.
+        arrives: (i, j), arrays of workers' numbers whose shapes broadcast -> whether messages
+            between i and j arrive, in both directions; False if one of the two does not
+            participate.
     """
 
     present: jax.Array
@@ -32,19 +33,23 @@ class Attendance(NamedTuple):
 
 
 _current: ContextVar[Attendance | None] = ContextVar("attendance", default=None)
-# What is traced meanwhile closes over this round's arrays: JAX's caches of traced functions must
-# not hand it to another round.
+# The traced program closes over this round's arrays, so JAX's caches of traced functions must not
+# reuse it in another round.
 _traced = jax.make_user_context(None)
 
 
 def attendance() -> Attendance | None:
-    """Of the round that is being traced; None: everybody is there, and all arrives."""
+    """Returns participation and delivery in the round that is being traced; None: all workers
+    participate and all messages arrive.
+    """
     return _current.get()
 
 
 @contextmanager
 def attended(by: Attendance | None) -> Iterator[None]:
-    """What is traced in here is in a round with these workers; None: with all."""
+    """Context in which functions are traced with the given participation and delivery; None: with
+    all workers and messages.
+    """
     before = _current.set(by)
     try:
         with _traced(None if by is None else object()):

@@ -1,9 +1,9 @@
 """The worker axis: its mesh, the workers' ids and keys, and collectives.
 
-N workers live on D devices in blocks of n = N / D. The functions below are called inside
-`shard_map` over the mesh axis `"workers"`, on pytrees whose leaves are blocks `[n, ...]`, and mean
-the same for every D: a collective over workers is a sum within the block, then one over devices. On
-one device nothing is sent: the collective over devices is left out, not compiled to a no-op.
+N workers are placed on D devices in blocks of n = N / D. The functions below are called inside
+`shard_map` over the mesh axis `"workers"`, on pytrees whose leaves are blocks `[n, ...]`. Their
+results do not depend on D: a collective over workers is a sum within the block, then a collective
+over devices. On one device the collective over devices is left out.
 """
 
 from __future__ import annotations
@@ -29,71 +29,78 @@ AXIS = "workers"
 
 @checks.arguments
 def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
-    """A one-dimensional mesh of devices, whose axis is `"workers"`; of several processes, in their
-    order.
+    """Returns a one-dimensional mesh of devices, whose axis is `"workers"`. The devices of several
+    processes are in the order of the processes.
 
     Args:
-        devices: the devices; or how many, the first of those that JAX sees; None for all. In
-            several processes it is as many of each; 1 is a device of this process, on which it runs
-            by itself.
+        devices: a list of devices; or their number, to which all processes contribute equally (the
+            first devices that JAX sees); None: all devices. If it is 1, the mesh has one device of
+            this process, which then runs without the other processes.
 
     Raises:
-        ValueError: no device, more than there are, or a number that the processes do not divide.
+        ValueError: if there are no devices, fewer than requested, or a number that cannot be
+            divided among the processes; or if a device is repeated.
     """
     available = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if isinstance(devices, int | np.integer):
         if not 1 <= devices <= len(available):
             raise ValueError(
-                f"mesh of {devices} devices: need between 1 and the {len(available)} that JAX sees"
+                f"mesh: devices = {devices}; expected between 1 and the {len(available)} that JAX "
+                "sees"
             )
-        each, more = divmod(int(devices), jax.process_count())
+        per_process, remainder = divmod(int(devices), jax.process_count())
         if devices == 1:
-            each, more, available = 1, 0, jax.local_devices()
-        if more:
+            per_process, remainder, available = 1, 0, jax.local_devices()
+        if remainder:
             raise ValueError(
-                f"mesh of {devices} devices in {jax.process_count()} processes: need as many of "
-                "each, or one device"
+                f"mesh: devices = {devices} in {jax.process_count()} processes; expected a "
+                "multiple of the number of processes, or 1"
             )
         owners = [device.process_index for device in available]
         devices = [
-            device for i, device in enumerate(available) if i - owners.index(owners[i]) < each
+            device
+            for i, device in enumerate(available)
+            if i - owners.index(owners[i]) < per_process
         ]
     chosen = available if devices is None else list(devices)
     if not chosen:
-        raise ValueError("mesh of no devices: need at least one")
+        raise ValueError("mesh: devices = []; expected at least one device")
     for device in chosen:
         if not isinstance(device, jax.Device) or chosen.count(device) > 1:
-            given = f"{checks.shown(device)}{' more than once' if isinstance(device, jax.Device) else ''}"
-            raise ValueError(f"mesh of {given}: need different devices, jax.devices()[:2], say")
+            again = " more than once" if isinstance(device, jax.Device) else ""
+            raise ValueError(
+                f"mesh: devices contains {checks.shown(device)}{again}; expected different "
+                "devices, such as jax.devices()[:2]"
+            )
     return Mesh(np.asarray(chosen), (AXIS,))
 
 
 def automatic(given: Mesh) -> Mesh:
-    """The mesh of the same devices whose axis has JAX's automatic type: collectives say themselves
-    how arrays lie.
+    """Returns the mesh of the same devices whose axis has JAX's automatic type, so that collectives
+    determine how arrays are laid out.
 
     Args:
-        given: a mesh of any axis type; `jax.make_mesh` makes explicit ones.
+        given: a mesh of any axis type (`jax.make_mesh` makes explicit axes).
 
     Raises:
-        ValueError: its only axis is not `"workers"`, or it has no devices.
+        ValueError: if its only axis is not `"workers"`, or it has no devices.
     """
     if given.axis_names != (AXIS,):
         remedy = f"dsgd.workers.mesh({given.size})" if given.size else "dsgd.workers.mesh()"
         raise ValueError(
-            f"mesh: axes {given.axis_names} of shape {given.devices.shape}, but expected one axis "
+            f"mesh: axes {given.axis_names} of shape {given.devices.shape}; expected one axis "
             f"{AXIS!r}; pass {remedy}"
         )
     return Mesh(given.devices, (AXIS,))
 
 
 def devices() -> int:
-    """D, a Python int."""
+    """Returns D, the number of devices, a Python int."""
     return lax.axis_size(AXIS)
 
 
 def ids(workers: int) -> jax.Array:
-    """The ids of the block's workers, int32 `[n]`.
+    """Returns the ids of the block's workers, int32 `[n]`.
 
     Args:
         workers: N.
@@ -103,20 +110,22 @@ def ids(workers: int) -> jax.Array:
 
 
 def _block(workers: int) -> tuple[Any, int]:
-    """The first id of this device's block, and n."""
+    """Returns the first id of this device's block, and n."""
     block = workers // devices()
     return (0 if devices() == 1 else lax.axis_index(AXIS) * block), block
 
 
 def keys(key: jax.Array, workers: int) -> jax.Array:
-    """One key for each of the block's workers, `fold_in(key, id)`: it does not depend on D.
-    `[n]`.
+    """Returns one key for each of the block's workers, `fold_in(key, id)`, `[n]`; keys do not
+    depend on D.
     """
     return jax.vmap(partial(jax.random.fold_in, key))(ids(workers))
 
 
 def own(tree: PyTree, workers: int) -> PyTree:
-    """The block's rows `[n, ...]` of leaves `[N, ...]` that every device holds."""
+    """Returns the block's rows `[n, ...]` of leaves `[N, ...]`, which are the same on every
+    device.
+    """
     if devices() == 1:
         return tree
     first, block = _block(workers)
@@ -124,17 +133,17 @@ def own(tree: PyTree, workers: int) -> PyTree:
 
 
 def stack(tree: PyTree, workers: int) -> PyTree:
-    """The same tree for each of `workers` workers: leaves `[...]` become `[workers, ...]`."""
+    """Repeats a tree for each of `workers` workers: leaves `[...]` become `[workers, ...]`."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *jnp.shape(leaf))), tree)
 
 
 def sum(tree: PyTree) -> PyTree:
-    """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are
-    counted), the same on every device.
+    """Returns the sum over all workers, the same on every device: leaves `[n, ...]` become `[...]`
+    of the same type. Bools are counted.
 
-    In a round with an `attendance` it is over those that are there and whose part arrives. Half
-    precision is summed in float32, also across devices, and rounded once; a sum above its range is
-    infinite: sum `widened` rows if it is to be divided.
+    If participation is set, the sum is over the workers that participate and whose contributions
+    arrive. Half-precision leaves are summed in float32, also across devices, and rounded once; a
+    sum beyond the range is infinite, so sum `widened` rows if the result is to be divided.
     """
     counted = _of_counted(tree)
     totals = _across(lax.psum, jax.tree.map(sum_rows, widened(counted)))
@@ -146,25 +155,28 @@ def sum(tree: PyTree) -> PyTree:
 
 
 def weighted_sum(tree: PyTree) -> PyTree:
-    """As `sum`; where workers have `weights`, each row times its worker's."""
+    """Returns the sum over all workers; if `weights` are set, each row is multiplied by the
+    worker's weight.
+    """
     if by := weights():
         tree = _times(own(jnp.asarray(by, jnp.result_type(float)), len(by)), tree)
     return sum(tree)
 
 
 def mean(tree: PyTree) -> PyTree:
-    r"""The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device.
+    r"""Returns the mean over all workers, the same on every device: leaves `[n, ...]` become
+    `[...]`.
 
-    In a round with an `attendance` it is over those that are there and whose part arrives; of
-    nobody it is 0 (see `if_any`). Where workers have `weights`, it is $\sum_n w_n x_n / \sum_n w_n$
-    over the same workers.
+    If participation is set, the mean is over the workers that participate and whose contributions
+    arrive; it is 0 if there are none (see `if_any`). If `weights` are set, it is
+    $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
-    there = attendance()
+    participation = attendance()
     if by := weights():
         return _weighted_mean(tree, by)
-    if there is None:
+    if participation is None:
         return narrowed(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
-    number = jnp.maximum(1, jnp.sum(there.counted))
+    number = jnp.maximum(1, jnp.sum(participation.counted))
     totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
     return jax.tree.map(
         lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree
@@ -172,9 +184,9 @@ def mean(tree: PyTree) -> PyTree:
 
 
 def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
-    there, N = attendance(), len(by)
+    participation, N = attendance(), len(by)
     numbers = jnp.asarray(by, jnp.result_type(float))
-    numbers = numbers if there is None else jnp.where(there.counted, numbers, 0)
+    numbers = numbers if participation is None else jnp.where(participation.counted, numbers, 0)
     total = jnp.sum(numbers)
     parts = _times(own(numbers / jnp.where(total > 0, total, 1), N), tree)
     totals = _across(lax.psum, jax.tree.map(_total, parts))
@@ -182,8 +194,8 @@ def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
 
 
 def _times(factors: jax.Array, tree: PyTree) -> PyTree:
-    """Rows times their factors `[n]`, in float32 at least; 0 where that is 0, whatever the row
-    is.
+    """Multiplies rows by factors `[n]`, in at least float32. If a factor is 0 the result is 0, even
+    if the row is not finite.
     """
 
     def times(leaf):
@@ -195,42 +207,44 @@ def _times(factors: jax.Array, tree: PyTree) -> PyTree:
 
 
 def where_present(tree: PyTree, otherwise: PyTree) -> PyTree:
-    """The rows of those that take part in the round, and the others' of another tree, leaves
-    `[n, ...]`.
+    """Returns the rows of `tree` for workers that participate in the round, and the rows of
+    `otherwise` for the others, leaves `[n, ...]`.
     """
-    there = attendance()
-    return tree if there is None else where_rows(there.present, tree, otherwise)
+    participation = attendance()
+    return tree if participation is None else where_rows(participation.present, tree, otherwise)
 
 
 def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
-    """The rows of those whose part of sums and means over all arrives in this round, and the
-    others' of another tree, leaves `[n, ...]`.
+    """Returns the rows of `tree` for workers whose contributions to sums and means arrive in this
+    round, and the rows of `otherwise` for the others, leaves `[n, ...]`.
 
-    Whoever sends it knows: nobody has told that it arrived.
+    The simulation assumes that the sender knows this; no acknowledgement is counted as a message.
     """
-    there = attendance()
-    return tree if there is None else where_rows(there.counted, tree, otherwise)
+    participation = attendance()
+    return tree if participation is None else where_rows(participation.counted, tree, otherwise)
 
 
 def if_any(tree: PyTree, otherwise: PyTree) -> PyTree:
-    """The tree, or another one if no part of sums and means over all arrives in this round; with
-    `weights`, none of a weight above 0.
+    """Returns `tree`, or `otherwise` if no contribution to sums and means arrives in this round;
+    with `weights`, if none with a positive weight arrives.
     """
-    there = attendance()
-    if there is None:
+    participation = attendance()
+    if participation is None:
         return tree
-    counted = there.counted & (np.asarray(by) > 0) if (by := weights()) else there.counted
-    return jax.tree.map(partial(jnp.where, jnp.any(counted)), tree, otherwise)
+    arrived = (
+        participation.counted & (np.asarray(by) > 0) if (by := weights()) else participation.counted
+    )
+    return jax.tree.map(partial(jnp.where, jnp.any(arrived)), tree, otherwise)
 
 
 def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
-    """The rows of the chosen workers, bool `[N]`, and the others' of another tree, leaves
-    `[n, ...]`.
+    """Returns the rows of `tree` for the chosen workers, bool `[N]`, and the rows of `otherwise`
+    for the others, leaves `[n, ...]`.
     """
-    mine = own(chosen, chosen.shape[0])
+    local = own(chosen, chosen.shape[0])
     return jax.tree.map(
         lambda leaf, other: jnp.where(
-            jnp.expand_dims(mine, tuple(range(1, leaf.ndim))), leaf, other
+            jnp.expand_dims(local, tuple(range(1, leaf.ndim))), leaf, other
         ),
         tree,
         otherwise,
@@ -242,8 +256,8 @@ def _of_counted(tree: PyTree) -> PyTree:
 
 
 def sum_rows(leaf: jax.Array) -> jax.Array:
-    """The sum over the leading axis, `[n, ...]` to `[...]` of the same type (flags are counted), at
-    the speed of memory.
+    """Returns the sum over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed
+    of memory. Bools are counted.
     """
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.sum(leaf, axis=0, dtype=jnp.int32 if leaf.dtype == bool else leaf.dtype)
@@ -251,27 +265,27 @@ def sum_rows(leaf: jax.Array) -> jax.Array:
 
 
 def mean_rows(leaf: jax.Array) -> jax.Array:
-    """The mean over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed of
-    memory.
+    """Returns the mean over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed
+    of memory.
     """
     return _wide_mean(leaf).astype(leaf.dtype)
 
 
 def _wide_mean(leaf: jax.Array) -> jax.Array:
-    """As `mean_rows`, in float32 at least."""
+    """As `mean_rows`, in at least float32."""
     return _total(leaf) / leaf.shape[0]
 
 
 def _total(leaf: jax.Array) -> jax.Array:
-    """The sum over the leading axis, in float32 at least: of half precision, it is for the caller
-    to round, once.
+    """Returns the sum over the leading axis, in at least float32; the caller rounds it to half
+    precision.
     """
     return xla.sum_rows(leaf)
 
 
 class _Moments(NamedTuple):
-    """Of a leaf's rows `[n, ...]`, in float32 at least: the first, and sums over all of what they
-    are apart from it, and of its square.
+    """Moments of a leaf's rows `[n, ...]`, in at least float32: the first row, and the sums over
+    all rows of the difference from the first row and of its square.
     """
 
     leaf: jax.Array
@@ -286,17 +300,18 @@ def _moments(leaf: jax.Array) -> _Moments:
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
-    """The mean over devices of what each computed from its own block: leaves `[...]`, the same on
-    every device.
+    """Returns the mean over devices of values that each device computed from its block, the same on
+    every device: leaves `[...]`.
     """
     return narrowed(_across(lax.pmean, widened(tree)), tree)
 
 
 def widened(tree: PyTree) -> PyTree:
-    """The tree with leaves of half precision as float32, in which sums over workers are computed.
+    """Returns the tree with half-precision leaves as float32, in which sums over workers are
+    computed.
 
     Args:
-        tree: leaves of any shape; those of other types stay as they are.
+        tree: leaves of any shape; leaves of other types are not changed.
     """
 
     def widen(leaf):
@@ -307,34 +322,38 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def narrowed(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree with leaves rounded to the types of another tree.
+    """Returns the tree with leaves rounded to the types of another tree.
 
     Args:
         tree: leaves of any shape.
-        like: a tree of the same structure; only its types count.
+        like: a tree of the same structure, of which only the types are used.
     """
     return jax.tree.map(lambda leaf, to: leaf.astype(jnp.result_type(to)), tree, like)
 
 
 def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
-    r"""The consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, the same on every device.
+    r"""Returns the consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, the same on every device.
 
-    $$ \sum_n |x_n - c|^2 = \sum_n |x_n - x_0|^2 - 2 \langle c - x_0, \sum_n (x_n - x_0) \rangle + N
+    It is computed from the sums
+
+    $$ \sum_n |x_n - c|^2 = \sum_n |x_n - x_0|^2 - 2 \langle c - x_0, \sum_n (x_n - x_0) \rangle + n
     |c - x_0|^2 $$
 
+    over the n workers of each block, where $x_0$ is the block's first row.
+
     Args:
-        tree: leaves `[n, ...]`; $x_0$ is the block's first row.
+        tree: leaves `[n, ...]`.
         center: c, leaves `[...]`.
     """
     return _sqdist([_moments(leaf) for leaf in jax.tree.leaves(tree)], jax.tree.leaves(center))
 
 
 def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
-    """The mean over all workers, as of `mean`, and the rows' `mean_sqdist` from it, in one pass
-    over them.
+    """Returns the mean over all workers, as `mean`, and the rows' mean squared distance from it, as
+    `mean_sqdist`, in one pass over the rows.
 
     Args:
-        tree: leaves `[n, ...]`, which are stored in memory.
+        tree: leaves `[n, ...]` that are stored in memory.
     """
     leaves, structure = jax.tree.flatten(tree)
     moments = [_moments(leaf) for leaf in leaves]
@@ -350,37 +369,38 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
 
 
 def _sqdist(moments: list[_Moments], center: list[jax.Array]) -> jax.Array:
-    def of(moments, middle):
-        away, n = middle.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
-        # What is left is at least away^2, as x_0 is one of them: little cancels.
-        each = moments.squares - 2 * away * moments.total + n * away**2
-        return xla.sum_elements(each.ravel()) / n
+    def of_leaf(moments, c):
+        delta, n = c.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
+        # The result is at least delta^2, since x_0 is one of the rows, so little cancels.
+        squares = moments.squares - 2 * delta * moments.total + n * delta**2
+        return xla.sum_elements(squares.ravel()) / n
 
-    return mean_over_devices(reduce(jnp.add, map(of, moments, center)))
+    return mean_over_devices(reduce(jnp.add, map(of_leaf, moments, center)))
 
 
 def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
-    r"""Squared norms of the local gradients, $|g_n|^2$ `[N]`, and of the global one,
-    $|\frac1N \sum_n g_n|^2$, the same on every device.
+    r"""Returns the squared norms of the local gradients, $|g_n|^2$ `[N]`, and of the global one,
+    $|\frac1N \sum_n g_n|^2$, both the same on every device.
 
     Args:
-        gradients: leaves `[n, ...]`. On several devices they are all-reduced once more.
+        gradients: leaves `[n, ...]`. On several devices the gradients are all-reduced for this.
     """
     return gather(sqnorm_rows(gradients)), sqnorm_rows(stack(mean(gradients), 1))[0]
 
 
 def sqnorm_rows(tree: PyTree) -> jax.Array:
-    """The squared norm of each row of all leaves, `[n, ...]` to `[n]`, in float32 at least."""
-
+    """Returns the squared norm of each row over all leaves, `[n, ...]` to `[n]`, in at least
+    float32.
+    """
     return jax.vmap(xla.sqnorm)(tree)
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
-    """Which of the chosen workers live on this device, and at which row of the block: bool `[k]`,
-    int32 `[k]`.
+    """Returns which of the given workers, int `[k]`, are on this device, bool `[k]`, and their rows
+    in the block, int32 `[k]`.
 
-    The row of a worker that lives elsewhere is some row of this block: its result is for `select`
-    to drop.
+    For a worker on another device the row is an arbitrary row of this block, whose result `select`
+    drops.
     """
     first, block = _block(workers)
     local = chosen - first
@@ -388,7 +408,9 @@ def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
 
 
 def select(here: jax.Array, tree: PyTree) -> PyTree:
-    """The rows `[k, ...]` from whichever device has them (`here`, from `find`), on every device."""
+    """Returns on every device the rows `[k, ...]` of the devices that have them (`here`, from
+    `find`).
+    """
 
     def send(leaf):
         kept = jnp.where(
@@ -402,18 +424,18 @@ def select(here: jax.Array, tree: PyTree) -> PyTree:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """Everybody's rows on every device: leaves `[n, ...]` become `[N, ...]`."""
+    """Returns the rows of all workers on every device: leaves `[n, ...]` become `[N, ...]`."""
     return _across(partial(lax.all_gather, tiled=True), tree)
 
 
 def all_to_all(tree: PyTree) -> PyTree:
-    """Worker i's message for worker j becomes worker j's message from worker i: leaves
-    `[n, N, ...]` to `[n, N, ...]`.
+    """Exchanges messages between all pairs of workers: worker j receives from worker i what i has
+    in row j. Leaves `[n, N, ...]` to `[n, N, ...]`.
     """
     if devices() == 1:
         return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
 
-    # [n, N, ...] -> all_to_all gives [N, n, ...]: rows by sender, columns by own worker
+    # lax.all_to_all returns [N, n, ...]: rows by sender, columns by the block's workers.
     def exchange(leaf):
         received = lax.all_to_all(leaf, AXIS, split_axis=1, concat_axis=0, tiled=True)
         return jnp.swapaxes(received, 0, 1)
@@ -422,17 +444,17 @@ def all_to_all(tree: PyTree) -> PyTree:
 
 
 def shift(tree: PyTree, by: int) -> PyTree:
-    """Worker i receives the row of worker i - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
+    """Sends the row of worker i - by (modulo N) to worker i: leaves `[n, ...]` to `[n, ...]`.
 
-    Only rows that change device are sent: |by| of them for each device where |by| <= n.
+    Only rows that change device are sent: |by| of them per device if |by| <= n.
     """
     return jax.tree.map(partial(_shift_leaf, by=by), tree)
 
 
 def permuted(tree: PyTree, origin: np.ndarray) -> PyTree:
-    """Worker i receives the row of worker `origin[i]`: leaves `[n, ...]` to `[n, ...]`.
+    """Sends the row of worker `origin[i]` to worker i: leaves `[n, ...]` to `[n, ...]`.
 
-    If each device has one worker, a row is sent once; otherwise all rows are gathered.
+    If each device has one worker, each row is sent once; otherwise all rows are gathered.
 
     Args:
         tree: leaves `[n, ...]`.
@@ -455,8 +477,8 @@ def _shift_leaf(x: jax.Array, by: int) -> jax.Array:
     block = x.shape[0]
     if devices() == 1:
         return jnp.roll(x, by, axis=0)
-    # Row r of device j comes from worker j n + r - by = (j - hops) n + (r - offset), one device
-    # further back for r < offset.
+    # Row r of device j is from worker j n + r - by = (j - hops) n + (r - offset), which is on the
+    # previous device if r < offset.
     hops, offset = divmod(by % (block * devices()), block)
     head = _from_device(x[block - offset :], hops + 1)
     tail = _from_device(x[: block - offset], hops)
@@ -464,7 +486,7 @@ def _shift_leaf(x: jax.Array, by: int) -> jax.Array:
 
 
 def _from_device(rows: jax.Array, hops: int) -> jax.Array:
-    """The rows of the device `hops` places back on the axis."""
+    """Returns the rows of the device `hops` positions before this one on the axis."""
     size = devices()
     if rows.shape[0] == 0 or hops % size == 0:
         return rows

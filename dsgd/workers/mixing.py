@@ -1,17 +1,17 @@
 """Gossip: weighted sums over neighbours, at the cost of the neighbours' rows.
 
-Two steps. `fetch` brings the rows that a device needs to it; on one device there is nothing to
-bring. `pull` sums what they differ by from one's own, with their weights: row by row where
-neighbours are few, else as a matrix product. Between the two, a method with compression
-decompresses what came.
+There are two steps. `fetch` brings the rows that a device needs to it; on one device there is
+nothing to bring. `pull` sums their weighted differences from a worker's own row: row by row if
+there are few neighbours, else as a matrix product. Between the two steps, methods with compression
+decompress the rows.
 
-Why differences. In float32 a row of thirds sums to 1 + 3e-8, not to 1: products with W would make
-models grow by as much in every round, and methods that add up what gossip has changed (exact
-diffusion, EXTRA) drift away with it. Differences of models that agree are 0, and their errors are
-as small as the disagreement.
+Differences are used for accuracy. In float32 a row of thirds sums to 1 + 3e-8, not to 1: products
+with W would make models grow by this factor in every round, and methods that accumulate the changes
+by gossip (exact diffusion, EXTRA) would drift. Differences of models that agree are 0, and their
+errors are as small as the disagreement.
 
-In a round with an `attendance`, weights of links that are down, or that lead to somebody who is
-away, are 0, whose messages have no part in anything.
+If participation is set, the weights of links that are down, or that lead to workers that do not
+participate, are 0.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from dsgd.workers.routes import Permute, Routes, different, routes_of
 def mix(
     tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep_sums: bool = False
 ) -> PyTree:
-    r"""One gossip round, $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): leaves `[n, ...]` to `[n, ...]`.
+    r"""Returns the models after one gossip round, $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): leaves
+    `[n, ...]` to `[n, ...]`.
 
-    Computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with $r_i = \sum_j W_{ij}$, which is 1
-    if W is doubly stochastic: models that agree stay as they are, bit for bit. Only the uniform W
-    (the complete graph) is a mean over all, up to its rounding.
+    The sum is computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with
+    $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that agree do not change,
+    bit for bit. Only the uniform W (the complete graph) is a mean over all workers, up to its
+    rounding.
 
-    Where messages are lost, or workers away, rows still sum to 1 if W is doubly stochastic: models
-    that agree stay as they are, and of a symmetric W so does the mean. Otherwise, and with
-    `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
+    If messages are lost, or workers do not participate, rows still sum to 1 if W is doubly
+    stochastic: models that agree do not change, and, if W is symmetric, neither does the mean. For
+    other W, and with `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
 
     Args:
         tree: floating-point leaves of a block.
         topology: W.
-        step: the present round, of a schedule (`Round.step`); the same for all runs that are mapped
-            over.
-        keep_sums: for push-sum, which divides by what arrives of 1.
+        step: the present round (`Round.step`), for a schedule; the same for all runs of a `vmap`.
+        keep_sums: for push-sum, which divides by its weights.
 
     Raises:
-        ValueError: leaves of another number of workers, or not floating point (weights would be
-            rounded to 0); a schedule without a step.
+        ValueError: if leaves are for another number of workers, or not floating point (weights
+            would be rounded to 0); or if a schedule has no step.
     """
     _check(tree, topology)
-    tree = xla.materialize(tree)  # a row is used at each of its neighbours
+    tree = xla.materialize(tree)  # a row is used once for each of its neighbours
     some_lost = attendance() is not None
     if topology.uniform and not some_lost:
         return jax.tree.map(
@@ -65,7 +66,7 @@ def mix(
         )
     if topology.doubly_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
-    kept = (
+    own_weights = (
         _kept(topology, step)
         if some_lost
         else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
@@ -73,7 +74,7 @@ def mix(
     wide = axis.widened(tree)
     moved = _pulled(wide, axis.widened(fetch(tree, topology, step)), topology, step, onto=False)
     mixed = jax.tree.map(
-        lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more,
+        lambda x, change: own_weights.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + change,
         wide,
         moved,
     )
@@ -83,15 +84,15 @@ def mix(
 def pull(
     tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None
 ) -> PyTree:
-    r"""What a gossip round would add to models, $\sum_j W_{ij} (x_j - x_i)$: leaves `[n, ...]` to
-    `[n, ...]`.
+    r"""Returns the change of models by a gossip round, $\sum_j W_{ij} (x_j - x_i)$: leaves
+    `[n, ...]` to `[n, ...]`.
 
     For a doubly stochastic W it is $X (W^T - I)$. Its mean over workers is 0 up to the rounding of
-    what it adds, not of the models, so that a sum of such terms does not drift.
+    the change, not of the models, so that a sum of such terms does not drift.
 
     Args:
-        tree, topology, step: as of `mix`.
-        table: what `fetch` makes of the tree, if it is there already; None: it is fetched.
+        tree, topology, step: as in `mix`.
+        table: the result of `fetch` for the tree, if it has been fetched; None: it is fetched.
 
     Raises:
         ValueError: as `mix`.
@@ -100,7 +101,7 @@ def pull(
     tree, table = xla.materialize((tree, table))
     if topology.uniform and table is None and attendance() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
-        # the mean was rounded, like the models
+        # The computed mean has a rounding error, as the models have; the second mean removes it.
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))
     return _pulled(
         tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False
@@ -108,12 +109,12 @@ def pull(
 
 
 def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
-    """The table of rows that the block's workers need, their own among them: leaves `[n, ...]` of
-    any type to `[m, ...]`.
+    """Returns the table of rows that the block's workers need, including their own: leaves
+    `[n, ...]` of any type to `[m, ...]`.
 
-    Over D devices, the rows cross in as many collective-permutes as a device has neighbours (or in
-    one all-gather, where that is no more): on a ring two of one row each; where every device has
-    one worker, a worker sends its row to each of its neighbours, no more.
+    Over D devices, the rows are sent in as many collective-permutes as a device has neighbours, or
+    in one all-gather if that sends no more rows. On a ring these are two permutes of one row each.
+    If every device has one worker, a worker sends its row to each of its neighbours only.
     """
     if axis.devices() == 1:
         return tree
@@ -132,14 +133,14 @@ def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> Py
 def neighbours(
     tree: PyTree, topology: Topology, step: jax.Array | None = None
 ) -> tuple[PyTree, jax.Array]:
-    """The rows of those that a worker receives from, one by one, and W's weights of them.
+    """Returns the rows that a worker receives, one by one, and their weights in W.
 
     Args:
-        tree, topology, step: as of `mix`, with leaves of any type.
+        tree, topology, step: as in `mix`, with leaves of any type.
 
     Returns:
-        Leaves `[n, K, ...]`, K the most that a worker receives; weights `[n, K]`: 0 where there is
-        no such message, or it does not arrive.
+        Leaves `[n, K, ...]`, where K is the largest number of rows that a worker receives; and
+        weights `[n, K]`, which are 0 for missing messages and for messages that do not arrive.
     """
     routes, at = routes_of(topology, axis.devices(), rows=True), _here(topology, step)
     kind = jnp.result_type(
@@ -153,7 +154,7 @@ def neighbours(
 
 
 def table_rows(topology: Topology) -> int:
-    """m, the rows of the table that `fetch` brings."""
+    """Returns m, the number of rows of the table that `fetch` returns."""
     return routes_of(topology, axis.devices()).length
 
 
@@ -176,28 +177,33 @@ def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
 
 
 def of_round(numbers: np.ndarray, topology: Topology, step: jax.Array | None = None) -> jax.Array:
-    """The block's own of what a schedule has for each round and worker: `[period, N]` to `[n]`."""
+    """Returns the block's part of the round's numbers from a table with all rounds of a schedule
+    and all workers: `[period, N]` to `[n]`.
+    """
     return axis.own(jnp.asarray(numbers)[_turn(topology, step)], topology.n)
 
 
 def sum_of_others(
     table: jax.Array, topology: Topology, step: jax.Array | None = None, *, lost: bool = False
 ) -> jax.Array:
-    """The sum over the others that one receives from, of counts that `fetch` brought: uint32
+    """Returns sums of counts over the other workers from which each worker receives: uint32
     `[m, k]` to `[n, k]`.
 
     Args:
-        table, topology, step: as of `pull`.
-        lost: in a round with an `attendance`, over those whose messages were sent and do not
-            arrive; else over those whose messages do.
+        table: counts, as `fetch` returned them.
+        topology, step: as in `pull`.
+        lost: whether the sum is over messages that were sent and do not arrive, instead of over
+            messages that arrive; for rounds with participation set.
     """
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
-    if there := attendance():
-        own, others = axis.ids(topology.n)[:, None], _others(routes, at)
-        arrives = there.arrives(own, others)
+    if participation := attendance():
+        ids, others = axis.ids(topology.n)[:, None], _others(routes, at)
+        arrives = participation.arrives(ids, others)
         links = jnp.where(
-            there.present[own] & there.present[others] & ~arrives if lost else arrives,
+            participation.present[ids] & participation.present[others] & ~arrives
+            if lost
+            else arrives,
             links,
             jnp.uint32(0),
         )
@@ -209,54 +215,63 @@ def sum_of_others(
 
 
 def receivers(topology: Topology, step: jax.Array | None = None) -> jax.Array:
-    """To how many others each of the block's workers sends in a round with an `attendance`, uint32
-    `[n]`: to those that are there.
+    """Returns to how many other workers each of the block's workers sends, uint32 `[n]`, in a round
+    with participation set: to the neighbours that participate.
     """
-    there = attendance()
-    assert there is not None
+    participation = attendance()
+    assert participation is not None
     lists = of_round(lists_of(topology, 0).workers, topology, step)
-    together = (lists >= 0) & there.present[lists] & axis.own(there.present, topology.n)[:, None]
-    return jnp.sum(together, axis=1, dtype=jnp.uint32)
+    sends_to = (
+        (lists >= 0)
+        & participation.present[lists]
+        & axis.own(participation.present, topology.n)[:, None]
+    )
+    return jnp.sum(sends_to, axis=1, dtype=jnp.uint32)
 
 
 def _others(routes: Routes, at: tuple) -> jax.Array:
-    """Who is at the other end of each of the routes' weights: `[n, K]` where there are lists of
-    those, else `[1, m]`.
+    """Returns the worker at the other end of each of the routes' weights: `[n, K]` if the routes
+    have lists, else `[1, m]`.
     """
     whose = jnp.asarray(routes.whose)[at]
     return whose[None, :] if routes.places is None else whose[jnp.asarray(routes.places)[at]]
 
 
 def _arrives(routes: Routes, at: tuple, topology: Topology) -> jax.Array | None:
-    """Which of the routes' weights are of messages that arrive in this round, of their shape; None:
-    all.
+    """Returns which of the routes' weights belong to messages that arrive in this round, of the
+    weights' shape; None: all.
     """
-    there = attendance()
-    return there and there.arrives(axis.ids(topology.n)[:, None], _others(routes, at))
+    participation = attendance()
+    return participation and participation.arrives(
+        axis.ids(topology.n)[:, None], _others(routes, at)
+    )
 
 
 def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
-    """The sums of rows of W, where what does not arrive stays with its sender, `[n]`: 1 less what
-    leaves, and what comes.
+    """Returns the row sums of W when each sender keeps what does not arrive, `[n]`: 1, minus what
+    leaves, plus what arrives.
     """
-    there, turn = attendance(), _turn(topology, step)
-    assert there is not None
+    participation, turn = attendance(), _turn(topology, step)
+    assert participation is not None
     to = lists_of(topology, 0)
-    own, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
+    ids, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
     leaves = jnp.where(
-        there.arrives(own, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0
+        participation.arrives(ids, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0
     )
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
-    comes = jnp.where(there.arrives(own, _others(routes, at)), jnp.asarray(routes.weights)[at], 0)
+    comes = jnp.where(
+        participation.arrives(ids, _others(routes, at)), jnp.asarray(routes.weights)[at], 0
+    )
     return 1 - jnp.sum(leaves, axis=1) + jnp.sum(comes, axis=1)
 
 
 def _common(mean: jax.Array) -> jax.Array:
-    """The mean without its last bit: near it, and one number wherever it is used.
+    """Returns the mean without its last bit: close to the mean, and the same number wherever it is
+    used.
 
-    A compiler may contract the mean's division with the difference that follows in one place and
-    not in another: each would then differ from a mean of its own, by the same rounding in every
-    round, which methods that add up changes drift away with.
+    A compiler may fuse the division of the mean with a subsequent difference in one place and not
+    in another. The results would differ by the same rounding error in every round, and methods that
+    accumulate changes would drift.
     """
     kind = jnp.finfo(mean.dtype)
     return lax.reduce_precision(mean, kind.nexp, kind.nmant - 1)
@@ -265,7 +280,7 @@ def _common(mean: jax.Array) -> jax.Array:
 def _pulled(
     tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool
 ) -> PyTree:
-    """What gossip adds, or with `onto` what comes of adding it."""
+    """Returns the change by a gossip round, or, with `onto`, the changed models."""
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     return jax.tree.map(
         partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table
@@ -275,29 +290,33 @@ def _pulled(
 def summed(
     routes: Routes,
     at: tuple[int | jax.Array, ...],
-    own: jax.Array,
+    block: jax.Array,
     table: jax.Array,
     *,
     onto: bool,
     arrives: jax.Array | None = None,
 ) -> jax.Array:
-    """What gossip adds to a leaf `[n, ...]`, or with `onto` what comes of adding it, from a table
-    `[m, ...]`, as the routes have it.
+    """Returns the change of a leaf `[n, ...]` by a gossip round, or, with `onto`, the changed leaf,
+    from a table `[m, ...]` and routes.
 
-    Leaves of half precision are summed in float32, and rounded once.
+    Half-precision leaves are summed in float32 and rounded once.
 
     Args:
-        at: this round and this device in the routes' arrays.
+        routes: the routes of the topology.
+        at: indices of this round and this device in the routes' arrays.
+        block: the leaf.
+        table: rows from `fetch`.
+        onto: whether the change is added to the leaf.
         arrives: which of the weights count; None: all.
     """
-    kind = own.dtype
-    own, table = axis.widened((own, table))
-    weights = jnp.asarray(routes.weights, own.dtype)[at]
+    kind = block.dtype
+    block, table = axis.widened((block, table))
+    weights = jnp.asarray(routes.weights, block.dtype)[at]
     if arrives is not None:
         weights = jnp.where(arrives, weights, 0)
     if routes.places is None:
-        return _by_product(own, table, weights, onto).astype(kind)
-    return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
+        return _by_product(block, table, weights, onto).astype(kind)
+    return _by_rows(block, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
 
 
 def _check(tree: PyTree, topology: Topology) -> None:
@@ -306,13 +325,13 @@ def _check(tree: PyTree, topology: Topology) -> None:
         if rows != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
             given = f"a leaf of {rows} workers, {leaf.dtype}"
             raise ValueError(
-                f"gossip over {topology.name}: {given}; need floating-point leaves of "
+                f"gossip on {topology.name}: {given}; expected floating-point leaves of "
                 f"{topology.n} workers"
             )
 
 
 def _here(topology: Topology, step: jax.Array | None) -> tuple[int | jax.Array, int | jax.Array]:
-    """Where this round and this device are in the arrays of a plan."""
+    """Returns the indices of this round and this device in a plan's arrays."""
     return _turn(topology, step), 0 if axis.devices() == 1 else lax.axis_index(axis.AXIS)
 
 
@@ -321,33 +340,33 @@ def _turn(topology: Topology, step: jax.Array | None):
         return 0
     if step is None:
         raise ValueError(
-            f"gossip over {topology.name}, a schedule of {topology.period} rounds: need the step, "
-            "round.step in an update"
+            f"gossip on {topology.name}, a schedule of {topology.period} rounds: step = None; "
+            "expected the step of the round, round.step in an update"
         )
     return lax.rem(jnp.asarray(step, jnp.int32), np.int32(topology.period))
 
 
-def _by_product(own: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
-    """All rows of the table, as they differ from the block's first: a product of differences, too,
-    is 0 where models agree.
+def _by_product(block: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
+    """Sums all rows of the table by a matrix product, as differences from the block's first row, so
+    that the product is 0 if models agree.
     """
-    first = own[:1].reshape(1, -1)
-    rows, mine = (x.reshape(x.shape[0], -1) - first for x in (table, own))
+    first = block[:1].reshape(1, -1)
+    rows, flat = (x.reshape(x.shape[0], -1) - first for x in (table, block))
     pulled = (
         jnp.matmul(weights, rows, precision=lax.Precision.HIGHEST)
-        - jnp.sum(weights, axis=1, keepdims=True) * mine
+        - jnp.sum(weights, axis=1, keepdims=True) * flat
     )
-    return pulled.reshape(own.shape) + (own if onto else 0)
+    return pulled.reshape(block.shape) + (block if onto else 0)
 
 
 def _by_rows(
-    own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool
+    block: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool
 ) -> jax.Array:
-    """A few rows each."""
-    rows, mine = (x.reshape(x.shape[0], -1) for x in (table, own))
+    """Sums a few rows of the table for each worker, term by term."""
+    rows, flat = (x.reshape(x.shape[0], -1) for x in (table, block))
     terms = [
-        weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - mine)
+        weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - flat)
         for k in range(places.shape[1])
     ]
-    moved = reduce(jnp.add, terms, jnp.zeros_like(mine))
-    return (mine + moved if onto else moved).reshape(own.shape)
+    moved = reduce(jnp.add, terms, jnp.zeros_like(flat))
+    return (flat + moved if onto else moved).reshape(block.shape)

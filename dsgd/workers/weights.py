@@ -1,9 +1,8 @@
-"""The workers' weights in means over all of them: what `workers.mean` knows of the problem while a
-method's members are traced.
+"""The problem's worker weights, as means over workers see them while a method's functions are
+traced.
 
-The engine sets them for `round.weighted_mean`, `average` and `aggregate` and for a problem's
-evaluation; elsewhere all workers have equal weights, and the programs are what they are without
-this module.
+The engine sets them for `round.weighted_mean`, `average` and `aggregate` and for the evaluation of
+a problem. Otherwise all workers have equal weights, and programs do not depend on this module.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import jax
 
 
 class _Weights:
-    """The numbers, of mean 1, and whether anything has asked for them."""
+    """The weights, which have mean 1, and whether a function has read them."""
 
     def __init__(self, numbers: tuple[float, ...]) -> None:
         self.numbers = numbers
@@ -25,27 +24,27 @@ class _Weights:
 
 
 _current: ContextVar[_Weights | None] = ContextVar("weights", default=None)
-# What is traced meanwhile depends on the numbers: JAX's caches of traced functions must not use it
-# with others.
+# The traced program depends on the weights, so JAX's caches of traced functions must not reuse it
+# with other weights.
 _traced = jax.make_user_context(None)
 
 
 def weights() -> tuple[float, ...] | None:
-    """One number for each of the N workers, of mean 1; None: all weigh the same."""
-    found = _current.get()
-    if found is None:
+    """Returns the weights of the N workers, which have mean 1; None: all weights are equal."""
+    current = _current.get()
+    if current is None:
         return None
-    found.read = True
-    return found.numbers
+    current.read = True
+    return current.numbers
 
 
 @contextmanager
 def weighted(by: Sequence[float] | None) -> Iterator[Any]:
-    """In here means over workers have these weights; None: equal ones."""
-    now = None if by is None else _Weights(tuple(map(float, by)))
-    before = _current.set(now)
+    """Context in which means over workers have the given weights; None: equal weights."""
+    current = None if by is None else _Weights(tuple(map(float, by)))
+    before = _current.set(current)
     try:
-        with _traced(now and now.numbers):
-            yield now
+        with _traced(current and current.numbers):
+            yield current
     finally:
         _current.reset(before)

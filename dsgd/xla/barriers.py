@@ -1,12 +1,12 @@
-"""Arrays that are stored before they are used.
+"""`materialize`: arrays that are stored before they are used.
 
-XLA on CPUs fuses what makes an array with each of its uses, so that it computes the array again at
-each of them; it drops optimization barriers before it fuses. Without this file a gossip round
-computes each model again for each of its neighbours, and codes of a compressed message are drawn
-once for the message and once for its decoded vector.
+XLA on CPUs fuses the computation of an array with each of its uses, so that the array is computed
+again for each use; optimization barriers are removed before fusion. Without this file, a gossip
+round computes each model again for each of its neighbours, and the codes of a compressed message
+are drawn once for the message and once for its decoded vector.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): ring gossip on 16 x 100,000 2.1
-times as fast with JAX 0.10.2, 1.9 with 0.11.2; qsgd(4) on 16 x 10,000 1.4 and 1.5 times.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): ring gossip on 16 x 100,000 is
+2.1 times as fast with JAX 0.10.2, 1.9 times with 0.11.2; qsgd(4) on 16 x 10,000 1.4 and 1.5 times.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from dsgd.xla.forms import choose
 @jax.custom_jvp
 @jax.custom_batching.custom_vmap
 def materialize(tree: PyTree) -> PyTree:
-    """The same arrays, which XLA stores before they are used on CPUs, instead of computing them
-    again for each use.
+    """Returns the same arrays. On CPUs, XLA stores them before they are used, instead of computing
+    them again for each use.
 
     Args:
-        tree: arrays of numbers, of any shapes; of nothing it is the same tree.
+        tree: a pytree of numeric arrays of any shapes; a tree without elements is returned
+            unchanged.
     """
     if not any(leaf.size for leaf in jax.tree.leaves(tree)):
         return tree
@@ -35,7 +36,7 @@ def materialize(tree: PyTree) -> PyTree:
 
 @materialize.def_vmap
 def _(runs: int, mapped: list[PyTree], tree: PyTree) -> tuple[PyTree, PyTree]:
-    """One loop for all runs, whose condition is one number."""
+    """Uses one loop for all runs, so that its condition stays a scalar."""
     del runs
     return materialize(tree), mapped[0]
 
@@ -46,10 +47,12 @@ def _(primals, tangents):
 
 
 def _through_a_loop(tree: PyTree) -> PyTree:
-    """A loop's operands are stored before it begins, even if it never turns, as this one: no number
-    of bits is negative, which XLA does not know."""
+    """Passes the arrays through a loop without iterations. XLA stores the operands of a loop before
+    the loop starts. The condition, a negative number of bits, is never true, but XLA cannot infer
+    that.
+    """
 
-    def turns(carry):
+    def condition(carry):
         first = (
             next(leaf for leaf in jax.tree.leaves(carry) if leaf.size)
             .ravel()[0]
@@ -57,8 +60,8 @@ def _through_a_loop(tree: PyTree) -> PyTree:
         )
         return lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0
 
-    # The count is carried with the arrays, since XLA has passes that fail on loops that carry one
-    # array (openxla/xla#39830).
+    # A counter is carried in addition to the arrays, since some passes of XLA fail on loops that
+    # carry a single array (openxla/xla#39830).
     return lax.while_loop(
-        turns, lambda carry: (jax.tree.map(jnp.negative, carry[0]), carry[1] + 1), (tree, 0)
+        condition, lambda carry: (jax.tree.map(jnp.negative, carry[0]), carry[1] + 1), (tree, 0)
     )[0]

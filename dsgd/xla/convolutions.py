@@ -1,12 +1,12 @@
 """Convolutions as one product of the shifted images with the kernel.
 
-XLA on CPUs computes convolutions inside a loop, where every round of a run is, in slow code, and
-convolutions of several workers, each with its own kernel, in slower code still. Without this file
-the results are the same up to the order of additions. On other platforms XLA's own convolutions
-run.
+Inside a loop, and every round of a run is inside one, XLA on CPUs compiles convolutions to slow
+code. Convolutions of several workers with different kernels are even slower. Without this file, the
+results are the same up to the order of additions. On other platforms, XLA's own convolutions are
+used.
 
 Gain (`python -m experiments.benchmark workarounds`, CPU seconds): gradients of the CNN on four
-workers with eight CIFAR images each 17 times as fast with JAX 0.10.2, 15 with 0.11.2.
+workers with eight CIFAR images each are 17 times as fast with JAX 0.10.2, 15 times with 0.11.2.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dsgd.xla.forms import choose
 def convolve(
     x: jax.Array | np.ndarray, kernel: jax.Array | np.ndarray, stride: int = 1
 ) -> jax.Array:
-    """The convolution of images with zeros around them, `[samples, height, width, channels]` to
+    """Returns the convolution of images with zero padding, `[samples, height, width, channels]` to
     `[samples, ..., ..., features]`.
 
     Args:
         x: images.
-        kernel: `[size, size, channels, features]`, of an odd size.
-        stride: between the places where it is computed.
+        kernel: `[size, size, channels, features]`, with an odd size.
+        stride: stride in both directions.
     """
     size = kernel.shape[0]
     around = (size // 2, size // 2)

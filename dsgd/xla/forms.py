@@ -1,7 +1,8 @@
-"""Operations in two forms: plain JAX, and one that XLA compiles to faster code for CPUs.
+"""Selection between two forms of an operation: plain JAX, and one that XLA compiles to faster code
+on CPUs.
 
-The environment variable `DSGD_XLA_WORKAROUNDS` is read once, when `dsgd` is imported: with "off"
-the plain forms run everywhere.
+The environment variable `DSGD_XLA_WORKAROUNDS` is read once, when `dsgd` is imported. If it is
+"off", the plain forms are used everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ VARIABLE = "DSGD_XLA_WORKAROUNDS"
 
 def _enabled(value: str) -> bool:
     if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} = {value!r}: expected 'on' or 'off'; unset it for 'on'")
+        raise ValueError(f"{VARIABLE} = {value!r}; expected 'on' or 'off': unset it for 'on'")
     return value == "on"
 
 
@@ -26,8 +27,8 @@ ENABLED = _enabled(os.environ.get(VARIABLE, "on"))
 
 
 def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -> Any:
-    """What the form for CPUs returns where the program is lowered for CPUs, else what the plain
-    form returns.
+    """Returns the result of the form for CPUs if the program is lowered for CPUs, else that of the
+    plain form.
 
     Args:
         plain, on_cpus: functions of the arguments that return arrays of the same shapes and types.
@@ -39,12 +40,12 @@ def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -
 def by_size(
     plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any], many: int
 ) -> Callable[[jax.Array], Any]:
-    """A function of `[runs, ...]` in two forms, whose derivatives are those of the plain form.
-    Under `vmap` it counts all elements.
+    """Returns a function of arrays `[runs, ...]` that selects between two forms. Its derivatives
+    are those of the plain form. Under `vmap`, the elements of all runs count.
 
     Args:
         plain, on_cpus: the forms.
-        many: elements of all runs, from which on the second form is chosen on CPUs.
+        many: total number of elements from which on the second form is used on CPUs.
     """
 
     @jax.custom_jvp
@@ -54,8 +55,8 @@ def by_size(
 
     @either.def_vmap
     def _(runs: int, mapped: list[bool], x: jax.Array) -> tuple[Any, Any]:
-        """The axis that is mapped over is more runs."""
-        del mapped  # the only argument is mapped over
+        """Merges the mapped axis with that of the runs."""
+        del mapped  # the only argument is always mapped
         together = either(x.reshape(-1, *x.shape[2:]))
         return jax.tree.map(
             lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together

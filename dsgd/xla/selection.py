@@ -1,13 +1,13 @@
 """The k largest elements of vectors without a sort.
 
 XLA on CPUs finds the k largest elements by sorting, one vector after the other. Here the k-th
-largest is found as a binary number, a bit in a pass over the vector: it is 1 where k elements are
-as large. A pass reads a byte of each element, in vector code: the one with that bit, or the
-smallest or largest byte where higher bits decide already. Without this file the same elements are
-chosen.
+largest is found as a binary number, one bit per pass over the vector: a bit is 1 if at least k
+elements reach the number with this bit set. A pass reads one byte of each element, in vectorised
+code: the byte that contains the bit, or the smallest or largest byte if higher bits already decide
+the comparison. Without this file, the same elements are chosen.
 
 Gain (`python -m experiments.benchmark workarounds`, CPU seconds): a tenth of 64 vectors of 10,000
-elements 14 times as fast with JAX 0.10.2, 15 with 0.11.2.
+elements is selected 14 times as fast with JAX 0.10.2, 15 times with 0.11.2.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from dsgd.xla.barriers import materialize
 from dsgd.xla.forms import by_size
 from dsgd.xla.sums import blocks_added_up
 
-# elements of all vectors, from which on this saves more in some thousand rounds than it takes
-# longer to compile
+# From this many elements of all vectors on, the time saved in some thousand rounds exceeds the
+# additional compile time.
 _MANY = 1 << 14
-# elements of a vector, from which on counting along it is vector code; shorter ones lie side by
-# side
+# From this length on, counting along a vector is vectorised; shorter vectors are transposed.
 _LONG = 100
 _BYTE = 8
-# bytes that are added up in one expression: so many times so many ones are no more than a byte
-# holds
+# Number of bytes that are added in one expression. Two such additions follow each other, so its
+# square must be less than 256.
 _AT_ONCE = 12
 
 
 def largest(x: jax.Array, k: int) -> jax.Array:
-    """The places of a vector's k largest elements by magnitude, `[k]`; of equal ones the first."""
-    # Small models have very many short vectors; one largest element is found without a sort.
+    """Returns the indices of the k elements of a vector with the largest magnitudes, `[k]`; of
+    equal ones, the first.
+    """
+    # Small models have many short vectors with k = 1, which needs no sort.
     return jnp.argmax(jnp.abs(x))[None] if k == 1 else lax.top_k(jnp.abs(x), k)[1]
 
 
 def ranks(x: jax.Array) -> jax.Array:
-    """Unsigned integers of as many bits as the floats, in the order of their magnitudes, NaN
-    last.
+    """Returns unsigned integers, of as many bits as the floats, in the order of the magnitudes,
+    with NaN last.
     """
     bits = 8 * x.dtype.itemsize
     return lax.bitcast_convert_type(x, f"uint{bits}") & (1 << bits - 1) - 1
 
 
 def among_largest(x: jax.Array, k: int) -> jax.Array:
-    """Which elements of a vector are its k largest by magnitude, bool `[d]`; of equal ones the
-    first, of zeros some, or none.
+    """Returns a mask of the k elements of a vector with the largest magnitudes, bool `[d]`. Of
+    equal elements the first are selected. Which zeros are selected, if any, is unspecified.
     """
     return _of_each_vector(k)(x[None])[0]
 
@@ -66,16 +67,16 @@ def _of_each_vector(k: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _counted_out(k: int, x: jax.Array) -> jax.Array:
-    """Of vectors `[n, d]`."""
-    # if it is 0, all others are larger: zeros need no choice
+    """Returns the masks for vectors `[n, d]`."""
+    # If the k-th largest is 0, all nonzero elements are selected, and no zero needs to be.
     kth = jnp.maximum(_kth_largest(k, ranks(x)), 1)
     larger, enough = _reach(ranks(x), kth + 1, axis=1), _reach(ranks(x), kth, axis=1)
 
-    # Both branches rank x again: operands of a branch would be stored.
+    # Both branches compute the ranks again, since XLA would store the operands of a branch.
     def first_of_equals():
         d = x.shape[1]
         place = lax.broadcasted_iota(np.min_scalar_type(d), x.shape, 1)
-        # of equals, the first have the largest
+        # Among equal elements, the first have the largest distance to the end.
         to_the_end = jnp.where(ranks(x) == kth[:, None], d - place, 0)
         last = _kth_largest(k - larger, to_the_end)
         return (ranks(x) > kth[:, None]) | (to_the_end >= last[:, None])
@@ -84,26 +85,28 @@ def _counted_out(k: int, x: jax.Array) -> jax.Array:
 
 
 def _kth_largest(k: int | jax.Array, x: jax.Array) -> jax.Array:
-    """Of unsigned integers `[n, d]`, the largest `[n]` that k reach."""
+    """Returns the k-th largest of unsigned integers, `[n, d]` to `[n]`."""
     x, axis = (x, 1) if x.shape[1] >= _LONG else (x.T, 0)
-    known = jnp.zeros(x.shape[1 - axis], x.dtype)
+    found = jnp.zeros(x.shape[1 - axis], x.dtype)
     for shift in range(_BYTE * (x.dtype.itemsize - 1), -1, -_BYTE):
-        start = jnp.expand_dims(known, axis)
+        start = jnp.expand_dims(found, axis)
         digits = jnp.where(x < start, 0, jnp.minimum(x - start >> shift, 255)).astype(jnp.uint8)
-        known |= _kth_largest_byte(k, digits, axis).astype(x.dtype) << shift
-    return known
+        found |= _kth_largest_byte(k, digits, axis).astype(x.dtype) << shift
+    return found
 
 
 def _kth_largest_byte(k: int | jax.Array, digits: jax.Array, axis: int) -> jax.Array:
-    def one_more_bit(i, known):
-        tried = known | jnp.uint8(128) >> i.astype(jnp.uint8)
-        return jnp.where(_reach(digits, tried, axis) >= k, tried, known)
+    def one_more_bit(i, found):
+        tried = found | jnp.uint8(128) >> i.astype(jnp.uint8)
+        return jnp.where(_reach(digits, tried, axis) >= k, tried, found)
 
     return lax.fori_loop(0, _BYTE, one_more_bit, jnp.zeros(digits.shape[1 - axis], jnp.uint8))
 
 
 def _reach(x: jax.Array, threshold: jax.Array, axis: int) -> jax.Array:
-    """How many integers along the axis are as large as their threshold, or larger, uint32."""
+    """Returns the number of integers along the axis that are at least as large as their threshold,
+    uint32.
+    """
     count = blocks_added_up(
         x,
         axis,

@@ -1,14 +1,14 @@
-"""Sums over rows and over elements at the speed of memory.
+"""Sums over rows and over elements at memory bandwidth.
 
-XLA on CPUs reduces the leading axis of an array in a loop that is not vector code, and computes the
-reduction of several results in several passes. Here sums over rows are additions of a few rows at a
-time: of eight, which XLA fuses with what makes the rows, so that these are never stored, or of
-sixteen, which read rows that are in memory and give two sums in one pass. Sums over elements are
-products with ones. Without this file the results are the same up to the order of additions.
+XLA on CPUs reduces the leading axis of an array in a loop that is not vectorised, and computes
+several reductions of one array in several passes. Here, sums over rows are additions of a few rows
+at a time: of 8, which XLA fuses with the computation of the rows, so that these are never stored;
+or of 16 rows that are in memory, with two sums in one pass. Sums over elements are products with
+ones. Without this file, the results are the same up to the order of additions.
 
 Gain (`python -m experiments.benchmark workarounds`, CPU seconds): the mean gradient of 16 x 100,000
-42 times as fast with JAX 0.10.2, 1.9 with 0.11.2; moments of 16 x 100,000 149 and 3.1 times; sums
-of 256 x 4,096 elements 1.4 and 1.4 times.
+is 42 times as fast with JAX 0.10.2, 1.9 times with 0.11.2; moments of 16 x 100,000 149 and 3.1
+times; sums of 256 x 4,096 elements 1.4 and 1.4 times.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from dsgd.base import PyTree
 from dsgd.xla.barriers import materialize
 from dsgd.xla.forms import by_size
 
-_MANY = 4096  # elements of all runs, from which on sums go another way than XLA's
-_AT_ONCE = 8  # that are added up in one expression
-_FUSED_AT_ONCE = _AT_ONCE, 12  # the first that suits: XLA does not fuse what is used at 16 places
-_IN_MEMORY_AT_ONCE = 16, _AT_ONCE  # where nothing is to be fused
+_MANY = 4096  # elements of all runs from which on the form for CPUs is used
+# Numbers of rows that are added in one expression; the first suitable one is used. XLA does not
+# fuse the computation of rows with 16 uses.
+_AT_ONCE = 8
+_FUSED_AT_ONCE = _AT_ONCE, 12
+_IN_MEMORY_AT_ONCE = 16, _AT_ONCE  # for rows that are stored, so that nothing needs to be fused
 _PAGE = 4096  # bytes
-_SHORT = 16  # elements of an axis, below which additions are faster than a product
-_LONG = 64  # elements of an axis, from which on a loop over it is vector code
+_SHORT = 16  # length of an axis below which additions are faster than a product
+_LONG = 64  # length of an axis from which on a loop over it is vectorised
 
 
 def _wide(x: jax.Array) -> jnp.dtype:
@@ -39,10 +41,13 @@ def _wide(x: jax.Array) -> jnp.dtype:
 
 
 def _added_up(rows: jax.Array) -> jax.Array:
-    """A few rows at a time, each time through memory, but for what makes the first."""
+    """Adds rows, a few at a time. The first addition is fused with the computation of the rows; the
+    intermediate sums are stored.
+    """
     row = rows.shape[2:]
     several = rows.astype(_wide(rows))
-    # as one axis, whose indices would keep what makes them from vector code, but for those of ones
+    # Axes are merged into one. Its index computation would prevent vectorised code for the rows if
+    # it were fused with them, unless the last axis has length 1; hence the rows are stored.
     if len(row) > 1 and row[-1] < _LONG:
         several = (materialize(several) if row[-1] > 1 else several).reshape(*rows.shape[:2], -1)
     several = blocks_added_up(several, 1, _few(several, _FUSED_AT_ONCE))
@@ -55,15 +60,15 @@ def _added_up(rows: jax.Array) -> jax.Array:
 def blocks_added_up(
     x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block
 ) -> jax.Array:
-    """Of an axis of length n, at most so many consecutive blocks of one length m, or what a
-    function makes of each, added up.
+    """Splits an axis of length n into at most `most` consecutive blocks of equal length, and
+    returns the sum of the blocks, or of a function of them.
     """
     n = x.shape[axis]
     m = -(-n // most)
     blocks = [
         of(lax.slice_in_dim(x, first, first + m, axis=axis)) for first in range(0, n - m + 1, m)
     ]
-    if left := n % m:  # the last m, of which other blocks have the first
+    if left := n % m:  # the last m elements; the first of them are in other blocks
         new = jnp.arange(m) >= m - left
         last = of(lax.slice_in_dim(x, n - m, n, axis=axis))
         blocks.append(jnp.where(new.reshape(m, *[1] * (x.ndim - 1 - axis)), last, 0))
@@ -81,27 +86,27 @@ _rows_of_runs = by_size(_plain_sum_rows, _added_up, _MANY)
 
 
 def sum_rows(rows: jax.Array) -> jax.Array:
-    """The sum over the leading axis, `[n, ...]` to `[...]`, in float32 at least."""
+    """Returns the sum over the leading axis, `[n, ...]` to `[...]`, in float32 at least."""
     return _rows_of_runs(rows[None])[0]
 
 
 def _plain_moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = rows.astype(_wide(rows))
-    apart = wide - wide[:, :1]
-    return jnp.sum(apart, axis=1), jnp.sum(apart**2, axis=1)
+    differences = wide - wide[:, :1]
+    return jnp.sum(differences, axis=1), jnp.sum(differences**2, axis=1)
 
 
 def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums in one pass over the rows: XLA fuses no two results on CPUs, but it adds complex
-    numbers.
+    """Computes two sums in one pass over the rows, as the parts of complex numbers, since XLA on
+    CPUs does not fuse two results.
     """
     wide = _wide(rows)
     several = rows.reshape(*rows.shape[:2], -1)
     first = several[:, :1].astype(wide)
 
     def pairs(block):
-        apart = block.astype(wide) - first
-        return lax.complex(apart, apart**2)
+        differences = block.astype(wide) - first
+        return lax.complex(differences, differences**2)
 
     several = materialize(blocks_added_up(several, 1, _few(several, _IN_MEMORY_AT_ONCE), pairs))
     while several.shape[1] > 1:
@@ -111,8 +116,8 @@ def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
-    """How many rows `[runs, n, ...]` are read at once, one of these numbers: what lies whole pages
-    apart has few places in a cache.
+    """Returns how many rows `[runs, n, ...]` are read at once, one of these numbers. Strides of
+    whole memory pages are avoided, since such rows compete for few places in a cache.
     """
     row = math.prod(rows.shape[2:]) * rows.dtype.itemsize
     return next(
@@ -124,20 +129,21 @@ _moments_of_runs = by_size(_plain_moments, _moments_added_up, _MANY)
 
 
 def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of $x_i - x_0$ and of their squares over rows x, `[n, ...]` to two `[...]`, in
-    float32 at least.
+    """Returns the sums of $x_i - x_0$ and of their squares over rows x, `[n, ...]` to two `[...]`,
+    in float32 at least.
 
-    Of rows that agree they are 0, and their errors are as small as the disagreement.
+    They are 0 if the rows agree, and their errors are proportional to the disagreement.
     """
     total, squares = _moments_of_runs(rows[None])
     return total[0], squares[0]
 
 
 def _elements_added_up(x: jax.Array) -> jax.Array:
-    """As products with ones; few as they are, once, which XLA would do again for everything that
-    uses the sum.
+    """Sums elements by products with ones, or by additions if there are few. The result of
+    additions is stored, since XLA would compute it again for each use.
 
-    What the product reads is stored, or XLA would take what makes it apart, a loop for every block.
+    The operand of the product is stored first. Otherwise XLA would compute it in a separate loop
+    for each block.
     """
     n = x.shape[-1]
     if n < _SHORT:
@@ -151,17 +157,19 @@ _elements_of_runs = by_size(lambda x: jnp.sum(x, axis=-1), _elements_added_up, _
 
 
 def sum_elements(x: jax.Array) -> jax.Array:
-    """The sum of a vector's elements, `[d]`, of float32 or float64."""
+    """Returns the sum of a vector's elements, `[d]`, of float32 or float64."""
     return _elements_of_runs(x[None])[0]
 
 
 def inner(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The inner product of real arrays of one shape, in float32 at least."""
+    """Returns the inner product of real arrays of the same shape, in float32 at least."""
     products = x.astype(_wide(x)) * y.astype(_wide(y))
-    # what is short is not worth a function of two forms
+    # For short arrays, a function of two forms is not worth its compile time.
     return sum_elements(products.ravel()) if x.size >= _MANY else jnp.sum(products)
 
 
 def sqnorm(tree: PyTree) -> jax.Array:
-    """The squared norm of all leaves together, real arrays, in float32 at least."""
+    """Returns the squared norm of all leaves together, which are real arrays, in float32 at
+    least.
+    """
     return reduce(jnp.add, (inner(leaf, leaf) for leaf in jax.tree.leaves(tree)))

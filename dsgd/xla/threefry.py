@@ -1,13 +1,13 @@
-"""Random bits of JAX in straight code.
+"""JAX's random bits in code without loops.
 
 `jax.random` hashes counters with Threefry. On CPUs JAX lowers its 20 rounds to a loop of five
-turns, each of which goes through memory. In programs that are lowered here they are straight code,
-one pass over the counters, which XLA fuses with what uses them. The bits are the same, and other
-programs of the process are as they were. Without this file programs compile a sixth faster.
+iterations, each of which reads and writes memory. In programs that are lowered here, the rounds are
+unrolled: one pass over the counters, which XLA fuses with their uses. The bits are the same, and
+other programs of the process are not affected. Without this file, programs compile a sixth faster.
 
-Gain (`python -m experiments.benchmark workarounds`, CPU seconds): 256 draws of seven words 4.2
-times as fast with JAX 0.10.2, 3.7 with 0.11.2; a round of mini-batch SGD with noise on 16 x 100 2.3
-times.
+Gain (`python -m experiments.benchmark workarounds`, CPU seconds): 256 draws of seven words are 4.2
+times as fast with JAX 0.10.2, 3.7 times with 0.11.2; a round of mini-batch SGD with noise on 16 x
+100 2.3 times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def lower(traced: Any, platform: str) -> Any:
-    """A traced function of `jax.jit`, lowered for devices of that platform.
+    """Lowers a traced function of `jax.jit` for devices of a platform.
 
-    JAX has no public way to lower one program with other rules: the argument and the type that it
-    takes are private. If a version of JAX lacks them, the program is lowered as JAX does it, to the
-    same bits.
+    JAX has no public way to lower a single program with other lowering rules: the argument and its
+    type are private. If a version of JAX lacks them, the program is lowered in the normal way, with
+    the same random bits.
+
+    Args:
+        traced: from `jax.jit(...).trace(...)`.
+        platform: platform of the devices, such as "cpu".
     """
-    in_haste = jax.config.read("jax_disable_most_optimizations")  # a loop compiles faster
-    if not forms.ENABLED or platform != "cpu" or in_haste:
+    # Without optimizations, the loop compiles faster.
+    unoptimized = jax.config.read("jax_disable_most_optimizations")
+    if not forms.ENABLED or platform != "cpu" or unoptimized:
         return traced.lower()
     try:
         rule = mlir.lower_fun(_with_stored_keys, multiple_results=True)
@@ -50,7 +55,12 @@ def lower(traced: Any, platform: str) -> Any:
 def threefry2x32(
     key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Two words of the counters under the keys, uint32 of shapes that broadcast.
+    """Returns the two words that Threefry computes from the counters and the keys, uint32 of shapes
+    that broadcast.
+
+    Args:
+        key0, key1: the two words of the keys.
+        x0, x1: the two words of the counters.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011: Threefry-2x32 with
     20 rounds.
@@ -69,8 +79,8 @@ def threefry2x32(
 def _with_stored_keys(
     key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The same. Keys are not fused with their uses: of keys made of keys, each fused with the next,
-    LLVM would not finish compiling.
+    """As `threefry2x32`, with keys that are stored. If keys derived from keys were fused, each with
+    the next, LLVM would not finish compiling.
     """
     key0, key1 = materialize((key0, key1))
     return threefry2x32(key0, key1, x0, x1)

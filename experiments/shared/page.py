@@ -106,7 +106,7 @@ def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
     )
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     sketch = (
-        " Budgets are small: these are sketches, docs/results.md has the runs." if quick else ""
+        " Budgets are small: these are sketches, full runs are in docs/papers." if quick else ""
     )
     return (
         ". ".join([date, count, ", ".join([*devices, *tools]) or "no run got to its configuration"])

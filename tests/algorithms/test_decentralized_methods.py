@@ -281,7 +281,7 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
             ON_GRAPHS[name](MATCHINGS)
     with pytest.raises(
         ValueError,
-        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; need the same number",
+        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; expected the same number",
     ):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
 
@@ -308,7 +308,7 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
             method(STEP, RING, compressors.sign, eta)
     method(STEP, RING, compressors.sign, 1)
     qsgd, layers = compressors.qsgd(1), {"bias": jnp.zeros(1), "weights": jnp.zeros((3, 4))}
-    need = r"^{} with .*qsgd\(1\).*, which states no contraction for vectors of {} elements: need one that does; compressors\.contraction"
+    need = r"^{}: .*qsgd\(1\).* states no contraction for vectors of {} elements; expected a compressor that states one: compressors\.contraction"
     for compressor, elements in ((qsgd, 12), (compressors.whole_model(qsgd), 13)):
         with pytest.raises(ValueError, match=need.format(method.__name__, elements)):
             method(STEP, RING, compressor, 0.1).init(layers, N)

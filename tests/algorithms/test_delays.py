@@ -104,7 +104,7 @@ REFUSED = {
         delays.given, np.zeros((1, 1, 1), int)
     ),
     "delays.given: D of shape (2,) and type float64": partial(delays.given, np.zeros(2)),
-    "asynchronous_sgd: delays = 4: need one of algorithms.delays": partial(
+    "asynchronous_sgd: delays = 4; expected one of algorithms.delays": partial(
         algorithms.asynchronous_sgd, optax.sgd(0.1), 4
     ),
     "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (

@@ -249,7 +249,7 @@ def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path)
     np.testing.assert_array_equal(flat(again.params), flat(trained.params))
     np.testing.assert_array_equal(again.updates["clock"], updates["clock"])
     with pytest.raises(
-        ValueError, match=r"holds another run \(step size = 0.3.* there, 0.2.* here\)"
+        ValueError, match=r"contains another run \(step size = 0.3.* there, 0.2.* here\)"
     ):
         on_ray.asynchronous_sgd(problem(), optax.sgd(0.2), steps=400, **run | {"record_every": 5})
 

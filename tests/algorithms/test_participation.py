@@ -343,7 +343,7 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
         method = algorithms.make(name, SGD, N)
         with pytest.raises(ValueError) as error:
             dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
-        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that goes on, such as "
+        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that tolerates this, such as "
         assert str(error.value).startswith(expected)
         assert str(error.value).removeprefix(expected) == GOES_ON
 
@@ -412,6 +412,6 @@ def test_what_absent_gives_is_checked():
         absent=lambda before, after: before.params
     )
     with pytest.raises(
-        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent gives State.workers"
+        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent returns State.workers"
     ):
         run(wrong)

@@ -194,19 +194,19 @@ MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
     "for others": (
         lambda: dsgd.compile_round(unequal_work(METHODS["dsgd"], THREE), problem(), 1),
-        r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]",
+        r"decentralized_sgd.* with samples as bool\[3, 2\]; expected .* \[8, M\]",
     ),
     "one axis": (
         lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))),
-        r"samples as bool\[3\]; need integers or bool \[N, M\]",
+        r"samples as bool\[3\]; expected integers or bool \[N, M\]",
     ),
     "against": (
         lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))),
-        "with weights -1 to -1: need finite numbers",
+        "with weights -1 to -1; expected finite numbers",
     ),
     "a number": (
         lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1),
-        "work as 3; need a dsgd.Work",
+        "work as 3; expected a dsgd.Work",
     ),
     "twice": (
         lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1),

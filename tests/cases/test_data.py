@@ -44,15 +44,15 @@ BEYOND = {
     ),
     "float64": (
         np.array([1.0, -1e300]),
-        r"got the entry -1e\+300 in float64; expected sizes between",
+        r"got the entry -1e\+300 in float64; expected magnitudes between",
     ),
     "all of float64 too small": (
         np.array([0.0, 1e-300]),
-        r"got the entry 1e-300 in float64; expected sizes between",
+        r"got the entry 1e-300 in float64; expected magnitudes between",
     ),
     "long double": (
         np.array([1, 2.0**130], np.longdouble),
-        r"got the entry 1\.36.*e\+39 in .*; expected sizes between",
+        r"got the entry 1\.36.*e\+39 in .*; expected magnitudes between",
     ),
 }
 
@@ -350,18 +350,18 @@ def dataset(**changes: Any) -> problems.Dataset:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 2.5}, "classes = 2.5; need .* an integer"),
-        ({"classes": 0}, "classes = 0; need .* at least 1"),
+        ({"classes": 2.5}, "classes = 2.5; expected .* an integer"),
+        ({"classes": 0}, "classes = 0; expected .* at least 1"),
         ({"name": 3}, "name = 3"),
-        ({"classes": 1}, "targets from 0 to 1, but 1 classes; need 0 to 0"),
+        ({"classes": 1}, "targets from 0 to 1, but 1 classes; expected 0 to 0"),
         ({"train_targets": np.arange(6) - 3}, "targets from -3 to 2"),
         ({"train_targets": np.ones((6, 1))}, r"targets have shape \(6, 1\)"),
         (
             {"train_targets": np.arange(6) / 2},
-            "train targets have the entry 0.5: need classes, whole numbers",
+            "train targets have the entry 0.5; expected classes as whole numbers",
         ),
-        ({"test_inputs": np.ones((6, 3))}, "need samples of one shape"),
-        ({"train_inputs": np.ones((6, 0))}, "at least one element a sample"),
+        ({"test_inputs": np.ones((6, 3))}, "expected samples of the same shape"),
+        ({"train_inputs": np.ones((6, 0))}, "at least one element per sample"),
         ({"train_inputs": np.ones((5, 2))}, "there are 5 inputs"),
         ({"test_inputs": MASKED}, "test inputs: got a masked array"),
         ({"labels": np.array(["a"])}, "1 labels, but 2 classes"),

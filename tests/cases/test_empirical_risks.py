@@ -144,7 +144,7 @@ def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
     )
     np.testing.assert_allclose(result.params, minimizer(W), rtol=1e-5)
     np.testing.assert_allclose(result.history["loss"][1], -0.5 * minimizer(W) ** 2, rtol=1e-5)
-    with pytest.raises(ValueError, match="has weights, but its evaluate gives f without them"):
+    with pytest.raises(ValueError, match="has weights, but its evaluate does not use them"):
         dsgd.run(
             algorithms.gradient_descent(optax.sgd(1.0)),
             quadratic._replace(weights=W),
@@ -168,13 +168,13 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(
         ValueError,
-        match=r"finite_sum: weights = .*(expected 4|expected 'equal'|need a string, a list)",
+        match=r"finite_sum: weights = .*(expected 4|expected 'equal'|expected a string, a list)",
     ):
         means.__wrapped__(weights)
     if not isinstance(weights, str):
         wrong = problems.random_quadratic(N, 2)._replace(weights=weights, evaluate=None)
         with pytest.raises(
-            ValueError, match=r"weights = .*expected 4 finite numbers, at least 0, of mean 1"
+            ValueError, match=r"weights = .*expected 4 finite numbers, at least 0, with mean 1"
         ):
             dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), wrong, steps=1, key=KEY, mesh=1)
 
@@ -182,7 +182,7 @@ def test_weights_that_are_none_are_refused(weights):
 def test_a_checkpoint_knows_the_weights(tmp_path):
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     dsgd.run(method, means(), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"holds another run.*data = "):
+    with pytest.raises(ValueError, match=r"contains another run.*data = "):
         dsgd.run(method, means("equal"), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
 
 
@@ -306,7 +306,7 @@ def test_work_of_more_samples_than_a_small_client_has_is_refused():
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
     with pytest.raises(
         ValueError,
-        match=r"4 samples in a micro-batch of worker 0; worker 0 has 1 samples.*replacement=True",
+        match=r"4 samples in a micro-batch of worker 0, which has only 1 samples.*replacement=True",
     ):
         dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 

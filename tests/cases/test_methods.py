@@ -112,13 +112,13 @@ def asking(**query: Any) -> dsgd.Algorithm:
     [
         (
             {"exact": lambda round: round.step == 0},
-            r"sgd: query gives exact = a traced bool\[\]; expected True or False",
+            r"sgd: query returns exact = a traced bool\[\]; expected True or False",
         ),
-        ({"exact": 1}, "sgd: query gives exact = 1; expected True or False"),
-        ({"params": jnp.zeros((N + 1, D))}, r"sgd: query gives params as float32\[5,.*\]"),
+        ({"exact": 1}, "sgd: query returns exact = 1; expected True or False"),
+        ({"params": jnp.zeros((N + 1, D))}, r"sgd: query returns params as float32\[5,.*\]"),
         (
             {"workers": np.zeros(0, int)},
-            r"sgd: query gives workers as int64\[0\]; expected None, or int32 \[k\], k >= 1",
+            r"sgd: query returns workers = int64\[0\]; expected None, or int32 \[k\], k >= 1",
         ),
         (
             {"workers": np.array([9])},
@@ -190,11 +190,15 @@ def test_a_choice_that_is_none_of_the_compressors_is_refused(wrong, update):
         (
             jnp.ones(3, jnp.uint8),
             0,
-            "codecs.pack: a code of 1 in 0 bits; expected codes below 2\\^0",
+            "codecs.pack: codes has the entry 1 for bits = 0; expected codes below 2\\^0",
         ),
-        (jnp.ones(3, jnp.uint8), 9, r"codecs.pack: codes = uint8\[3\] for bits = 9: need uint32"),
-        (jnp.ones(3, jnp.uint32), 33, "codecs.pack: bits = 33: need an integer from 0 to 32"),
-        (jnp.full(3, 4, jnp.uint8), 2, "codecs.pack: a code of 4 in 2 bits"),
+        (
+            jnp.ones(3, jnp.uint8),
+            9,
+            r"codecs.pack: codes = uint8\[3\] for bits = 9; expected uint32",
+        ),
+        (jnp.ones(3, jnp.uint32), 33, "codecs.pack: bits = 33; expected an integer from 0 to 32"),
+        (jnp.full(3, 4, jnp.uint8), 2, "codecs.pack: codes has the entry 4 for bits = 2"),
     ],
 )
 def test_codes_that_do_not_fit_into_their_bits_are_refused(codes, bits, words):

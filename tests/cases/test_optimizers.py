@@ -234,7 +234,7 @@ class _Torch:
         (tuple(optax.sgd(0.1)), r"decentralized_sgd: optimizer = .*optax\.sgd\(0\.1\)"),
         (
             optax.sgd,
-            r"decentralized_sgd: optimizer = the function sgd: need an optax optimiser, "
+            r"decentralized_sgd: optimizer = the function sgd; expected an optax optimiser, such as "
             r"optax\.sgd\(0\.1\)",
         ),
         (_Torch(), r"decentralized_sgd: optimizer = SGD \( Parameter Group 0.*optax\.sgd\(0\.1\)"),

@@ -98,12 +98,14 @@ def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
 def test_refusals(swept, monkeypatch):
     for runs in ({}, {"a": 3}, {"a": {}}, {"loss": np.ones(3)}, {"step": 3, "loss": 4}):
         with pytest.raises(
-            ValueError, match=r"frame: runs.*need a dsgd\.Result, a dsgd\.Sweep, a history"
+            ValueError, match=r"frame: runs.*expected a dsgd\.Result, a dsgd\.Sweep, a history"
         ):
             dsgd.frame(runs)
-    with pytest.raises(ValueError, match=r"loss of shape \[2, 3, 2, 3\]: need the dsgd.Sweep"):
+    with pytest.raises(
+        ValueError, match=r"loss of shape \[2, 3, 2, 3\]; expected at most .*; pass the dsgd.Sweep"
+    ):
         dsgd.frame(swept.history)
-    with pytest.raises(ValueError, match="the sweep's loss is a column of the history"):
+    with pytest.raises(ValueError, match="the sweep's loss is also a column of the history"):
         dsgd.frame(
             swept._replace(
                 grid={"loss": swept.grid["learning_rate"], "period": swept.grid["period"]}

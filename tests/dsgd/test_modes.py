@@ -53,7 +53,7 @@ def strictly():
 def without_jit():
     with (
         jax.disable_jit(),
-        pytest.warns(UserWarning, match="run: jax_disable_jit does not apply") as caught,
+        pytest.warns(UserWarning, match="run: jax_disable_jit has no effect") as caught,
     ):
         yield
     assert caught[0].filename == __file__

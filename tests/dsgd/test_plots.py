@@ -113,13 +113,13 @@ def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
 
 def test_refusals():
     for arguments, words in (
-        ({"x": "seconds"}, "x = 'seconds': the history has step, loss"),
-        ({"y": "samples"}, "y = 'samples' has one number a worker"),
-        ({"y": []}, r"y = \[\]: need a name"),
+        ({"x": "seconds"}, "x = 'seconds' is not in the history; expected one of step, loss"),
+        ({"y": "samples"}, "y = 'samples' has one number per worker"),
+        ({"y": []}, r"y = \[\]; expected a name"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):
             plots.curves(history(), **arguments)
-    with pytest.raises(ValueError, match="x = 'clock': the history of two has"):
+    with pytest.raises(ValueError, match="x = 'clock' is not in the history of two; expected"):
         plots.curves(
             {"one": history(), "two": {name: history()[name] for name in ("step", "loss")}}, "clock"
         )

@@ -72,40 +72,40 @@ SIX = {"batch_size": 2, "micro_batches": 3}
 REFUSED = {
     "above the capacity": (
         lambda: work.local_batches([7, 1], **SIX),
-        r"sizes = \[7, 1\]: need integers \[N\] from 0 to 6, the capacity",
+        r"sizes = \[7, 1\]; expected integers \[N\] from 0 to 6, the capacity",
     ),
     "fractions": (
         lambda: work.local_batches([1.5, 1], **SIX),
-        r"sizes = float64\[2\]: need integers \[N\]",
+        r"sizes = float64\[2\]; expected integers \[N\]",
     ),
     "a table": (
         lambda: work.local_batches([[1, 1]], **SIX),
-        r"sizes = int64\[1, 2\]: need integers \[N\]",
+        r"sizes = int64\[1, 2\]; expected integers \[N\]",
     ),
     "nobody": (
         lambda: work.local_batches([0, 0], **SIX),
-        "sizes: 0 for everybody; need somebody who computes",
+        "sizes: all values are 0; expected at least one worker that computes",
     ),
     "more than int32": (
         lambda: work.local_batches([1], batch_size=2**31),
-        "1 micro-batches of 2147483648: need fewer than 2\\^31 samples",
+        "1 micro-batches of 2147483648; expected fewer than 2\\^31 samples",
     ),
     "an unknown mean": (
         lambda: work.local_batches([1], batch_size=1, average="all"),
-        "average = 'all': need 'samples' or 'workers'",
+        "average = 'all'; expected 'samples' or 'workers'",
     ),
     "counts": (
         lambda: work.micro_batches([[1, 0]]),
-        r"counted = int64\[1, 2\]: need bool \[N, M\]",
+        r"counted = int64\[1, 2\]; expected bool \[N, M\]",
     ),
     "a negative weight": (
         lambda: work.weighted([[-1.0, 2.0]]),
-        "weighted: weights -1 to 2: need finite numbers, at least 0",
+        "weighted: weights -1 to 2; expected finite numbers, at least 0",
     ),
-    "no weight": (lambda: work.weighted([[0.0]]), "weights: 0 for everybody"),
+    "no weight": (lambda: work.weighted([[0.0]]), "weights: all values are 0"),
     "whole weights": (
         lambda: work.weighted([[1]]),
-        r"weights = int64\[1, 1\]: need floating-point numbers \[N, M\]",
+        r"weights = int64\[1, 1\]; expected floating-point numbers \[N, M\]",
     ),
 }
 
@@ -141,5 +141,7 @@ def test_of_those_who_are_there_the_mean_is_the_estimate(average):
     counted = np.array([[True, True], [True, False], [False, False], [True, False]])
     some = work.micro_batches(counted, average=average, present=there)
     np.testing.assert_array_equal(some.samples, counted & there[:, None])
-    with pytest.raises(ValueError, match=r"local_batches: present = bool\[3\]: need bool \[4\]"):
+    with pytest.raises(
+        ValueError, match=r"local_batches: present = bool\[3\]; expected bool \[4\]"
+    ):
         work.local_batches(sizes, batch_size=8, present=there[:3])

@@ -98,12 +98,10 @@ def test_docs_shows_what_its_runs_write():
         text = path.read_text(encoding="utf-8")
         figures |= {Path(name).stem for name in re.findall(r"!\[[^\]]*\]\((\S+)\.png\)", text)}
         included += [name for _, name, _ in tables.BLOCK.findall(text)]
+        assert not scripts.TOPS & set(text), f"{path}: a table that is pasted"
         assert text == tables.included(text, DOCS / "tables"), (
             f"{path}: python -m experiments.all --docs writes tables from docs/tables"
         )
-    assert not scripts.TOPS & set((DOCS / "results.md").read_text(encoding="utf-8")), (
-        "a table that is pasted"
-    )
     assert sorted(included) == sorted(path.stem for path in (DOCS / "tables").glob("*.csv"))
     assert figures == {path.stem for path in DOCS.glob("*.png")}
     for name in (*figures, *included):
@@ -230,7 +228,7 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
         everything.main(everything.Args(docs=True))
     (tmp_path / "docs/tables").mkdir(parents=True)
-    (tmp_path / "docs/results.md").write_text(
+    (tmp_path / "docs/page.md").write_text(
         "![](dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n"
     )
     ran = []
@@ -260,10 +258,10 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     written = sorted(str(path) for path in Path("docs").rglob("*.*"))
     assert written == [
         "docs/dropcompute_text.png",
-        "docs/results.md",
+        "docs/page.md",
         "docs/tables/dropcompute_text_costs.csv",
     ], "what pages show"
-    assert "| 1 | 2 |" in Path("docs/results.md").read_text()
+    assert "| 1 | 2 |" in Path("docs/page.md").read_text()
     text = Path("results/index.html").read_text(encoding="utf-8")
     assert Page(text).values("h2", "id") == ["dropcompute_text"]
     assert "Trains with DropCompute." in text

@@ -106,15 +106,15 @@ def test_files_of_libsvm_are_taken(tmp_path):
         ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
         (
             {"data": "iris"},
-            "unknown data 'iris': need one of digits, breast-cancer, mnist, .*cifar-10",
+            "load: data = 'iris'; expected one of digits, breast-cancer, mnist, .*cifar-10",
         ),
         (
             {"partition": "random"},
-            "unknown partition 'random': need one of iid, blocks, by-label, dirichlet",
+            "split: partition = 'random'; expected one of iid, blocks, by-label, dirichlet",
         ),
         (
             {"model": "language-model", "data": "digits"},
-            "text = 'digits', and no such file is there: need 'docstrings', 'grammar'",
+            "text = 'digits', and there is no such file; expected 'docstrings', 'grammar'",
         ),
     ],
 )

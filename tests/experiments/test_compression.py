@@ -73,7 +73,7 @@ def test_its_tables_have_80_columns(compressed):
     ("options", "message"),
     [
         ({"compressors": ("sgn",)}, "--compressors sgn: need some of identity,"),
-        ({"partitions": ("random",)}, "unknown partition 'random'"),
+        ({"partitions": ("random",)}, "split: partition = 'random'"),
         ({"workers": 1}, "workers = 1: need at least 2"),
     ],
 )

@@ -133,11 +133,11 @@ def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
 
 def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
     for machines, told in [
-        (commands.Machines("127.0.0.1:1", 2), "process_id = None: need all three"),
-        (commands.Machines("127.0.0.1", 2, 0), "coordinator = '127.0.0.1': need host:port"),
-        (commands.Machines("127.0.0.1:1", 2, 2), "process_id = 2 of 2 processes: need 0 to 1"),
+        (commands.Machines("127.0.0.1:1", 2), "process_id = None; expected all three"),
+        (commands.Machines("127.0.0.1", 2, 0), "coordinator = '127.0.0.1'; expected host:port"),
+        (commands.Machines("127.0.0.1:1", 2, 2), "process_id = 2 of 2 processes; expected 0 to 1"),
         (commands.Machines("127.0.0.1:1", 0, 0), "join: processes = 0"),
-        (commands.Machines(lost_after=0.0), "lost_after = 0: need seconds > 0"),
+        (commands.Machines(lost_after=0.0), "lost_after = 0; expected finite seconds > 0"),
     ]:
         with pytest.raises(SystemExit) as end:
             commands.launch(print, compare.Args(out=tmp_path, cache="off"), machines)

@@ -65,8 +65,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/compressors/check.py",
-        "int(counted[0]) == held",
-        "int(counted[0]) <= held",
+        "int(counted[0]) == capacity",
+        "int(counted[0]) <= capacity",
         f"{HERE}test_check.py -k fewer",
     ),
 ]

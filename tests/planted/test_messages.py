@@ -47,7 +47,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/workers/mixing.py",
-        '(mode="promise_in_bounds") - mine)',
+        '(mode="promise_in_bounds") - flat)',
         '(mode="promise_in_bounds"))',
         f"{WORKERS}attendance.py -k gossip",
     ),

@@ -105,8 +105,8 @@ MISTAKES = [
     ),
     Mistake(
         "topologies/schedules.py",
-        "(own - (1 << k)) % n",
-        "(own + (1 << k)) % n",
+        "(ids - (1 << k)) % n",
+        "(ids + (1 << k)) % n",
         f"{TOPOLOGIES}schedules.py",
     ),
     Mistake(

@@ -90,8 +90,8 @@ MISTAKES = [
     ),
     Mistake(
         DRAWN,
-        "more > sum(sizes) and more",
-        "more > 100 * sum(sizes) and more",
+        "padding > sum(sizes) and padding",
+        "padding > 100 * sum(sizes) and padding",
         f"{RISKS}memory_is_that_of_the_samples",
     ),
     Mistake(POOL, "rows - data.offset[owner] < data.size[owner]", "rows >= 0", PADDED),

@@ -136,7 +136,10 @@ MACHINERY = [
         holds("local SGD, consensus"),
     ),
     Mistake(
-        f"{M}/moments.py", "away.T @ away / N", "away.T @ away", f"{MOMENTS} -k draws_a_worker"
+        f"{M}/moments.py",
+        "deviations.T @ deviations / N",
+        "deviations.T @ deviations",
+        f"{MOMENTS} -k draws_a_worker",
     ),
     Mistake(
         f"{M}/moments.py",

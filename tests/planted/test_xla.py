@@ -45,9 +45,14 @@ MISTAKES = [
     ),
     Mistake(SUMS, "several[:, :1].astype(wide)", "0 * several[:, :1].astype(wide)", CLOSE),
     Mistake(
-        SUMS, "lax.complex(apart, apart**2)", "lax.complex(apart, block.astype(wide) ** 2)", CLOSE
+        SUMS,
+        "lax.complex(differences, differences**2)",
+        "lax.complex(differences, block.astype(wide) ** 2)",
+        CLOSE,
     ),
-    Mistake(SUMS, "jnp.sum(apart**2, axis=1)", "jnp.sum(wide**2, axis=1)", f"{BOTH}[moments]"),
+    Mistake(
+        SUMS, "jnp.sum(differences**2, axis=1)", "jnp.sum(wide**2, axis=1)", f"{BOTH}[moments]"
+    ),
     Mistake(
         SUMS,
         "blocks_added_up(x, x.ndim - 1, n)[..., 0]",
@@ -55,7 +60,7 @@ MISTAKES = [
         ELEMENTS,
     ),
     Mistake(SUMS, "products = x.astype(_wide(x)) * y.astype(_wide(y))", "products = x * y", HALVES),
-    Mistake(SELECTION, "known | jnp.uint8(128) >>", "known | jnp.uint8(64) >>", SORTED),
+    Mistake(SELECTION, "found | jnp.uint8(128) >>", "found | jnp.uint8(64) >>", SORTED),
     Mistake(
         SELECTION, "_kth_largest(k - larger, to_the_end)", "_kth_largest(k, to_the_end)", SORTED
     ),
@@ -106,7 +111,7 @@ MISTAKES = [
         DRAWS,
     ),
     Mistake(THREEFRY, "np.uint32(i + 1)", "np.uint32(i)", DRAWS),
-    Mistake(THREEFRY, 'platform != "cpu" or in_haste', "in_haste", PLAIN),
+    Mistake(THREEFRY, 'platform != "cpu" or unoptimized', "unoptimized", PLAIN),
     Mistake(THREEFRY, "except (AttributeError, TypeError):", "except AttributeError:", HIDDEN),
     Mistake(
         PROGRAMS,

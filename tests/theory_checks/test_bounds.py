@@ -386,9 +386,12 @@ def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
 
 @pytest.mark.parametrize(
     ("rate", "epsilon", "says"),
-    [(Rate(1.0), epsilon, "need a positive number") for epsilon in (0.0, -1.0, math.inf, math.nan)]
+    [
+        (Rate(1.0), epsilon, "expected a positive number")
+        for epsilon in (0.0, -1.0, math.inf, math.nan)
+    ]
     + [
-        (rate, 0.1, "need finite parts")
+        (rate, 0.1, "expected finite parts")
         for rate in (Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0))
     ],
 )
@@ -434,7 +437,7 @@ def test_numbers_that_there_cannot_be_are_refused_by_name(where):
     for name in set(GIVEN[where]) & set(OUTSIDE):
         for value in OUTSIDE[name]:
             with pytest.raises(
-                ValueError, match="^" + re.escape(f"{where}: {name} = {value!r}: need ")
+                ValueError, match="^" + re.escape(f"{where}: {name} = {value!r}; expected ")
             ):
                 function(where)(**{**GIVEN[where], name: value})
 
@@ -475,7 +478,9 @@ def test_outside_its_hypothesis_there_is_no_bound(where):
     symbol = "eta" if " eta " in text else "gamma"
     for gamma in [limit * SLIGHTLY, 1.1 * limit, *([limit] if "<=" not in text else [])]:
         begins = re.escape(f"{where}: {symbol} = {gamma:.6g}, ")
-        with pytest.raises(ValueError, match=f"^{begins}.*: " + re.escape(f"need {text}") + "$"):
+        with pytest.raises(
+            ValueError, match=f"^{begins}.*; " + re.escape(f"expected {text}") + "$"
+        ):
             function(where)(**{**given, "learning_rate": gamma})
 
 
@@ -483,7 +488,7 @@ def test_outside_its_hypothesis_there_is_no_bound(where):
 def test_layers_have_one_number_of_each_kind(name):
     given = GIVEN["bounds.ef21"]
     with pytest.raises(
-        ValueError, match=rf"^bounds.ef21: .*1 {name}.*: need one of each for every layer$"
+        ValueError, match=rf"^bounds.ef21: .*1 {name}.*; expected one of each for every layer$"
     ):
         bounds.ef21(**{**given, name: given[name][:1]})
 
@@ -565,7 +570,7 @@ CHECKS: list[tuple[str, tuple[Any, ...], Numbers, str]] = [
 def test_the_hypothesis_that_fails_is_named(family, arguments, options, text):
     """Before anything is run."""
     steps = {} if family.startswith("dropcompute") else STEPS
-    with pytest.raises(ValueError, match=re.escape(f"need {text}") + "$") as caught:
+    with pytest.raises(ValueError, match=re.escape(f"expected {text}") + "$") as caught:
         getattr(theory_checks, family).check(quadratic(), *arguments, **steps, **options)
     assert str(caught.value).startswith(f"{family}: ")
 
@@ -575,32 +580,32 @@ def test_the_hypothesis_that_fails_is_named(family, arguments, options, text):
     [("sgd", ()), ("compressed_sgd", (compressors.natural,)), ("asynchronous_sgd", (OLD,))],
 )
 def test_hessians_that_differ_have_no_one_heterogeneity(family, argument):
-    with pytest.raises(ValueError, match=r"need one varsigma for all points$"):
+    with pytest.raises(ValueError, match=r"expected one varsigma for all points$"):
         getattr(theory_checks, family).check(quadratic(equal=False), *argument, steps=3)
 
 
 REFUSED: list[tuple[str, Callable[[], Any]]] = [
-    ("need 0 < eta < 2 / (L b)", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0)),
+    ("expected 0 < eta < 2 / (L b)", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0)),
     (
         "need one that somebody computes in time",
         lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0),
     ),
     (
-        "need 0 < eta <= 1 / (L b)",
+        "expected 0 < eta <= 1 / (L b)",
         lambda: dropcompute_convex.check(ALIKE, SECONDS, 2.5, share=SLIGHTLY),
     ),
     (
-        "need 0 < eta < 1 / (L b)",
+        "expected 0 < eta < 1 / (L b)",
         lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3),
     ),
-    ("need a doubly stochastic W in all rounds", lambda: local_sgd.memory(PUSHED)),
-    ("need an integer, at least 1", lambda: local_sgd.memory(topologies.ring(5), 0)),
+    ("expected a doubly stochastic W in all rounds", lambda: local_sgd.memory(PUSHED)),
+    ("expected an integer, at least 1", lambda: local_sgd.memory(topologies.ring(5), 0)),
     (
-        "need one doubly stochastic W",
+        "expected one doubly stochastic W",
         lambda: gradient_tracking.check(quadratic(3), PUSHED, learning_rate=0.1),
     ),
     (
-        "need 0 < gamma <= 1 / L",
+        "expected 0 < gamma <= 1 / L",
         lambda: gradient_tracking.check(quadratic(), CHAIN, learning_rate=0.51),
     ),
     (
@@ -617,21 +622,21 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
         lambda: theory_checks.error_compensated_sgd.check(quadratic(), compressors.sign, steps=3),
     ),
     (
-        "need 0 <= t - D(t) <= t",
+        "expected 0 <= t - D(t) <= t",
         lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, 2])}),
     ),
     (
-        "need 0 <= t - D(t) <= t",
+        "expected 0 <= t - D(t) <= t",
         lambda: staleness_aware.bound(**{**STALE, "staleness": np.array([0, -1])}),
     ),
-    ("need gamma_t > 0", lambda: staleness_aware.bound(**{**STALE, "steps": np.zeros(2)})),
+    ("expected gamma_t > 0", lambda: staleness_aware.bound(**{**STALE, "steps": np.zeros(2)})),
     (
         "at its largest it is 1.06",
         lambda: staleness_aware.bound(**{**STALE, "steps": np.full(2, 0.26)}),
     ),
     ("noise = nan", lambda: staleness_aware.bound(**{**STALE, "noise": math.nan})),
     (
-        "need a start above the minimum",
+        "expected a start above the minimum",
         lambda: sgd.check(
             problems.quadratic(np.eye(2)[None], np.zeros((1, 2)), noise=1.0), steps=3
         ),
@@ -693,10 +698,10 @@ def test_a_problem_that_does_not_know_its_constants_is_refused_with_their_names(
     problem = quadratic()
     unknown = problem._replace(constants=problem.constants._replace(**{missing: None}))
     with pytest.raises(
-        ValueError, match=f"does not know its {missing}: need a problem with all constants"
+        ValueError, match=f"unknown {missing}; expected a problem with all constants"
     ):
         sgd.check(unknown, steps=3)
-    with pytest.raises(ValueError, match="does not know its smoothness, minimum, noise"):
+    with pytest.raises(ValueError, match="unknown smoothness, minimum, noise"):
         instances.known(problem._replace(constants=Constants()))
 
 
@@ -717,7 +722,7 @@ def test_known_constants_are_those_of_the_problem():
         math.hypot(regression.constants.noise, regression.constants.heterogeneity)
     )
     unknown = regression._replace(constants=regression.constants._replace(heterogeneity=None))
-    with pytest.raises(ValueError, match="does not know its heterogeneity"):
+    with pytest.raises(ValueError, match="unknown heterogeneity"):
         sgd.check(unknown, steps=3)
 
 

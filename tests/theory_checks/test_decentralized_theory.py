@@ -72,7 +72,7 @@ def test_a_matrix_without_rows_that_sum_to_1_has_no_memory():
     directed = topologies.from_matrix([[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
     assert local_sgd.memory(directed).steady > 0
     pushed = topologies.from_matrix([[0.5, 0.5, 0.5], [0.25, 0.5, 0.0], [0.25, 0.0, 0.5]])
-    with pytest.raises(ValueError, match="need a doubly stochastic W in all rounds"):
+    with pytest.raises(ValueError, match="expected a doubly stochastic W in all rounds"):
         local_sgd.memory(pushed)
 
 
@@ -153,16 +153,16 @@ def test_hypotheses_of_linear_rates_are_named():
         problems.random_quadratic(3, 2, smoothness=2.0, strong_convexity=0.5),
         topologies.chain(3),
     )
-    with pytest.raises(ValueError, match="need 0 < gamma < 2 / L"):
+    with pytest.raises(ValueError, match="expected 0 < gamma < 2 / L"):
         corrected_gossip.check_linear(problem, chain, learning_rate=1.0, share=0.5)
-    with pytest.raises(ValueError, match="need P <= I"):
+    with pytest.raises(ValueError, match="expected P <= I"):
         corrected_gossip.check_linear(
             problem, topologies.from_matrix((1 - np.eye(3)) / 2), learning_rate=0.1, share=1.0
         )
-    with pytest.raises(ValueError, match=r"need 0 < gamma < 2 lambda_min\(W~\) / L"):
+    with pytest.raises(ValueError, match=r"expected 0 < gamma < 2 lambda_min\(W~\) / L"):
         corrected_gossip.check_extra(problem, chain, learning_rate=1.0)
     indefinite = problems.quadratic(np.array([[-0.1], [1.0], [1.0]]), np.zeros((3, 1)), start=[1.0])
-    with pytest.raises(ValueError, match=r"has the curvature -0\.1: need convex f_n"):
+    with pytest.raises(ValueError, match=r"has the curvature -0\.1; expected convex f_n"):
         corrected_gossip.check_extra(indefinite, chain, learning_rate=0.1)
 
 

@@ -349,9 +349,9 @@ def scheduled(optimizer):
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (first_worker_only, "worker 0 of 4 is asked in 100.0% of rounds"),
-        (now_and_then, "rounds differ from one another"),
-        (at_random, "draws random numbers of its own"),
+        (first_worker_only, "worker 0 of 4 is queried in 100.0% of rounds"),
+        (now_and_then, "rounds differ from each other"),
+        (at_random, "draws random numbers other than"),
         pytest.param(clipped, "not affine", marks=pytest.mark.long),
         (mantissas, "not affine"),
         pytest.param(
@@ -373,14 +373,14 @@ def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
 
 
 REFUSED = {
-    r"need a problem of problems\.quadratic": (
+    r"expected a problem from problems\.quadratic": (
         algorithms.minibatch_sgd,
         lambda of: problems.robust_regression(N, D),
         False,
     ),
     "need equal Hessians": (algorithms.sgd, lambda of: of(False).problem, True),
-    "need one_worker=False": (algorithms.minibatch_sgd, lambda of: of(True).problem, True),
-    "a sampler of its own": (
+    "expected one_worker=False": (algorithms.minibatch_sgd, lambda of: of(True).problem, True),
+    "a custom sampler": (
         algorithms.minibatch_sgd,
         lambda of: of(True).problem._replace(
             sample=lambda key, mine: mine._replace(noise=jnp.ones_like(mine.b))
@@ -402,9 +402,9 @@ def test_problems_that_have_no_exact_moments_are_refused(numbers, says):
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (N * N, rf"at least \d+ messages, not {N * N}"),
+        (N * N, rf"at least \d+ messages; expected messages = {N * N}"),
         (N * N + N - 1, "at least"),
-        (N * N + N + 1, "fewer messages"),
+        (N * N + N + 1, "which may be smaller"),
     ],
 )
 def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):

@@ -96,7 +96,7 @@ def test_ratio_is_0_where_both_sides_are(outcome, ratio):
 
 def test_need_names_the_first_hypothesis_that_fails():
     need("here", [Condition("a", True, "a = 1")])
-    with pytest.raises(ValueError, match=r"^here: b = 2: need b$"):
+    with pytest.raises(ValueError, match=r"^here: b = 2; expected b$"):
         need(
             "here",
             [

@@ -281,7 +281,7 @@ def test_what_is_no_graph_is_refused(graph):
     """By the types under pytest, by itself elsewhere."""
     with pytest.raises((ValueError, TypeError, AssertionError)):
         topologies.from_graph(graph)
-    with pytest.raises(ValueError, match=r"(?s)from_graph: given .*; need a graph of networkx"):
+    with pytest.raises(ValueError, match=r"(?s)from_graph: graph = .*; expected a networkx graph"):
         inspect.unwrap(topologies.from_graph)(graph)
 
 
@@ -296,7 +296,7 @@ def test_from_matrix_takes_lists_and_integers():
 ONE_WAY = nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
 REFUSED = [
     *(
-        (lambda make=make: make(0), f"{make.__name__}: n = 0: need an integer, at least 1")
+        (lambda make=make: make(0), f"{make.__name__}: n = 0; expected an integer, at least 1")
         for make in (
             topologies.ring,
             topologies.complete,
@@ -305,37 +305,46 @@ REFUSED = [
             topologies.exponential,
         )
     ),
-    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0: need an integer, at least 1"),
-    (lambda: topologies.torus(3, -2), r"torus\(3, -2\): columns = -2: need an integer, at least 1"),
-    (lambda: topologies.hypercube(-1), "hypercube: dimension = -1: need an integer, at least 0"),
-    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0: need an integer, at least 1"),
+    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0; expected an integer, at least 1"),
+    (
+        lambda: topologies.torus(3, -2),
+        r"torus\(3, -2\): columns = -2; expected an integer, at least 1",
+    ),
+    (
+        lambda: topologies.hypercube(-1),
+        "hypercube: dimension = -1; expected an integer, at least 0",
+    ),
+    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0; expected an integer, at least 1"),
     *(
         (
             lambda wrong=wrong: topologies.erdos_renyi(5, wrong),
-            rf"erdos_renyi\(5, {wrong:g}, 0\): need a probability in \(0, 1\]",
+            rf"erdos_renyi\(5, {wrong:g}, 0\): probability = {wrong}; expected a number in \(0, 1\]",
         )
         for wrong in (0, 1.5, math.nan)
     ),
-    (lambda: topologies.random_regular(0, 0), "random_regular: n = 0: need an integer, at least 1"),
+    (
+        lambda: topologies.random_regular(0, 0),
+        "random_regular: n = 0; expected an integer, at least 1",
+    ),
     (
         lambda: topologies.random_regular(4, -1),
-        r"random_regular\(4, -1, 0\): degree = -1: need an integer, at least 0",
+        r"random_regular\(4, -1, 0\): degree = -1; expected an integer, at least 0",
     ),
     *(
         (
             lambda n=n, d=d: topologies.random_regular(n, d),
-            rf"random_regular\({n}, {d}, 0\): need 0 <= degree < n, and an even n \* degree",
+            rf"random_regular\({n}, {d}, 0\): n = {n}, degree = {d}; expected 0 <= degree < n and an even n",
         )
         for n, d in ((5, 3), (4, 4))
     ),
     (
         lambda: topologies.erdos_renyi(30, 0.02),
-        r"erdos_renyi\(30, 0.02, 0\): the draw falls into \d+ components, the smallest of workers "
-        r"\[\d+\]; need a higher prob.* seed",
+        r"erdos_renyi\(30, 0.02, 0\): the drawn graph has \d+ components, the smallest with workers "
+        r"\[\d+\]; expected .*: pass a higher prob.* seed",
     ),
     (
         lambda: topologies.random_regular(8, 1),
-        r"random_regular\(8, 1, 0\): the draw falls into 4 components, .* \[\d, \d\]; need a "
+        r"random_regular\(8, 1, 0\): the drawn graph has 4 components, .* \[\d, \d\]; expected .*: pass a "
         r"degree of at least 3, or",
     ),
     (
@@ -344,27 +353,27 @@ REFUSED = [
             for seed in range(100)
             if _halves(nx.random_regular_graph(2, 30, seed=seed))
         ),
-        r"falls into 2 components, the smallest of workers \[\d+(, \d+){7}\]; need",
+        r"has 2 components, the smallest with workers \[\d+(, \d+){7}\]; expected",
     ),
     (
         lambda: topologies.from_graph(ONE_WAY, topologies.metropolis),
-        "metropolis weights of a directed graph: 2 sends to 0, which does not",
+        r"metropolis: the graph is directed \(worker 2 sends to 0, which does not",
     ),
     (
         lambda: topologies.from_graph(nx.Graph()),
-        "from_graph: a graph without nodes; need at least one worker",
+        "from_graph: the graph has no nodes; expected at least one",
     ),
     (
         lambda: topologies.from_graph(nx.Graph([("a", "b"), ("c", "d")]), name="mine"),
-        r"mine: the graph falls into 2 components, one of them workers \{0, 1\}",
+        r"mine: the graph has 2 components, one of them workers \{0, 1\}",
     ),
     (
         lambda: topologies.from_graph(nx.DiGraph([(0, 1), (1, 2)]), name="mine"),
-        r"mine: the graph falls into 3 components, .* \(a directed one strongly\)",
+        r"mine: the graph has 3 components, .* expected a strongly connected graph",
     ),
     (
         lambda: topologies.from_matrix([[0.5, 0.5], [0.5, 0.75]], "pair"),
-        "pair: row 1 of W sums to 1.25, not 1",
+        "pair: row 1 of W sums to 1.25 .*expected 1",
     ),
 ]
 

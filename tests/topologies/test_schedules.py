@@ -93,23 +93,23 @@ def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
     [
         (
             lambda: topologies.one_peer_exponential(0),
-            "one_peer_exponential: n = 0: need an integer, at least 1",
+            "one_peer_exponential: n = 0; expected an integer, at least 1",
         ),
         (
             lambda: topologies.random_matchings(-1),
-            r"random_matchings\(-1, 32, 0\): n = -1: need an integer, at least 1",
+            r"random_matchings\(-1, 32, 0\): n = -1; expected an integer, at least 1",
         ),
         (
             lambda: topologies.random_matchings(1),
-            r"random_matchings\(1, 32, 0\): need at least 2 workers",
+            r"random_matchings\(1, 32, 0\): n = 1; expected at least 2 workers",
         ),
         (
             lambda: topologies.random_matchings(4, period=0),
-            r"random_matchings\(4, 0, 0\): period = 0: need an integer, at least 1",
+            r"random_matchings\(4, 0, 0\): period = 0; expected an integer, at least 1",
         ),
         (
             lambda: topologies.random_matchings(4, period=1),
-            r"random_matchings\(4, 1, 0\): the graph falls into 2 components",
+            r"random_matchings\(4, 1, 0\): the graph has 2 components",
         ),
     ],
 )

@@ -1,3 +1,3 @@
-"""What statements are held to the code with: draws and instances, exact moments, runs, rates, the
-registry.
+"""Machinery of the theory checks: random instances, exact moments, runs, rates and the registry of
+statements.
 """

@@ -1,12 +1,12 @@
-r"""What DropCompute leaves of batches, and the left sides of its theorems: sums over rounds that
-are weighed by what was computed.
+"""The batches that DropCompute leaves, and the left sides of its theorems: sums over rounds,
+weighted by the number of computed samples.
 
-On quadratics, given the seconds of all micro-batches, a round is an affine map, which is taken from
-the method's own `query` and `update` at the unit vectors. Where the seconds of all rounds are
-given, mean and covariance follow without sampling: that is the theorem for batches that are
-independent of the gradients, conditional on them. Where seconds have two values and noise hangs on
-them, all tables of a round are gone through with their chances: exact again. On other problems the
-project's loop runs over seeds.
+On quadratics, given the seconds of all micro-batches, a round is an affine map, which is computed
+by applying the method's own `query` and `update` to the unit vectors. If the seconds of all rounds
+are given, mean and covariance follow without sampling; this is the theorem for batches that are
+independent of the gradients, conditional on the seconds. If the seconds take two values and the
+noise depends on them, all possible tables of a round are enumerated with their probabilities, which
+is again exact. On other problems, the project's loop is run with many seeds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_devi
 from theory_checks.machinery.statement import Method
 from theory_checks.recursions.dropcompute import Rule, until
 
-_TABLES = 512  # of a program: one size for all
+_TABLES = 512  # number of tables in a program: one size, so that it is compiled once
 
 
 class Times(NamedTuple):
-    """Seconds of each micro-batch, `[T, N, M]`, and tau: arrays of the trace."""
+    """Seconds of each micro-batch, `[T, N, M]`, and the threshold tau: arrays of the trace."""
 
     seconds: Any
     threshold: Any
 
 
 class Sums(NamedTuple):
-    """Of T rounds.
+    """Sums over T rounds.
 
     Args:
-        total: K, all that is computed; its expectation.
+        total: K, the total number of computed samples; its expectation.
         slope: sum of b_i E|f'(x_i)|^2.
         gap: sum of b_i (E f(x_i) - f*).
         largest: b, the largest batch.
@@ -57,8 +57,8 @@ class Sums(NamedTuple):
 
 
 def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
-    """How many micro-batches each worker computes, `[..., N, M]` to `[..., N]`: by the recursion,
-    apart from the method's code.
+    """Returns how many micro-batches each worker computes, `[..., N, M]` to `[..., N]`, by the
+    recursion, independently of the method's code.
     """
     rule = Rule(float(np.float32(threshold)), seconds.shape[-1], stop)
     rows = seconds.reshape(-1, seconds.shape[-1]).astype(np.float32).astype(float)
@@ -66,13 +66,15 @@ def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
 
 
 def counted(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
-    """Which are computed, bool `[..., M]`."""
+    """Returns which micro-batches are computed, bool `[..., M]`."""
     return np.arange(seconds.shape[-1]) < counts(seconds, threshold, stop)[..., None]
 
 
 @cache
 def of_table(method: Method, stop: str, micro_batches: int, correction: str = "none") -> Build:
-    """The method on a table of times, the instance's `more`: one object for equal arguments."""
+    """Returns a function that builds the method on the table of times in the instance's `more`. It
+    returns the same object for equal arguments.
+    """
 
     def build(of, compressor):
         options = {"stop": stop, "correction": correction}
@@ -96,8 +98,15 @@ def of_table(method: Method, stop: str, micro_batches: int, correction: str = "n
 
 
 class Maps(NamedTuple):
-    """Rounds of these times: x -> M x + c + B z, less the minimiser on both sides, `[k, d, d]`,
-    `[k, d]` and `[k, d, NMd]`.
+    """Rounds with given times as affine maps, x -> M x + c + B z, relative to the minimiser on both
+    sides.
+
+    Args:
+        slopes: M, `[k, d, d]`.
+        moved: c, `[k, d]`.
+        noise: B, `[k, d, NMd]`.
+        start: the start relative to the minimiser, `[d]`.
+        A: the mean Hessian, `[d, d]`.
     """
 
     slopes: np.ndarray
@@ -116,18 +125,21 @@ def maps(
     learning_rate: float,
     correction: str = "none",
 ) -> Maps:
-    """The method's rounds on a quadratic.
+    """Returns the method's rounds on a quadratic as affine maps.
 
     Args:
         method: as `algorithms.drop_compute`.
-        problem: of workers that are alike.
-        seconds: of each micro-batch, `[k, N, M]`, k at most 512.
-        threshold, stop, correction: of the method.
+        problem: a quadratic with the same data for all workers.
+        seconds: seconds of each micro-batch, `[k, N, M]`, k at most 512.
+        threshold, stop, correction: arguments of the method.
         learning_rate: gamma.
+
+    Raises:
+        ValueError: if k > 512.
     """
     k, N, M = seconds.shape
     if k > _TABLES:
-        raise ValueError(f"seconds of {k} rounds: need at most {_TABLES}")
+        raise ValueError(f"maps: seconds of {k} rounds; expected at most {_TABLES}")
     table = np.ones((_TABLES, N, M), np.float32)
     table[:k] = seconds
     with jax.enable_x64(True):
@@ -141,15 +153,17 @@ def maps(
                 gradient=problem.gradient,
             )
         )[:k]
-    A, best, away = around(problem)
+    A, best, start_offset = around(problem)
     start, d = found[:, 0], len(A)
     columns = np.moveaxis(found[:, 1:] - start[:, None], 1, 2)
     slopes, noise = columns[..., :d], columns[..., d:]
-    return Maps(slopes, start + slopes @ best - best, noise, away, A)
+    return Maps(slopes, start + slopes @ best - best, noise, start_offset, A)
 
 
 def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a quadratic: the mean Hessian, the minimiser, and how far from it the start is."""
+    """Returns the mean Hessian of a quadratic, its minimiser, and the start relative to the
+    minimiser.
+    """
     with jax.enable_x64(True):
         of = moments.instance(problem, 1.0)
         A, b = (np.asarray(part).mean(axis=0) for part in (of.A, of.b))
@@ -159,8 +173,8 @@ def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnames=("build", "gradient"))
 def _rounds(of, seconds, *, build, gradient):
-    """The model after a round from 0, from each unit vector, and from 0 with each unit of noise,
-    `[k, 1 + d + NMd, d]`: it is affine.
+    """Returns the model after a round from 0, from each unit vector, and from 0 with each unit of
+    noise, `[k, 1 + d + NMd, d]`. These determine the affine map.
     """
 
     def everything(of, seconds):
@@ -185,7 +199,13 @@ def _rounds(of, seconds, *, build, gradient):
 
 
 class Path(NamedTuple):
-    """Given the times: b_i, E|f'(x_i)|^2 and E f(x_i) - f* before each round, `[T]`."""
+    """Moments given the times, before each round.
+
+    Args:
+        batches: b_i, `[T]`.
+        slope: E|f'(x_i)|^2, `[T]`.
+        gap: E f(x_i) - f*, `[T]`.
+    """
 
     batches: np.ndarray
     slope: np.ndarray
@@ -206,13 +226,13 @@ def conditional(
     learning_rate: float,
     correction: str = "none",
 ) -> Path:
-    """Exact, given the times, of noise that is independent of them.
+    """Returns exact moments given the times, for noise that is independent of them.
 
     Args:
         method: as `algorithms.drop_compute`.
-        problem: a quadratic, of workers that are alike.
-        seconds: of each micro-batch, `[T, N, M]`, T at most 512.
-        threshold, stop, correction: of the method.
+        problem: a quadratic with the same data for all workers.
+        seconds: seconds of each micro-batch, `[T, N, M]`, T at most 512.
+        threshold, stop, correction: arguments of the method.
         learning_rate: gamma, of the method.
     """
     d = problem.data.b.shape[1]
@@ -228,12 +248,12 @@ def conditional(
 
 
 class Pairs(NamedTuple):
-    r"""Latencies of two values, on which the noise hangs: $\xi = \mp 1$ in standard units, of mean
-    0 and variance 1.
+    r"""Latencies with two values, which determine the noise: $\xi = -\sqrt{p / (1 - p)}$ for fast
+    micro-batches and $\sqrt{(1 - p) / p}$ for slow ones, with mean 0 and variance 1.
 
     Args:
         fast, slow: seconds.
-        chance: of the slow one.
+        chance: p, probability of the slow value.
     """
 
     fast: float
@@ -241,7 +261,9 @@ class Pairs(NamedTuple):
     chance: float
 
     def tables(self, N: int, M: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All tables of a round `[2^(NM), N, M]`, their noise, and their chances `[2^(NM)]`."""
+        """Returns all tables of a round `[2^(NM), N, M]`, their noise, and their probabilities
+        `[2^(NM)]`.
+        """
         slow = np.array(list(product((False, True), repeat=N * M))).reshape(-1, N, M)
         odds = np.sqrt(self.chance / (1 - self.chance))
         chances = np.where(slow, self.chance, 1 - self.chance).prod(axis=(1, 2))
@@ -249,12 +271,12 @@ class Pairs(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What comes of rounds whose times and noise hang together.
+    """Results of rounds whose times and noise are dependent.
 
     Args:
-        sums: of the theorems.
-        mean: of the model after the last round, less the minimiser, `[d]`.
-        map: that of the mean, x -> M x + c, `[d, d + 1]`.
+        sums: sums of the theorems.
+        mean: mean of the model after the last round, relative to the minimiser, `[d]`.
+        map: the map of the mean, x -> M x + c, `[d, d + 1]`.
     """
 
     sums: Sums
@@ -263,7 +285,7 @@ class Ends(NamedTuple):
 
     @property
     def rest(self) -> np.ndarray:
-        """Where the mean stays."""
+        """The fixed point of the mean."""
         M, c = self.map[:, :-1], self.map[:, -1]
         return np.linalg.solve(np.eye(len(c)) - M, c)
 
@@ -280,24 +302,24 @@ def dependent(
     noise: float,
     M: int,
 ) -> Ends:
-    r"""Exact, of noise $\sigma \xi v$ of each micro-batch that is a function of its own seconds, v
-    a unit vector.
+    r"""Returns exact results for noise $\sigma \xi v$ of each micro-batch that is a function of its
+    own seconds, with a unit vector v.
 
     Args:
         method: as `algorithms.drop_compute`.
-        problem: a quadratic without noise, of workers that are alike.
-        pairs: of what both are.
-        threshold, stop: of the method.
+        problem: a quadratic without noise, with the same data for all workers.
+        pairs: joint distribution of seconds and noise.
+        threshold, stop: arguments of the method.
         learning_rate: gamma, of the method.
         steps: T.
         noise: sigma.
-        M: micro-batches.
+        M: number of micro-batches.
     """
     N, d = problem.data.b.shape
     seconds, xi, chances = pairs.tables(N, M)
     of = maps(method, problem, seconds, threshold, stop, learning_rate)
     z = noise * xi[..., None] * np.full(d, d**-0.5)
-    # Of (x - x*, 1): one matrix for each table.
+    # One matrix for each table, acting on (x - x*, 1).
     whole = np.zeros((len(seconds), d + 1, d + 1))
     whole[:, :d, :d], whole[:, :d, d], whole[:, d, d] = (
         of.slopes,
@@ -309,7 +331,8 @@ def dependent(
         np.einsum("k,kab,kcd->acbd", chances, whole, whole).reshape((d + 1) ** 2, -1),
     )
     first, size = np.append(of.start, 1), (d + 1) ** 2
-    # What all rounds add up to is carried beside the covariance, so that powers give both.
+    # The sum over all rounds is carried together with the second moments, so that a matrix power
+    # computes both.
     adding = np.block([[squares, np.zeros((size, size))], [np.eye(size), np.eye(size)]])
     added = np.linalg.matrix_power(adding, steps) @ np.append(
         np.outer(first, first), np.zeros(size)
@@ -334,7 +357,12 @@ def _on_cluster(method: Method, stop: str, micro_batches: int) -> Callable[..., 
 
 
 class Seeds(NamedTuple):
-    """Of each run: what it has computed in all, and the sum of b_i |f'(x_i)|^2, `[seeds]`."""
+    """Results of each run.
+
+    Args:
+        total: number of samples that were computed, `[seeds]`.
+        slope: sum of b_i |f'(x_i)|^2, `[seeds]`.
+    """
 
     total: np.ndarray
     slope: np.ndarray
@@ -353,16 +381,16 @@ def simulated(
     seeds: int,
     seed: int,
 ) -> Seeds:
-    """Runs of the project's loop.
+    """Runs the project's loop with several seeds.
 
     Args:
         method: as `algorithms.drop_compute`.
-        problem: of batches of one sample.
-        cluster: of seconds that are independent of the samples.
-        threshold, stop, micro_batches: of the method.
+        problem: with batches of one sample.
+        cluster: with seconds that are independent of the samples.
+        threshold, stop, micro_batches: arguments of the method.
         learning_rate: gamma.
         steps: T.
-        seeds, seed: of runs.
+        seeds, seed: number of runs, and the seed of their key.
     """
     with jax.enable_x64(True):
         axes: Any = {"learning_rate": np.array([learning_rate]), "threshold": np.array([threshold])}
@@ -377,6 +405,6 @@ def simulated(
             mesh=1,
             **axes,
         )
-    # A record has the samples of the round before it.
+    # A record contains the number of samples of the preceding round.
     b = found.history["samples"][0, 0, :, 1:].sum(axis=-1)
     return Seeds(b.sum(axis=-1), (b * found.history["grad_sqnorm"][0, 0, :, :-1]).sum(axis=-1))

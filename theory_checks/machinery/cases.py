@@ -1,5 +1,5 @@
-r"""A method beside a recursion: what both are made of, and that their symbols are equal in every
-round.
+"""Comparison of a method with a recursion: the inputs of both, and the check that their symbols are
+equal in every round.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
 from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
 
 Make = Callable[[optax.GradientTransformation, Instance], Algorithm]
-Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all
+Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all rounds
 
 
 class Inputs(NamedTuple):
-    """What a recursion is made of.
+    """Inputs of a recursion.
 
     Args:
-        more: what else the instance has.
-        gamma: its step size.
+        more: additional arrays of the instance.
+        gamma: step size.
         x, X: the start, `[d]` and `[N, d]`.
-        G: everybody's gradients.
-        exact: the same without noise.
-        steps: makes of them what models change by.
-        found: the method's own rounds, of what is random in them.
+        G: gradients of all workers.
+        exact: gradients of all workers without noise.
+        steps: makes the function from gradients to the change of the models.
+        found: the method's own rounds, for the values that are random in them.
     """
 
     more: Any
@@ -47,23 +47,24 @@ class Inputs(NamedTuple):
 
     @property
     def step(self) -> Step:
-        """One that remembers nothing yet."""
+        """A step function with empty memory."""
         return self.steps()
 
 
 class Case(NamedTuple):
-    """A method beside its recursion.
+    """A method and its recursion.
 
     Args:
         name, reference, hypotheses: of the statement.
         make: (optimiser, instance) -> the project's method.
         rounds: the recursion.
-        seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to
-            rounds; all methods have "bits up" and "bits down".
+        seen: (trajectory, the recursion's symbols) -> the same symbols of the method, `[T + 1,
+            ...]`, or `[T, ...]` for those that belong to rounds. All methods also have "bits up"
+            and "bits down".
         optimizer: a key of `OPTIMIZERS`.
-        more: draws -> what else the instance has, arrays.
+        more: draws -> additional arrays of the instance.
         place: the cluster; None: none.
-        length: rounds.
+        length: number of rounds.
     """
 
     name: str
@@ -89,19 +90,21 @@ OPTIMIZERS: dict[
 
 @cache
 def _build(case: Case) -> trajectories.Build:
-    """instance -> the case's method: one object, so that it is compiled once."""
+    """Returns a function from an instance to the case's method. It is the same object in each call,
+    so that the method is compiled once.
+    """
     return lambda of: case.make(OPTIMIZERS[case.optimizer][0](of.learning_rate), of)
 
 
 def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
-    """An instance of the case, and its rounds."""
+    """Returns an instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     seed = draws.integer(0, 2**31 - 1)
     return of, trajectories.run(_build(case), of, seed=seed, place=case.place, length=case.length)
 
 
 def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
-    """What the case's recursion is made of."""
+    """Returns the inputs of the case's recursion."""
     A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
     steps = partial(OPTIMIZERS[case.optimizer][1], float(gamma))
     return Inputs(
@@ -117,7 +120,9 @@ def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
 
 
 def trial(case: Case, draws: Draws) -> list[Outcome]:
-    """One instance: an outcome for each symbol, of the round in which it is farthest off."""
+    """Compares method and recursion on one instance. Returns an outcome for each symbol, for the
+    round with the largest deviation.
+    """
     of, found = run(case, draws)
     expected = list(islice(case.rounds(inputs(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
@@ -128,7 +133,9 @@ def trial(case: Case, draws: Draws) -> list[Outcome]:
 
 
 def taken_home(papers: Symbols) -> np.ndarray:
-    """x; or the mean of the local models, divided by the sum of push-sum's weights: `[T, d]`."""
+    """Returns x, or the mean of the local models (in push-sum: their sum divided by the sum of the
+    weights), `[T, d]`.
+    """
     if "x" in papers:
         return papers["x"]
     X, weight = papers["params"], papers.get("weight", np.ones(papers["params"].shape[:2]))
@@ -136,17 +143,21 @@ def taken_home(papers: Symbols) -> np.ndarray:
 
 
 def compare(case: str, got: np.ndarray, expected: np.ndarray) -> Outcome:
-    """That they are equal, `[T, ...]` both, to rounding of the largest until then."""
+    """Compares two arrays `[T, ...]` up to rounding relative to the largest value until the
+    respective round.
+    """
     if got.shape != expected.shape:
-        return Outcome(np.nan, 0.0, case=f"{case} has the shape {got.shape}, need {expected.shape}")
-    off, size = (
+        return Outcome(
+            np.nan, 0.0, case=f"{case} has the shape {got.shape}; expected {expected.shape}"
+        )
+    deviation, size = (
         np.abs(values).reshape(len(expected), -1).max(axis=1)
         for values in (np.asarray(got, float) - expected, expected)
     )
     scale = np.maximum(1.0, np.maximum.accumulate(size))
-    worst = int(np.argmax(off / scale))
+    worst = int(np.argmax(deviation / scale))
     return Outcome(
-        float(off[worst]),
+        float(deviation[worst]),
         0.0,
         case=f"{case} of round {worst + 1}",
         equality=True,
@@ -155,12 +166,12 @@ def compare(case: str, got: np.ndarray, expected: np.ndarray) -> Outcome:
 
 
 def on_server(found: Trajectory, papers: Symbols) -> Symbols:
-    """x."""
+    """Returns the server's model as the symbol x."""
     return {"x": trajectories.rows(found.states.server.params, 1)}
 
 
 def on_workers(found: Trajectory, papers: Symbols) -> Symbols:
-    """By their names, those of the workers' state."""
+    """Returns the leaves of the workers' state that have the names of the recursion's symbols."""
     values = {
         symbol: getattr(found.states.workers, symbol)
         for symbol in papers

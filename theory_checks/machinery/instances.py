@@ -1,4 +1,4 @@
-"""Random problems whose constants are known exactly, and graphs: what statements are tried on."""
+"""Random problems with exactly known constants, and graphs, on which statements are tested."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ def quadratic(
     at_zero: bool = False,
     alike: bool = False,
 ) -> Problem:
-    """A random quadratic.
+    """Returns a random quadratic problem.
 
     Args:
-        draws: where its numbers come from.
+        draws: source of the random numbers.
         workers, dimension: N, d.
-        hessians: kinds to choose from. "isotropic": all A_n = L I, where most bounds are tight;
-            "equal": one matrix for all, with eigenvalues over several orders; "different": one for
-            each worker; "indefinite": those with negative eigenvalues, too.
+        hessians: kinds to choose from. "isotropic": all A_n = L I, for which most bounds are tight;
+            "equal": one matrix for all workers, with eigenvalues over several orders of magnitude;
+            "different": one matrix for each worker; "indefinite": different matrices, one of which
+            has negative eigenvalues.
         noisy: whether gradients may have noise.
-        at_zero: start at 0 instead of a random point.
-        alike: all workers have the same data; with Hessians that are equal.
+        at_zero: whether to start at 0 instead of a random point.
+        alike: whether all workers have the same data, provided that their Hessians are equal.
     """
     kind = draws.choice(hessians)
     L = draws.real(0.2, 5.0)
@@ -51,7 +52,7 @@ def quadratic(
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     A = _hessians(kind, L, workers, dimension, rng)
     b = spread * rng.normal(size=(workers, dimension)) + rng.normal(size=dimension)
-    near = draws.choice((True, False))  # to the minimiser, where noise decides, or far from it
+    near = draws.choice((True, False))  # near the minimiser noise dominates
     minimizer = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
     start = (
         None
@@ -68,7 +69,7 @@ def _hessians(kind: str, L: float, N: int, d: int, rng: np.random.Generator) -> 
     eigenvalues = L * 10 ** rng.uniform(-3, 0, (count, d))
     bases = np.linalg.qr(rng.normal(size=(count, d, d)))[0]
     if kind == "indefinite" and N > 1:
-        eigenvalues[0] *= -0.3 / N  # of one worker: the mean stays positive definite
+        eigenvalues[0] *= -0.3 / N  # for one worker only, so that the mean stays positive definite
         eigenvalues[1:] = np.maximum(eigenvalues[1:], 0.4 * L)
     A = np.einsum("nij,nj,nkj->nik", bases, eigenvalues, bases)
     return np.broadcast_to((A + np.swapaxes(A, 1, 2)) / 2, (N, d, d))
@@ -87,48 +88,47 @@ def wells(
     replacement: bool = True,
     seed: int = 0,
 ) -> Problem:
-    r"""Wells and hills in all directions, which are not convex, with every constant exact and the
-    same everywhere.
+    r"""Returns a non-convex problem with minima and maxima in all directions, whose constants are
+    exact and the same everywhere.
 
     $$ f_n(x) = \frac1M \sum_m \Big( L \sum_i (1 - \cos(x_i + s_i)) + c_{nm}^T x \Big), \qquad
     \sum_{n,m} c_{nm} = 0 $$
 
-    $f'' = L\, \mathrm{diag}(\cos(x + s))$ is $\pm L$ at minima and hilltops, $f \ge 0$ is 0 at
-    $x = -s$; what samples' gradients differ by are constants:
-    $\sigma^2 = \frac1B \frac1M \sum_m |c_{nm} - c_n|^2$ (without replacement times
-    $\frac{M-B}{M-1}$) for every n, and $\varsigma^2 = \frac1N \sum_n |c_n|^2$. Near a minimum, with
-    little noise, f is $\frac L2 |x + s|^2$, where most bounds are met.
+    $f'' = L\, \mathrm{diag}(\cos(x + s))$ is $\pm L$ at minima and maxima, and $f \ge 0$ is 0 at $x
+    = -s$. The gradients of samples differ by constants: $\sigma^2 = \frac1B \frac1M \sum_m |c_{nm}
+    - c_n|^2$ (without replacement times $\frac{M-B}{M-1}$) for every n, and $\varsigma^2 = \frac1N
+    \sum_n |c_n|^2$. Near a minimum, with little noise, f is $\frac L2 |x + s|^2$, for which most
+    bounds are tight.
 
     Args:
         workers, dimension: N, d.
-        start: s, `[d]` or one number for all: how far from a minimum x = 0 is, where methods begin;
-            pi is a hilltop.
+        start: s, `[d]` or one number for all elements: the distance of x = 0, where methods start,
+            from a minimum; pi is a maximum.
         smoothness: L.
-        noise: what one sample's gradient differs by from its worker's, in the mean square's root:
-            sigma where B = 1.
-        heterogeneity: varsigma; 0 where N = 1.
-        samples, batch_size, replacement: M, B, and whether one sample may be drawn twice in a
-            batch.
-        seed: of c.
+        noise: root mean square of the difference between the gradient of a sample and that of its
+            worker: sigma if B = 1.
+        heterogeneity: varsigma; 0 if N = 1.
+        samples, batch_size, replacement: M, B, and whether a sample may be drawn twice in a batch.
+        seed: seed of c.
 
     Returns:
-        A problem that starts at 0. All of one shape share one program.
+        A problem that starts at 0. Problems of the same shape share one program.
     """
     rng = np.random.default_rng(seed)
     shape = (workers, samples, dimension)
-    own = _sized(rng.normal(size=shape), noise, axis=1)
+    deviations = _sized(rng.normal(size=shape), noise, axis=1)
     common = (
         _sized(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0)
         if workers > 1
         else 0.0
     )
     s = np.broadcast_to(np.asarray(start, float), shape)
-    inputs, L = np.stack([own + common, s], axis=2), np.full(shape[:2], smoothness)
+    inputs, L = np.stack([deviations + common, s], axis=2), np.full(shape[:2], smoothness)
     fewer = 1.0 if replacement else (samples - batch_size) / (samples - 1)
     return Problem(
         init=FromZero(dimension),
         loss=_loss_of_wells,
-        # the loss is a mean without weights
+        # `take=None`, since the loss is a mean without weights
         sample=replace(problems.minibatch(batch_size, replacement), samples=samples, take=None),
         data=problems.Examples(
             jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])
@@ -145,7 +145,9 @@ def wells(
 
 
 def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
-    """c of `[..., d]` less its mean over an axis, along which its mean square is then size^2."""
+    """Centres c, `[..., d]`, along an axis and scales it such that its mean square along the axis
+    is size^2.
+    """
     c = c - c.mean(axis=axis, keepdims=True)
     return (
         size * c / np.sqrt(np.mean(np.sum(c**2, axis=-1, keepdims=True), axis=axis, keepdims=True))
@@ -154,7 +156,7 @@ def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
 
 def _loss_of_wells(x: jax.Array, batch: problems.Examples) -> jax.Array:
     c, s = batch.inputs[:, 0], batch.inputs[:, 1]
-    # Of half the angle: 1 - cos would lose the digits of what is left near a minimum.
+    # 2 sin^2 of half the angle, since 1 - cos loses digits near a minimum.
     return jnp.mean(
         2 * batch.targets * jnp.sum(jnp.sin((x[None] + s) / 2) ** 2, axis=1)
         + jnp.sum(c * x[None], axis=1)
@@ -171,13 +173,14 @@ def bowl(
     heterogeneity: float = 0.0,
     seed: int = 0,
 ) -> Problem:
-    r"""$f_n(x) = \frac L2 |x|^2 - b_n^T x$ from 0: where nothing is lost by smoothness.
+    r"""Returns the problem $f_n(x) = \frac L2 |x|^2 - b_n^T x$, starting at 0, for which the
+    smoothness inequality is tight.
 
     Args:
         workers, dimension: N, d.
-        away: how far the minimiser is, in each direction.
-        smoothness, noise, heterogeneity: L, sigma, varsigma (0 where N = 1).
-        seed: of what workers differ in.
+        away: distance of the minimiser from 0 in each direction.
+        smoothness, noise, heterogeneity: L, sigma, varsigma (0 if N = 1).
+        seed: seed of the differences between workers.
     """
     b = np.full((workers, dimension), smoothness * away)
     if workers > 1:
@@ -188,8 +191,10 @@ def bowl(
 
 
 def uneven(problem: Problem) -> Problem:
-    """A quadratic of N workers and d elements, N a divisor of d, where worker n's noise is all in
-    the n-th part: that it begins around a ring."""
+    """Returns a quadratic of N workers and d elements, N a divisor of d, in which the noise of
+    worker n is confined to the n-th part of the vector, which starts at worker n in a ring
+    all-reduce.
+    """
     N, d = problem.data.b.shape
     part = (
         np.kron(np.eye(N), np.ones(d // N)) * np.sqrt(N) * np.asarray(problem.data.scale)[:, None]
@@ -199,14 +204,14 @@ def uneven(problem: Problem) -> Problem:
     )
 
 
-def _sample_unevenly(key: jax.Array, mine: Quadratic) -> Quadratic:
-    return mine._replace(
-        noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype), scale=jnp.zeros(())
+def _sample_unevenly(key: jax.Array, data: Quadratic) -> Quadratic:
+    return data._replace(
+        noise=data.scale * jax.random.normal(key, data.b.shape, data.b.dtype), scale=jnp.zeros(())
     )
 
 
 def sample_noise(problem: Problem) -> float:
-    """sigma of one sample of a problem of `wells`, whatever its batches."""
+    """Returns sigma of a single sample of a `wells` problem, whatever its batches."""
     c = np.asarray(problem.data.inputs[:, :, 0], np.float64)
     return float(
         np.sqrt(np.mean(np.sum((c - c.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=1).max())
@@ -214,7 +219,7 @@ def sample_noise(problem: Problem) -> float:
 
 
 STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
-"""Where methods begin: around where, how far away in each direction."""
+"""Distributions of s in `random_wells`: mean and standard deviation of each element."""
 
 
 def random_wells(
@@ -225,21 +230,21 @@ def random_wells(
     batches: Sequence[tuple[int, bool]] = ((1, True),),
     alike: bool = False,
 ) -> Problem:
-    """Wells whose numbers are drawn.
+    """Returns a `wells` problem with random parameters.
 
     Args:
-        draws: where they come from.
+        draws: source of the random numbers.
         workers, dimension: N, d.
-        batches: sizes B, and whether with replacement, to choose from. Each is another program.
-        alike: all workers have the same data, but for their samples' noise.
+        batches: pairs (B, whether with replacement) to choose from. Each needs its own program.
+        alike: whether all workers have the same data, up to the noise of their samples.
     """
     batch_size, replacement = draws.choice(batches)
-    around, away = STARTS[draws.choice(tuple(STARTS))]
+    mean, spread = STARTS[draws.choice(tuple(STARTS))]
     seed = draws.integer(0, 2**32 - 1)
     return wells(
         workers,
         dimension,
-        start=around + away * np.random.default_rng(seed).normal(size=dimension),
+        start=mean + spread * np.random.default_rng(seed).normal(size=dimension),
         smoothness=draws.real(0.2, 5.0),
         noise=10 ** draws.real(-2.0, 0.5),
         heterogeneity=0.0 if alike else draws.real(0.0, 1.0),
@@ -250,18 +255,18 @@ def random_wells(
 
 
 def full_batch(problem: Problem) -> Problem:
-    """The same problem, whose batches are all that a worker has: without noise."""
+    """Returns the same problem with batches of all samples of a worker, that is, without noise."""
     sampler = replace(problem.sampler, draw=_all, batch_size=problem.samples)
     return problem._replace(sample=sampler, constants=problem.constants._replace(noise=0.0))
 
 
-def _all(key: jax.Array, mine):
-    return mine
+def _all(key: jax.Array, data):
+    return data
 
 
 @cache
 def graphs() -> tuple[Topology, ...]:
-    """Undirected graphs of 2 to 8 workers, sparse and dense, with several kinds of weights."""
+    """Returns undirected graphs of 2 to 8 workers, sparse and dense."""
     return (
         topologies.ring(2),
         topologies.chain(3),
@@ -273,13 +278,13 @@ def graphs() -> tuple[Topology, ...]:
 
 
 class Known(NamedTuple):
-    """What bounds need of a problem.
+    """Constants of a problem that bounds need.
 
     Args:
-        gap: D = f(x_1) - f*, or - a lower bound of f.
+        gap: D = f(x_1) - f*, or f(x_1) minus a lower bound of f.
         smoothness: L.
-        noise: sigma, of one worker's gradient.
-        heterogeneity: varsigma where it holds everywhere; None: it is only known on a path.
+        noise: sigma, of the gradient of one worker.
+        heterogeneity: varsigma if it holds everywhere; None: it is only known on a path.
     """
 
     gap: float
@@ -289,46 +294,47 @@ class Known(NamedTuple):
 
 
 def known(problem: Problem) -> Known:
-    """The constants of a problem.
+    """Returns the constants of a problem.
 
     Raises:
-        ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the
-            minimum.
+        ValueError: if its smoothness, minimum or noise is unknown, or if it starts at the minimum.
     """
     of = problem.constants
     missing = [name for name in ("smoothness", "minimum", "noise") if getattr(of, name) is None]
     if missing:
         raise ValueError(
-            f"{problem.name} does not know its {', '.join(missing)}: need a problem with all "
-            "constants, problems.quadratic, say"
+            f"{problem.name}: unknown {', '.join(missing)}; expected a problem with all "
+            "constants, such as problems.quadratic"
         )
     gap = _gap(problem)
     if not gap > 0:
-        raise ValueError(f"{problem.name}: f(x_1) - f* = {gap:.3g}: need a start above the minimum")
+        raise ValueError(
+            f"{problem.name}: f(x_1) - f* = {gap:.3g}; expected a start above the minimum"
+        )
     everywhere = of.heterogeneity if equal_hessians(problem) else None
     return Known(gap, float(of.smoothness or 0.0), float(of.noise or 0.0), everywhere)
 
 
 def _gap(problem: Problem) -> float:
-    """f(x_1) - f*. Of a quadratic by the distance from its minimiser: the difference would lose
-    digits.
+    """Returns f(x_1) - f*. For a quadratic it is computed from the distance to the minimiser, since
+    the difference would lose digits.
     """
     with jax.enable_x64(True):
         first = problem.init(jax.random.key(0))
         if isinstance(problem.data, Quadratic):
-            A, away = (
+            A, delta = (
                 np.asarray(problem.data.A, np.float64).mean(axis=0),
                 np.asarray(first - problem.constants.minimizer, np.float64),
             )
-            return float(away @ (A * away if A.ndim == 1 else A @ away)) / 2
+            return float(delta @ (A * delta if A.ndim == 1 else A @ delta)) / 2
         return float(_loss_of_all(problem.loss, first, problem.data)) - float(
             problem.constants.minimum or 0.0
         )
 
 
 def equal_hessians(problem: Problem) -> bool:
-    """Whether the problem's heterogeneity holds everywhere: of quadratics, whether all have one
-    Hessian.
+    """Whether the problem's heterogeneity is the same everywhere: for quadratics, whether all
+    workers have the same Hessian.
     """
     if not isinstance(problem.data, Quadratic):
         return True
@@ -342,19 +348,19 @@ def _loss_of_all(loss, params, data):
 
 
 def same_heterogeneity(problem: Problem) -> Condition:
-    """That (1/N) sum |f_n' - f'|^2 has one bound everywhere."""
-    given = f"{problem.name} does not know its heterogeneity, or has Hessians that differ"
+    """Returns the condition that (1/N) sum |f_n' - f'|^2 has one bound everywhere."""
+    given = f"{problem.name} has an unknown heterogeneity, or different Hessians"
     return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
 
 
 def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> list[Condition]:
-    """That the graph has as many workers as the problem, and one matrix for all rounds, of this
-    kind.
+    """Returns the conditions that the graph has as many workers as the problem, and one matrix of
+    this kind for all rounds.
 
     Args:
         problem, topology: of N workers each.
-        matrix: of what kind, in words.
-        holds: whether the graph's is.
+        matrix: the kind of the matrix, in words.
+        holds: whether the graph's matrix is of this kind.
     """
     return [
         Condition(
@@ -373,7 +379,7 @@ def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> 
 def need_step(
     where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False
 ) -> None:
-    """Raises a ValueError where a bound is asked for at a step size that its theorem does not
+    """Raises a ValueError if a bound is evaluated at a step size that its theorem does not
     allow.
     """
     need(where, [step_below(name, limit, learning_rate, strictly=strictly)])
@@ -382,7 +388,9 @@ def need_step(
 def step_below(
     name: str, limit: float, learning_rate: float, *, strictly: bool = False, symbol: str = "gamma"
 ) -> Condition:
-    """That the step size is positive and at most the limit, or strictly below it."""
+    """Returns the condition that the step size is positive and at most the limit, or strictly below
+    it.
+    """
     holds = 0 < learning_rate < limit if strictly else 0 < learning_rate <= limit * (1 + 1e-12)
     return Condition(
         f"0 < {symbol} {'<' if strictly else '<='} {name}",

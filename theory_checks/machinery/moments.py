@@ -1,21 +1,21 @@
 r"""Exact moments, without sampling noise, of the project's own methods on quadratics.
 
 On a quadratic, a round of SGD, of gossip, of a stale or of a compressed step with additive noise is
-affine in all that is carried and in the noise. Its matrices are taken from the method's own `query`
-and `update`, by differentiation (exact, since they are affine):
+affine in the state and in the noise. Its matrices are obtained by differentiating the method's own
+`query` and `update` (which is exact, since they are affine):
 
 $$ s_{t+1} = M_t s_t + c_t + B_t \xi_t, \qquad E \xi_t = 0,\ E \xi_t \xi_t^T = I $$
 
-so that mean and covariance of the state follow
+Mean and covariance of the state therefore follow
 
 $$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
 
-and any affine quantity $P s + q$ (a gradient, a distance between models) has
-$E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$.
+and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm +
+q|^2 + \mathrm{tr}(P S P^T)$.
 
-A round must be the same affine map at every t (or `varying`) and for every key, but for who is
-asked, which must be uniform; nothing but the round's number and what is floating point may change.
-That is probed, and an error where it is not so.
+A round must be the same affine map for every t (unless `varying`) and for every key, except for the
+choice of the worker that is queried, which must be uniform. Only the round's number and
+floating-point numbers may change. This is probed, and a violation raises an error.
 """
 
 from __future__ import annotations
@@ -36,26 +36,30 @@ from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import probes
 from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
 
-_SHORTEST = 9  # log2 of the fewest rounds that a program is compiled for
+_SHORTEST = 9  # log2 of the smallest number of rounds for which a program is compiled
 
 
 @cache
 def with_step(method: Callable[..., Algorithm], *arguments: Any) -> Build:
-    """method(optax.sgd(gamma), *arguments): one object for equal arguments, so that it is compiled
-    once.
+    """Returns a builder of method(optax.sgd(gamma), *arguments). It is the same object for equal
+    arguments, so that the method is compiled once.
     """
     return lambda of, compressor: method(optax.sgd(of.learning_rate), *arguments)
 
 
 @cache
 def with_compressor(method: Callable[..., Algorithm], *arguments: Any) -> Build:
-    """method(optax.sgd(gamma), compressor, *arguments), likewise."""
+    """Returns a builder of method(optax.sgd(gamma), compressor, *arguments), cached as in
+    `with_step`.
+    """
     return lambda of, compressor: method(optax.sgd(of.learning_rate), compressor, *arguments)
 
 
 @cache
 def with_compressors(method: Callable[..., Algorithm]) -> Build:
-    """method(optax.sgd(gamma), up, down) with the same compressor in both directions, likewise."""
+    """Returns a builder of method(optax.sgd(gamma), up, down) with the same compressor in both
+    directions, cached as in `with_step`.
+    """
     return lambda of, compressor: method(optax.sgd(of.learning_rate), compressor, compressor)
 
 
@@ -72,34 +76,34 @@ def second_moments(
     more: Any = (),
     quantities: Callable[[State], dict[str, jax.Array]] | None = None,
 ) -> dict[str, np.ndarray]:
-    r"""Mean squares of what theorems speak of, before each of the rounds and after the last,
-    `[steps + 1]`, in float64.
+    r"""Returns the mean squares that occur in theorems, before each of the rounds and after the
+    last, `[steps + 1]`, in float64.
 
     Args:
-        build: of `with_step`, `with_compressor` or the like.
-        problem: of `problems.quadratic`.
+        build: from `with_step`, `with_compressor` or the like.
+        problem: from `problems.quadratic`.
         learning_rate: gamma.
         steps: T. Programs are compiled for powers of two, from 512 on.
-        one_worker: the method asks one worker, drawn uniformly: what workers differ in is then
-            noise. Their Hessians must be equal.
-        varying: the round's matrices depend on t.
-        compression: s', where each message of a whole vector has an error of mean square s'^2, see
+        one_worker: whether the method queries one worker, drawn uniformly. The differences between
+            workers are then noise, and their Hessians must be equal.
+        varying: whether the round's matrices depend on t.
+        compression: s', if each message of a whole vector has an error of mean square s'^2, see
             `rounds.additive`.
-        messages: how many messages a round compresses.
-        more: what else the method is made of, arrays.
-        quantities: the method's own, affine in its state.
+        messages: number of messages that a round compresses.
+        more: additional arrays from which the method is built.
+        quantities: additional quantities, affine in the state.
 
     Returns:
-        `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus`
-        $\frac1N \sum E|x_n - \bar x|^2$, `spread` $\frac1N \sum E|f_n' - f'|^2$ at the mean of the
-        models that are asked at; of the gradients there `asked` $E|\frac1N \sum_n f_n'|^2$, `stale`
-        $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$, `around`
-        $\frac1N \sum E|f_n' - f'(\bar x_t)|^2$; and the method's own.
+        `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus` $\frac1N \sum
+        E|x_n - \bar x|^2$, `spread` $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models at
+        which gradients are computed; for these gradients `asked` $E|\frac1N \sum_n f_n'|^2$,
+        `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$,
+        `around` $\frac1N \sum E|f_n' - f'(\bar x_t)|^2$; and the additional quantities.
 
     Raises:
-        ValueError: another problem, or another noise; Hessians that differ where one worker is
-            asked, or one that is asked more often than others; a round of other than `messages`
-            messages, or one that is not the same affine map each time.
+        ValueError: if the problem or its noise is of another kind; if one worker is queried and the
+            Hessians differ, or a worker is queried more often than others; if a round has another
+            number of messages; or if rounds are not the same affine map.
     """
     checks.positive_int("steps", steps)
     messages = messages if compression else 0
@@ -133,17 +137,17 @@ def instance(
     more: Any = (),
     one_worker: bool = False,
 ) -> Instance:
-    """The numbers of a quadratic and of a method on it. Arguments and errors as of
+    """Returns the numbers of a quadratic and of a method on it. Arguments and errors are those of
     `second_moments`.
     """
     data = problem.data
     if not isinstance(data, Quadratic):
         raise ValueError(
-            f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic"
+            f"{problem.name}: no exact moments; expected a problem from problems.quadratic"
         )
     if problem.sample.__module__ != Quadratic.__module__:
         raise ValueError(
-            f"{problem.name} has a sampler of its own: exact moments are of equal Gaussian noise "
+            f"{problem.name} has a custom sampler; exact moments need equal Gaussian noise "
             "in all directions"
         )
     A, b = np.asarray(data.A, np.float64), np.asarray(data.b, np.float64)
@@ -154,11 +158,11 @@ def instance(
     if one_worker:
         if np.abs(A - A[0]).max() > 1e-12 * np.abs(A).max():
             raise ValueError(
-                f"{problem.name}: exact moments of methods that ask one worker need equal "
-                "Hessians; these differ"
+                f"{problem.name}: the Hessians differ; exact moments of methods that query one "
+                "worker need equal Hessians"
             )
-        away = b - b.mean(axis=0)
-        covariance = covariance + away.T @ away / N
+        deviations = b - b.mean(axis=0)
+        covariance = covariance + deviations.T @ deviations / N
         b = np.broadcast_to(b.mean(axis=0), b.shape)
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0))
@@ -199,11 +203,11 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
         def step(carry, t):
             m, S = carry
             M, c, noise, squares = matrices(t) if fixed is None else fixed
-            news = {
+            moments = {
                 name: jnp.sum((J @ m + q) ** 2) + jnp.sum((J @ S) * J)
                 for name, (J, q) in squares.items()
             }
-            return (M @ m + c, M @ S @ M.T + noise), news
+            return (M @ m + c, M @ S @ M.T + noise), moments
 
         start = (first, jnp.zeros((first.size, first.size)))
         wrong = probes.wrong(rounds, first, silence, varying)

@@ -1,6 +1,4 @@
-"""The project's own methods on quadratics with exact gradients, round by round: all that they
-carry.
-"""
+"""Full state trajectories of the project's own methods on quadratics with exact gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, on_one_device, vector
 from theory_checks.machinery.statement import Outcome
 
-_SHORTEST = 6  # log2 of the fewest rounds that a program is compiled for
+_SHORTEST = 6  # log2 of the smallest number of rounds for which a program is compiled
 
 
 def follow(
@@ -30,20 +28,20 @@ def follow(
     models: np.ndarray | None = None,
     more: Any = (),
 ) -> State:
-    """The states before each of the rounds and after the last, leaves `[steps + 1, ...]`, in
-    float64.
+    """Returns the states before each of the rounds and after the last, leaves `[steps + 1, ...]`,
+    in float64.
 
     Args:
-        build: of `moments.with_step` or the like.
-        problem: of `problems.quadratic`; its noise is left out.
+        build: from `moments.with_step` or the like.
+        problem: from `problems.quadratic`; its noise is ignored.
         learning_rate: gamma; 0 for gossip alone.
         steps: T. Programs are compiled for powers of two, from 64 on.
-        models: where workers begin, `[N, d]`, of a method whose state has them as `workers.params`;
-            None: at the problem's start.
-        more: what else the method is made of, arrays.
+        models: initial models of the workers, `[N, d]`, for a method whose state has them as
+            `workers.params`; None: the problem's start.
+        more: additional arrays from which the method is built.
 
     Raises:
-        ValueError: another problem.
+        ValueError: if the problem is of another kind.
     """
     checks.positive_int("steps", steps)
     with jax.enable_x64(True):
@@ -76,20 +74,20 @@ def _follow(of, models, *, build, gradient, length):
 
 
 def gradients(problem: Problem, models: np.ndarray) -> np.ndarray:
-    """The workers' exact gradients of a quadratic at their own models, `[..., N, d]`, computed
-    apart from the project's code.
+    """Returns the workers' exact gradients of a quadratic at their own models, `[..., N, d]`,
+    computed independently of the project's code.
     """
     A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
     return (A * models if A.ndim == 2 else np.einsum("nij,...nj->...ni", A, models)) - b
 
 
 def apart(models: np.ndarray) -> np.ndarray:
-    """Models `[..., N, d]` less their mean."""
+    """Returns models `[..., N, d]` minus their mean."""
     return models - models.mean(axis=-2, keepdims=True)
 
 
 def size(values: np.ndarray) -> np.ndarray:
-    """The Frobenius norms of `[..., N, d]`."""
+    """Returns the Frobenius norms of `[..., N, d]`."""
     return np.linalg.norm(values, axis=(-2, -1))
 
 
@@ -101,8 +99,8 @@ def worst(
     equality: bool = False,
     scale: np.ndarray | float = 0.0,
 ) -> list[Outcome]:
-    """The worst outcome of two arrays of one shape, with its place in the case. `scale` is theirs,
-    or a number for all.
+    """Returns the worst outcome of comparing two arrays of the same shape elementwise; its case
+    includes the index. `scale` is an array of this shape, or one number for all elements.
     """
     outcomes = [
         Outcome(

@@ -1,5 +1,5 @@
-"""Whether a method is what `moments` assumes: one affine map in every round, and messages that can
-be distinguished.
+"""Probes whether a method satisfies the assumptions of `moments`: every round is the same affine
+map, and messages can be distinguished.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import numpy as np
 
 from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
 
-_TIMES = (0, 1, 2, 3, 7, 64)  # at which a round is probed
-_TURNS = (1.0, 2.5)  # two directions, as waves
-_SHARES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (2.0, 0.0))  # how much of each
-_ASKED = 4096  # draws of the worker who is asked
+_TIMES = (0, 1, 2, 3, 7, 64)  # rounds t that are probed
+_TURNS = (1.0, 2.5)  # phases of the waves that are the two directions
+_SHARES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (2.0, 0.0))  # their coefficients
+_ASKED = 4096  # draws of the worker that is queried
 _ROUNDING = 1e-9
-_KEYS = 32  # that are tried for one with which no two messages share a row
+_KEYS = 32  # keys that are tried to find one for which no two messages share a row
 
 
 WRONG = {
     "bends": "a round is not affine in the state and in the noise of the gradients",
-    "by_key": "a round draws random numbers of its own, besides who is asked and what messages add",
-    "by_time": "rounds differ from one another",
+    "by_key": "a round draws random numbers other than the queried worker and the messages' noise",
+    "by_time": "rounds differ from each other",
     "counters": "something other than floating-point numbers and the round's number changes",
 }
-"""What a round may be other than `moments` assumes."""
+"""Violations of the assumptions of `moments`, by name."""
 
 
 def need_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
-    """Raises a ValueError that says what a round is that it must not be."""
-    wrong = [WRONG[kind] for kind, there in found.items() if there]
+    """Raises a ValueError that lists the violated assumptions, if there are any."""
+    wrong = [WRONG[kind] for kind, violated in found.items() if violated]
     if wrong:
         raise ValueError(
-            f"exact moments on {name}: {'; '.join(wrong)}: need a method whose rounds are one "
-            "affine map"
+            f"exact moments on {name}: {'; '.join(wrong)}; expected a method whose rounds are the "
+            "same affine map"
         )
 
 
 def wrong(
     rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool
 ) -> dict[str, jax.Array]:
-    """Which of `WRONG` a round is, probed: along two directions and their sum, at three sizes, at
-    several t and with several keys.
+    """Returns which of `WRONG` apply to a round. It is probed along two directions and their sum,
+    at three sizes, at several t and with several keys.
     """
     N, d = rounds.shape
     keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])
@@ -52,7 +52,7 @@ def wrong(
     sizes = jnp.array([1e-3, 1.0, 1e3]) * (1 + jnp.max(jnp.abs(first)))
 
     def at(t, key, size, shares):
-        there = rounds._replace(key=key)
+        probed = rounds._replace(key=key)
         s, z = (
             size
             * sum(
@@ -61,10 +61,12 @@ def wrong(
             )
             for wave, length in ((jnp.sin, first.size), (jnp.cos, d))
         )
-        z = jnp.broadcast_to(z, (N, d))  # of all workers alike: it may be any of them who is asked
-        seen = there.seen(t, s)
+        z = jnp.broadcast_to(
+            z, (N, d)
+        )  # the same for all workers, since any of them may be queried
+        seen = probed.seen(t, s)
         return jnp.concatenate(
-            [there.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))]
+            [probed.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))]
         )
 
     points = jnp.meshgrid(
@@ -83,21 +85,23 @@ def wrong(
     room = _ROUNDING * (
         1 + jnp.max(jnp.abs(jnp.stack([both, two])), axis=(0, 2, 3, 4))[:, None, None, None]
     )
-    away = {
-        # Both, for what is homogeneous need not be additive.
+    deviations = {
+        # Both tests are needed: a homogeneous function need not be additive.
         "bends": jnp.maximum(jnp.abs(two - 2 * one + none), jnp.abs(both - one - other + none)),
         "by_key": one - one[:, :, :1],
         "by_time": jnp.where(varying, 0.0, one - one[:, :1]),
     }
-    # What is not a number is not small.
-    return {kind: ~jnp.all(jnp.abs(size) <= room) for kind, size in away.items()} | {
+    # The comparison is written such that NaN counts as large.
+    return {kind: ~jnp.all(jnp.abs(size) <= room) for kind, size in deviations.items()} | {
         "counters": ~rounds.keeps_counters(silence)
     }
 
 
 @partial(jax.jit, static_argnames=("build", "gradient"))
 def _shares(of, key, *, build, gradient):
-    """How often each worker is asked by a method that asks one at a time, over many keys, `[N]`."""
+    """Returns how often each worker is queried, over many keys, by a method that queries one worker
+    at a time, `[N]`.
+    """
 
     def asked(of, key):
         rounds = Rounds(build, gradient, of, key, None)
@@ -109,7 +113,7 @@ def _shares(of, key, *, build, gradient):
 
 
 def need_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:
-    """Raises a ValueError where a worker is asked more often than chance explains."""
+    """Raises a ValueError if a worker is queried more often than chance explains."""
     shares, N = (
         np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)),
         of.b.shape[0],
@@ -117,14 +121,14 @@ def need_uniform(name: str, build: Build, of: Instance, gradient: Callable | Non
     if not np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12:
         worst = int(np.abs(shares - 1 / N).argmax())
         raise ValueError(
-            f"exact moments on {name}: worker {worst} of {N} is asked in {shares[worst]:.1%} of "
-            "rounds: need all equally often"
+            f"exact moments on {name}: worker {worst} of {N} is queried in {shares[worst]:.1%} of "
+            "rounds; expected the same frequency for all workers"
         )
 
 
 @partial(jax.jit, static_argnames=("build", "gradient", "rows"))
 def _rows_hit(of, key, *, build, gradient, rows):
-    """How many rows of the table the messages of a round take."""
+    """Returns how many rows of the noise table the messages of a round use."""
 
     def count(of, key):
         rounds = Rounds(build, gradient, of, key, None)
@@ -139,8 +143,8 @@ def _rows_hit(of, key, *, build, gradient, rows):
 
 
 def rows_for(messages: int) -> int:
-    """Of the table of noise: so many that most keys give each message a row of its own; 1 where
-    nothing is compressed.
+    """Returns the number of rows of the noise table: large enough that most keys give each message
+    its own row; 1 if nothing is compressed.
     """
     return 1 << max(13, (messages**2).bit_length()) if messages else 1
 
@@ -148,8 +152,8 @@ def rows_for(messages: int) -> int:
 def key_without_collisions(
     build: Build, of: Instance, gradient: Callable | None, messages: int
 ) -> jax.Array:
-    """A key with which every message of a round takes a row of its own."""
-    # a message without noise would take none
+    """Returns a key for which every message of a round uses its own row."""
+    # A message without noise would use no row.
     of = of._replace(compression=jnp.ones_like(of.compression))
     found = []
     for seed in range(_KEYS):
@@ -157,11 +161,13 @@ def key_without_collisions(
         hit = int(_rows_hit(of, key, build=build, gradient=gradient, rows=rows_for(messages)))
         if hit == messages:
             found.append(key)
-            if len(found) == 2:  # one may be a collision of more messages
+            if len(found) == 2:  # a single key may hide a larger number of messages by a collision
                 return key
         if hit > messages:
-            raise ValueError(f"a round compresses at least {hit} messages, not {messages}")
+            raise ValueError(
+                f"a round compresses at least {hit} messages; expected messages = {messages}"
+            )
     raise ValueError(
-        f"no key of {_KEYS} with which {messages} messages take as many rows: are there fewer "
-        "messages in a round?"
+        f"none of {_KEYS} keys gives {messages} messages their own rows; expected messages = the "
+        "number of messages in a round, which may be smaller"
     )

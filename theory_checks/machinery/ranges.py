@@ -1,5 +1,5 @@
-"""Which numbers there can be, by the name of what they are: bounds, step sizes and rates refuse all
-others before they are evaluated.
+"""Ranges of numbers by their names: bounds, step sizes and rates validate their arguments before
+they are evaluated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable)
 
 
 class Range(NamedTuple):
-    """Some numbers, and how they are described."""
+    """A set of numbers and its description in words."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -70,19 +70,22 @@ RANGES = {
 
 
 def need(where: str, given: Mapping[str, Any]) -> None:
-    """Raises a ValueError that says where, where a number is out of the range of its name, or
-    lists, one number a layer, are not equally long."""
+    """Raises a ValueError, which begins with `where`, if a number is outside the range of its name,
+    or if lists with one entry for each layer differ in length.
+    """
     for name, value in given.items():
         if name in RANGES and not RANGES[name].holds(value):
-            raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
+            raise ValueError(
+                f"{where}: {name} = {checks.shown(value)}; expected {RANGES[name].words}"
+            )
     lengths = {name: len(given[name]) for name in _LISTS if name in given}
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise ValueError(f"{where}: {counted}: need one of each for every layer")
+        raise ValueError(f"{where}: {counted}; expected one of each for every layer")
 
 
 def _of_python(value: Any) -> Any:
-    """A number, or each of a list."""
+    """Converts a number, or each number of a list, to a Python number."""
     return (
         type(value)(map(checks.python_number, value))
         if type(value) in (list, tuple)
@@ -97,11 +100,11 @@ def _shown(given: Mapping[str, Any]) -> str:
 
 
 def held(where: str) -> Callable[[F], F]:
-    """A decorator: the same function, which refuses what `need` does. None is right where it is the
-    default. Numbers of numpy become Python's, which do not overflow.
+    """Returns a decorator that validates a function's arguments by `need`. None is accepted if it
+    is the default. NumPy numbers are converted to Python numbers, which do not overflow.
 
     Args:
-        where: what the message begins with.
+        where: beginning of the messages.
     """
 
     def decorate(function: F) -> F:
@@ -111,7 +114,7 @@ def held(where: str) -> Callable[[F], F]:
         }
 
         @functools.wraps(function)
-        def refusing(*args: Any, **kwargs: Any) -> Any:
+        def validated(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             given: dict[str, Any] = bound.arguments
             given.update(
@@ -129,10 +132,10 @@ def held(where: str) -> Callable[[F], F]:
                 return function(*bound.args, **bound.kwargs)
             except (OverflowError, ZeroDivisionError) as error:
                 raise ValueError(
-                    f"{where}: {_shown(given)}: expected numbers whose products float64 holds "
-                    f"({error})"
+                    f"{where}: {_shown(given)}: expected numbers whose products are within the "
+                    f"range of float64 ({error})"
                 ) from error
 
-        return refusing  # type: ignore[return-value]
+        return validated  # type: ignore[return-value]
 
     return decorate

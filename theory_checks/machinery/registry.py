@@ -1,4 +1,4 @@
-"""All that is held against the code, and what came of it."""
+"""The registry of statements, and their checks against the code."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ STATEMENTS: tuple[Statement, ...] = tuple(
     statement for module in _MODULES for statement in module.STATEMENTS
 )
 FAMILY = {statement.name: module.__name__ for module in _MODULES for statement in module.STATEMENTS}
-"""The module of each statement, by name: those of one share programs."""
+"""The module of each statement, by name. Statements of the same module share programs."""
 
-LOOSE = 0.95  # a bound of which less than this was reached is called loose
-_CLIMBING = 3  # of so many trials one goes on from the worst that was drawn
+LOOSE = 0.95  # a bound is called loose if its largest ratio is below this
+_CLIMBING = 3  # one of this many trials is used for climbing from the worst random instance
 
 
 class Finding(NamedTuple):
-    """What came of all instances of one statement.
+    """The result of checking a statement on all instances.
 
     Args:
-        statement: which.
-        instances: how many were tried.
-        worst: of them, by ratio; of an equation, by deviation; one that does not hold before all
-            others.
-        how: where the worst one is from: "built", "drawn" or "climbed to".
-        median: of the ratios of those drawn at random.
-        violations: those that do not hold.
+        statement: the statement.
+        instances: number of instances.
+        worst: the worst outcome: by ratio, or by deviation for an equation; outcomes that do not
+            hold rank first.
+        how: origin of the worst outcome: "built", "drawn" or "climbed to".
+        median: median of the ratios of random instances.
+        violations: outcomes that do not hold.
     """
 
     statement: Statement
@@ -105,59 +105,61 @@ class Finding(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether all do."""
+        """Whether the statement holds on all instances."""
         return not self.violations
 
     @property
     def loose(self) -> bool:
-        """Whether the statement is a bound that no instance came near to: its constants may be too
-        large, and smaller ones go unseen.
+        """Whether the statement is a bound that no instance comes near. Its constants may be larger
+        than necessary, and a mistake that makes them smaller would not be found.
         """
         return self.holds and not self.worst.equality and self.worst.ratio < LOOSE
 
 
 def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
-    """Tries one statement in float64: on the instances that are built to be hard, on random ones,
-    and from the worst of these uphill.
+    """Checks a statement in float64: on the instances that are built to be hard, on random ones,
+    and by climbing from the worst random one.
 
-    Only exact inequalities are climbed: of measurements with sampling noise the search would find
-    the noise, of equations the rounding.
+    Only exact inequalities are climbed. For measurements with sampling noise, the search would
+    maximise the noise; for equations, the rounding error.
 
     Args:
-        statement: of `STATEMENTS`, or one's own. What raises has failed; the others are tried all
-            the same.
-        trials: how many besides those that are built; some have several instances.
-        seed: of them.
+        statement: one of `STATEMENTS`, or a custom one. If an instance raises, the statement fails.
+        trials: number of trials in addition to the built instances; a trial may have several
+            instances.
+        seed: seed of the trials.
 
     Raises:
-        ValueError: trials < 1.
+        ValueError: if trials < 1.
     """
     if trials < 1:
-        raise ValueError(f"trials = {trials}: need at least 1")
-    rng, more = np.random.default_rng(seed), trials // _CLIMBING
+        raise ValueError(f"hold: trials = {trials}; expected at least 1")
+    rng, steps = np.random.default_rng(seed), trials // _CLIMBING
     with jax.enable_x64(True):
         built = [outcome for extreme in statement.extremes for outcome in attempt(extreme)]
-        tapes = [Tape(rng) for _ in range(trials - more)]
+        tapes = [Tape(rng) for _ in range(trials - steps)]
         tried = [(tape, attempt(statement.trial, tape)) for tape in tapes]
         drawn = [outcome for _, outcomes in tried for outcome in outcomes]
         if any(outcome.error or outcome.equality for outcome in drawn):
             drawn += [
-                outcome for _ in range(more) for outcome in attempt(statement.trial, Tape(rng))
+                outcome for _ in range(steps) for outcome in attempt(statement.trial, Tape(rng))
             ]
             climbed = []
         else:
-            climbed = search.climb(lambda tape: attempt(statement.trial, tape), tried, more)
+            climbed = search.climb(lambda tape: attempt(statement.trial, tape), tried, steps)
     return summarize(statement, drawn, built=built, climbed=climbed)
 
 
 def attempt(trial: Callable[..., list[Outcome]], *arguments: Any) -> list[Outcome]:
-    """Its outcomes; one that does not hold where it raises, or has none."""
+    """Returns the outcomes of a trial; an outcome that does not hold if the trial raises or returns
+    none.
+    """
     try:
         found = list(trial(*arguments))
     except Exception as error:
-        # whatever a method under test does, the other statements are still to be tried
+        # A method under test may raise any exception; the other statements must still be checked.
         return [Outcome(math.nan, math.nan, case=f"raised {type(error).__name__}: {error}")]
-    return found or [Outcome(math.nan, math.nan, case="no instance came of the trial")]
+    return found or [Outcome(math.nan, math.nan, case="the trial returned no instance")]
 
 
 def summarize(
@@ -167,7 +169,7 @@ def summarize(
     built: Sequence[Outcome] = (),
     climbed: Sequence[Outcome] = (),
 ) -> Finding:
-    """The finding of these outcomes."""
+    """Returns the finding for these outcomes."""
     found = [*((outcome, "drawn") for outcome in drawn), *((outcome, "built") for outcome in built)]
     found += [(outcome, "climbed to") for outcome in climbed]
     worst, how = max(found, key=lambda one: one[0].badness)
@@ -182,19 +184,20 @@ def summarize(
     )
 
 
-# --- Side by side, in several processes.
+# --- Checks in several processes.
 
 
 def prepare(cached: str | None, haste: bool) -> None:
-    """This process for trying statements.
+    """Configures this process for checking statements.
 
     Args:
         cached: as in `dsgd.cache.enable`.
-        haste: compile without most optimisations, which pays where programs run for milliseconds.
+        haste: whether to compile without most optimisations, which is faster for programs that run
+            for milliseconds.
     """
-    gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live
+    gc.set_threshold(100_000, 20, 100)  # tracing creates many long-lived objects
     if haste and OLDER_LOOPS:
-        # for the backend to come
+        # read when the backend is initialised
         os.environ["XLA_FLAGS"] = (
             f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
         )
@@ -211,14 +214,14 @@ def hold_all(
     cached: str | None,
     haste: bool,
 ) -> Iterator[Finding]:
-    """The findings of `hold`, in order. Statements of one family, which share programs, are tried
-    by one process.
+    """Yields the findings of `hold`, in order. Statements of the same module, which share programs,
+    are checked by the same process.
 
     Args:
-        statements: of `STATEMENTS`: another process knows them by name.
-        trials, seed: of each.
-        processes: how many.
-        cached, haste: of `prepare`, for each process.
+        statements: from `STATEMENTS`, since processes look them up by name.
+        trials, seed: as in `hold`.
+        processes: number of processes.
+        cached, haste: as in `prepare`.
     """
     with ProcessPoolExecutor(processes, get_context("spawn"), prepare, (cached, haste)) as pool:
         names = [statement.name for statement in statements]
@@ -230,6 +233,8 @@ def hold_all(
 
 
 def _hold(names: Sequence[str], *, trials: int, seed: int) -> list[tuple[Any, ...]]:
-    """What is found of the statements of these names, less the statements, which cannot be sent."""
-    known = {statement.name: statement for statement in STATEMENTS}
-    return [hold(known[name], trials, seed)[1:] for name in names]
+    """Returns the findings of the statements with these names, without the statements, which cannot
+    be pickled.
+    """
+    by_name = {statement.name: statement for statement in STATEMENTS}
+    return [hold(by_name[name], trials, seed)[1:] for name in names]

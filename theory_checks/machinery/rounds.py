@@ -1,5 +1,5 @@
-"""A round of one of the project's methods on a quadratic, as a function of vectors: what `moments`
-differentiates, and `probes` tries.
+"""A round of one of the project's methods on a quadratic as a function of vectors, which `moments`
+differentiates and `probes` probes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from dsgd.problems.quadratic import Quadratic
 
 
 class Instance(NamedTuple):
-    """The numbers of a quadratic problem and of a method on it; arguments of the compiled program.
+    """The numbers of a quadratic problem and of a method on it, which are arguments of the compiled
+    program.
 
     Args:
         A: `[N, d, d]`.
         b: `[N, d]`.
-        root: R, where the noise of a stochastic gradient is R z, E z z^T = I, `[d, d]`.
+        root: R, `[d, d]`: the noise of a stochastic gradient is R z with E z z^T = I.
         start: x_1, `[d]`.
         learning_rate: gamma.
-        compression: s', where each message of a whole vector has an error of mean square s'^2.
-        more: what else the method is made of, arrays.
+        compression: s', if each message of a whole vector has an error of mean square s'^2.
+        more: additional arrays from which the method is built.
     """
 
     A: jax.Array
@@ -47,23 +48,24 @@ Build = Callable[[Instance, Compressor], Algorithm]
 
 
 class Timetable(NamedTuple):
-    """A cluster of which nothing is left to chance.
+    """A deterministic cluster.
 
     Args:
-        seconds: of each worker's micro-batches in each round, over and over, `[T, N, M]`.
+        seconds: seconds of each worker's micro-batches in each round, `[T, N, M]`, repeated with
+            period T.
     """
 
     seconds: jax.Array
     at_once = False
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
-        """As a cluster's."""
+        """Returns the seconds of the round, as the method of a cluster does."""
         return jnp.asarray(self.seconds, jnp.float32)[round.step % self.seconds.shape[0]][workers]
 
 
 def additive(rows: jax.Array) -> Compressor:
-    """A compressor whose error is noise, added: unbiased, of one mean square for every vector.
-    Which row a message takes, its key decides.
+    """Returns an unbiased compressor whose error is additive noise, of the same mean square for
+    every vector. The key of a message selects its row.
 
     Args:
         rows: the noise, `[rows, part]`.
@@ -80,7 +82,7 @@ def _row(key: jax.Array, rows: int) -> jax.Array:
 
 
 class Rounds(NamedTuple):
-    """One method on one instance as functions of vectors, inside the trace."""
+    """A method on an instance as functions of vectors, inside a trace."""
 
     build: Build
     gradient: Callable | None
@@ -90,59 +92,67 @@ class Rounds(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N, d."""
+        """(N, d)."""
         N, d = self.of.b.shape
         return N, d
 
     @property
     def part(self) -> int:
-        """Elements of a worker's part of the vector, with padding."""
+        """Number of elements of a worker's part of the vector, with padding."""
         N, d = self.shape
         return -(-d // N)
 
     def silence(self, rows: int) -> jax.Array:
-        """A table of no noise."""
+        """Returns a noise table of zeros."""
         return jnp.zeros((rows, self.part))
 
     def method(self, rows: jax.Array) -> Method:
-        """As the engine runs it; rows are the noise of its messages, of unit variance."""
+        """Returns the method as the engine runs it; `rows` are the noise of its messages, with unit
+        variance.
+        """
         N, d = self.shape
         algorithm = self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
         return Method(algorithm, _problem(d, self.gradient), N)
 
     def first(self) -> jax.Array:
-        """The state at the start, as a vector."""
+        """Returns the initial state as a vector."""
         return vector(self.method(self.silence(1)).init(self.of.start))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
-        """The state after round t: of s, the gradients' noise z `[N, d]`, or that of micro-batches
-        `[N, M, d]` where the method says which are computed, and the messages' `[rows, part]`, both
-        of unit variance."""
+        """Returns the state after round t.
+
+        Args:
+            t: number of the round.
+            s: the state before it.
+            z: noise of the gradients `[N, d]`, or of micro-batches `[N, M, d]` if the method
+                selects micro-batches; unit variance.
+            rows: noise of the messages `[rows, part]`, unit variance.
+        """
         return vector(self._round(t, s, z, rows))
 
     def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
         return _round(self.of, self.key, t, s, z, rows, build=self.build, gradient=self.gradient)
 
     def state(self, t: jax.Array, s: jax.Array) -> State:
-        """The state of round t that is this vector."""
+        """Returns the state of round t with this vector as its floating-point part."""
         return _state(self.method(self.silence(1)), s, t, self.of.start)
 
     def asks(self, s: jax.Array) -> jax.Array:
-        """The one worker whose gradient the first round asks for."""
+        """Returns the worker whose gradient the first round queries."""
         state = self.state(jnp.int32(0), s)
         query = self.method(self.silence(1)).query(
             state, Round(jnp.int32(0), self.shape[0], self.key)
         )
         if query.workers is None or query.workers.shape != (1,):
             raise ValueError(
-                "one_worker=True for a method that does not ask one worker at a time: need "
+                "one_worker=True, but the method does not query one worker at a time; expected "
                 "one_worker=False"
             )
         return query.workers[0]
 
     def keeps_counters(self, silence: jax.Array) -> jax.Array:
-        """Whether what is not floating point, besides the number of the round, stays as it is:
-        nothing else may tell rounds apart.
+        """Whether everything but floating-point numbers and the number of the round stays constant,
+        so that rounds cannot differ otherwise.
         """
         before = self.method(silence).init(self.of.start)
         after = self._round(jnp.int32(0), self.first(), jnp.zeros(self.shape), silence)
@@ -155,12 +165,12 @@ class Rounds(NamedTuple):
         )
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
-        """The quantities whose mean squares are wanted."""
+        """Returns the quantities whose mean squares are computed."""
         return _seen(self.of, self.key, t, s, build=self.build, quantities=self.quantities)
 
 
-# Both are asked for in many places, as they are, differentiated, and mapped over: traced once for
-# all of them, and inlined.
+# The functions `_round` and `_seen` are called, differentiated and mapped in many places. As
+# inlined jitted functions they are traced once.
 
 
 @partial(jax.jit, static_argnames=("build", "gradient"), inline=True)
@@ -175,16 +185,16 @@ def _round(
     build,
     gradient,
 ) -> State:
-    """The state after it."""
+    """Returns the state after a round."""
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
-    state, this = _state(method, s, t, of.start), Round(t, N, key)
-    asked = method.query(state, this)
+    state, current = _state(method, s, t, of.start), Round(t, N, key)
+    asked = method.query(state, current)
     gradients = _gradients(of, key, z, asked, method.problem)
-    return method.update(state, gradients, this._replace(work=asked.work), key)[0]
+    return method.update(state, gradients, current._replace(work=asked.work), key)[0]
 
 
 def _problem(d: int, gradient: Callable | None) -> Problem:
-    """Of d parameters, of which only gradients are asked for."""
+    """Returns a problem of d parameters of which only gradients can be computed."""
     loss = _nothing if gradient is None else Loss(_nothing, gradient)
     return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
 
@@ -192,28 +202,27 @@ def _problem(d: int, gradient: Callable | None) -> Problem:
 def _gradients(
     of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem: Problem
 ) -> PyTree:
-    """The oracle's, with this noise."""
+    """Returns the oracle's gradients with the given noise."""
     N, noise, gradient = of.b.shape[0], None if asked.exact else z @ of.root.T, problem.gradient
     if asked.work is None:
         return oracle.gradients(problem, asked, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
     assert gradient is not None
     M = asked.work.samples.shape[1]
-    # Each micro-batch has a noise of its own: they come as batches from outside, one after the
-    # other.
+    # Each micro-batch has its own noise, so micro-batches are passed as streamed batches.
     batches = jax.tree.map(
         lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N))
     )._replace(noise=noise)
-    one = problem._replace(
+    single = problem._replace(
         loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
     )
-    return oracle.gradients(one, asked, key, of.b, N, batches)
+    return oracle.gradients(single, asked, key, of.b, N, batches)
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)
 def _seen(
     of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, quantities
 ) -> dict[str, jax.Array]:
-    """The quantities whose mean squares are wanted."""
+    """Returns the quantities whose mean squares are computed."""
     N, rounds = of.b.shape[0], Rounds(build, None, of, key, quantities)
     state = rounds.state(t, s)
     method = rounds.method(rounds.silence(1))
@@ -225,13 +234,13 @@ def _seen(
     slope = mean_A @ x - mean_b
     local = jnp.einsum("nij,nj->ni", of.A, asked) - of.b
     center = asked.mean(axis=0)
-    there = of.A @ center - of.b
+    at_center = of.A @ center - of.b
     half = jnp.linalg.cholesky(mean_A) / jnp.sqrt(2)
     return {
         "slope": slope,
         "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
         "consensus": (asked - center[None]) / jnp.sqrt(N),
-        "spread": (there - there.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
+        "spread": (at_center - at_center.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
         "asked": local.mean(axis=0),
         "stale": slope - local.mean(axis=0),
         "local": local / jnp.sqrt(N),
@@ -241,8 +250,8 @@ def _seen(
 
 
 def on_one_device(f: Callable) -> Callable:
-    """f, with one device that holds all workers: where collectives of `dsgd.workers` mean
-    something.
+    """Returns f on a mesh of one device that holds all workers, so that the collectives of
+    `dsgd.workers` are defined.
     """
     everywhere: Any = P()
     return jax.shard_map(
@@ -255,14 +264,14 @@ def _floating(leaf: jax.Array) -> bool:
 
 
 def vector(state: State) -> jax.Array:
-    """The floating-point part of a state."""
+    """Returns the floating-point part of a state as a vector."""
     return jnp.concatenate(
         [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)]
     )
 
 
 def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) -> State:
-    """The state of round t with this floating-point part."""
+    """Returns the state of round t with this floating-point part."""
     leaves, structure = jax.tree.flatten(method.init(start))
     at, filled = 0, []
     for leaf in leaves:
@@ -275,4 +284,4 @@ def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) ->
 
 
 def _nothing(*args: Any) -> None:
-    raise NotImplementedError("only gradients are asked for")
+    raise NotImplementedError("only gradients are computed")

@@ -1,5 +1,5 @@
-"""Left sides of theorems: over many seeds of the project's own loop, one compiled program; on
-quadratics exact.
+"""Left sides of theorems: means over many seeds of the project's own loop, in one compiled program;
+exact on quadratics.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SEEDS = 32
 
 @cache
 def with_step(method: Callable[..., Algorithm], *arguments) -> Callable[..., Algorithm]:
-    """learning_rate -> method(optax.sgd(learning_rate), *arguments): one object for equal
-    arguments, so that it is compiled once.
+    """Returns a function from the learning rate to method(optax.sgd(learning_rate), *arguments). It
+    is the same object for equal arguments, so that the method is compiled once.
     """
     return lambda learning_rate: method(optax.sgd(learning_rate), *arguments)
 
@@ -37,15 +37,15 @@ def histories(
     seeds: int = SEEDS,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Histories of every round, `[step sizes, seeds, steps + 1]`, in float64.
+    """Returns histories of every round, `[step sizes, seeds, steps + 1]`, in float64.
 
     Args:
-        factory: learning_rate -> method, of `with_step`, say.
+        factory: learning_rate -> method, such as from `with_step`.
         problem: made under `jax.enable_x64`.
         steps: T.
         learning_rates: gamma.
-        seeds: runs at each.
-        seed: of all that is random.
+        seeds: number of runs for each step size.
+        seed: seed of the runs' key.
     """
     with jax.enable_x64(True):
         rates = np.asarray(learning_rates, np.float64)
@@ -69,8 +69,8 @@ def average_gradient(
     seeds: int,
     seed: int,
 ) -> tuple[float, float]:
-    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard
-    error. Arguments as in `histories`.
+    r"""Returns $\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its
+    standard error. Arguments are those of `histories`.
     """
     history = histories(
         factory, problem, steps=steps, learning_rates=[learning_rate], seeds=seeds, seed=seed
@@ -80,8 +80,8 @@ def average_gradient(
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Over seeds, the first axis but one of `[..., seeds, records]` after the mean over records:
-    `[...]` and `[...]`.
+    """Returns mean and standard error over seeds after averaging over records: `[..., seeds,
+    records]` to `[...]` and `[...]`.
     """
     each = values.mean(axis=-1)
     error = (
@@ -103,17 +103,17 @@ def gradient(
     seeds: int = SEEDS,
     seed: int = 0,
 ) -> tuple[float, float]:
-    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard
-    error.
+    r"""Returns $\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its
+    standard error.
 
     Args:
         method: (optimiser, *arguments) -> method.
-        problem: a quadratic, whose moments are exact (error 0), or any other.
+        problem: a quadratic, for which the moments are exact (error 0), or any other problem.
         learning_rate: gamma.
         steps: T.
-        arguments: of the method; the same objects for what is to be compiled once.
-        one_worker: whether the method asks one worker at a time.
-        seeds, seed: of runs.
+        arguments: arguments of the method; pass the same objects to compile once.
+        one_worker: whether the method queries one worker at a time.
+        seeds, seed: number of runs, and the seed of their key.
     """
     if isinstance(problem.data, Quadratic):
         build = moments.with_step(method, *arguments)

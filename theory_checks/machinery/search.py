@@ -1,5 +1,5 @@
-"""From random instances to hard ones: what a trial has drawn is changed a little, so long as it
-comes nearer to the bound.
+"""Search for hard instances: the numbers drawn by a trial are perturbed as long as the instance
+comes closer to the bound.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import numpy as np
 
 from theory_checks.machinery.statement import Draws, Outcome
 
-# the share of the unit interval that stands for each end of a range: bounds are met there
+# Share of the unit interval that is mapped to each end of a range, where bounds are often tight.
 _EDGES = 0.1
-_NEAR = 0.1  # standard deviation of a change, on the unit interval
+_NEAR = 0.1  # standard deviation of a perturbation, on the unit interval
 
 
 class Tape:
-    """`Draws` that are made of numbers in [0, 1], which can be played again. Every fifth real
-    number is an end of its range.
+    """`Draws` from a recorded sequence of numbers in [0, 1], which can be replayed. A fifth of the
+    real numbers are ends of their range.
 
     Args:
-        rng: draws what comes after `numbers`, and the changes.
-        numbers: of an earlier tape, played first.
+        rng: generator of the numbers that follow `numbers`, and of perturbations.
+        numbers: the numbers of an earlier tape, which are replayed first.
     """
 
     def __init__(self, rng: np.random.Generator, numbers: Sequence[float] = ()) -> None:
@@ -45,7 +45,7 @@ class Tape:
         return options[self.integer(0, len(options) - 1)]
 
     def changed(self) -> Tape:
-        """One like it: one or two of its numbers are others, near the old ones or anywhere."""
+        """Returns a tape with one or two numbers replaced, by near ones or by random ones."""
         numbers = list(self.numbers)
         for place in (
             self._rng.integers(len(numbers), size=self._rng.integers(1, 3)) if numbers else ()
@@ -62,12 +62,12 @@ class Tape:
 def climb(
     trial: Callable[[Draws], list[Outcome]], tried: Sequence[tuple[Tape, list[Outcome]]], steps: int
 ) -> list[Outcome]:
-    """Goes on from the worst of some instances.
+    """Perturbs the worst of some instances repeatedly.
 
     Args:
-        trial: draws -> outcomes, which does not raise.
-        tried: what it has drawn, and what came of it.
-        steps: how many more instances.
+        trial: draws -> outcomes; it must not raise.
+        tried: instances, as tapes with their outcomes.
+        steps: number of further instances.
 
     Returns:
         The outcomes of all steps.
@@ -80,7 +80,7 @@ def climb(
         tape = best.changed()
         outcomes = trial(tape)
         found.extend(outcomes)
-        if _badness(outcomes) >= height:  # equal ones, too: to leave a plateau
+        if _badness(outcomes) >= height:  # ties are accepted, to leave plateaus
             best, height = tape, _badness(outcomes)
     return found
 

@@ -1,5 +1,5 @@
-"""What a statement is: hypotheses that can fail by name, instances drawn within them, and what
-comes of one instance.
+"""Statements: hypotheses with names, random instances that satisfy them, and the outcome of an
+instance.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dsgd.base import Algorithm
 
 Method = Callable[..., Algorithm]  # as a user calls it: `algorithms.sgd`
 
-STANDARD_ERRORS = 5.0  # that a measurement with sampling noise may be above its bound
-ROUNDING = 1e-9  # that any measurement may be, relative to the bound
+STANDARD_ERRORS = 5.0  # by which a measurement with sampling noise may exceed its bound
+ROUNDING = 1e-9  # by which any measurement may exceed its bound, relative to the bound
 
 
 class Condition(NamedTuple):
-    """One hypothesis, of one instance.
+    """A hypothesis, evaluated for an instance.
 
     Args:
         text: as in the theorem, `gamma <= 1/L`.
-        holds: whether it does.
+        holds: whether it holds.
         given: the numbers, `gamma = 0.3, 1/L = 0.25`.
     """
 
@@ -33,22 +33,23 @@ class Condition(NamedTuple):
 
 
 def need(where: str, conditions: Sequence[Condition]) -> None:
-    """Raises a ValueError that names the first hypothesis that fails, where one does."""
+    """Raises a ValueError that names the first hypothesis that does not hold, if there is one."""
     for condition in conditions:
         if not condition.holds:
-            raise ValueError(f"{where}: {condition.given}: need {condition.text}")
+            raise ValueError(f"{where}: {condition.given}; expected {condition.text}")
 
 
 class Outcome(NamedTuple):
-    """What came of one instance.
+    """The outcome of an instance.
 
     Args:
         measured: the left side.
         bound: the right side.
-        error: standard error of the left side; 0 where it is exact.
+        error: standard error of the left side; 0 if it is exact.
         case: the instance in words.
-        equality: the statement is an equation.
-        scale: what rounding is relative to, where the sides are small differences of large numbers.
+        equality: whether the statement is an equation.
+        scale: size of the numbers that rounding is relative to, if the sides are small differences
+            of large numbers.
     """
 
     measured: float
@@ -60,14 +61,14 @@ class Outcome(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """measured / bound; 0 where both are 0, up to rounding."""
+        """measured / bound; 0 if both are 0, up to rounding."""
         if abs(self.bound) <= ROUNDING * self.scale:
             return 0.0 if self.holds else np.inf
         return self.measured / self.bound
 
     @property
     def deviation(self) -> float:
-        """Of an equation: how far the sides are apart, in standard errors where there are any, else
+        """For an equation, the difference of the sides: in standard errors if there are any, else
         relative to their size.
         """
         size = abs(self.bound) + self.scale
@@ -77,7 +78,9 @@ class Outcome(NamedTuple):
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """By which the worst of several is found; what is not finite before all others."""
+        """Sort key of outcomes, largest for the worst; outcomes that do not hold or are not finite
+        rank first.
+        """
         size = (
             self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING)
             if self.equality
@@ -87,7 +90,7 @@ class Outcome(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it does, up to rounding and `STANDARD_ERRORS` of sampling noise."""
+        """Whether the statement holds, up to rounding and `STANDARD_ERRORS` of sampling noise."""
         room = ROUNDING * (abs(self.bound) + self.scale) + STANDARD_ERRORS * self.error
         if not np.isfinite([self.measured, self.bound, self.error]).all():
             return False
@@ -99,32 +102,32 @@ class Outcome(NamedTuple):
 
 
 class Draws(Protocol):
-    """Where instances come from: random numbers, or a property test's."""
+    """Source of the random numbers of instances: a generator, or a property test."""
 
     def integer(self, low: int, high: int) -> int:
-        """Between low and high, both included."""
+        """Returns an integer from low to high, both included."""
         ...
 
     def real(self, low: float, high: float) -> float:
-        """Between low and high."""
+        """Returns a real number from low to high."""
         ...
 
     def choice(self, options: Sequence[Any]) -> Any:
-        """One of them."""
+        """Returns one of the options."""
         ...
 
 
 class Statement(NamedTuple):
-    """A theorem, lemma or fact that is held against the code.
+    """A theorem, lemma or fact that is checked against the code.
 
     Args:
-        name: what it is about.
-        reference: where it is from.
+        name: its subject.
+        reference: its source.
         hypotheses: in words, for the table.
-        trial: draws -> outcomes of one or several random instances within the hypotheses.
-        extremes: instances built to come as near to the bound as any does, or on which a known
-            mistake shows; each a function without arguments, so that one that raises does not hide
-            the others.
+        trial: draws -> outcomes of one or several random instances that satisfy the hypotheses.
+        extremes: instances built to come as near to the bound as possible, or to reveal a known
+            mistake; each is a function without arguments, so that one that raises does not hide the
+            others.
     """
 
     name: str
@@ -138,11 +141,11 @@ class Misprint(NamedTuple):
     """A formula that fails as printed.
 
     Args:
-        reference: where it is.
-        printed, corrected: the two in words.
+        reference: where it is printed.
+        printed, corrected: the two formulas in words.
         example: the instance.
-        compare: () -> what the printed formula gives on it, and what the corrected one does, beside
-            the left side.
+        compare: () -> the outcomes of the printed and of the corrected formula on it, both with the
+            same left side.
     """
 
     reference: str
@@ -155,7 +158,7 @@ class Misprint(NamedTuple):
 def both(
     measured: float, printed: float, corrected: float, *, equality: bool = False
 ) -> tuple[Outcome, Outcome]:
-    """What `Misprint.compare` gives, of one left side."""
+    """Returns the result of `Misprint.compare` for one left side."""
     return Outcome(measured, printed, equality=equality), Outcome(
         measured, corrected, equality=equality
     )

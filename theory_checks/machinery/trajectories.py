@@ -1,9 +1,9 @@
-"""A method's rounds one by one on a small quadratic, with all that a run does not show: what
-`recursions` are held to.
+"""All rounds of a method on a small quadratic, with values that a run does not record, for
+comparison with `recursions`.
 
-Parameters are two layers, neither of which comes apart in N equal parts; workers differ; gradients
-are noisy, and what noise each is given follows from the round's key and the worker's number alone.
-All numbers are arguments of the compiled program: a method is compiled once.
+The parameters are two layers, neither of which splits into N equal parts; workers differ; gradients
+are noisy, and the noise of a gradient depends only on the round's key and the worker's id. All
+numbers are arguments of the compiled program, so a method is compiled once.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from dsgd.wire import counts
 from theory_checks.machinery.rounds import Instance, Timetable, on_one_device
 from theory_checks.machinery.statement import Draws
 
-# parts of 2, and one worker more than has any; parts of 3, the last of padding
+# Layer sizes for six servers: 7 has parts of 2 and leaves two servers without elements; 15 has
+# parts of 3 and leaves one.
 N, LAYERS = 6, (7, 15)
 D, ROUNDS = sum(LAYERS), 9
 WEIGHTS = (3, 5)
-# what keys are folded with for later micro-batches, and for draws that are numbered
+# Folded into keys for later micro-batches, and for numbered draws.
 _LATER, _STREAM = 1 << 31, np.uint32(2**32 - 1)
 
 Build = Callable[[Instance], Algorithm]
-# the cluster, of what the instance has `more`
+# instance -> the cluster, which may use the instance's `more`
 Place = Callable[[Instance], clusters.Cluster | Timetable]
 
-# Each program runs for a millisecond: it is compiled in haste. Versions of JAX from 0.11 on have no
-# older way to write loops.
+# Programs run for a millisecond only, so they are compiled with few optimisations. JAX 0.11 and
+# later lack the older form of loops.
 OLDER_LOOPS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
 _HASTE = {
     "xla_backend_optimization_level": 0,
@@ -48,21 +49,20 @@ _HASTE = {
 
 
 class Trajectory(NamedTuple):
-    """What came of the rounds, in numpy.
+    """The results of the rounds, as numpy arrays.
 
     Args:
-        states: before, between and after, leaves `[T + 1, ...]`.
-        home: the model that one would take home after each, `[T, d]`.
-        asked: whose gradients each asked for, `[T, k]`; None: everybody's.
-        gradients: what came, `[T, k, d]`.
-        noise: what the oracle should have added to each worker's gradient, `[T, N, d]`, or
-            micro-batch, `[T, N, M, d]`; of draws that are numbered, t M + m is that of number m in
-            round t.
+        states: before, between and after the rounds, leaves `[T + 1, ...]`.
+        home: the method's model after each round, `[T, d]`.
+        asked: workers whose gradients each round queries, `[T, k]`; None: all workers.
+        gradients: the gradients, `[T, k, d]`.
+        noise: the expected noise of each worker's gradient, `[T, N, d]`, or micro-batch, `[T, N, M,
+            d]`. For numbered draws, the m-th noise of round t belongs to the draw t M + m.
         sent, received: bits, `[T, N]`.
-        metrics: the method's own numbers by name, `[T, ...]`.
-        compute: seconds that each worker computed, `[T, N]`, of methods that stop workers; else
+        metrics: the method's metrics by name, `[T, ...]`.
+        compute: seconds that each worker computed, `[T, N]`, for methods that stop workers; else
             None.
-        clock: seconds after each, of a second each where the method has no time, `[T]`.
+        clock: seconds after each round, `[T]`; a second per round if the method has no time.
     """
 
     states: State
@@ -78,7 +78,7 @@ class Trajectory(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """One worker's quadratic, the root of its noise, and in a batch the noise."""
+    """A worker's quadratic, the root of the covariance of its noise, and, in a batch, the noise."""
 
     A: jax.Array
     b: jax.Array
@@ -87,11 +87,11 @@ class _Data(NamedTuple):
 
 
 def instance(draws: Draws, more: Any = ()) -> Instance:
-    """Six convex quadratics with noise, a start and a step size, in numpy.
+    """Returns six convex quadratics with noise, a start and a step size, as numpy arrays.
 
     Args:
-        draws: where its numbers come from.
-        more: what else the method is made of, arrays.
+        draws: source of the random numbers.
+        more: additional arrays from which the method is built.
     """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
@@ -103,12 +103,12 @@ def instance(draws: Draws, more: Any = ()) -> Instance:
 
 
 def tree(x: Any) -> dict[str, Any]:
-    """A vector `[d]` as two layers."""
+    """Converts a vector `[d]` to two layers."""
     return {"biases": x[: LAYERS[0]], "weights": x[LAYERS[0] :].reshape(WEIGHTS)}
 
 
 def rows(tree: Any, leading: int = 2) -> np.ndarray:
-    """Leaves `[..., *shape]` as vectors `[..., d]`."""
+    """Converts leaves `[..., *shape]` to vectors `[..., d]`."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
@@ -116,14 +116,14 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
 def run(
     build: Build, of: Instance, *, seed: int = 0, place: Place | None = None, length: int = ROUNDS
 ) -> Trajectory:
-    """Some rounds in float64.
+    """Runs rounds in float64.
 
     Args:
-        build: instance -> method; the same object for what is to be compiled once.
-        of: of `instance`.
-        seed: of the run's key.
-        place: the cluster that it is on; None: none.
-        length: how many.
+        build: instance -> method; pass the same object to compile once.
+        of: from `instance`.
+        seed: seed of the run's key.
+        place: instance -> cluster; None: no cluster.
+        length: number of rounds.
     """
     with jax.enable_x64(True):
         first, rest = _rounds(of, jax.random.key(seed), build=build, place=place, length=length)
@@ -157,15 +157,17 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
 
         def one_round(carry, t):
             state, clock = carry
-            own, samples, update = jax.random.split(jax.random.fold_in(key, t), 3)
-            this = Round(t, N, own, Now(place(of), clock) if place else None)
-            asked = method.query(state, this)
-            # In what the oracle gives, exact gradients have no noise.
+            shared, samples, update = jax.random.split(jax.random.fold_in(key, t), 3)
+            current = Round(t, N, shared, Now(place(of), clock) if place else None)
+            asked = method.query(state, current)
+            # Exact gradients have no noise.
             exact = data._replace(noise=jnp.zeros_like(of.b)) if asked.exact else data
             keys = jax.random.fold_in(key, _STREAM) if asked.draws is not None else samples
             gradients = oracle.gradients(problem, asked, keys, exact, N)
             noise = _noise(of, keys, asked, t)
-            after, record = method.update(state, gradients, this._replace(work=asked.work), update)
+            after, record = method.update(
+                state, gradients, current._replace(work=asked.work), update
+            )
             statistics = record.statistics(N)
             clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)
             home, stacked = method.models(after)
@@ -181,7 +183,7 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
 
 
 def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
-    """Of the round's gradients, or micro-batches, as `Trajectory` has it."""
+    """Returns the noise of the round's gradients or micro-batches, in the form of `Trajectory`."""
 
     def of_workers(key):
         return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(
@@ -198,8 +200,8 @@ def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Arra
     return jnp.stack([of_workers(turn) for turn in turns], axis=1)
 
 
-def _sample(key: jax.Array, mine: _Data) -> _Data:
-    return mine._replace(noise=mine.root @ jax.random.normal(key, mine.b.shape))
+def _sample(key: jax.Array, data: _Data) -> _Data:
+    return data._replace(noise=data.root @ jax.random.normal(key, data.b.shape))
 
 
 def _gradient(params: Any, batch: _Data) -> Any:
@@ -207,9 +209,9 @@ def _gradient(params: Any, batch: _Data) -> Any:
 
 
 def _start(key: jax.Array) -> dict[str, jax.Array]:
-    """Of the parameters, only shapes and types are asked for."""
+    """Returns parameters of which only shapes and types are used."""
     return tree(jnp.zeros(D))
 
 
 def _no_loss(*args: Any) -> None:
-    raise NotImplementedError("only gradients are asked for")
+    raise NotImplementedError("only gradients are computed")

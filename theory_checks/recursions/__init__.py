@@ -1,3 +1,3 @@
-"""Methods as their papers print them, round by round, in numpy alone: what the project's own are
-held to.
+"""The methods as printed in their papers, as recursions in numpy with which the project's methods
+are compared.
 """

@@ -1,4 +1,4 @@
-"""How Kimad shares a budget of bits among layers: its dynamic program, in numpy."""
+"""Kimad's allocation of a bit budget to layers: its dynamic program, in numpy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 def knapsack(
     errors: np.ndarray, sizes: np.ndarray, budget: int, R: int
 ) -> tuple[np.ndarray, float]:
-    r"""$F_i(b) = \min_j F_{i-1}(b - w_{ij}) + \varepsilon_{ij}$, $F_0 = 0$, with
-    $w_{ij} = \lceil b_{ij} R / c \rceil$.
+    r"""Computes $F_i(b) = \min_j F_{i-1}(b - w_{ij}) + \varepsilon_{ij}$, $F_0 = 0$, with $w_{ij} =
+    \lceil b_{ij} R / c \rceil$.
 
     Args:
         errors: $\varepsilon$, `[layers, choices]`.
         sizes: b, bits, `[layers, choices]`.
         budget: c, bits, at least 1.
-        R: units of the budget.
+        R: number of units of the budget.
 
     Returns:
-        The choice of each layer, and $F_l(R)$: infinite, and the choices anything, where no choices
-        fit.
+        The choice of each layer, and $F_l(R)$, which is infinite, with arbitrary choices, if no
+        choices fit.
 
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", algorithm
-    4, with the errors as they are, and the first layer like all others.
+    4, with exact errors, and with the first layer treated like all others.
     """
     units = -(-sizes.astype(np.int64) * R // budget)
     F = [np.zeros(R + 1)]

@@ -1,7 +1,8 @@
-"""Methods on events: whose turn it is, how old its model is, and what it makes of it.
+"""Asynchronous methods as sequences of events: the worker of each update, the age of its model, and
+the resulting step.
 
-Seconds are floats of Python. Where they are dyadic, and bandwidths powers of two, float32 has every
-time exactly as well.
+Seconds are Python floats. If they are dyadic and bandwidths are powers of two, float32 represents
+every time exactly as well.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from theory_checks.recursions.shared import Gradients, Step, at_one
 
 
 class Numbers(NamedTuple):
-    """A cluster of N workers: seconds of each lap of its computing `[N, laps]`, bits per second
-    `[N]`. Who begins to compute at a time takes the seconds of the lap that this eighth of a second
-    has."""
+    """A cluster of N workers.
+
+    Args:
+        compute: seconds of each lap of a worker's computing, `[N, laps]`. A computation takes the
+            seconds of the lap selected by the eighth of a second in which it begins.
+        up, down: bits per second, `[N]`.
+    """
 
     compute: np.ndarray
     up: np.ndarray
     down: np.ndarray
 
     def seconds(self, worker: int, clock: float) -> float:
-        """How long this worker computes from then on."""
+        """Returns the seconds that this worker computes if it begins at this time."""
         laps = self.compute[worker]
         return float(laps[int(8 * clock) % len(laps)])
 
 
 class Schedule(NamedTuple):
-    """Of each update: whose gradient, when it was applied (to the last part), and which model each
-    part was read from, `[T, P]`.
+    """The events of each update.
+
+    Args:
+        worker: the worker whose gradient was applied, `[T]`.
+        clock: seconds at which it was applied (to the last part), `[T]`.
+        version: number of the model from which each part was read, `[T, P]`.
     """
 
     worker: list[int]
@@ -41,13 +50,18 @@ class Schedule(NamedTuple):
 
     @property
     def staleness(self) -> np.ndarray:
-        """`[T, P]`."""
+        """Staleness of each part, `[T, P]`."""
         return np.arange(len(self.worker))[:, None] - np.array(self.version)
 
 
 class _Waiting(NamedTuple):
-    """A gradient on a worker: since when it can be sent, and when each of its parts had been read;
-    -1 for the first model.
+    """A gradient on a worker.
+
+    Args:
+        ready: seconds from which on it can be sent.
+        reads: seconds at which each of its parts was read; -1 for the initial model.
+        own: number of updates up to and including this worker's last one.
+        held: seconds until which bounded staleness blocks it.
     """
 
     ready: float
@@ -66,14 +80,14 @@ def server_schedule(
     bits: float,
     bound: float = np.inf,
 ) -> Schedule:
-    """A loop over updates: the server takes the first ready gradient whose taking leaves an order
-    in which none grows too old.
+    """Simulates updates: the server applies the first ready gradient after which all others can
+    still be applied without exceeding the bound.
 
     Args:
         numbers: the cluster.
         latency: seconds of a message.
-        convention: "blocking", where latency holds the ports, or "pipelined".
-        servers: P, each of one part.
+        convention: "blocking", if latency occupies the ports, or "pipelined".
+        servers: P, each with one part.
         updates: T.
         bits: of the whole model.
         bound: tau of bounded staleness.
@@ -81,8 +95,8 @@ def server_schedule(
     Source: Liu and Zhang, section 4.1; Ho et al., 2013.
     """
     N, part = len(numbers.up), bits / servers
-    held = latency * (convention == "blocking")  # how long latency holds a port
-    ahead = latency - held
+    occupied = latency * (convention == "blocking")  # seconds for which latency occupies a port
+    ahead = latency - occupied
     waiting = [_Waiting(numbers.seconds(n, 0.0), [-1.0] * servers, 0) for n in range(N)]
     into, out = [0.0] * servers, [0.0] * servers
     applied: list[list[float]] = [[] for _ in range(servers)]
@@ -106,20 +120,20 @@ def server_schedule(
         received = 0.0
         for s in range(servers):
             start = max(applied[s][-1], out[s], received)
-            out[s] = start + held + down
+            out[s] = start + occupied + down
             received = start + latency + down
             reads.append(start)
         found.clock.append(applied[-1][-1])
         waiting = [
-            one if may else one._replace(held=applied[0][-1])
-            for one, may in zip(waiting, allowed, strict=True)
+            gradient if may else gradient._replace(held=applied[0][-1])
+            for gradient, may in zip(waiting, allowed, strict=True)
         ]
         waiting[worker] = _Waiting(received + numbers.seconds(worker, received), reads, t + 1)
     return found
 
 
 def _versions(gradient: _Waiting, applied: Sequence[Sequence[float]]) -> list[int]:
-    """How many updates had been made to each part when it was read."""
+    """Returns the number of updates that had been applied to each part when it was read."""
     if gradient.own == 0:
         return [0] * len(applied)
     return [
@@ -129,7 +143,9 @@ def _versions(gradient: _Waiting, applied: Sequence[Sequence[float]]) -> list[in
 
 
 def _allowed(deadlines: Sequence[float], t: int) -> list[bool]:
-    """Who may be update t, so that all the others can still be taken in time."""
+    """Returns which workers may provide update t such that all others can still be applied in
+    time.
+    """
 
     def may(n):
         others = sorted([*deadlines[:n], *deadlines[n + 1 :]])
@@ -148,14 +164,17 @@ def stale_steps(
     *,
     aware: bool = False,
 ) -> np.ndarray:
-    r"""$x_{t+1} = x_t - \gamma g_{n_t}(x_{D(t)})$, where each of P parts has its own D(t):
+    r"""Computes $x_{t+1} = x_t - \gamma g_{n_t}(x_{D(t)})$, where each of P parts has its own D(t):
     `[T + 1, d]`.
 
     Args:
         x: the start, `[d]`.
+        G: gradients.
+        N: number of workers.
+        step: from the gradient to the change of the model.
         worker: n_t, `[T]`.
         staleness: t - D(t), `[T, P]`.
-        aware: each part's step is divided by max(1, t - D(t)).
+        aware: whether the step of each part is divided by max(1, t - D(t)).
 
     Source: Liu and Zhang, (4.2); Zhang et al., "Staleness-aware async-SGD", 2016.
     """
@@ -170,8 +189,12 @@ def stale_steps(
 
 
 class Exchanges(NamedTuple):
-    """Of each update: whose, with whom, and the clock after it; and when each of its worker's
-    exchanges began and ended.
+    """The events of each update.
+
+    Args:
+        worker, partner: the two workers, `[T]`.
+        clock: seconds after the update, `[T]`.
+        held: beginning and end of each exchange of each worker.
     """
 
     worker: list[int]
@@ -183,16 +206,16 @@ class Exchanges(NamedTuple):
 def gossip_schedule(
     numbers: Numbers, latency: float, partners: Sequence[Sequence[int]], updates: int, bits: float
 ) -> Exchanges:
-    """A loop over updates: the exchange that can begin first, of several the gradient that was
-    ready first, of those the first worker.
+    """Simulates updates: the next exchange is the one that can begin first; ties go to the gradient
+    that was ready first, then to the lowest worker id.
 
     Args:
-        partners: of each worker, with whom it averages in its first, second, ... update.
-        others: as of `server_schedule`.
+        partners: for each worker, its partners in its first, second, ... update.
+        numbers, latency, updates, bits: as in `server_schedule`.
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018.
     """
-    N, queues = len(numbers.up), [list(mine) for mine in partners]
+    N, queues = len(numbers.up), [list(queue) for queue in partners]
     ready, free, now = [numbers.seconds(n, 0.0) for n in range(N)], [0.0] * N, 0.0
     found = Exchanges([], [], [], [[] for _ in range(N)])
     for _ in range(updates):
@@ -221,11 +244,13 @@ def pairwise_steps(
     workers: Sequence[int],
     partners: Sequence[int],
 ) -> np.ndarray:
-    """Who has a gradient averages with its partner, and steps on a gradient of the model that it
-    had after its last step: `[T + 1, N, d]`.
+    """Averages each worker with its partner when it has a gradient, and applies the gradient, which
+    was computed at the worker's model after its last step: `[T + 1, N, d]`.
 
     Args:
-        steps: of each worker its own, which may remember.
+        X: the models, `[N, d]`.
+        G: gradients.
+        steps: each worker's step function, which may have memory.
         workers, partners: of each update.
 
     Source: Lian et al., 2018, algorithm 1.

@@ -1,9 +1,9 @@
-"""Methods that send compressed gradients through N servers or around a ring, and the compressors
-that draw nothing.
+"""Methods that send compressed gradients through N servers or around a ring, and deterministic
+compressors.
 
-Workers and servers hold parts: a vector, layer by layer, is cut into N equal parts, padded with
-zeros, and server n has the n-th of every layer, each compressed on its own. What parts are padded
-with is compressed, too.
+Workers and servers hold parts: each layer of a vector is split into N equal parts, padded with
+zeros, and server n holds the n-th part of every layer. Each part is compressed separately,
+including its padding.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ Q = Callable[[np.ndarray], np.ndarray]  # of one vector
 
 
 def cut(x: np.ndarray, N: int) -> np.ndarray:
-    """N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
+    """Splits a vector into N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
     return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
 
 
 def join(parts: np.ndarray, d: int) -> np.ndarray:
-    """The vector of which these are the parts: `[..., N, part]` to `[..., d]`."""
+    """Joins the parts of a vector: `[..., N, part]` to `[..., d]`."""
     return parts.reshape(*parts.shape[:-2], -1)[..., :d]
 
 
 class Parts:
-    """How a vector is cut for N servers: the parts of its layers, one beside the other.
+    """Partition of a vector over N servers: each server holds a part of every layer, concatenated.
 
     Args:
-        layers: elements of each layer; of one, where the model is compressed as one vector.
-        N: servers.
+        layers: number of elements of each layer; a single layer if the model is compressed as one
+            vector.
+        N: number of servers.
     """
 
     def __init__(self, layers: Sequence[int], N: int) -> None:
@@ -43,18 +44,18 @@ class Parts:
         self._part_ends = np.cumsum([-(-size // N) for size in self.layers])[:-1]
 
     def cut(self, x: np.ndarray) -> np.ndarray:
-        """`[d]` to `[N, part]`."""
+        """Splits a vector: `[d]` to `[N, part]`."""
         return np.concatenate([cut(layer, self.N) for layer in np.split(x, self._ends)], axis=1)
 
     def join(self, parts: np.ndarray) -> np.ndarray:
-        """`[..., N, part]` to `[..., d]`."""
+        """Joins the parts: `[..., N, part]` to `[..., d]`."""
         each = np.split(parts, self._part_ends, axis=-1)
         return np.concatenate(
             [join(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1
         )
 
     def each(self, q: Q) -> Q:
-        """The compressor of a part that has a message for each of its layers."""
+        """Returns the compressor of a part that compresses each of its layers separately."""
         return lambda part: np.concatenate([q(piece) for piece in np.split(part, self._part_ends)])
 
 
@@ -62,7 +63,8 @@ Exchange = Callable[[np.ndarray, Q, Parts], np.ndarray]
 
 
 def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
-    """Partition n goes to server n, which averages and sends its part to all: `[N, d]` to `[d]`.
+    """Sends part n to server n, which averages it and sends the mean to all workers: `[N, d]` to
+    `[d]`.
 
     Source: Liu and Zhang, (3.4).
     """
@@ -76,8 +78,8 @@ def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
 
 
 def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
-    """Over N: partition n starts at worker n, and every worker that it comes by adds its own:
-    `[N, d]` to `[d]`.
+    """Sends part n around the ring from worker n; every worker adds its own part, and the sum is
+    divided by N: `[N, d]` to `[d]`.
 
     Source: Liu and Zhang, (3.5), there without 1/N.
     """
@@ -95,7 +97,7 @@ def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
 def csgd(
     x: np.ndarray, G: Gradients, step: Step, exchange: Exchange, q: Q, cutting: Parts
 ) -> Rounds:
-    """A step along what comes of the exchange.
+    """A step along the result of the exchange.
 
     Source: Liu and Zhang, (3.6).
     """
@@ -109,7 +111,8 @@ def csgd(
 def double_squeeze(
     x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
 ) -> Rounds:
-    """With N servers of one part each, where the equations have one.
+    """DoubleSqueeze with N servers that hold one part each, instead of the single server of the
+    equations.
 
     Source: Liu and Zhang, (3.10) to (3.14).
     """
@@ -134,8 +137,9 @@ def double_squeeze(
 
 
 def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
-    """With one compressor each way and weights 1/N, from the start on which x and its estimator
-    agree. The model's estimator moves at the end of a round instead of at the start of the next.
+    """EF21 with one compressor for each direction and weights 1/N. At the start, x equals its
+    estimator. The model's estimator is updated at the end of a round instead of at the start of the
+    next one.
 
     Source: Algorithm 3 of Kimad: EF21 in both directions; see `recursions.kimad` for one server and
     compressors that change.
@@ -159,28 +163,30 @@ def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """The k largest elements; of equals, the first."""
+    """Returns x with all but the k largest elements set to 0; of equal elements, the first are
+    kept.
+    """
     places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
     return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
 
 
 def largest_half(x: np.ndarray) -> np.ndarray:
-    """Half of the elements, rounded up. (`compressors.top_k(0.5)`.)"""
+    """Keeps half of the elements, rounded up (`compressors.top_k(0.5)`)."""
     return largest(x, -(-len(x) // 2))
 
 
 def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
-    """`compressors.sign`."""
+    """Returns signs times the mean magnitude (`compressors.sign`)."""
     return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
 
 
 def clipped(x: np.ndarray) -> np.ndarray:
-    """Sign, 8 bits of exponent, 3 of mantissa. (`compressors.clipping(3)`.)"""
+    """Keeps the sign, 8 bits of exponent and 3 of mantissa (`compressors.clipping(3)`)."""
     return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
 
 
 def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
-    """Randomised rounding to 2^bits equidistant knobs from min(x) to max(x).
+    """Rounds at random to 2^bits equidistant knobs from min(x) to max(x).
 
     Source: Liu and Zhang, (3.3).
     """
@@ -195,8 +201,8 @@ def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def packed(width: int, count: int) -> int:
-    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole
-    bytes.
+    """Returns the number of bits of `count` codes of this width, packed in planes of 8, 4, 2 and 1
+    bits, each of whole bytes.
     """
     planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width & plane]
     return sum(8 * math.ceil(count * plane / 8) for plane in planes)

@@ -1,5 +1,5 @@
-"""Methods on graphs. `W(t)` is the matrix of round t, whose entry ij is the share of j's model that
-i takes.
+"""Methods on graphs. `W(t)` is the matrix of round t, whose entry ij is the weight that i gives to
+j's model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step
 
 
 def decentralized(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
-    """Liu and Zhang, (5.2)."""
+    """Decentralized SGD: Liu and Zhang, (5.2)."""
     t = 0
     while True:
         X = W(t) @ (X + step(G(t, X)))
@@ -22,7 +22,7 @@ def decentralized(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Round
 
 
 def d_squared(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
-    """Tang et al., "D2: decentralized training over decentralized data", 2018, algorithm 1."""
+    """D2: Tang et al., "D2: decentralized training over decentralized data", 2018, algorithm 1."""
     before, change = X, step(G(0, X))
     X, t = W(0) @ (before + change), 1
     yield {"params": X}
@@ -46,13 +46,15 @@ def shi(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
 
 
 def nids(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
-    """Li, Shi and Yan, 2019, with equal steps; the first combines, as exact diffusion does."""
+    """NIDS: Li, Shi and Yan, 2019, with equal step sizes. The first round applies W as in exact
+    diffusion.
+    """
     return d_squared(X, G, lambda t: (np.eye(len(X)) + W(t)) / 2, step)
 
 
 def tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
-    """Nedic, Olshevsky and Shi, 2017, DIGing. Departure on schedules: trackers are mixed by the
-    round's matrix, with its models.
+    """Gradient tracking: Nedic, Olshevsky and Shi, 2017, DIGing. Departure for schedules: trackers
+    are mixed by the round's matrix, as the models are.
     """
     g = y = G(0, X)
     X, t = W(0) @ X + step(y), 1
@@ -77,8 +79,9 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
 
 
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
-    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every
-    neighbour's x-hat, here `hat[i, j]`; all begin at the common x_0 instead of 0."""
+    """CHOCO-SGD: Koloskova, Stich and Jaggi, 2019, algorithm 2. Every worker i keeps its own copy
+    of each neighbour's x-hat, here `hat[i, j]`; all start at the common x_0 instead of 0.
+    """
     N, t = len(X), 0
     hat = np.tile(X[0], (N, N, 1))
     while True:
@@ -104,7 +107,7 @@ def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float
 
 
 def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
-    """Tang et al., 2019, DeepSqueeze, algorithm 1."""
+    """DeepSqueeze: Tang et al., 2019, algorithm 1."""
     delta, t, N = np.zeros_like(X), 0, len(X)
     while True:
         half = X + step(G(t, X))
@@ -122,5 +125,5 @@ def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: flo
 
 
 def by_layers(q: Q, layers: Sequence[int]) -> Q:
-    """The compressor of a model that has a message for each layer of these sizes."""
+    """Returns the compressor of a model that compresses each layer of these sizes separately."""
     return lambda x: np.concatenate([q(layer) for layer in np.split(x, np.cumsum(layers)[:-1])])

@@ -1,5 +1,5 @@
-"""DropCompute: workers that stop computing when their time is over, one worker and one micro-batch
-at a time.
+"""DropCompute: workers stop computing when their time is up; one worker and one micro-batch at a
+time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Gradient = Callable[[int, int, int, np.ndarray], np.ndarray]
 
 
 class Rule(NamedTuple):
-    """When workers stop, and what is made of what they have.
+    """When workers stop, and how their sums are corrected.
 
     Args:
         threshold: tau, seconds of a period.
         micro_batches: M.
-        stop: "preempt", where tau passes; "between", before the next micro-batch.
-        correction: what sums are divided by: "none", M; "stochastic", the mean count of all
-            workers; "local", the worker's own count; or a number c, M / c.
-        period: H, rounds.
-        redraw: whether a worker goes on where it has stopped.
+        stop: "preempt": at tau; "between": before the next micro-batch after tau.
+        correction: divisor of the sums: "none": M; "stochastic": the mean count of all workers;
+            "local": the worker's own count; or a number c: M / c.
+        period: H, number of rounds.
+        redraw: whether a worker continues in the next round with the micro-batches that it dropped.
     """
 
     threshold: float
@@ -37,15 +37,15 @@ class Rule(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """What all workers have done in a round: micro-batches and seconds, `[N]`."""
+    """Numbers of micro-batches and seconds that the workers computed in a round, `[N]`."""
 
     counts: np.ndarray
     seconds: np.ndarray
 
 
 def until(rule: Rule, takes: Iterable[float], spent: float) -> tuple[int, float]:
-    """How many micro-batches one worker computes, and for how long, after it has spent some of its
-    time.
+    """Returns how many micro-batches a worker computes, and for how long, after it has spent a part
+    of its time.
 
     Source: Giladi et al., "DropCompute", Algorithm 1, lines 4 to 9.
     """
@@ -63,8 +63,8 @@ def until(rule: Rule, takes: Iterable[float], spent: float) -> tuple[int, float]
 def sums(
     rule: Rule, G: Gradient, t: int, X: np.ndarray, counts: np.ndarray, drawn: np.ndarray
 ) -> np.ndarray:
-    """Everybody's gradient, `[N, d]`: of the micro-batches that it has computed, divided as the
-    correction has it.
+    """Returns the gradients of all workers, `[N, d]`: the sum over the computed micro-batches,
+    divided as the correction specifies.
     """
     M, found = rule.micro_batches, np.zeros_like(X)
     for n, count in enumerate(counts):
@@ -82,15 +82,15 @@ def sums(
 def minibatch(
     x: np.ndarray, G: Gradient, N: int, step: Step, rule: Rule, seconds: np.ndarray
 ) -> Rounds:
-    """Algorithm 1: the mean of all gradients, and one step.
+    """Algorithm 1: a step along the mean of all gradients.
 
     Args:
         x: the model, `[d]`.
         G: gradients.
-        N: workers.
-        step: of the mean.
+        N: number of workers.
+        step: from the mean gradient to the change of the model.
         rule: when workers stop.
-        seconds: of each micro-batch, `[T, N, M]`.
+        seconds: seconds of each micro-batch, `[T, N, M]`.
     """
     drawn = np.zeros(N, int)
     for t, takes in enumerate(seconds):
@@ -105,15 +105,15 @@ def minibatch(
 def local(
     X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds: np.ndarray
 ) -> Rounds:
-    """Local SGD (appendix B.3): who has computed anything makes its own step; models are averaged
-    at the end of a period.
+    """Local SGD (appendix B.3): a worker that has computed at least one micro-batch makes a local
+    step; models are averaged at the end of a period.
 
     Args:
         X: the models, `[N, d]`.
         G: gradients.
-        steps: each worker's.
+        steps: each worker's step function.
         rule: when workers stop.
-        seconds: of each micro-batch, `[T, N, M]`.
+        seconds: seconds of each micro-batch, `[T, N, M]`.
     """
     drawn, spent = np.zeros(len(X), int), np.zeros(len(X))
     for t, takes in enumerate(seconds):
@@ -136,7 +136,9 @@ def local(
 def _recorded(
     rule: Rule, worked: Worked, spent: np.ndarray, drawn: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the method tells of a round, and carries to the next one."""
+    """Returns the metrics that the method records in a round, and the state that it carries to the
+    next one.
+    """
     recorded = {
         "seconds": worked.seconds,
         "dropped": np.array(1 - worked.counts.sum() / (len(worked.counts) * rule.micro_batches)),

@@ -1,5 +1,5 @@
-"""Mixing matrices, written down once more: W[i, j] is what i takes of j's model, from A[i, j] = 1
-where j sends to i.
+"""Mixing matrices, computed independently of `topologies`: W[i, j] is the weight that i gives to
+j's model, from A[i, j] = 1 if j sends to i.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def arrows(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
-    """A of messages (sender, receiver), `[N, N]`."""
+    """Returns A for messages (sender, receiver), `[N, N]`."""
     A = np.zeros((N, N))
     for sender, receiver in pairs:
         A[receiver, sender] = 1
@@ -18,13 +18,13 @@ def arrows(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
 
 
 def edges(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
-    """A of edges, on which both send."""
+    """Returns A for undirected edges, on which both workers send."""
     A = arrows(N, pairs)
     return A + A.T
 
 
 def around(N: int, *distances: int) -> np.ndarray:
-    """A where n sends to n + each distance."""
+    """Returns A for workers n that send to n + distance (mod N), for each distance."""
     return arrows(N, [(n, (n + distance) % N) for n in range(N) for distance in distances])
 
 
@@ -40,15 +40,17 @@ _SENT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "uniform": lambda A: A / (1 + A.sum(axis=0)),
 }
 WEIGHTS = tuple(_SENT)
-"""Kinds of weights; of directed graphs uniform ones."""
+"""Kinds of weights; directed graphs need "uniform"."""
 
 
 def weighted(weights: str, A: np.ndarray) -> np.ndarray:
-    """W: shares of what is sent by their kind; what is left of each column, on its diagonal."""
+    """Returns W with weights of this kind on the edges, and on the diagonal the remainder of each
+    column to 1.
+    """
     sent = _SENT[weights](A)
     return sent + np.diag(1 - sent.sum(axis=0))
 
 
 def one_peer(N: int) -> list[np.ndarray]:
-    """The one-peer exponential schedule: in round t n sends half to n + 2^t."""
+    """Returns the one-peer exponential schedule: in round t, n sends half to n + 2^t."""
     return [weighted("uniform", around(N, 1 << t)) for t in range(max(1, (N - 1).bit_length()))]

@@ -1,5 +1,5 @@
-"""Kimad: one server, and compressors that each sender chooses for each layer in each round, from
-the bits that it has for its message.
+"""Kimad: one server, and senders that choose a compressor for each layer in each round, given the
+bits available for the message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from theory_checks.recursions.shared import Rounds, Step
 
 
 class Sent(NamedTuple):
-    """A message: what its receiver makes of it, its bits, the choice of each layer, and the squared
-    norm of what is left out.
+    """A message.
+
+    Args:
+        seen: the decoded vector.
+        bits: size of the message.
+        choices: the compressor of each layer.
+        error: squared norm of the difference to the vector.
     """
 
     seen: np.ndarray
@@ -27,31 +32,31 @@ class Sent(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round sent: bits of each worker's message, and of the server's."""
+    """Bits sent in a round: of each worker's message, and of the server's."""
 
     up: np.ndarray
     down: int
 
 
 class Choices(NamedTuple):
-    """Omega.
+    """Omega, a set of compressors.
 
     Args:
-        compressors: what is made of a vector, by each of them.
-        sizes: d -> bits of each one's message for d elements.
+        compressors: functions from a vector to the decoded vector.
+        sizes: d -> bits of each compressor's message for d elements.
     """
 
     compressors: Sequence[Q]
     sizes: Callable[[int], list[int]]
 
 
-# (k, estimate of the model [d]) -> everybody's update [N, d]
+# (k, estimate of the model [d]) -> the updates of all workers [N, d]
 Updates = Callable[[int, np.ndarray], np.ndarray]
-# A^compress: (k, a vector, bits for it) -> the message
+# A^compress: (k, a vector, available bits) -> the message
 Select = Callable[[int, np.ndarray, float], Sent]
-# all rounds so far -> bits for each worker's message [N], for the server's
+# all rounds so far -> bits available for each worker's message [N], and for the server's
 Budgets = Callable[[Sequence[Round]], tuple[np.ndarray, float]]
-# (errors [layers, choices], sizes likewise, bits) -> choices
+# (errors [layers, choices], sizes [layers, choices], bits) -> choices
 Rule = Callable[[np.ndarray, np.ndarray, int], Sequence[int]]
 
 
@@ -64,10 +69,10 @@ def kimad(
     budgets: Budgets,
     weights: np.ndarray,
 ) -> Rounds:
-    """From the start on which x and its estimator agree, and the others are 0. The model's
-    estimator moves at the end of a round instead of at the start of the next.
+    """Kimad. At the start, x equals its estimator, and the other estimators are 0. The model's
+    estimator is updated at the end of a round instead of at the start of the next one.
 
-    Source: Xin et al., "Kimad", Algorithm 1 (and 3, of any compressors).
+    Source: Xin et al., "Kimad", Algorithm 1 (and 3, for any compressors).
     """
     x_hat, u_hat, past = x, np.zeros((len(weights), len(x))), list[Round]()
     while True:
@@ -97,14 +102,16 @@ def kimad(
 def selecting(
     layers: Sequence[int], choices: Choices, rule: Rule, word: int, warm_up: int = 0
 ) -> Select:
-    """A^compress for a vector of layers.
+    """Returns A^compress for a vector that consists of layers.
 
     Args:
-        layers: elements of each; of one, where the model is compressed as one vector.
+        layers: number of elements of each layer; a single layer if the model is compressed as one
+            vector.
         choices: Omega.
-        rule: which of them each layer has, of the bits that are left when the message has said it.
-        word: bits of an element, of what is sent as it is.
-        warm_up: rounds in which all is.
+        rule: selects a compressor for each layer, given the bits that remain after the header of
+            the message.
+        word: bits of an uncompressed element.
+        warm_up: number of initial rounds without compression.
     """
     bits = (len(choices.compressors) - 1).bit_length()
     header = min(packed(width, len(layers)) for width in range(bits, 8 * math.ceil(bits / 8) + 1))
@@ -138,8 +145,8 @@ def selecting(
 
 
 def one_for_all(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[int]:
-    """Kimad: of the choices that fit, the one that leaves out least, and of such the smaller; where
-    none does, the smallest.
+    """Kimad's selection: of the compressors that fit the budget, the one with the smallest error,
+    then the smallest size; if none fits, the one with the smallest size.
     """
     fit = [j for j in range(sizes.shape[1]) if sizes[:, j].sum() <= budget]
     best = (
@@ -153,8 +160,8 @@ def one_for_all(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[
 def allocate(
     errors: np.ndarray, sizes: np.ndarray, budget: int, resolution: int = 1000
 ) -> Sequence[int]:
-    """Kimad+: the best of what its dynamic program finds and of Kimad's choice; where nothing fits,
-    the smallest of each layer.
+    """Kimad+'s selection: the best of its dynamic program, Kimad's selection, and the smallest
+    error for each layer; if none fits, the smallest size for each layer.
     """
     smallest, least = sizes.argmin(axis=1), errors.argmin(axis=1)
     candidates = [smallest, one_for_all(errors, sizes, budget), least]
@@ -166,8 +173,8 @@ def allocate(
 
 
 def top_k(ratios: Sequence[float], word: int) -> Choices:
-    """The largest elements with their places; a vector that is no longer is sent as it is.
-    (`kimad.top_k(ratios)`.)
+    """Returns the compressors that send the largest elements with their indices; a vector is sent
+    uncompressed if that is not longer (`kimad.top_k(ratios)`).
     """
 
     def sizes(d: int) -> list[int]:
@@ -187,5 +194,5 @@ def top_k(ratios: Sequence[float], word: int) -> Choices:
 
 
 def kept(ratio: float, d: int) -> int:
-    """How many elements of d come."""
+    """Returns the number of elements of d that are sent."""
     return math.ceil(round(ratio * d, 9))

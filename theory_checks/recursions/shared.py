@@ -1,8 +1,8 @@
-r"""What all recursions share: where gradients come from, and the steps that are made of them.
+r"""Common parts of the recursions: gradients, and the steps that are computed from them.
 
 Models are the rows of X `[N, d]`, so that gossip, $x_i \leftarrow \sum_j W_{ij} x_j$, is W @ X.
-(The papers have a column for each worker.) A recursion is an iterator: its t-th item has, after
-round t, each of its symbols by name.
+(The papers have a column for each worker.) A recursion is an iterator: its t-th item maps the name
+of each symbol to its value after round t.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-# (t, models [N, d]) -> every worker's gradient in round t at its own [N, d]
+# (t, models [N, d]) -> gradients of all workers in round t at their own models [N, d]
 Gradients = Callable[[int, np.ndarray], np.ndarray]
-# gradients [...] -> what models change by, -gamma times them; some remember the last ones
+# gradients [...] -> change of the models, such as -gamma times the gradients; some have memory
 Step = Callable[[np.ndarray], np.ndarray]
-Steps = Callable[[], Step]  # one that remembers nothing yet
+Steps = Callable[[], Step]  # makes a step function with empty memory
 Matrices = Callable[[int], np.ndarray]  # t -> W of round t [N, N]
 Rounds = Iterator[dict[str, np.ndarray]]
 
 
 def quadratic(A: np.ndarray, b: np.ndarray, noise: np.ndarray | None = None) -> Gradients:
-    r"""$g_n(x) = A_n x - b_n + \xi_t^{(n)}$.
+    r"""Returns the gradients $g_n(x) = A_n x - b_n + \xi_t^{(n)}$.
 
     Args:
         A: `[N, d, d]`.
         b: `[N, d]`.
-        noise: xi, `[T, N, d]`; None: there is none.
+        noise: xi, `[T, N, d]`; None: no noise.
     """
 
     def gradients(t, X):
@@ -36,17 +36,19 @@ def quadratic(A: np.ndarray, b: np.ndarray, noise: np.ndarray | None = None) -> 
 
 
 def at_one(gradients: Gradients, t: int, x: np.ndarray, N: int) -> np.ndarray:
-    """Everybody's gradient at one model x `[d]`: `[N, d]`."""
+    """Returns the gradients of all workers at the same model x `[d]`: `[N, d]`."""
     return gradients(t, np.tile(x, (N, 1)))
 
 
 def plain(gamma: float) -> Step:
-    r"""$-\gamma g$."""
+    r"""Returns the SGD step $-\gamma g$."""
     return lambda g: -gamma * g
 
 
 def momentum(gamma: float, share: float = 0.9) -> Step:
-    r"""$-\gamma m_t$, $m_t = \beta m_{t-1} + g_t$, from $m = 0$ (Polyak, 1964)."""
+    r"""Returns the momentum step $-\gamma m_t$, $m_t = \beta m_{t-1} + g_t$, from $m = 0$ (Polyak,
+    1964).
+    """
     memory = np.zeros(())
 
     def step(g):
@@ -58,8 +60,8 @@ def momentum(gamma: float, share: float = 0.9) -> Step:
 
 
 def adam(gamma: float) -> Step:
-    r"""$-\gamma \hat m_t / (\sqrt{\hat v_t} + 10^{-8})$ with means of 0.9 and 0.999 (Kingma and Ba,
-    2015, algorithm 1).
+    r"""Returns the Adam step $-\gamma \hat m_t / (\sqrt{\hat v_t} + 10^{-8})$ with decay rates 0.9
+    and 0.999 (Kingma and Ba, 2015, algorithm 1).
     """
     first, second, t = np.zeros(()), np.zeros(()), 0
 

@@ -1,4 +1,4 @@
-"""Methods whose workers compute in step with each other, and average all together."""
+"""Synchronous methods with averages over all workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step, a
 
 
 def minibatch(x: np.ndarray, G: Gradients, N: int, step: Step) -> Rounds:
-    r"""$x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t)$: gradient descent (1.2) where gradients are
-    exact.
+    r"""Mini-batch SGD, $x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t)$; gradient descent (1.2) if
+    the gradients are exact.
 
     Source: Liu and Zhang, (1.2) and section 2.1.2.
     """
@@ -23,7 +23,7 @@ def minibatch(x: np.ndarray, G: Gradients, N: int, step: Step) -> Rounds:
 
 
 def sgd(x: np.ndarray, G: Gradients, N: int, step: Step, chosen: np.ndarray) -> Rounds:
-    r"""$x_{t+1} = x_t - \gamma g_n(x_t)$, n the worker drawn.
+    r"""SGD, $x_{t+1} = x_t - \gamma g_n(x_t)$, where n is the drawn worker.
 
     Args:
         chosen: n, `[T]`.
@@ -36,7 +36,8 @@ def sgd(x: np.ndarray, G: Gradients, N: int, step: Step, chosen: np.ndarray) -> 
 
 
 def model_averaging(X: np.ndarray, G: Gradients, step: Step) -> Rounds:
-    r"""$x_{t+1/2}^{(n)} = x_t - \gamma g_n(x_t)$, $x_{t+1} = \frac1N \sum_n x_{t+1/2}^{(n)}$.
+    r"""Model averaging, $x_{t+1/2}^{(n)} = x_t - \gamma g_n(x_t)$, $x_{t+1} = \frac1N \sum_n
+    x_{t+1/2}^{(n)}$.
 
     Source: Liu and Zhang, section 2.1.2, "Model Aggregation".
     """
@@ -49,7 +50,7 @@ def model_averaging(X: np.ndarray, G: Gradients, step: Step) -> Rounds:
 
 
 def local(X: np.ndarray, G: Gradients, W: Matrices, step: Step, H: int) -> Rounds:
-    """In rounds H, 2H, ... models are averaged; a schedule is gone through by averagings.
+    """Local SGD: models are averaged in rounds H, 2H, ...; a schedule advances with each averaging.
 
     Source: Stich, "Local SGD converges fast and communicates little", 2019, algorithm 1.
     """
@@ -64,8 +65,8 @@ def local(X: np.ndarray, G: Gradients, W: Matrices, step: Step, H: int) -> Round
 
 
 def scaffold(x: np.ndarray, G: Gradients, N: int, gamma: float, H: int) -> Rounds:
-    """Algorithm 1, option II, all workers, a global step of 1. What is called y there are the
-    models between two communications.
+    """SCAFFOLD, Algorithm 1, option II, with all workers and a global step size of 1. The paper's y
+    are the models between two communications.
 
     Source: Karimireddy et al., "SCAFFOLD", 2020.
     """
@@ -77,22 +78,22 @@ def scaffold(x: np.ndarray, G: Gradients, N: int, gamma: float, H: int) -> Round
             t += 1
             if h + 1 < H:
                 yield {"params": y, "control": controls, "c": c}
-        news = controls - c + (x - y) / (H * gamma)
+        new_controls = controls - c + (x - y) / (H * gamma)
         x = x + (y - x).mean(axis=0)
-        c = c + (news - controls).mean(axis=0)
-        controls = news
+        c = c + (new_controls - controls).mean(axis=0)
+        controls = new_controls
         yield {"params": np.tile(x, (N, 1)), "control": controls, "c": c}
 
 
 def backup(
     x: np.ndarray, G: Gradients, N: int, step: Step, seconds: Callable[[int], np.ndarray], k: int
 ) -> Rounds:
-    r"""$x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t)$, $S_t$ the N - k who are
-    done first; of equals, the first.
+    r"""Backup workers, $x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t)$, where
+    $S_t$ is the set of the N - k workers that finish first; ties go to the lowest id.
 
     Args:
-        seconds: t -> how long each computes, `[N]`.
-        k: how many are dropped.
+        seconds: t -> seconds that each worker computes, `[N]`.
+        k: number of workers that are dropped.
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016.
     """

@@ -304,7 +304,7 @@ def test_bad_measurements_and_learners_are_refused():
             cannikin.learner(3, 0.1).observed(**{**good, **wrong})
     for call, words in (
         (lambda: cannikin.learner(2, 0.1, [1.0]), r"limits = \[1.0\]: need 2 numbers, at least 0"),
-        (lambda: cannikin.learner(2, 1.5), r"last_share = 1\.5: need a number from 0 to 1"),
+        (lambda: cannikin.learner(2, 1.5), r"last_share = 1\.5; expected a number from 0 to 1"),
         (
             lambda: cannikin.learner(2, 0.1).without([2]),
             r"without: nodes = \[2\]: need numbers from 0 to 1",

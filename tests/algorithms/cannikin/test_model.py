@@ -220,7 +220,7 @@ REFUSED = [
         lambda: ClusterModel(**{**GOOD, "q": [0.0, 1.0], "k": [0.0, 1.0]}),
         r"q \+ k = 0 of node 0: need samples that take time",
     ),
-    (lambda: ClusterModel(**{**GOOD, "gamma": 1.5}), "gamma = 1.5: need a number from 0 to 1"),
+    (lambda: ClusterModel(**{**GOOD, "gamma": 1.5}), "gamma = 1.5; expected a number from 0 to 1"),
     (lambda: ClusterModel(**{**GOOD, "t_overlap": -1.0}), "t_overlap = -1.0"),
     (
         lambda: ClusterModel(**{**GOOD, "limits": [np.nan, 1.0]}),

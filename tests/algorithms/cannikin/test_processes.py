@@ -145,7 +145,7 @@ def test_a_problem_with_a_gradient_is_trained_as_in_the_simulation():
 
 def test_what_cannot_be_trained_is_refused():
     for wrong, words in (
-        ({"problem": make(2)}, "a problem of 2 workers in 1 process: need one worker a process"),
+        ({"problem": make(2)}, "1 process for 2 workers; expected one process per worker"),
         (
             {"limits": [3]},
             r"given gives batches array\(\[4\]\): need whole numbers, one a node, from 0 to \[3\]",

@@ -360,14 +360,14 @@ REFUSED = [
     (lambda: run(drop_compute(WHOLE, TAU, M)), "states itself what"),
     (
         lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)),
-        "seconds, which another call has given",
+        "seconds of the round, which another call has already set",
     ),
     (lambda: run(drop_compute(METHOD, CHOSEN, M), cluster=AWAY), "pass a threshold in seconds"),
     (
         lambda: run(
             drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS
         ),
-        "draws batches once more",
+        "draws batches again",
     ),
     (
         lambda: jax.eval_shape(

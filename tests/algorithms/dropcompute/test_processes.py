@@ -108,7 +108,7 @@ def test_one_process_is_one_worker(correction, factor, key):
 REFUSED = [
     (
         {"problem": problems.random_quadratic(3, 2)},
-        "a problem of 3 workers in 1 process: need one worker a process",
+        "1 process for 3 workers; expected one process per worker",
     ),
     ({"threshold": math.nan}, "threshold = nan: need seconds, at least 0"),
     ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
@@ -116,7 +116,7 @@ REFUSED = [
         {"correction": -1.0},
         "train_processes: correction = -1.0: need a word, or a finite number >= 0",
     ),
-    ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0: need finite seconds >= 0"),
+    ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0; expected finite seconds >= 0"),
 ]
 
 

@@ -119,7 +119,7 @@ BAD = [
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)),
-        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down: need both",
+        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down; expected both",
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]),
@@ -170,10 +170,10 @@ def started(choices, layers: int = 2, **options):
 
 RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsification(0.4))]
 UNFIT = [
-    ({"layers": 0}, r"kimad_sgd: layer \['first'\] has no elements; need at least one"),
+    ({"layers": 0}, r"kimad_sgd: layer \['first'\] has no elements; expected at least one"),
     (
         {"choices": [compressors.random_k(0.1)], "layers": 20},
-        r"random_k\(0.1\), which states no contraction for vectors of 20 elements",
+        r"random_k\(0.1\) states no contraction for vectors of 20 elements",
     ),
     (
         {"down": RANDOM},

@@ -493,9 +493,9 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
 NEED_ALL = {
     "all_gather": (
         lambda round, x: round.all_gather(x),
-        "all workers know what each of them has sent",
+        "each worker needs the messages of all others",
     ),
-    "shift": (lambda round, x: round.shift(x), "each worker needs the row of another one"),
+    "shift": (lambda round, x: round.shift(x), "each worker needs the row of another worker"),
     "exchange": (
         lambda round, x: round.exchange(x, PARTNER),
         "each worker needs the row of its partner",
@@ -509,7 +509,7 @@ def test_calls_that_need_all_workers_say_so(name):
     with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
         communicated(1, (send, EVERYWHERE), there=ATTENDANCE)
     assert reason in str(caught.value)
-    assert "expected a method that goes on, such as algorithms.decentralized_sgd" in str(
+    assert "expected a method that tolerates this, such as algorithms.decentralized_sgd" in str(
         caught.value
     )
 

@@ -195,17 +195,20 @@ LOW_RANK = compressors.low_rank(1)
 REFUSED = [
     (
         lambda key: compressors.buckets(SIGN, 0),
-        r"^buckets\(sign, 0\): size = 0: need an integer, at least 1",
+        r"^buckets\(sign, 0\): size = 0; expected an integer, at least 1",
     ),
-    (lambda key: compressors.random_quantization(2, -1), "size = -1: need an integer, at least 1"),
+    (
+        lambda key: compressors.random_quantization(2, -1),
+        "size = -1; expected an integer, at least 1",
+    ),
     (
         lambda key: compressors.buckets(LOW_RANK, 4),
-        r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start",
+        r"buckets\(low_rank\(1\), 4\): low_rank\(1\) starts warm; expected a compressor without warm start",
     ),
     *(
         (
             lambda key, biased=biased: compressors.contraction(biased),
-            r"^contraction\(.*\): need an unbiased compressor with an omega$",
+            r"^contraction\(.*\): .* states no omega; expected an unbiased compressor with an omega$",
         )
         for biased in (
             SIGN,
@@ -219,14 +222,14 @@ REFUSED = [
             lambda key, compressor=compressor, value=value: compressors.apply(
                 compressor, key, {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
             ),
-            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); need "
+            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); expected "
             r"finite",
         )
         for compressor, value in ((TERNARY, np.nan), (compressors.whole_model(TERNARY), -np.inf))
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN),
-        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$",
+        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); expected finite elements$",
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)),
@@ -236,11 +239,11 @@ REFUSED = [
         lambda key: compressors.apply(
             compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]
         ),
-        r"sign.* of leaf \[1\]: given int32, need floating point",
+        r"sign.* of leaf \[1\]: got int32; expected floating point",
     ),
     (
         lambda key: applied(SIGN, key, [jnp.ones(3, bool)]),
-        r"sign.* of leaf \[0\]: given bool, need floating point",
+        r"sign.* of leaf \[0\]: got bool; expected floating point",
     ),
 ]
 

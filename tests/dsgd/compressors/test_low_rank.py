@@ -171,16 +171,22 @@ def test_a_message_is_two_thin_matrices():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0: need an integer, at least 1"),
-        (lambda key: low_rank(1, 0), r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"),
-        (lambda key: low_rank(3, 2), r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"),
+        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0; expected an integer, at least 1"),
+        (
+            lambda key: low_rank(1, 0),
+            r"low_rank\(1, 0\): columns = 0; expected an integer, at least 1",
+        ),
+        (
+            lambda key: low_rank(3, 2),
+            r"low_rank\(3, 2\) of 2 columns: expected a rank of at most 2",
+        ),
         (
             lambda key: low_rank(3).compress(key, jnp.ones(4)),
-            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2",
+            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: expected a rank of at most 2",
         ),
         (
             lambda key: low_rank(3, 5).compress(key, jnp.ones(7)),
-            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at",
+            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: expected a rank of at",
         ),
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],

@@ -355,18 +355,19 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
 
 
 @pytest.mark.parametrize(
-    ("make", "wrong", "need"),
+    ("make", "wrong", "argument", "need"),
     [
         *(
-            (make, bits, "bits between 1 and 8")
+            (make, bits, "bits", "1 to 8")
             for make in (compressors.random_quantization, compressors.clipping)
             for bits in (0, 9)
         ),
-        *((compressors.qsgd, levels, "levels between 1 and 127") for levels in (0, 128)),
+        *((compressors.qsgd, levels, "levels", "1 to 127") for levels in (0, 128)),
     ],
 )
-def test_bits_and_levels_out_of_range(make, wrong, need):
-    with pytest.raises(ValueError, match=rf"^{make.__name__}\({wrong}\): need {need}, an integer$"):
+def test_bits_and_levels_out_of_range(make, wrong, argument, need):
+    message = f"^{make.__name__}: {argument} = {wrong}; expected an integer from {need}$"
+    with pytest.raises(ValueError, match=message):
         make(wrong)
 
 

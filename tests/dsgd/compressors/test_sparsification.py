@@ -304,15 +304,15 @@ def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])
 def test_shares_outside_0_to_1(value):
     with pytest.raises(
-        ValueError, match=rf"^top_k: fraction = {value}; need a number in \(0, 1\]$"
+        ValueError, match=rf"^top_k: fraction = {value}; expected a number in \(0, 1\]$"
     ):
         compressors.top_k(value)
     with pytest.raises(
-        ValueError, match=rf"^random_k: fraction = {value}; need a number in \(0, 1\]$"
+        ValueError, match=rf"^random_k: fraction = {value}; expected a number in \(0, 1\]$"
     ):
         compressors.random_k(value, SIGN)
     with pytest.raises(
         ValueError,
-        match=rf"^random_sparsification: probability = {value}; need a number in \(0, 1\]$",
+        match=rf"^random_sparsification: probability = {value}; expected a number in \(0, 1\]$",
     ):
         compressors.random_sparsification(value)

@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         ValueError,
-        match=r"cache .*file/inside: it cannot be written to .*; need a folder of yours, or 'off'",
+        match=r"file/inside cannot be written to .*; expected a writable folder, or 'off'",
     ):
         cache.enable(tmp_path / "file" / "inside")
 
@@ -126,7 +126,7 @@ def test_a_home_that_cannot_be_written_to_is_a_warning(home):
     home.touch()
     with pytest.warns(
         UserWarning,
-        match="programs are not kept, since the user's cache directory cannot be written to",
+        match="programs are not stored, since the user's cache directory cannot be written to",
     ):
         assert cache.enable() is None
 
@@ -134,7 +134,5 @@ def test_a_home_that_cannot_be_written_to_is_a_warning(home):
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])
 def test_a_folder_of_the_environment_that_cannot_be_used_is_a_warning(home, monkeypatch, given):
     monkeypatch.setattr("os.environ", {**os.environ, "DSGD_CACHE": given})
-    with pytest.warns(
-        UserWarning, match="set DSGD_CACHE to a folder that can be written to, or to 'off'"
-    ):
+    with pytest.warns(UserWarning, match="set DSGD_CACHE to a writable folder, or to 'off'"):
         assert cache.enable() is None

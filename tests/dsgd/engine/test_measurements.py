@@ -136,5 +136,5 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
             work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M)))
         )
 
-    with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 if"):
+    with pytest.raises(ValueError, match="query returns work in 3 micro-batches, but in 4 if"):
         run(method._replace(query=query), problem, UNEQUAL)

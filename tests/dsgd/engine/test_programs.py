@@ -63,7 +63,7 @@ def test_a_text_that_would_lack_its_constants_is_refused(mesh):
     try:
         with pytest.raises(
             ValueError,
-            match="a program's text lacks its constants: need the flag off for checkpoints",
+            match="the text of a program lacks its constants; expected the flag to be off",
         ):
             programs.text(add, Plan(1, mesh), jax.ShapeDtypeStruct((), np.int32))
     finally:

@@ -156,9 +156,9 @@ def test_rates_take_turns_by_the_clock():
 @pytest.mark.parametrize(
     ("rate", "message"),
     [
-        (Rate(()), "a rate with bits = none: need numbers > 0"),
-        (Rate((1e6, 0.0)), "a rate with bits = 1e\\+06, 0: need numbers > 0"),
-        (Rate((1e6,), float("inf")), "a rate with period = inf: need numbers > 0"),
+        (Rate(()), "rate has bits = none; expected finite numbers > 0"),
+        (Rate((1e6, 0.0)), "rate has bits = 1e\\+06, 0; expected finite numbers > 0"),
+        (Rate((1e6,), float("inf")), "rate has period = inf; expected finite numbers > 0"),
     ],
 )
 def test_what_is_no_rate_is_refused(rate, message):
@@ -168,9 +168,9 @@ def test_what_is_no_rate_is_refused(rate, message):
 
 def test_where_it_is_not_allowed_it_says_why(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
-    with pytest.raises(ValueError, match="shaped links as user 1000: need root"):
+    with pytest.raises(ValueError, match="shaped: the user id is 1000; expected root"):
         links.need_allowed()
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    with pytest.raises(ValueError, match="shaped links without tc: need"):
+    with pytest.raises(ValueError, match="shaped: tc not found; expected"):
         links.need_allowed()

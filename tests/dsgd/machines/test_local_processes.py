@@ -18,9 +18,9 @@ from dsgd.machines import local_processes
 def test_refusals():
     with pytest.raises(ValueError, match="loopback: processes = 0"):
         dsgd.loopback(0, print)
-    with pytest.raises(ValueError, match="loopback: timeout = 0: need seconds > 0"):
+    with pytest.raises(ValueError, match="loopback: timeout = 0; expected seconds > 0"):
         dsgd.loopback(1, print, timeout=0)
-    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+    with pytest.raises(ValueError, match="cannot be pickled"):
         dsgd.loopback(1, threading.Lock().acquire)
 
 
@@ -51,15 +51,19 @@ def runs(script, monkeypatch):
         (
             "if index: sys.exit('boom')\ntime.sleep(60)",
             30.0,
-            "process 1 of 2 ended with status 1: boom",
+            "process 1 of 2 exited with status 1: boom",
         ),
         (
             "if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)",
             30.0,
-            "process 0 of 2 was ended by SIGKILL",
+            "process 0 of 2 was killed by SIGKILL",
         ),
-        ("sys.exit(0)", 30.0, "process 0 of 2 ended, with status 0, before the function did"),
-        ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
+        ("sys.exit(0)", 30.0, "process 0 of 2 exited with status 0 before the function returned"),
+        (
+            "if index: time.sleep(60)",
+            1.0,
+            "after timeout = 1 s, these of 2 processes were still running and were killed: 1",
+        ),
     ],
 )
 def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
@@ -77,7 +81,7 @@ def test_the_first_to_fail_is_told_of(tmp_path):
     for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
         (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
         os.utime(tmp_path / f"{i}.log", (at, at))
-    assert local_processes._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
+    assert local_processes._why(tmp_path, [1, 1]) == "process 1 of 2 exited with status 1: why"
 
 
 def test_an_interruption_ends_all(monkeypatch, started):

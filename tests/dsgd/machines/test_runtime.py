@@ -84,7 +84,7 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
     environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="4 processes of mpirun on several machines: need --coord"):
+    with pytest.raises(ValueError, match="4 processes of mpirun on several machines; expected"):
         runtime._place(None, None, None, timeout=1.0)
 
 
@@ -103,7 +103,7 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
 def test_data_by_worker_must_be_of_one_kind():
     model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
     loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
-    with pytest.raises(ValueError, match=r"data of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
+    with pytest.raises(ValueError, match=r"samples of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
         problems.finite_sum(model, optax.l2_loss, loaded, 2)
 
 
@@ -158,7 +158,7 @@ def test_processes_that_do_not_come_are_told_of_by_the_first():
     status, said = run(ALONE, 1, 0)
     assert status == watch.STATUS
     assert re.match(
-        r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1]
+        r"Error: not all of 2 processes reached 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1]
     )
 
 
@@ -172,8 +172,8 @@ def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
             run, (JUST_JOINED, HOST_HANGS), (2, 2), (0, 1)
         )
     assert (joined, hung) == (watch.STATUS, watch.STATUS)
-    assert "process 1 of 2 (which had just joined) was not heard of for 3 s" in said_first
-    assert "which coordinates, did not answer for 3 s" in said_other
+    assert "process 1 of 2 (which had just joined) gave no sign of life for 3 s" in said_first
+    assert "the coordinator, did not answer for 3 s" in said_other
 
 
 class Store(dict):

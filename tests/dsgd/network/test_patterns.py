@@ -252,7 +252,7 @@ def seconds(**change):
 
 NAN = float("nan")
 REFUSED = [
-    (lambda: cost(workers=0), "cost: workers = 0: need an integer, at least 1"),
+    (lambda: cost(workers=0), "cost: workers = 0; expected an integer, at least 1"),
     (lambda: cost(latency=Fraction(-1, 3)), "latency = -1/3"),
     (lambda: cost(latency=NAN), "latency = nan"),
     (lambda: cost(transfer=-0.5), "transfer = -0.5"),
@@ -260,21 +260,21 @@ REFUSED = [
     # Under pytest the annotation would catch it; a user has only the check inside.
     (
         lambda: inspect.unwrap(network.cost)(network.star, 4, 1, 1, "duplex"),
-        "unknown convention 'duplex': need 'blocking' or 'pipelined'",
+        "convention = 'duplex'; expected 'blocking' or 'pipelined'",
     ),
-    (lambda: seconds(bandwidth=0.0), "bandwidth = 0.0 bit/s: need > 0"),
+    (lambda: seconds(bandwidth=0.0), "bandwidth = 0.0 bit/s; expected a number > 0"),
     (lambda: seconds(bandwidth=NAN), "bandwidth = nan"),
-    (lambda: seconds(bits_up=-1.0), "bits_up = -1.0: need >= 0"),
+    (lambda: seconds(bits_up=-1.0), "bits_up = -1.0; expected a finite number"),
     (lambda: seconds(bits_up=NAN), "bits_up = nan"),
     (lambda: seconds(latency=-1.0), "latency = -1.0"),
-    (lambda: seconds(workers=0), "round_seconds: workers = 0: need an integer, at least 1"),
+    (lambda: seconds(workers=0), "round_seconds: workers = 0; expected an integer, at least 1"),
     (
         lambda: network.asynchronous_server_messages([]),
-        "asynchronous_server_messages for no workers",
+        r"asynchronous_server_messages: compute = \[\]",
     ),
     (
         lambda: network.asynchronous_server_messages([[1]], 0),
-        "asynchronous_server_messages: servers = 0: need an integer, at least 1",
+        "asynchronous_server_messages: servers = 0; expected an integer, at least 1",
     ),
     (
         lambda: network.simulate(network.asynchronous_server_messages([[1, NAN]]), 1, 1),
@@ -282,7 +282,7 @@ REFUSED = [
     ),
     (
         lambda: network.gossip(topologies.ring(4)).vectors(5),
-        r"gossip\(ring\(4\)\), of 4 workers, for 5 workers: need the same number",
+        r"gossip\(ring\(4\)\), of 4 workers, for 5 workers; expected the same number",
     ),
 ]
 

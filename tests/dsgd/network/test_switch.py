@@ -262,19 +262,22 @@ NAN, INFINITE = float("nan"), float("inf")
 PAIR = [Message(0, 1), Message(1, 0)]
 REFUSED = [
     *(
-        (([], wrong, 1, None), f"simulate: latency = {wrong}: need seconds >= 0, finite")
+        (([], wrong, 1, None), f"simulate: latency = {wrong}; expected seconds >= 0, finite")
         for wrong in (-1, Fraction(-1, 3), NAN)
     ),
-    (([], 1, INFINITE, None), "simulate: transfer = inf: need seconds >= 0, finite"),
+    (([], 1, INFINITE, None), "simulate: transfer = inf; expected seconds >= 0, finite"),
     (
         ([], 1, [0, 1, -1e-9], None),
-        "simulate: transfer of worker 2 = -1e-09: need seconds >= 0, finite",
+        "simulate: transfer of worker 2 = -1e-09; expected seconds >= 0, finite",
     ),
-    ((PAIR, 1, 1, [0, 1, NAN]), "simulate: receive of worker 2 = nan: need seconds >= 0, finite"),
+    (
+        (PAIR, 1, 1, [0, 1, NAN]),
+        "simulate: receive of worker 2 = nan; expected seconds >= 0, finite",
+    ),
     *(
         (
             ([Message(0, 1), PAIR[1]._replace(**{what: wrong})], 1, 1, None),
-            f"message 1: {what} = {wrong}: need .* >= 0, finite",
+            f"message 1: {what} = {wrong}; expected .* >= 0, finite",
         )
         for what, wrong in (
             ("size", -1),
@@ -283,27 +286,36 @@ REFUSED = [
             ("ready", Fraction(-1, 3)),
         )
     ),
-    (([Message(0, 1), Message(0, -1)], 1, 1, None), "message 1 is to worker -1: need"),
-    (([Message(-2, 1)], 1, 1, None), "message 0 is from worker -2: need"),
-    (([Message(3, 0)], 1, [1, 1, 1], None), "message 0 is from worker 3: need one of 0 to 2"),
-    (([Message(0, 2)], 1, [1, 1, 1], [1, 1]), "message 0 is to worker 2: need one of 0 to 1"),
-    (([Message(2, 0)], 1, 1, [1, 1]), "message 0 is from worker 2: need one of 0 to 1"),
+    (
+        ([Message(0, 1), Message(0, -1)], 1, 1, None),
+        "message 1 is to worker -1; expected a number from 0 on",
+    ),
+    (([Message(-2, 1)], 1, 1, None), "message 0 is from worker -2; expected a number from 0 on"),
+    (
+        ([Message(3, 0)], 1, [1, 1, 1], None),
+        "message 0 is from worker 3; expected a worker from 0 to 2",
+    ),
+    (
+        ([Message(0, 2)], 1, [1, 1, 1], [1, 1]),
+        "message 0 is to worker 2; expected a worker from 0 to 1",
+    ),
+    (([Message(2, 0)], 1, 1, [1, 1]), "message 0 is from worker 2; expected a worker from 0 to 1"),
     (
         ([Message(0, 1), Message(3, 3)], 1, 1, None),
-        "message 1 is from worker 3 to itself: need another receiver",
+        "message 1 is from worker 3 to itself; expected another receiver",
     ),
     (
         ([Message(0, 1, after=(1,))], 1, 1, None),
-        "message 0 comes after message 1: need one of 0 to 0",
+        "message 0 comes after message 1; expected a position from 0 to 0",
     ),
     (
         ([Message(0, 1), Message(0, 1, after=(0, -1))], 1, 1, None),
-        "message 1 comes after message -1: need one of 0 to 1",
+        "message 1 comes after message -1; expected a position from 0 to 1",
     ),
     *(
         (
             ([Message(0, 1, after=places) for places in after], 1, 1, None),
-            f"messages {named}: need an order, there is none in a cycle",
+            f"messages {named} form a cycle; expected an order",
         )
         for after, named in (
             ([(0,)], "0 after 0"),
@@ -326,6 +338,6 @@ def test_what_cannot_be_sent_is_refused(arguments, error):
 def test_an_unknown_convention_is_refused():
     """Under pytest the annotation would catch it; a user has only the check inside."""
     with pytest.raises(
-        ValueError, match="unknown convention 'duplex': need 'blocking' or 'pipelined'"
+        ValueError, match="convention = 'duplex'; expected 'blocking' or 'pipelined'"
     ):
         inspect.unwrap(network.simulate)([], 1, 1, "duplex")

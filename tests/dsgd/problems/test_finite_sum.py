@@ -223,7 +223,7 @@ class Flatten(nn.Module):
     [
         (
             Keeps("norm"),
-            "model Keeps keeps batch_stats that no training updates; expected an argument of its "
+            "model Keeps keeps batch_stats that are never updated; expected an argument of its "
             "__call__",
         ),
         (
@@ -232,9 +232,9 @@ class Flatten(nn.Module):
             "an argument",
         ),
         (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
-        (Linen, "model = the class Linen: need a flax module"),
-        (lambda rngs: 3, "gives 3: need a flax module"),
-        ("mlp", "model = 'mlp': need a flax module with its fields.*, a function from nnx.Rngs"),
+        (Linen, "model = the class Linen; expected an instance of a flax module"),
+        (lambda rngs: 3, "returned 3; expected an instance of a flax module"),
+        ("mlp", "model = 'mlp'; expected an instance of a flax module.*, a function from nnx.Rngs"),
     ],
 )
 def test_what_is_no_model_is_refused(model, message):
@@ -265,25 +265,25 @@ METRIC = {"test_loss": optax.squared_error}
     [
         (
             {"model": COLUMN, "loss": broadcast},
-            r"finite_sum: loss gives float32\[2, 2\] for 2 samples, float32\[3, 3\] for 3; need",
+            r"finite_sum: loss returned float32\[2, 2\] for 2 samples, float32\[3, 3\] for 3; expected",
         ),
         (
             {"loss": lambda outputs, targets: jnp.mean(outputs)},
-            r"loss gives float32\[\] for 2 samples",
+            r"loss returned float32\[\] for 2 samples",
         ),
-        ({"loss": lambda outputs, targets: outputs > targets}, r"loss gives bool\[2\]"),
+        ({"loss": lambda outputs, targets: outputs > targets}, r"loss returned bool\[2\]"),
         (
             {"data": (INPUTS["left"], TARGETS[:-1])},
-            r"data: targets has shape \(60,\); need \[M, ...\] with one M",
+            r"data: targets has shape \(60,\); expected \[M, ...\] with the same M",
         ),
         (
             {"data": (np.ones((61, 0)), TARGETS)},
-            r"data: inputs has shape \(61, 0\); need .* at least one element a sample",
+            r"data: inputs has shape \(61, 0\); expected .* at least one element per sample",
         ),
-        ({"data": [X_AND_Y] * 3}, r"for 3 workers' own data pass problems\.ByWorker"),
+        ({"data": [X_AND_Y] * 3}, r"for separate data of 3 workers pass problems\.ByWorker"),
         (
             {"data": (X_AND_Y, (INPUTS["left"][:4], TARGETS[:4]))},
-            r"need .* for all arrays; or, for workers' own data, problems\.ByWorker",
+            r"expected .* for all arrays; for separate data of the workers pass problems\.ByWorker",
         ),
         ({"data": ((), TARGETS)}, r"inputs = \(\) has no arrays"),
         (
@@ -296,34 +296,34 @@ METRIC = {"test_loss": optax.squared_error}
         ),
         (
             {"partition": "by-label"},
-            r"partition 'by-label' of targets that are no classes: need integers \[61\]",
+            r"partition = 'by-label', but the targets are not classes; expected targets as integers \[61\]",
         ),
-        ({"partition": "random"}, "unknown partition 'random'"),
+        ({"partition": "random"}, "split: partition = 'random'; expected"),
         ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
-        ({"batch_size": 0}, "batch_size = 0: need an integer, at least 1"),
+        ({"batch_size": 0}, "batch_size = 0; expected an integer, at least 1"),
         ({"l2": -1e-9}, "l2 = -1e-09"),
         ({"l2": float("nan")}, "l2 = nan"),
         (
             {"partition": [[*range(16)], [2], [3]], "min_samples": 2},
             "worker 1 has 1 samples; expected at least min_samples = 2",
         ),
-        ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
-        ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
-        ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
+        ({"chunk": 0}, "chunk = 0; expected an integer, at least 1"),
+        ({"test": (INPUTS["left"], TARGETS)}, "metrics = None; expected both, or neither"),
+        ({"metrics": METRIC}, "test = None, metrics = .*; expected both, or neither"),
         (
             {"test": (INPUTS["right"], TARGETS), "metrics": METRIC},
             r"test: inputs of a sample as float32\[\d\]; expected",
         ),
         (
             {"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}},
-            "metrics: 'bits' = .* by other names than arrived",
+            r"metrics\['bits'\] = .* with names other than arrived",
         ),
         (
             {
                 "test": (INPUTS["left"], TARGETS),
                 "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)},
             },
-            "finite_sum: mean gives float32",
+            "finite_sum: mean returned float32",
         ),
     ],
 )

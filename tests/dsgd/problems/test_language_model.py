@@ -137,12 +137,12 @@ def test_the_default_model_is_a_transformer(folder):
     [
         (
             {"width": 10, "heads": 4},
-            "width = 10, heads = 4: need a width that is a multiple of heads",
+            "width = 10, heads = 4; expected a width that is a multiple of heads",
         ),
-        ({"test_share": 1.0}, r"test_share = 1.0: need a part of the text, in \(0, 1\)"),
+        ({"test_share": 1.0}, r"test_share = 1.0; expected a fraction of the text, in \(0, 1\)"),
         ({"test_share": 0.001}, "test_share holds out no windows of context [+] 1 = 6 bytes"),
-        ({"partition": "iid"}, "unknown partition 'iid': need one of blocks, files"),
-        ({"text": "nowhere"}, "text = 'nowhere', and no such file"),
+        ({"partition": "iid"}, "partition = 'iid'; expected one of blocks, files"),
+        ({"text": "nowhere"}, "text = 'nowhere', and there is no such file"),
         (
             {"context": 250},
             r"text with 2 windows of context \+ 1 = 251 bytes to train on, workers = 3",
@@ -151,7 +151,7 @@ def test_the_default_model_is_a_transformer(folder):
             {"context": 100, "partition": "files"},
             r"text of 7 files, 2 of them with windows of context \+ 1 = 101 bytes .*workers = 3",
         ),
-        ({"model": nn.Embed(256, 255)}, r"model gives .*255.*; need logits \[m, T, 256\]"),
+        ({"model": nn.Embed(256, 255)}, r"model returned .*255.*; expected logits \[m, T, 256\]"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, options, message):

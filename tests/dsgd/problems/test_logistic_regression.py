@@ -124,7 +124,7 @@ def test_partition_and_seed_reach_the_data():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("digit", 4), "unknown data 'digit'"),
+        (("digit", 4), "load: data = 'digit'; expected one of digits"),
         (
             (
                 problems.Dataset(

@@ -104,5 +104,5 @@ def test_transformer_knows_positions_and_reads_shorter_sequences():
     logits = np.asarray(apply(variables, tokens))
     assert np.abs(np.diff(logits[0], axis=0)).max() > 0.1
     np.testing.assert_allclose(apply(variables, tokens[:, :4]), logits[:, :4], rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"sequences of 7 tokens, context = 6"):
+    with pytest.raises(ValueError, match=r"sequences of 7 tokens; expected at most context = 6"):
         TINY.apply(variables, np.full((1, 7), 3))

@@ -59,12 +59,12 @@ def test_blocks_are_pieces_in_the_order_of_the_samples(samples, workers):
 @pytest.mark.parametrize(
     ("labels", "workers", "partition", "alpha", "message"),
     [
-        (BALANCED, 4, "sorted", 1.0, "'sorted': need one of iid, blocks, by-label, dirichlet"),
+        (BALANCED, 4, "sorted", 1.0, "'sorted'; expected one of iid, blocks, by-label, dirichlet"),
         (BALANCED, 4, "dirichlet", 0.0, "alpha = 0.0"),
         (BALANCED, 4, "dirichlet", float("inf"), "alpha = inf"),
         ([0, 1] * 10, 8, "dirichlet", 0.01, r"leaves worker \d without samples.*alpha"),
         ([0, 1, 0], 5, "by-label", 1.0, "5 workers leaves worker 3 without samples"),
-        (BALANCED, 0, "iid", 1.0, "0 workers"),
+        (BALANCED, 0, "iid", 1.0, "workers = 0"),
     ],
 )
 def test_partitions_that_cannot_be_are_refused(labels, workers, partition, alpha, message):
@@ -109,9 +109,9 @@ def test_indices_that_are_given_are_those_of_samples():
     for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):
         with pytest.raises(
             ValueError,
-            match=r"partition: worker 1(: got text| has .*; need indices from 0 to 9, at least one)",
+            match=r"partition: worker 1(: got text| has .*; expected indices from 0 to 9, at least one)",
         ):
             need_parts([[0], wrong, [1]], 10, 3)
     for parts in ([[0], [1]], [[0]] * 4):
-        with pytest.raises(ValueError, match=rf"partition of {len(parts)} parts, workers = 3"):
+        with pytest.raises(ValueError, match=rf"partition: {len(parts)} parts for workers = 3"):
             need_parts(parts, 10, 3)

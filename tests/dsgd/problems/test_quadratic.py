@@ -263,8 +263,8 @@ def test_seed_decides_the_random_quadratic():
 @pytest.mark.parametrize(
     ("workers", "dimension", "options", "message"),
     [
-        (0, 3, {}, "0 workers"),
-        (3, 0, {}, "dimension 0"),
+        (0, 3, {}, "workers = 0"),
+        (3, 0, {}, "dimension = 0"),
         (3, 3, {"strong_convexity": 0.0}, "strong_convexity = 0.0"),
         (3, 3, {"strong_convexity": 2.0, "smoothness": 1.0}, "smoothness = 1.0"),
         (3, 3, {"smoothness": float("inf")}, "smoothness = inf"),

@@ -29,15 +29,15 @@ def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
 def test_a_text_that_is_not_there_or_empty_is_refused(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"text = 'digits', and no such file .*need 'docstrings', 'grammar', a file or a folder",
+        match=r"text = 'digits', and there is no such file.*expected 'docstrings', 'grammar', a file or a folder",
     ):
         texts.documents("digits", 0)
-    with pytest.raises(ValueError, match="text = '', and no such file"):
+    with pytest.raises(ValueError, match="text = '', and there is no such file"):
         texts.documents("", 0)
-    with pytest.raises(ValueError, match=r"text = 'once upon .* \.\.\., and no such file"):
+    with pytest.raises(ValueError, match=r"text = 'once upon .* \.\.\., and there is no such file"):
         texts.documents("once upon a time " * 100, 0)
     (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="need some text"):
+    with pytest.raises(ValueError, match="expected some text"):
         texts.documents(tmp_path, 0)
 
 
@@ -54,7 +54,7 @@ def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path
 
 def test_an_installation_without_sources_is_told(tmp_path):
     with pytest.raises(
-        ValueError, match=r"'docstrings'.*has no sources with docstrings; need 'grammar', or files"
+        ValueError, match=r"'docstrings'.*has no sources with docstrings; pass 'grammar', or"
     ):
         texts.docstrings(tmp_path)
 
@@ -118,7 +118,7 @@ def test_the_docstring_says_the_entropy_and_the_sizes():
     doc = language_model.__doc__ or ""
     assert f"{grammar.bits_per_byte():.3f} bits per byte" in doc
     documents = grammar.documents(0)
-    assert f"{len(documents)} pages" in doc
+    assert f"{len(documents)} documents" in doc
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
 
 

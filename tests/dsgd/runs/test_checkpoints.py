@@ -111,11 +111,11 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(problem, tmp_
 
 
 def test_an_identity_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="need a text"):
+    with pytest.raises(ValueError, match="expected a non-empty text"):
         dsgd.Batches([], "")
 
 
-ANYTHING_ELSE = "it computes something else: another hyperparameter"
+ANYTHING_ELSE = "the compiled programs differ: another hyperparameter"
 
 
 def l2(strength: float, workers: int = N, shared: float = 0.0) -> dsgd.Problem:
@@ -158,7 +158,7 @@ OTHER_RUNS = {
         {"cluster": clusters.Cluster(clusters.constant(1.0))},
         "cluster = None there",
     ),
-    "workers": ({"problem": l2(0.1, 2)}, r"of 4 workers, this one has 2; .*problem._replace\("),
+    "workers": ({"problem": l2(0.1, 2)}, r"of 4 workers; expected 2; .*problem._replace\("),
     "fewer steps": ({"steps": 2}, "steps = 2, but the checkpoint has 3 rounds"),
 }
 
@@ -291,10 +291,10 @@ ABOUT = {"method": "one", "program": "a"}
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("", "checkpoint = '': need a folder"),
-        ("file", "File exists; need a folder"),
-        ("file/inside", "Not a directory; need a folder"),
-        ("/proc/checkpoint", "No such file or directory; need a folder"),
+        ("", "checkpoint = ''; expected a folder"),
+        ("file", "File exists; expected a folder"),
+        ("file/inside", "Not a directory; expected a folder"),
+        ("/proc/checkpoint", "No such file or directory; expected a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_one_is_refused(folder, message, tmp_path):
@@ -310,7 +310,7 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoints.filelock.FileLock, "acquire", refuse)
-    with pytest.raises(ValueError, match="Permission denied; need a folder"):
+    with pytest.raises(ValueError, match="Permission denied; expected a folder"):
         checkpoints.Checkpoint(tmp_path, ABOUT)
 
 
@@ -379,8 +379,8 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
     for wrong, words in (
         ({"x": x}, "the state has other leaves"),
         ({"x": x, "n": n, "y": n}, "the state has other leaves"),
-        ({"x": n, "n": n}, r"x.* is float32\[3\], this run's int32\[\]"),
-        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\], this run's float32\[\]"),
+        ({"x": n, "n": n}, r"x.* is float32\[3\]; expected int32\[\]"),
+        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\]; expected float32\[\]"),
     ):
         other = like._replace(state=like.state._replace(server=wrong))
         with (

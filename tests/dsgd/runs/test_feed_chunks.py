@@ -53,7 +53,7 @@ def test_each_batch_is_taken_once_and_in_order_unless_it_is_skipped():
 def test_batches_that_end_are_reported_with_the_round(rounds):
     one, just = feed(numbered(0, 5)), feed(numbered(0, 5), 5)
     one.take(rounds[0])
-    with pytest.raises(ValueError, match=r"batches ended after round 5: .* 100 rounds"):
+    with pytest.raises(ValueError, match=r"batches ended after round 5; .* 100 rounds"):
         one.take(rounds[1])
     just.skip(2)
     just.take(3)

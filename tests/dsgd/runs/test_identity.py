@@ -62,7 +62,7 @@ DIFFERENCES = [
     ({"platform": "gpu"}, ""),
     ({"jax": "2", PROGRAM: "q"}, "jax = 1 there, 2 here"),
     ({"jax": "2", "workers": "8"}, "workers = 4 there, 8 here"),
-    ({PROGRAM: "q"}, "it computes something else: another hyperparameter"),
+    ({PROGRAM: "q"}, "the compiled programs differ: another hyperparameter"),
     ({PROGRAM: "q", "workers": "8"}, "workers = 4 there, 8 here"),
     ({"seeds": "3"}, "seeds = None there, 3 here"),
 ]

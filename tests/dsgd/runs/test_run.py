@@ -126,9 +126,9 @@ def test_raw_keys_draw_what_typed_keys_draw_for_any_number_of_workers(workers, n
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (jax.random.split(jax.random.key(0), 3), r"key<fry>\[3\]: .*pass one of these keys"),
-        (jax.random.split(jax.random.PRNGKey(0), 3), r"uint32\[3, 2\]: .*pass one of these keys"),
-        (jnp.zeros(3, jnp.uint32), r"uint32\[3\]: expected one key"),
+        (jax.random.split(jax.random.key(0), 3), r"key<fry>\[3\]; .*pass one of these keys"),
+        (jax.random.split(jax.random.PRNGKey(0), 3), r"uint32\[3, 2\]; .*pass one of these keys"),
+        (jnp.zeros(3, jnp.uint32), r"uint32\[3\]; expected one key"),
         (jax.random.key(0, impl="rbg"), "'rbg'.*number of devices; .*pass jax.random.key"),
         (jax.random.PRNGKey(0, impl="rbg"), "'rbg'"),
     ],
@@ -263,7 +263,7 @@ NOT_FINITE = {
     r"is nan after round 0: problem: data\[1\]": lambda: {"data": (INPUTS, with_a_nan(TARGETS))},
     "is nan after round 0: problem: the start": lambda: {"init": lambda key: jnp.full(3, jnp.nan)},
     "is nan after round 40: start: state.server.params": lambda: {"start": spoilt_start()},
-    "is inf after round 0: .*before the first round, from finite data": lambda: {
+    "is inf after round 0: .*before the first round, with finite data": lambda: {
         "loss": lambda params, batch: jnp.sum(params) + jnp.inf
     },
     "is nan after round 18: batch 17": lambda: {
@@ -300,22 +300,22 @@ REFUSED: dict[str, dict[str, Any]] = {
     "steps = 0": {"steps": 0},
     "seeds = 0": {"seeds": 0},
     "record_every = 0": {"record_every": 0},
-    r"steps = 2147483648: need fewer than 2\^31": {"steps": 2**31},
-    r"record_every = 2147483648: need at most 2\^30": {"record_every": 2**31},
+    r"steps = 2147483648; expected fewer than 2\^31": {"steps": 2**31},
+    r"record_every = 2147483648; expected at most 2\^30": {"record_every": 2**31},
     "evaluate_every = 0": {"evaluate_every": 0},
     "evaluate_every = 1024": {"record_every": 2**25, "evaluate_every": 1024},
-    "mesh of 3 devices for 4 workers": {"mesh": 3},
-    "mesh of 8 devices for 4 workers": {"mesh": None},
+    "mesh has 3 devices for 4 workers": {"mesh": 3},
+    "mesh has 8 devices for 4 workers": {"mesh": None},
     "batches ended after round 3": {"batches": [WHOLE] * 3},
     r"leaf of shape \(2, 20, 3\)": {"batches": [tuple(leaf[:2] for leaf in WHOLE)] * 5},
     r"batch 4 is .*\(4, 7, 3\)": {"batches": [*[WHOLE] * 4, (INPUTS[:, :7], TARGETS[:, :7])]},
-    "exact gradients, with batches from outside": {
+    "asks for exact gradients, but batches are given": {
         "method": algorithms.gradient_descent(optax.sgd(0.1)),
         "batches": [WHOLE] * 5,
     },
-    "need 'loss', and none of .*step": evaluating(loss=0.0, step=1.0),
-    "gives .'accuracy'.; need 'loss'": evaluating(accuracy=1.0),
-    r"has metrics \['bits', 'loss'\]": {"method": SGD._replace(update=logging_a_loss)},
+    "expected 'loss', and none of .*step": evaluating(loss=0.0, step=1.0),
+    "returns .'accuracy'.; expected 'loss'": evaluating(accuracy=1.0),
+    r"logs metrics \['bits', 'loss'\]": {"method": SGD._replace(update=logging_a_loss)},
     r"decentralized_sgd\(ring\(5\)\) .* 5 nodes .* 4 workers": {
         "method": algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     },
@@ -324,10 +324,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "parameters have no floating-point leaf": {"init": lambda key: jnp.zeros(3, jnp.int32)},
     r"data\[1\] has shape \(3, 20\)": {"data": (INPUTS, TARGETS[:3])},
-    "data without a worker axis": {"data": ()},
+    "data have no worker axis": {"data": ()},
     "until returned None": {"until": lambda history: None},
     r"until returned bool\[2\]": {"until": lambda history: np.array([True, False])},
-    "cluster of 3 workers for a problem of 4": {
+    "cluster: it has 3 workers but the problem has 4": {
         "cluster": clusters.Cluster(clusters.constant(1.0), up=clusters.constant([1.0, 2.0, 3.0]))
     },
 }
@@ -498,7 +498,7 @@ BETWEEN = r"every 2 rounds, but .*present_for = {0} .*pass Cluster\(..., present
 WARNED = [
     (LOCAL, 2, of_two(1), BETWEEN.format(1)),
     (SCAFFOLD[2], 2, of_two(4), BETWEEN.format(4)),
-    (SGD, 3, of_two(4), "present_for = 4 rounds: the same take part in all steps = 3"),
+    (SGD, 3, of_two(4), "present_for = 4 rounds, so the same workers participate in all steps = 3"),
     (SGD, 4, of_two(4), None),
     (LOCAL, 2, of_two(2), None),
     (SCAFFOLD[1], 2, of_two(2), None),
@@ -527,6 +527,6 @@ def test_periods_of_participation_that_do_not_fit_are_warned_of(
 def test_a_period_longer_than_the_run_is_warned_of(problem):
     """Unless it is a later stage."""
     method = algorithms.local_sgd(optax.sgd(0.1), 3)
-    with pytest.warns(UserWarning, match="every 3 rounds, but .*steps = 2: nothing is sent"):
+    with pytest.warns(UserWarning, match="every 3 rounds, but .*steps = 2, so nothing is sent"):
         first = run(method, problem, 2)
     run(method, problem, 2, start=first)

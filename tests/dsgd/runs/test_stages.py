@@ -53,7 +53,7 @@ def test_a_stage_has_checkpoints_of_its_own(problem, tmp_path):
     straight = run(METHOD, problem, 20, start=one)
     run(METHOD, problem, 8, checkpoint=tmp_path, start=one)
     assert_equal(run(METHOD, problem, 20, checkpoint=tmp_path, start=one), straight)
-    with pytest.raises(ValueError, match=r"holds another run \(start = \w+ there, \w+ here\)"):
+    with pytest.raises(ValueError, match=r"contains another run \(start = \w+ there, \w+ here\)"):
         run(METHOD, problem, 20, checkpoint=tmp_path, start=other)
 
 
@@ -66,16 +66,16 @@ def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch):
 
 
 REFUSED = {
-    r"state.step = -1: need": lambda state: state._replace(step=jnp.int32(-1)),
-    "need one number of rounds": lambda state: state._replace(step=jnp.array([3, 4])),
-    r"steps = 10 after round 2147483643: need fewer than 2\^31": lambda state: state._replace(
+    r"state.step = -1; expected": lambda state: state._replace(step=jnp.int32(-1)),
+    "expected one number of rounds": lambda state: state._replace(step=jnp.array([3, 4])),
+    r"steps = 10 after round 2147483643; expected fewer than 2\^31": lambda state: state._replace(
         step=jnp.int32(2**31 - 5)
     ),
     r"state.workers.params as float32\[1, 4, 3\]": lambda state: jax.tree.map(
         lambda leaf: leaf[None], state
     ),
     r"start: state with leaves .server,": lambda state: state._replace(server=jnp.zeros(2)),
-    r"start: a state of 2 workers, but the problem has 4; .*problem._replace\(init=": lambda _: run(
+    r"start has a state of 2 workers; expected 4, .*problem._replace\(init=": lambda _: run(
         algorithms.local_sgd(optax.sgd(0.1), 2), problems.random_quadratic(2, 3), 2
     ),
 }

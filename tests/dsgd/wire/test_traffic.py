@@ -138,7 +138,7 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
         return lambda x: psum(lax.while_loop(lambda y: y[0, 0] < 5, lambda y: send(y) + 1, x))
 
     with pytest.raises(
-        ValueError, match=r"loop with collective-permute and an unknown number.* compile one round"
+        ValueError, match=r"loop with collective-permute has an unknown number.* compile one round"
     ):
         traffic(compiled(until(lambda y: workers.shift(y, 1)), rows()))
     block = 1 * ROW * FLOAT
@@ -163,7 +163,7 @@ def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
 def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
     with pytest.raises(
         ValueError,
-        match=rf"traffic of {type(given).__name__}, .*jax\.jit\(f\)\.lower\(\.\.\.\)\.compile",
+        match=rf"traffic: compiled is a {type(given).__name__} .*\.lower\(\.\.\.\)\.compile",
     ):
         traffic(given)
 
@@ -384,12 +384,12 @@ def test_a_loop_whose_condition_sends_is_refused_without_a_count():
     [
         (
             "ragged-all-to-all(%p, %p, %p, %p, %p, %p), replica_groups={}",
-            "ragged-all-to-all: need collectives of known sizes",
+            "ragged-all-to-all; expected collectives of known sizes",
         ),
-        ("send(%p, %p), channel_id=1", "send: need collectives of known sizes"),
-        ("all-gather(%p), replica_groups=@somehow", "groups in an unknown form"),
-        ("all-gather(%p)", "groups in an unknown form"),
-        ("collective-permute(%p), channel_id=1", "pairs in an unknown form"),
+        ("send(%p, %p), channel_id=1", "send; expected collectives of known sizes"),
+        ("all-gather(%p), replica_groups=@somehow", "expected replica_groups in a known form"),
+        ("all-gather(%p)", "expected replica_groups in a known form"),
+        ("collective-permute(%p), channel_id=1", "expected source_target_pairs in a known form"),
     ],
 )
 def test_what_cannot_be_read_is_refused(instruction, reason):

@@ -249,10 +249,12 @@ def test_mesh_takes_devices_from_the_front():
 
 @pytest.mark.parametrize("devices", [0, -1, 9])
 def test_mesh_of_an_impossible_number_of_devices(devices):
-    with pytest.raises(ValueError, match=rf"mesh of {devices} devices: need between 1 and the 8"):
+    with pytest.raises(
+        ValueError, match=rf"mesh: devices = {devices}; expected between 1 and the 8"
+    ):
         workers.mesh(devices)
 
 
 def test_mesh_of_an_empty_list_of_devices():
-    with pytest.raises(ValueError, match="mesh of no devices"):
+    with pytest.raises(ValueError, match=r"mesh: devices = \[\]; expected at least one"):
         workers.mesh([])

@@ -500,10 +500,10 @@ def test_one_device_sends_nothing(graph):
 )
 def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
     """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
-    needed = rf"; need floating-point leaves of {N} workers"
+    needed = rf"; expected floating-point leaves of {N} workers"
     for gossip in (workers.mix, workers.pull):
         with pytest.raises(
-            ValueError, match=rf"gossip over {re.escape(graph.name)}: a leaf of {given}{needed}"
+            ValueError, match=rf"gossip on {re.escape(graph.name)}: a leaf of {given}{needed}"
         ):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
@@ -538,6 +538,6 @@ def test_a_schedule_needs_the_step(devices):
     for call in calls:
         with pytest.raises(
             ValueError,
-            match=r"gossip over one_peer_exponential\(8\), a schedule of 3 rounds: need the step, round.step",
+            match=r"gossip on one_peer_exponential\(8\), a schedule of 3 rounds: step = None; expected",
         ):
             spread(call, devices)(np.zeros((8, 2), np.float32))

@@ -134,7 +134,7 @@ def test_few_elements_have_the_plain_form():
 def test_a_wrong_value_of_the_variable_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"^DSGD_XLA_WORKAROUNDS = 'no': expected 'on' or 'off'; unset it for 'on'$",
+        match=r"^DSGD_XLA_WORKAROUNDS = 'no'; expected 'on' or 'off': unset it for 'on'$",
     ):
         forms._enabled("no")
     assert forms._enabled("on")
