@@ -105,7 +105,7 @@ WRONG = {
                 round.step > 1, lambda g: (round.computed(jnp.zeros(N)), g)[1], g
             )
         ),
-        "mine: round.computed is called inside round.whenround",
+        "mine: round.computed is called inside round.when",
     ),
     "a refusal of many": (
         calling(lambda round, g: round.refuse_if(jnp.zeros(N, bool), "wrong")),
