@@ -142,7 +142,7 @@ WRONG = {
     ),
     "two patterns in one message": (
         calling(two_patterns),
-        "mine: round.joint contains exchanges of different patterns, gossip(ring(4)) and pattern",
+        "mine: round.joint contains exchanges of different patterns, gossip(ring(4)) and",
     ),
     "gradient": (
         {
