@@ -1,4 +1,4 @@
-"""Methods that send compressed gradients, beside their recursions."""
+"""Methods that send compressed gradients, compared with their recursions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbo
 
 
 def beside(parts: Any) -> np.ndarray:
-    """The parts of all layers, one beside the other, `[..., N, part]`; of those that are padding
-    only, which are not held, zeros.
+    """Concatenates the parts of all layers, `[..., N, part]`. Parts that contain only padding,
+    which are not stored, are zeros.
     """
     each = [np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])]
     return np.concatenate(

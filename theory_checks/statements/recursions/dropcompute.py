@@ -1,5 +1,5 @@
-"""DropCompute beside its recursion: the seconds of each micro-batch are those of a table, with many
-that end at the threshold.
+"""DropCompute compared with its recursion: the durations of micro-batches are given by a table, and
+many micro-batches end exactly at the threshold.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ M, H = 4, 3
 
 
 class Numbers(NamedTuple):
-    """Seconds of each micro-batch, `[T, N, M]`, and tau of one round."""
+    """Duration of each micro-batch in seconds, `[T, N, M]`, and tau of one round."""
 
     seconds: Any
     threshold: Any
 
 
 def numbers(draws: Draws) -> Numbers:
-    """Eighths of a second, which float32 adds up exactly; about as long as the time that there
-    is.
+    """Draws multiples of an eighth of a second, which float32 adds exactly; their sums are of the
+    order of the threshold.
     """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     return Numbers(rng.integers(1, 9, (ROUNDS, N, M)) / 8, np.float32(draws.integer(6, 24) / 8))
