@@ -587,7 +587,7 @@ def test_hessians_that_differ_have_no_one_heterogeneity(family, argument):
 REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("expected 0 < eta < 2 / (L b)", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0)),
     (
-        "need one that somebody computes in time",
+        "expected at least one that finishes in time",
         lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0),
     ),
     (
@@ -631,7 +631,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ),
     ("expected gamma_t > 0", lambda: staleness_aware.bound(**{**STALE, "steps": np.zeros(2)})),
     (
-        "at its largest it is 1.06",
+        "the largest left side is 1.06",
         lambda: staleness_aware.bound(**{**STALE, "steps": np.full(2, 0.26)}),
     ),
     ("noise = nan", lambda: staleness_aware.bound(**{**STALE, "noise": math.nan})),

@@ -156,9 +156,9 @@ def hypotheses(
     return [
         *([] if along_path else [instances.same_heterogeneity(problem)]),
         Condition(
-            f"a topology of {problem.workers} nodes, one for each worker of the problem",
+            "as many workers as the problem has",
             topology.n == problem.workers,
-            f"{topology.name} has {topology.n} nodes",
+            f"{topology.name} has {topology.n} nodes for {problem.workers} workers",
         ),
         instances.step_below("1 / L", 1 / L, learning_rate),
         _contracts(L, learning_rate, memory(topology, period)),
