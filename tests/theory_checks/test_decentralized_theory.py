@@ -162,7 +162,7 @@ def test_hypotheses_of_linear_rates_are_named():
     with pytest.raises(ValueError, match=r"expected 0 < gamma < 2 lambda_min\(W~\) / L"):
         corrected_gossip.check_extra(problem, chain, learning_rate=1.0)
     indefinite = problems.quadratic(np.array([[-0.1], [1.0], [1.0]]), np.zeros((3, 1)), start=[1.0])
-    with pytest.raises(ValueError, match=r"has the curvature -0\.1; expected convex f_n"):
+    with pytest.raises(ValueError, match=r"has a curvature of -0\.1; expected convex f_n"):
         corrected_gossip.check_extra(indefinite, chain, learning_rate=0.1)
 
 
