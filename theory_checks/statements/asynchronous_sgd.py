@@ -157,18 +157,18 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, noise = instances.known(problem), total_noise(problem)
+    constants, noise = instances.known(problem), total_noise(problem)
     tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
         "noise": noise,
         "steps": steps,
         "staleness": tau,
     }
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("asynchronous_sgd", hypotheses(problem, tau, gamma))
-    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, learning_rate=gamma)
     if isinstance(rule, delays.Delays):
         factory = runs.with_step(method, rule)

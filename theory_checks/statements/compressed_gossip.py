@@ -114,9 +114,9 @@ def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> fl
 
 def _choco_path(models: np.ndarray, topology: Topology, eta: float) -> np.ndarray:
     """Returns z_t, `[T, 2]`."""
-    known = _follow(algorithms.choco_sgd, topology, models, eta).workers
-    X = known.params[:-1]
-    return np.stack([paths.size(paths.apart(X)), paths.size(X - known.x_hat[1:])], axis=1)
+    memory = _follow(algorithms.choco_sgd, topology, models, eta).workers
+    X = memory.params[:-1]
+    return np.stack([paths.size(paths.apart(X)), paths.size(X - memory.x_hat[1:])], axis=1)
 
 
 def check_choco(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:

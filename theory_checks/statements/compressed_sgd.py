@@ -98,15 +98,15 @@ def hypotheses(
     """Returns the conditions: an unbiased compressor with known omega (None: errors are absolute),
     the same varsigma everywhere, gamma <= 1 / L'.
     """
-    known = instances.known(problem)
+    constants = instances.known(problem)
     if compressor is None:
-        return [instances.step_below("1 / L", 1 / known.smoothness, learning_rate)]
+        return [instances.step_below("1 / L", 1 / constants.smoothness, learning_rate)]
     omega = omega_of(compressor, problem)
     stated = Condition(
         "an unbiased compressor that states an omega", omega is not None, compressor.name
     )
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega or 0.0, via=via).inflation
-    limit = 1 / (known.smoothness * (1 + inflation))
+    limit = 1 / (constants.smoothness * (1 + inflation))
     return [
         stated,
         instances.same_heterogeneity(problem),
@@ -180,7 +180,7 @@ def bound(
     Source: Liu and Zhang, (3.7) and (3.8). Departures: (3.5) is printed without 1/N; relative
     errors are derived in the module's docstring.
     """
-    of = effect(
+    errors = effect(
         noise=noise,
         workers=workers,
         compression=compression,
@@ -188,10 +188,10 @@ def bound(
         heterogeneity=heterogeneity,
         via=via,
     )
-    limit = 1 / (smoothness * (1 + of.inflation))
+    limit = 1 / (smoothness * (1 + errors.inflation))
     instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
-    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
-    return noisy / (2 - learning_rate * smoothness * (1 + of.inflation))
+    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * errors.variance
+    return noisy / (2 - learning_rate * smoothness * (1 + errors.inflation))
 
 
 @ranges.held("compressed_sgd.rate")
@@ -232,20 +232,22 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, N = instances.known(problem), problem.workers
-    errors = {"noise": known.noise, "workers": N, "compression": compression, "via": via}
+    constants, N = instances.known(problem), problem.workers
+    errors = {"noise": constants.noise, "workers": N, "compression": compression, "via": via}
     if compressor is not None:
         errors |= {
             "omega": omega_of(compressor, problem) or 0.0,
-            "heterogeneity": known.heterogeneity or 0.0,
+            "heterogeneity": constants.heterogeneity or 0.0,
         }
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps}
+    numbers = {"gap": constants.gap, "smoothness": constants.smoothness, "steps": steps}
     gamma = (
         step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
     )
     need("compressed_sgd", hypotheses(problem, compressor, gamma, via))
     how = f"sigma' = {compression:.3g}" if compressor is None else compressor.name
-    case = f"{problem.name}, {how}, {via}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = (
+        f"{problem.name}, {how}, {via}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
+    )
     right = bound(**numbers, **errors, learning_rate=gamma)
     if compressor is None:
         found = moments.second_moments(

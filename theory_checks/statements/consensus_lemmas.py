@@ -66,15 +66,15 @@ def _drawn(draws: Draws, *, small: bool = False) -> Path:
 
 
 def _measured(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
-    known = instances.known(problem)
+    constants = instances.known(problem)
     found = moments.second_moments(
         moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps
     )
     return Path(
         found,
         gamma,
-        known.smoothness,
-        known.noise**2,
+        constants.smoothness,
+        constants.noise**2,
         topology.n,
         topology.rho,
         f"{problem.name}, {topology.name}",

@@ -185,12 +185,14 @@ def check_linear(
         "2 / L",
         2 / instances.known(problem).smoothness,
     )
-    P, most = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
+    P, largest = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
     need(
         "corrected_gossip",
         [
             Condition(
-                "P <= I", most <= 1 + 1e-9, f"P of {topology.name} has the eigenvalue {most:.6g}"
+                "P <= I",
+                largest <= 1 + 1e-9,
+                f"P of {topology.name} has the eigenvalue {largest:.6g}",
             )
         ],
     )
@@ -274,9 +276,9 @@ def _lyapunov(
     values, vectors = values[1:], vectors[:, 1:]
     root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
     q = np.einsum("nm,tmd->tnd", root, np.cumsum(path.X, axis=0))
-    away = q + gamma * inverse @ path.slopes
+    difference = q + gamma * inverse @ path.slopes
     tilde = np.eye(topology.n) - half
-    distances = paths.size(away) ** 2 + _squares(path.e, tilde)
+    distances = paths.size(difference) ** 2 + _squares(path.e, tilde)
     moves = paths.size(np.diff(q, axis=0)) ** 2 + _squares(np.diff(path.X, axis=0), tilde)
     return distances, moves, 2 * gamma * np.sum(path.g[:-1] * path.e[1:], axis=(1, 2))
 

@@ -179,11 +179,11 @@ def bound(
     """
     instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
-    apart = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+    C = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
     return (
         2 * gap / (learning_rate * steps)
         + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * apart
+        + smoothness**2 * C
     )
 
 
@@ -240,16 +240,16 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, rho = instances.known(problem), topology.rho
+    constants, rho = instances.known(problem), topology.rho
     varsigma = (
-        known.heterogeneity
-        if known.heterogeneity is not None
+        constants.heterogeneity
+        if constants.heterogeneity is not None
         else float(problem.constants.heterogeneity or 0.0)
     )
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "steps": steps,
         "workers": problem.workers,
         "rho": rho,
@@ -260,7 +260,7 @@ def check(
         found = moments.second_moments(
             moments.with_step(method, topology), problem, gamma, steps=steps
         )
-        slope, apart, spread, local = (
+        slope, distance, spread, local = (
             float(found[name][:steps].mean()) for name in ("slope", "consensus", "spread", "local")
         )
         varsigma, errors, moved = math.sqrt(spread), (0.0, 0.0), gamma**2 * local
@@ -274,23 +274,26 @@ def check(
             seed=seed,
         )
         moved = 0.0
-        (slope, apart), errors = np.transpose(
+        (slope, distance), errors = np.transpose(
             [
                 runs.mean_and_error(history[name][0, :, :steps])
                 for name in ("grad_sqnorm", "consensus")
             ]
         )
-    case = f"{problem.name}, {topology.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = (
+        f"{problem.name}, {topology.name}, gamma L = {gamma * constants.smoothness:.3g}, "
+        f"T = {steps}"
+    )
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
     shared = {
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "workers": problem.workers,
         "rho": rho,
     }
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma)
     return Outcome(float(slope), right, float(errors[0]), case), Outcome(
-        float(apart), C, float(errors[1]), case, scale=moved
+        float(distance), C, float(errors[1]), case, scale=moved
     )
 
 

@@ -70,10 +70,10 @@ def _short(smoothness: float, batch_size: int, learning_rate: float) -> Conditio
 
 def alike(problem: Problem) -> Condition:
     """Returns the condition that all workers have the same data."""
-    of = instances.known(problem)
+    constants = instances.known(problem)
     # The tolerance covers rounding errors.
-    equal = of.heterogeneity is not None and of.heterogeneity <= 1e-9 * math.sqrt(
-        of.smoothness * of.gap
+    equal = constants.heterogeneity is not None and constants.heterogeneity <= 1e-9 * math.sqrt(
+        constants.smoothness * constants.gap
     )
     return Condition(
         "workers with the same data", equal, f"the workers of {problem.name} have different data"
@@ -158,8 +158,8 @@ def rate(
 
 def sigma_of(problem: Problem) -> dict[str, Any]:
     """Returns the constants of a problem on which the bound depends: gap, smoothness, noise."""
-    of = instances.known(problem)
-    return {"gap": of.gap, "smoothness": of.smoothness, "noise": of.noise}
+    constants = instances.known(problem)
+    return {"gap": constants.gap, "smoothness": constants.smoothness, "noise": constants.noise}
 
 
 def described(

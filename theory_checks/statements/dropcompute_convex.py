@@ -148,16 +148,16 @@ def check(
     """Checks the bound against the exact moments for given times of the micro-batches. Arguments
     and errors as of `dropcompute.check`, but share is at most 1.
     """
-    of, batch = instances.known(problem), largest(seconds, threshold, stop)
-    eta = share / (of.smoothness * batch)
-    need("dropcompute_convex", hypotheses(problem, batch, eta, noise=of.noise))
+    constants, batch = instances.known(problem), largest(seconds, threshold, stop)
+    eta = share / (constants.smoothness * batch)
+    need("dropcompute_convex", hypotheses(problem, batch, eta, noise=constants.noise))
     sums = batch_sizes.conditional(
         method, problem, seconds, threshold, stop, eta * seconds[0].size
     ).sums
     numbers: dict[str, Any] = {
         "distance": distance_of(problem),
-        "smoothness": of.smoothness,
-        "noise": of.noise,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
     return Outcome(
@@ -179,15 +179,15 @@ def check_stopping(
     """Checks the bound for stopping times against exact moments. Arguments as of
     `dropcompute.check_stopping`, but share is below 1.
     """
-    of, batch = instances.known(problem), problem.workers * M
-    eta = share / (of.smoothness * batch)
+    constants, batch = instances.known(problem), problem.workers * M
+    eta = share / (constants.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=noise, stopping=True))
     sums = batch_sizes.dependent(
         method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M
     ).sums
     numbers: dict[str, Any] = {
         "distance": distance_of(problem),
-        "smoothness": of.smoothness,
+        "smoothness": constants.smoothness,
         "noise": noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)

@@ -23,8 +23,10 @@ def not_stopping_times() -> tuple[Outcome, Outcome]:
     """
     method, found = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), 2.0, 1), []
     for t in (1.0, 3.0):
-        this = Round(jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t))))
-        work = method.query(method.init(jnp.zeros(1), 1), this).work
+        round_info = Round(
+            jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t)))
+        )
+        work = method.query(method.init(jnp.zeros(1), 1), round_info).work
         found.append(float(work.weights[0, 0] * work.samples[0, 0]) * (t - 2))
     return both(float(np.mean(found)), 0.0, -0.5, equality=True)
 

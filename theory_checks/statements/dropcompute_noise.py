@@ -140,9 +140,10 @@ def noise(threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
 @jax.jit
 def _noise(keys, threshold):
     def one(key):
-        own, other = jax.random.split(key)
-        this = Round(jnp.int32(0), N, own, Now(CLUSTER))
-        xi, zeta = CLUSTER.latencies(this, jnp.arange(N)) - 1, jax.random.normal(other, (N, M))
+        times_key, noise_key = jax.random.split(key)
+        round_info = Round(jnp.int32(0), N, times_key, Now(CLUSTER))
+        xi = CLUSTER.latencies(round_info, jnp.arange(N)) - 1
+        zeta = jax.random.normal(noise_key, (N, M))
 
         def of(stop, correction):
             drop = algorithms.drop_compute(
@@ -152,7 +153,7 @@ def _noise(keys, threshold):
                 stop=stop,
                 correction=correction,
             )
-            asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), this).work, None)
+            asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), round_info).work, None)
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
 
@@ -174,10 +175,13 @@ def _mean(values: np.ndarray, right: float, case: str) -> Outcome:
 
 def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
     """Checks Lemmas D.1 and D.2 in the cases where they hold, and the mean of the count."""
-    found, of = [], noise(threshold, seed)
+    found, sums_by_rule = [], noise(threshold, seed)
     for stop, kind in (("between", "dependent"), ("preempt", "independent")):
         # The weights of Algorithm 1 are 1 / M.
-        sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts
+        sums, counts = (
+            M * getattr(sums_by_rule[stop, "none"], kind),
+            sums_by_rule[stop, "none"].counts,
+        )
         words = f"tau = {threshold:.4g}, {stop}, {kind} noise"
         found += [
             _mean(counts, N * mean_count(threshold, stop), f"{words}: E b"),
@@ -189,8 +193,11 @@ def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
 
 def biases(threshold: float, seed: int = 0) -> list[Outcome]:
     """Checks the exact biases in the cases where the lemmas fail."""
-    of, words = noise(threshold, seed), f"tau = {threshold:.4g}, dependent noise"
-    preempt, means = of["preempt", "none"].dependent, of["between", "local"].dependent
+    sums_by_rule, words = noise(threshold, seed), f"tau = {threshold:.4g}, dependent noise"
+    preempt, means = (
+        sums_by_rule["preempt", "none"].dependent,
+        sums_by_rule["between", "local"].dependent,
+    )
     return [
         _mean(M * preempt, N * bias(threshold, "preempt"), f"{words}, preempt: E sum xi"),
         _mean(
@@ -277,9 +284,9 @@ def _slow_ones_differ() -> Callable[..., Algorithm]:
 
         def update(state, gradients, round):
             xi = CLUSTER.latencies(round._replace(work=None), jnp.arange(round.workers)) - 1
-            own = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
+            added = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
             return inner.update(
-                state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round
+                state, gradients + added[:, None] / jnp.sqrt(gradients.shape[1]), round
             )
 
         return inner._replace(update=update)
@@ -349,13 +356,13 @@ def _redrawn(keys, threshold):
         def rounds(key):
             def one(carry, t):
                 state, total = carry
-                this = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
-                asked = work.in_samples(drop.query(state, this).work, None)
+                round_info = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
+                asked = work.in_samples(drop.query(state, round_info).work, None)
                 assert asked.draws is not None
-                xi = OfDraws(key, asked.draws).latencies(this, jnp.arange(N)) - 1
+                xi = OfDraws(key, asked.draws).latencies(round_info, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
                 after, _ = communicate(
-                    drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key
+                    drop, state, jnp.zeros((N, 1)), round_info._replace(work=asked), key
                 )
                 return (after, total), None
 

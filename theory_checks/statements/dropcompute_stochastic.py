@@ -35,17 +35,17 @@ def check(
     """Checks `sgd.bound` against the exact moments for given times of the micro-batches. Arguments
     as of `dropcompute.check`, but share is gamma L, at most 1.
     """
-    of = instances.known(problem)
+    constants = instances.known(problem)
     need("dropcompute", [dropcompute.alike(problem)])
-    gamma = share / of.smoothness
+    gamma = share / constants.smoothness
     path = batch_sizes.conditional(
         algorithms.drop_compute, problem, seconds, threshold, stop, gamma, "stochastic"
     )
     some = path.batches > 0
-    noise = of.noise * math.sqrt((1 / path.batches[some]).mean())
+    noise = constants.noise * math.sqrt((1 / path.batches[some]).mean())
     right = sgd.bound(
-        gap=of.gap,
-        smoothness=of.smoothness,
+        gap=constants.gap,
+        smoothness=constants.smoothness,
         noise=noise,
         steps=int(some.sum()),
         learning_rate=gamma,

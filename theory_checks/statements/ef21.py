@@ -173,13 +173,13 @@ def rate(
     r"""Returns $\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$, the rate at the largest step
     size.
     """
-    of = {
+    numbers = {
         "contractions": contractions,
         "layers": layers,
         "smoothness": smoothness,
         "weights": weights,
     }
-    return Rate(bound(**of, gap=gap, first=first, steps=1, learning_rate=step_size(**of)))
+    return Rate(bound(**numbers, gap=gap, first=first, steps=1, learning_rate=step_size(**numbers)))
 
 
 class Layered(NamedTuple):
@@ -334,15 +334,15 @@ def held(
     """
     problem, w = layered.problem, np.asarray(weights)
     L = float(problem.constants.smoothness or math.nan)
-    known: Any = {
+    numbers: Any = {
         "contractions": list(contractions),
         "layers": layered.layers,
         "smoothness": L,
         "weights": tuple(weights),
     }
     need("ef21", _contractions(contractions, weights))
-    gamma = step_size(**known) if learning_rate is None else learning_rate
-    need("ef21", hypotheses(**known, learning_rate=gamma))
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need("ef21", hypotheses(**numbers, learning_rate=gamma))
     history = run(gamma)
     # [seeds, records, layers]
     squares = np.stack([history[f"layer{i}_sqnorm"] for i in range(len(w))], axis=-1)
@@ -351,7 +351,7 @@ def held(
         (1 - alpha) * float(square)
         for alpha, square in zip(contractions, squares[0, 0], strict=True)
     ]
-    right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
+    right = bound(**numbers, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
     return Outcome(
         float(measured),
         right,
@@ -369,12 +369,12 @@ def trial(draws: Draws) -> list[Outcome]:
     """
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
-    known = {
+    numbers = {
         "contractions": [stated(up.delta, size) for size in SIZES],
         "layers": made.layers,
         "weights": weights,
     }
-    limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    limit = step_size(**numbers, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     seeds = runs.SEEDS if up.name.startswith("contraction") else 1
     return [

@@ -148,11 +148,11 @@ def check(
         raise ValueError(
             "error_compensated_sgd: only one of up and down is given: need two, or none"
         )
-    known, N = instances.known(problem), problem.workers
+    constants, N = instances.known(problem), problem.workers
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "steps": steps,
         "workers": N,
     }
@@ -160,7 +160,7 @@ def check(
         step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
     )
     need("error_compensated_sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, compression=compression, learning_rate=gamma)
     if up is None or down is None:
         build = moments.with_compressors(method)
@@ -208,22 +208,22 @@ BIASED = (
 """Errors that are large relative to a small vector, and rounding that can yield 0."""
 
 
-def biased(problem: Problem, of: Biased, **options: Any) -> Outcome:
+def biased(problem: Problem, case: Biased, **options: Any) -> Outcome:
     """Calls `check` with the same compressor in both directions, whose sigma' is known in
     advance.
     """
     d = problem.data.inputs.shape[-1]
     return check(
-        problem, of.compressor, of.compressor, compression=of.most * math.sqrt(d), **options
+        problem, case.compressor, case.compressor, compression=case.most * math.sqrt(d), **options
     )
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
     """Checks runs with a biased compressor in both directions on random non-convex wells."""
-    of, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
+    case, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
     steps, share = draws.choice((10, 100, 300)), draws.choice((draws.real(0.01, 0.98), 0.01))
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [biased(problem, of, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
+    return [biased(problem, case, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
 def bowls() -> list[Outcome]:

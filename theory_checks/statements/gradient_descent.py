@@ -76,18 +76,20 @@ def check(
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
     # The method uses exact gradients, so the problem's noise does not matter.
-    known = instances.known(instances.full_batch(problem))
-    gamma = step_size(smoothness=known.smoothness) if learning_rate is None else learning_rate
+    constants = instances.known(instances.full_batch(problem))
+    gamma = step_size(smoothness=constants.smoothness) if learning_rate is None else learning_rate
     need("gradient_descent", hypotheses(problem, gamma))
     history = runs.histories(
         runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1
     )
     measured = float(history["grad_sqnorm"][0, 0, :steps].mean())
-    right = bound(gap=known.gap, smoothness=known.smoothness, steps=steps, learning_rate=gamma)
+    right = bound(
+        gap=constants.gap, smoothness=constants.smoothness, steps=steps, learning_rate=gamma
+    )
     return Outcome(
         measured,
         right,
-        case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}",
+        case=f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}",
     )
 
 

@@ -126,11 +126,11 @@ def check(
         steps=steps,
     )
     X, Y = path.workers.params[:-1], path.workers.tracker[1:]
-    away = np.sqrt(topology.n) * np.linalg.norm(
+    distance = np.sqrt(topology.n) * np.linalg.norm(
         X.mean(axis=1) - problem.constants.minimizer, axis=1
     )
-    z = np.stack([paths.size(paths.apart(Y)), paths.size(paths.apart(X)), away], axis=1)
-    first = [float(paths.size(paths.apart(paths.gradients(problem, X[0])))), 0.0, away[0]]
+    z = np.stack([paths.size(paths.apart(Y)), paths.size(paths.apart(X)), distance], axis=1)
+    first = [float(paths.size(paths.apart(paths.gradients(problem, X[0])))), 0.0, distance[0]]
     powers = [np.array(first)]
     for _ in range(steps - 1):
         powers.append(M @ powers[-1])

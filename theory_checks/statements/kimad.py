@@ -121,12 +121,12 @@ def trial(draws: Draws) -> list[Outcome]:
     """
     choices, rule, weights, problem = draws.choice(TRIED)
     made, steps, round_time = problem(draws), draws.choice((1, 10, 1000)), draws.real(0.1, 2.0)
-    known = {
+    numbers = {
         "contractions": [choices.delta(size) for size in ef21.SIZES],
         "layers": made.layers,
         "weights": weights,
     }
-    limit = ef21.step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    limit = ef21.step_size(**numbers, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma}
     return [check(made, choices, rule, **options)[0]]

@@ -45,9 +45,13 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
         problem = problems.robust_regression(
             2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1)
         )
-    known = instances.known(problem)
+    constants = instances.known(problem)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
-    return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
+    return [
+        Outcome(
+            float(jnp.sum(slope**2)), 2 * constants.smoothness * constants.gap, case=problem.name
+        )
+    ]
 
 
 def gradient_and_gap_of_a_bowl() -> list[Outcome]:
@@ -110,8 +114,8 @@ def _variance_of_a_batch(M: int, B: int, replacement: bool, seed: int) -> list[O
 @partial(jax.jit, static_argnames="sample")
 def _batch_means(sample, key, a):
     """Returns |mean of a batch|^2 of many batches."""
-    mine = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
-    means = jax.vmap(lambda key: sample(key, mine).inputs.mean(axis=0))(
+    samples = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
+    means = jax.vmap(lambda key: sample(key, samples).inputs.mean(axis=0))(
         jax.random.split(key, _BATCHES)
     )
     return jnp.sum(means**2, axis=1)
@@ -123,9 +127,9 @@ def errors_are_kept(draws: Draws) -> list[Outcome]:
     """
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
-    kept = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
+    errors = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
-        kept[0].mean(axis=1) + kept[1]
+        errors[0].mean(axis=1) + errors[1]
     )
     expected = virtual[:-1] - of.learning_rate * found.gradients.mean(axis=1)
     return [cases.compare("virtual model", virtual[1:], expected)]

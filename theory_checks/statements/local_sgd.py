@@ -212,9 +212,9 @@ def consensus(
     need("local_sgd.consensus", [_contracts(smoothness, learning_rate, memory)])
     P = len(memory.noise)
     sources = learning_rate * (heterogeneity * memory.drift.sum(axis=1) + noise * memory.noise)
-    apart = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
+    squares = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
     rounds = (steps - 1 - np.arange(P)) // P + 1  # number of rounds of each phase
-    return float(apart @ rounds) / steps
+    return float(squares @ rounds) / steps
 
 
 @ranges.held("bounds.local_sgd")
@@ -255,11 +255,11 @@ def bound(
         "heterogeneity": heterogeneity,
         "learning_rate": learning_rate,
     }
-    apart = consensus(**shared, steps=steps, memory=memory)
+    C = consensus(**shared, steps=steps, memory=memory)
     return (
         2 * gap / (learning_rate * steps)
         + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * apart
+        + smoothness**2 * C
     )
 
 
@@ -316,10 +316,10 @@ def check(
         ValueError: if the problem is not a quadratic, its constants are unknown, or a hypothesis
             fails.
     """
-    known, kept = instances.known(problem), memory(topology, period)
+    constants, kept = instances.known(problem), memory(topology, period)
     at_minimum = float(problem.constants.heterogeneity or 0.0)
-    shared = {"smoothness": known.smoothness, "noise": known.noise, "memory": kept}
-    numbers = {**shared, "gap": known.gap, "workers": problem.workers, "steps": steps}
+    shared = {"smoothness": constants.smoothness, "noise": constants.noise, "memory": kept}
+    numbers = {**shared, "gap": constants.gap, "workers": problem.workers, "steps": steps}
     gamma = (
         step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
     )
@@ -333,12 +333,12 @@ def check(
     )
     case = (
         f"{problem.name}, {topology.name}, H = {period}, "
-        f"gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+        f"gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     )
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma, steps=steps)
-    slope, apart = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
-    return Outcome(slope, right, case=case), Outcome(apart, C, case=case, scale=moved)
+    slope, distance = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
+    return Outcome(slope, right, case=case), Outcome(distance, C, case=case, scale=moved)
 
 
 def every_round(

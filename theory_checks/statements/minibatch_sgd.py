@@ -152,18 +152,18 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known = instances.known(problem)
+    constants = instances.known(problem)
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
         "steps": steps,
         "workers": problem.workers,
     }
-    numbers |= {"noise": known.noise} if batches is None else batches
+    numbers |= {"noise": constants.noise} if batches is None else batches
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("minibatch_sgd", hypotheses(problem, gamma))
     measured, error = runs.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 

@@ -82,11 +82,11 @@ def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
 def second_moment() -> tuple[Outcome, Outcome]:
     """xi = 0 or 2, of a random sign: E xi = 0, so E|xi|^2 = 2, while (E|xi|)^2 = 1."""
     values = np.array([0.0, 2.0, 0.0, -2.0])
-    away = np.abs(values - values.mean())
+    deviations = np.abs(values - values.mean())
     return both(
         float(np.mean(values**2)),
-        float(values.mean() ** 2 + away.mean() ** 2),
-        float(values.mean() ** 2 + (away**2).mean()),
+        float(values.mean() ** 2 + deviations.mean() ** 2),
+        float(values.mean() ** 2 + (deviations**2).mean()),
         equality=True,
     )
 
@@ -195,8 +195,8 @@ def compensation() -> tuple[Outcome, Outcome]:
     square that is missing on its left side.
     """
     L, gamma, delta = 1.0, 0.5, np.array([1.0])
-    apart = L * gamma * float(np.linalg.norm(delta + delta))
-    return Outcome(apart, 2 * L**2 * gamma**2), Outcome(apart**2, 4 * L**2 * gamma**2)
+    distance = L * gamma * float(np.linalg.norm(delta + delta))
+    return Outcome(distance, 2 * L**2 * gamma**2), Outcome(distance**2, 4 * L**2 * gamma**2)
 
 
 def inner_product() -> tuple[Outcome, Outcome]:
@@ -295,8 +295,10 @@ def apart() -> tuple[Outcome, Outcome]:
     x, b, L = np.array([-1.0, 1.0]), np.array([1.0, -1.0]), 1.0
     local, mean = x - b, float(x.mean() - b.mean())
     left = float(np.sum((local - mean) ** 2))
-    away, varsigma = float(np.sum((x - x.mean()) ** 2)), float(np.mean(b**2))
-    return both(left, L**2 * away + 2 * varsigma, 2 * L**2 * away + 2 * 2 * varsigma)
+    disagreement, varsigma = float(np.sum((x - x.mean()) ** 2)), float(np.mean(b**2))
+    return both(
+        left, L**2 * disagreement + 2 * varsigma, 2 * L**2 * disagreement + 2 * 2 * varsigma
+    )
 
 
 def bracket() -> tuple[Outcome, Outcome]:

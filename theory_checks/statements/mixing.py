@@ -149,12 +149,12 @@ def slowest() -> list[Outcome]:
 
 def _shrinks(topology: Topology, x: np.ndarray, rounds: int) -> list[Outcome]:
     after = np.asarray(_gossip(topology)(jnp.asarray(x), jnp.int32(rounds)))
-    apart, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
+    disagreement, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
     case = f"{topology.name}, {rounds} rounds"
-    kept = Outcome(
+    mean = Outcome(
         float(after.mean()), float(x.mean()), case=f"{case}, mean", equality=True, scale=1.0
     )
-    return [Outcome(apart, topology.rho**rounds * before, case=case, scale=1e-6), kept]
+    return [Outcome(disagreement, topology.rho**rounds * before, case=case, scale=1e-6), mean]
 
 
 @cache

@@ -65,8 +65,8 @@ def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
         topology: any topology or schedule whose columns sum to 1.
         models: initial models, `[N, d]`.
     """
-    known = _follow(topology, models).workers
-    spread = np.ptp(known.params / known.weight[:, :, None], axis=1)
+    workers = _follow(topology, models).workers
+    spread = np.ptp(workers.params / workers.weight[:, :, None], axis=1)
     w, product, every, since = np.ones(topology.n), np.eye(topology.n), [], []
     for t in range(_STEPS):
         W = topology.matrices[t % topology.period].toarray()
@@ -131,8 +131,8 @@ def sums_are_kept() -> list[Outcome]:
     """
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
-        known = _follow(topology, models).workers
-        for kind, values in (("models", known.params), ("weights", known.weight[:, :, None])):
+        workers = _follow(topology, models).workers
+        for kind, values in (("models", workers.params), ("weights", workers.weight[:, :, None])):
             total = values.sum(axis=1)
             found += paths.worst(
                 total,
@@ -141,10 +141,10 @@ def sums_are_kept() -> list[Outcome]:
                 equality=True,
                 scale=1.0,
             )
-        values = known.params / known.weight[:, :, None]
-        away = np.abs(values - models.mean(axis=0)).max(axis=1)
+        values = workers.params / workers.weight[:, :, None]
+        distance = np.abs(values - models.mean(axis=0)).max(axis=1)
         found += paths.worst(
-            away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
+            distance, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
         )
     return found
 

@@ -90,11 +90,15 @@ def optimum() -> list[Outcome]:
         moments.with_step(algorithms.scaffold, _PERIODS[1]), problem, 0.1, steps=900
     )
     best = np.broadcast_to(np.asarray(problem.constants.minimizer), (_WORKERS, 2))
-    own = paths.gradients(problem, best)
+    gradients = paths.gradients(problem, best)
     return [
         *paths.worst(path.workers.params[-1], best, case="optimum", equality=True, scale=1.0),
         *paths.worst(
-            path.workers.control[-1], own, case="controls at the optimum", equality=True, scale=1.0
+            path.workers.control[-1],
+            gradients,
+            case="controls at the optimum",
+            equality=True,
+            scale=1.0,
         ),
     ]
 

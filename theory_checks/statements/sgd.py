@@ -77,8 +77,8 @@ def total_noise(problem: Problem) -> float:
     r"""Returns $\sqrt{\sigma^2 + \varsigma^2}$: the gradient of a worker that is drawn uniformly
     varies because of its noise and of the heterogeneity.
     """
-    known = instances.known(problem)
-    return math.hypot(known.noise, known.heterogeneity or 0.0)
+    constants = instances.known(problem)
+    return math.hypot(constants.noise, constants.heterogeneity or 0.0)
 
 
 def check(
@@ -103,11 +103,16 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, noise = instances.known(problem), total_noise(problem)
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps}
+    constants, noise = instances.known(problem), total_noise(problem)
+    numbers = {
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": noise,
+        "steps": steps,
+    }
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     measured, error = runs.gradient(
         method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed
     )
@@ -141,9 +146,9 @@ def bowls() -> list[Outcome]:
     """
     found = []
     for away, noise, share in HARD:
-        for own, z in ((noise, 0.0), (0.0, noise)):
+        for sigma, z in ((noise, 0.0), (0.0, noise)):
             problem = instances.bowl(
-                4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z
+                4, 3, away=away + 1e-3, smoothness=2.0, noise=sigma, heterogeneity=z
             )
             found.append(check(problem, steps=500, learning_rate=share / 2.0))
     return found

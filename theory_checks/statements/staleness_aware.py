@@ -156,15 +156,18 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> O
     Raises:
         ValueError: if a hypothesis fails.
     """
-    known, T = instances.known(problem), len(staleness)
+    constants, T = instances.known(problem), len(staleness)
     steps = steps_of(staleness, learning_rate)
     need(
         "staleness_aware",
-        [instances.same_heterogeneity(problem), *hypotheses(known.smoothness, staleness, steps)],
+        [
+            instances.same_heterogeneity(problem),
+            *hypotheses(constants.smoothness, staleness, steps),
+        ],
     )
     right = bound(
-        gap=known.gap,
-        smoothness=known.smoothness,
+        gap=constants.gap,
+        smoothness=constants.smoothness,
         noise=total_noise(problem),
         staleness=staleness,
         steps=steps,
@@ -177,7 +180,7 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> O
     )
     case = (
         f"{problem.name}, t - D(t) up to {staleness.max()}, "
-        f"gamma L = {learning_rate * known.smoothness:.3g}, T = {T}"
+        f"gamma L = {learning_rate * constants.smoothness:.3g}, T = {T}"
     )
     return Outcome(float(steps @ found["slope"][:T] / steps.sum()), right, case=case)
 

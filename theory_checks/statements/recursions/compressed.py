@@ -32,12 +32,12 @@ def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
-    known = found.states.workers
+    memory = found.states.workers
     return {
-        "x": cutting.join(beside(known.model.params)),
+        "x": cutting.join(beside(memory.model.params)),
         "x_hat": trajectories.rows(found.states.server, 1),
-        "u_hat": cutting.join(beside(known.gradient)),
-        "mean of u_hat": cutting.join(beside(known.mean)),
+        "u_hat": cutting.join(beside(memory.gradient)),
+        "mean of u_hat": cutting.join(beside(memory.mean)),
     }
 
 

@@ -41,9 +41,9 @@ def cluster(draws: Draws) -> asynchronous.Numbers:
     that are powers of two. All times are exact in float32, and many of them coincide.
     """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    most = draws.choice((3, 40))
+    longest = draws.choice((3, 40))
     up, down = (BITS * 2.0 ** rng.integers(-1, 4, size=N) for _ in range(2))
-    return asynchronous.Numbers((rng.integers(1, 41, size=(N, 3)) % most + 1) / 8.0, up, down)
+    return asynchronous.Numbers((rng.integers(1, 41, size=(N, 3)) % longest + 1) / 8.0, up, down)
 
 
 def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
