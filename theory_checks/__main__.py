@@ -92,7 +92,7 @@ def main(
         f"{trials} trials per statement, seed {args.seed}."
     )
     screen.print(header, highlight=False)
-    findings = list(_tried(chosen, trials, args, custom=statements is not registry.STATEMENTS))
+    findings = list(_findings(chosen, trials, args, custom=statements is not registry.STATEMENTS))
     compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
     screen.print(Group(tabulate(findings), *([tabulate_misprints(compared)] if compared else [])))
     wrong = [_violation(finding) for finding in findings if not finding.holds]
@@ -109,7 +109,7 @@ def main(
     return 1 if wrong else 0
 
 
-def _tried(
+def _findings(
     statements: Sequence[Statement], trials: int, args: Args, *, custom: bool
 ) -> Iterable[Finding]:
     """Yields the findings of the statements one by one. Custom statements, which other processes
@@ -195,7 +195,9 @@ def tabulate(findings: Sequence[Finding]) -> Table:
         which = finding.statement
         name = Text(which.name) if finding.holds else Text(f"FAILS: {which.name}", style="bold red")
         loose = (
-            [f"loose: at most {_down(finding.worst.ratio)} was reached"] if finding.loose else []
+            [f"loose: at most {_format_ratio(finding.worst.ratio)} was reached"]
+            if finding.loose
+            else []
         )
         median = "" if finding.worst.equality else f"{finding.median:.3f}"
         table.add_row(
@@ -208,7 +210,7 @@ def tabulate(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _down(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     """Formats a ratio below 1 with two decimals, or with one significant digit if it is below
     0.01.
     """

@@ -364,7 +364,9 @@ def wide_bowls(via: Via) -> list[Outcome]:
 _FOUR = {"workers": 4, "dimension": 16}  # few elements suffice, as the bound is not attained
 
 
-def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int) -> Outcome:
+def _check_ring_of_four(
+    away: float, noise: float, heterogeneity: float, steps: int, seed: int
+) -> Outcome:
     """Checks a run at the largest step size. At smaller ones the start alone attains the bound and
     hides how loose r and c^2 are.
     """
@@ -375,14 +377,16 @@ def trial_of_four(draws: Draws) -> list[Outcome]:
     """Checks random-k on a ring of four workers."""
     away, noise, heterogeneity = 10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)
     return [
-        _around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6))
+        _check_ring_of_four(
+            away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6)
+        )
     ]
 
 
-def four() -> list[Outcome]:
+def ring_of_four() -> list[Outcome]:
     """Checks a ring of four workers with the start, the noise or the heterogeneity alone."""
     return [
-        _around_four(*kinds, 100, 0)
+        _check_ring_of_four(*kinds, 100, 0)
         for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))
     ]
 
@@ -408,6 +412,6 @@ STATEMENTS = [
         "derived",
         "Q unbiased, omega; gamma = 1/L'",
         trial_of_four,
-        (four,),
+        (ring_of_four,),
     ),
 ]

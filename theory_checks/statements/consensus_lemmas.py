@@ -116,7 +116,7 @@ def mean_gradient(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return path.found["stale"], path.L**2 * path.found["consensus"]
 
 
-def gradients_apart(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def gradient_deviations(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns both sides of (5.5)."""
     return path.found["around"], 2 * path.L**2 * path.found["consensus"] + 2 * path.found["spread"]
 
@@ -128,12 +128,12 @@ def all_gradients(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return found["local"] + path.variance, right
 
 
-def consensus_by_gradients(path: Path) -> np.ndarray:
+def consensus_by_stochastic_gradients(path: Path) -> np.ndarray:
     """Returns the right side of Lemma 5.2.5."""
     return (path.gamma * path.rho / (1 - path.rho)) ** 2 * (path.found["local"] + path.variance)
 
 
-def consensus_by_slopes(path: Path) -> np.ndarray:
+def consensus_by_mean_gradients(path: Path) -> np.ndarray:
     """Returns the right side of Lemma 5.2.7."""
     inside = 2 * path.found["slope"] + 2 * path.found["spread"] + path.variance
     return 8 / 7 * (path.gamma * path.rho / (1 - path.rho)) ** 2 * inside
@@ -168,19 +168,19 @@ def sequences(draws: Draws) -> list[Outcome]:
 # --- Instances close to the bounds.
 
 
-def pulls_in_balance() -> tuple[Problem, Topology, float]:
+def balanced_gradients() -> tuple[Problem, Topology, float]:
     """Curvatures of nearly opposite sign: the models do not move although f' is not 0."""
     return balanced(4, 0.015), one_rho(4, 0.002), 1.0
 
 
-def as_far_as_pulled() -> tuple[Problem, Topology, float]:
+def growing_disagreement() -> tuple[Problem, Topology, float]:
     """Curvature -1 at gamma L rho / (1 - rho) = 1/2: the disagreement changes the gradients by as
     much as they differ without it.
     """
     return diverging(), one_rho(10, 0.5), 0.5
 
 
-def steady_pull() -> tuple[Problem, Topology, float]:
+def constant_heterogeneity() -> tuple[Problem, Topology, float]:
     """Workers whose gradients differ by constants, and small steps."""
     pull = np.array([1.0, -1.0, *[0.0] * 8])
     return (
@@ -190,8 +190,8 @@ def steady_pull() -> tuple[Problem, Topology, float]:
     )
 
 
-def half_as_far() -> tuple[Problem, Topology, float]:
-    """The instance of `as_far_as_pulled` at the largest step size of Lemma 5.2.7."""
+def growing_disagreement_small_step() -> tuple[Problem, Topology, float]:
+    """The instance of `growing_disagreement` at the largest step size of Lemma 5.2.7."""
     return diverging(), one_rho(10, 0.5), 0.25
 
 
@@ -222,36 +222,36 @@ STATEMENTS = [
         "Lemma 5.2.1, (5.4)",
         _SMOOTH,
         _at_every_step(mean_gradient),
-        pulls_in_balance,
+        balanced_gradients,
     ),
     _statement(
         "deviation of local gradients",
         "Lemma 5.2.1, (5.5)",
         _SMOOTH,
-        _at_every_step(gradients_apart),
-        as_far_as_pulled,
+        _at_every_step(gradient_deviations),
+        growing_disagreement,
     ),
     _statement(
         "second moment of all gradients",
         "Lemma 5.2.1, (5.6)",
         f"{_SMOOTH}, noise",
         _at_every_step(all_gradients),
-        as_far_as_pulled,
+        growing_disagreement,
     ),
     Statement("discounted sums", "Lemma 5.2.3", "0 <= rho < 1", sequences),
     _statement(
         "consensus, by stochastic gradients",
         "Lemma 5.2.5",
         "W symmetric, equal starts",
-        _summed(consensus_by_gradients),
-        steady_pull,
+        _summed(consensus_by_stochastic_gradients),
+        constant_heterogeneity,
     ),
     _statement(
         "consensus, by gradients at the mean",
         "Lemma 5.2.7",
         _SMALL,
-        _summed(consensus_by_slopes),
-        half_as_far,
+        _summed(consensus_by_mean_gradients),
+        growing_disagreement_small_step,
         small=True,
     ),
     _statement(
@@ -259,6 +259,6 @@ STATEMENTS = [
         "Lemma 5.2.9",
         "gamma <= 1/L",
         _at_every_step(descent),
-        pulls_in_balance,
+        balanced_gradients,
     ),
 ]

@@ -101,7 +101,7 @@ def _squares(values: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.einsum("...nd,nm,...md->...", values, matrix, values)
 
 
-def need_convex(
+def require_convex(
     where: str, problem: Problem, topology: Topology, learning_rate: float, name: str, limit: float
 ) -> None:
     """Raises a ValueError if W is not one symmetric matrix, an f_n is not convex, or gamma is not
@@ -177,7 +177,7 @@ def check_linear(
     Raises:
         ValueError: if a hypothesis fails.
     """
-    need_convex(
+    require_convex(
         "corrected_gossip",
         problem,
         topology,
@@ -288,7 +288,7 @@ def check_extra(problem: Problem, topology: Topology, *, learning_rate: float) -
     `check_linear`, with gamma < 2 lambda_min(W~) / L.
     """
     L, least = instances.known(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
-    need_convex(
+    require_convex(
         "corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L
     )
     distances, moves, _ = _lyapunov(
@@ -312,7 +312,7 @@ def trial_extra(draws: Draws) -> list[Outcome]:
     return check_extra(problem, topology, learning_rate=draws.real(0.01, 0.99) * limit)
 
 
-def to_and_fro() -> list[Outcome]:
+def oscillating_mean() -> list[Outcome]:
     """The constant zeta: workers without disagreement jump from one side of the minimum to the
     other, at nearly the largest step size.
     """
@@ -401,7 +401,7 @@ STATEMENTS = [
         [
             partial(along_eigenvectors, algorithms.extra),
             partial(optimum, algorithms.extra),
-            to_and_fro,
+            oscillating_mean,
             identity_of_extra,
         ],
     ),

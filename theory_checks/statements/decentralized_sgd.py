@@ -130,10 +130,10 @@ def consensus(
     Source: derived in the module's docstring; it replaces Liu and Zhang's Lemma 5.2.7.
     """
     need("bounds.consensus", [_contracts(smoothness, learning_rate, rho)])
-    return _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+    return _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
 
 
-def _apart(
+def _consensus_bound(
     smoothness: float,
     noise: float,
     heterogeneity: float,
@@ -179,7 +179,7 @@ def bound(
     """
     instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
-    C = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+    C = _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
     return (
         2 * gap / (learning_rate * steps)
         + learning_rate * smoothness * noise**2 / workers

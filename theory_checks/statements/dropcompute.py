@@ -156,7 +156,7 @@ def rate(
     )
 
 
-def sigma_of(problem: Problem) -> dict[str, Any]:
+def constants_of(problem: Problem) -> dict[str, Any]:
     """Returns the constants of a problem on which the bound depends: gap, smoothness, noise."""
     constants = instances.known(problem)
     return {"gap": constants.gap, "smoothness": constants.smoothness, "noise": constants.noise}
@@ -197,7 +197,7 @@ def check(
     Raises:
         ValueError: if a hypothesis fails, or no worker computes anything.
     """
-    numbers, batch = sigma_of(problem), largest(seconds, threshold, stop)
+    numbers, batch = constants_of(problem), largest(seconds, threshold, stop)
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.conditional(
@@ -248,7 +248,7 @@ def check_runs(
         seeds, seed: number of runs, and their seed.
         method: as `algorithms.drop_compute`, or a custom one.
     """
-    numbers, batch = sigma_of(problem), problem.workers * M
+    numbers, batch = constants_of(problem), problem.workers * M
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     options = {"steps": steps, "micro_batches": M, "seeds": seeds, "seed": seed}
@@ -286,7 +286,7 @@ def check_stopping(
         stop: as in the method; "between" yields stopping times, "preempt" does not.
         method: as `algorithms.drop_compute`, or a custom one.
     """
-    numbers, batch = sigma_of(problem) | {"noise": noise}, problem.workers * M
+    numbers, batch = constants_of(problem) | {"noise": noise}, problem.workers * M
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.dependent(

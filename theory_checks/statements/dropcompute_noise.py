@@ -272,7 +272,7 @@ def _compared(measured: np.ndarray, right: np.ndarray, case: str, scale: float) 
 
 
 @cache
-def _slow_ones_differ() -> Callable[..., Algorithm]:
+def _with_dependent_noise() -> Callable[..., Algorithm]:
     """Returns a function (learning rate, threshold) -> a method that adds (t - 1) v to the gradient
     for each micro-batch that counts.
     """
@@ -305,7 +305,7 @@ def runs() -> list[Outcome]:
         "threshold": np.array([threshold]),
         "record_every": steps,
     }
-    factory, key = _slow_ones_differ(), jax.random.key(0)
+    factory, key = _with_dependent_noise(), jax.random.key(0)
     with jax.enable_x64(True):
         found = dsgd.sweep(
             factory, problem, steps=steps, key=key, seeds=seeds, cluster=CLUSTER, mesh=1, **axes
@@ -320,7 +320,7 @@ def runs() -> list[Outcome]:
 # --- Redrawn samples.
 
 
-class OfDraws(NamedTuple):
+class DrawTimes(NamedTuple):
     """Stand-in for a cluster whose durations belong to draws: uniform from 0 to 2, a function of
     the key, the draw's number and the worker.
     """
@@ -343,7 +343,7 @@ ROUNDS = 12
 
 
 @jax.jit
-def _redrawn(keys, threshold):
+def _simulate_redrawn(keys, threshold):
     """Returns, for each key, the sum over workers of the noise of all samples that are computed in
     some rounds, and that of the next draw, `[keys]` each.
     """
@@ -356,10 +356,10 @@ def _redrawn(keys, threshold):
         def rounds(key):
             def one(carry, t):
                 state, total = carry
-                round_info = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
+                round_info = Round(t, N, key, Now(DrawTimes(key, state.server.drawn)))
                 asked = work.in_samples(drop.query(state, round_info).work, None)
                 assert asked.draws is not None
-                xi = OfDraws(key, asked.draws).latencies(round_info, jnp.arange(N)) - 1
+                xi = DrawTimes(key, asked.draws).latencies(round_info, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
                 after, _ = communicate(
                     drop, state, jnp.zeros((N, 1)), round_info._replace(work=asked), key
@@ -369,7 +369,7 @@ def _redrawn(keys, threshold):
             first = drop.init(jnp.zeros(1), N), jnp.zeros(())
             (state, total), _ = jax.lax.scan(one, first, jnp.arange(ROUNDS, dtype=jnp.int32))
             following = (
-                OfDraws(key, state.server.drawn).latencies(
+                DrawTimes(key, state.server.drawn).latencies(
                     Round(jnp.int32(0), N, key), jnp.arange(N)
                 )[:, 0]
                 - 1
@@ -386,7 +386,7 @@ def redrawn(threshold: float, seed: int = 0) -> list[Outcome]:
     by the noise of the next draw.
     """
     keys = jax.random.split(jax.random.key(seed), _FEWER)
-    total, following = map(np.asarray, _redrawn(keys, jnp.float32(threshold)))
+    total, following = map(np.asarray, _simulate_redrawn(keys, jnp.float32(threshold)))
     words = f"redrawn, tau = {threshold:.4g}, {ROUNDS} rounds"
     mean = _mean(total, 0.0, f"{words}: |E sum xi|")._replace(equality=False)
     return [

@@ -53,7 +53,7 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
 @ranges.held("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
-    r"""$\frac{2LD}{T}$ at the recommended step size."""
+    r"""Returns $\frac{2LD}{T}$, the rate at the recommended step size."""
     return Rate(2 * smoothness * gap)
 
 

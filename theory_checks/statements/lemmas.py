@@ -121,7 +121,7 @@ def _batch_means(sample, key, a):
     return jnp.sum(means**2, axis=1)
 
 
-def errors_are_kept(draws: Draws) -> list[Outcome]:
+def virtual_iterates(draws: Draws) -> list[Outcome]:
     """Checks Lemma 3.4.1 in every round, with top-k for the workers' messages and short mantissas
     for the server's.
     """
@@ -197,7 +197,7 @@ STATEMENTS = [
         variance_of_batches,
         (variance_of_a_third,),
     ),
-    Statement("EC-SGD, virtual iterates", "Lemma 3.4.1", "none: any Q", errors_are_kept),
+    Statement("EC-SGD, virtual iterates", "Lemma 3.4.1", "none: any Q", virtual_iterates),
     Statement(
         "staleness of gradients",
         "Lemma 4.2.1",

@@ -431,7 +431,9 @@ def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Ou
     )
 
 
-def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method) -> list[Outcome]:
+def equal_curvatures_of_all(
+    cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method
+) -> list[Outcome]:
     """Checks equal Hessians on all of the cases."""
     return [
         outcome
@@ -485,7 +487,7 @@ def noise_between_averagings() -> list[Outcome]:
     return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
 
 
-def without_detours() -> list[Outcome]:
+def local_from_distant_start() -> list[Outcome]:
     """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
     start.
     """
@@ -516,9 +518,9 @@ STATEMENTS = [
             1,
             schedules,
             every_round,
-            (noise_over_rounds, partial(exactly, schedules, every_round)),
+            (noise_over_rounds, partial(equal_curvatures_of_all, schedules, every_round)),
         ),
-        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (without_detours,)),
+        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (local_from_distant_start,)),
         (
             "local SGD, consensus",
             _LOCAL,
@@ -528,7 +530,7 @@ STATEMENTS = [
             (
                 diverging_workers,
                 noise_between_averagings,
-                partial(exactly, local, algorithms.local_sgd),
+                partial(equal_curvatures_of_all, local, algorithms.local_sgd),
             ),
         ),
     )

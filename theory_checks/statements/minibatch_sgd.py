@@ -182,10 +182,10 @@ def trial_runs(draws: Draws) -> list[Outcome]:
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
+    return [check_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
-def of_batches(problem: Problem, **options: Any) -> Outcome:
+def check_batches(problem: Problem, **options: Any) -> Outcome:
     """Calls `check` on wells whose noise is that of the samples; (1.20) gives the variance of a
     batch.
     """
@@ -221,10 +221,10 @@ def wells(replacement: bool) -> list[Outcome]:
     """
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
-    found = [of_batches(well, steps=1000, learning_rate=1.0)]
+    found = [check_batches(well, steps=1000, learning_rate=1.0)]
     if replacement:
         found.append(
-            of_batches(
+            check_batches(
                 instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches),
                 steps=1000,
                 learning_rate=0.02,

@@ -210,7 +210,7 @@ def one_step() -> list[Outcome]:
     return [check(_bowl(), np.zeros(1, int), learning_rate=1.0)]
 
 
-def later_and_later() -> list[Outcome]:
+def increasing_staleness() -> list[Outcome]:
     """The staleness increases slowly: the largest gamma is so large that, without the division by
     the staleness, models would grow without bound.
     """
@@ -224,6 +224,6 @@ STATEMENTS = [
         "Theorem 4.2.3, variable steps",
         "gamma_s L + 2 gamma_s L^2 sum gamma_t (t - D(t)) <= 1",
         trial,
-        [one_step, later_and_later],
+        [one_step, increasing_staleness],
     )
 ]
