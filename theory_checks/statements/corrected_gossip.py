@@ -12,9 +12,9 @@ $D^\star = -\gamma G(X^\star)$. Let $d = D_t - D^\star$, in the range of P, and
 $E_t = |e|_F^2 + |d|_{P^+}^2$. From $\phi - X^\star = e - \gamma g - d$ and
 $|d + P v|_{P^+}^2 = |d|_{P^+}^2 + 2 \langle d, v \rangle + |v|_P^2$,
 
-$$ E_{t+1} = |e - \gamma g|_F^2 + |d|_{P^+}^2 - |d|_F^2 - |\phi - X^\star|_{P (I - P)}^2, $$
+$$ E_{t+1} = |e - \gamma g|_F^2 + |d|_{P^+}^2 - |d|_F^2 - |\phi - X^\star|_{P (I - P)}^2. $$
 
-which is an equation. If all $f_n$ are $\mu$-strongly convex,
+This is an equality. If all $f_n$ are $\mu$-strongly convex,
 $|e - \gamma g| \le \max(1 - \gamma\mu, \gamma L - 1) |e|$, and with p the least positive eigenvalue
 of P, at most 1, $|d|_{P^+}^2 - |d|^2 \le (1 - p) |d|_{P^+}^2$: for $P \le I$
 
@@ -24,10 +24,9 @@ The rate does not depend on the heterogeneity of the workers. (Li, Shi and Yan p
 NIDS; D2 needs $W \ge 0$ for it.)
 
 EXTRA. With $\tilde W = \frac{I + W}{2}$, $U = (\tilde W - W)^{1/2}$, $q^k = \sum_{t \le k} U x^t$,
-EXTRA is $\tilde W (x^{k+1} - x^k) = -U q^{k+1} - \gamma G(x^k)$, with
-$U q^\star = -\gamma G(X^\star)$.
-For $z = (q, x)$ and $|z|_G^2 = |q|^2 + |x|_{\tilde W}^2$, the inner product with
-$x^{k+1} - X^\star$ gives
+the method is $\tilde W (x^{k+1} - x^k) = -U q^{k+1} - \gamma G(x^k)$, with
+$U q^\star = -\gamma G(X^\star)$. For $z = (q, x)$ and $|z|_G^2 = |q|^2 + |x|_{\tilde W}^2$, the
+inner product with $x^{k+1} - X^\star$ gives
 
 $$ |z^k - z^\star|_G^2 - |z^{k+1} - z^\star|_G^2 = |z^{k+1} - z^k|_G^2 + 2\gamma \langle g, x^{k+1}
 - X^\star \rangle
@@ -39,9 +38,8 @@ $|g|^2/L - |g||x^{k+1} - x^k| \ge -\frac L4 |x^{k+1} - x^k|^2$.
 Equal Hessians h I. The disagreement along an eigenvector of W with the eigenvalue $\lambda$ is
 $b\, c_t$ with $c_{t+1} = s c_t - m c_{t-1}$, $c_0 = 0$. Hence
 $c_t = c_1 (z_1^t - z_2^t) / (z_1 - z_2)$ with the roots $z_1, z_2$ of $z^2 = s z - m$. For exact
-diffusion and D2, $s = \nu (2 - \gamma h)$,
-$m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, $\nu = \frac{1 + \lambda}{2}$ or $\lambda$; for EXTRA
-$s = 1 + \lambda - \gamma h$, $m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
+diffusion and D2, $s = \nu (2 - \gamma h)$, $m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, with
+$\nu = \frac{1 + \lambda}{2}$ or $\lambda$, respectively; for EXTRA, $s = 1 + \lambda - \gamma h$, $m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
 
 Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network independent
 step-sizes and separated convergence rates", 2019; Yuan, Ying, Zhao and Sayed, "Exact diffusion",
