@@ -39,7 +39,8 @@ Equal Hessians h I. The disagreement along an eigenvector of W with the eigenval
 $b\, c_t$ with $c_{t+1} = s c_t - m c_{t-1}$, $c_0 = 0$. Hence
 $c_t = c_1 (z_1^t - z_2^t) / (z_1 - z_2)$ with the roots $z_1, z_2$ of $z^2 = s z - m$. For exact
 diffusion and D2, $s = \nu (2 - \gamma h)$, $m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, with
-$\nu = \frac{1 + \lambda}{2}$ or $\lambda$, respectively; for EXTRA, $s = 1 + \lambda - \gamma h$, $m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
+$\nu = \frac{1 + \lambda}{2}$ or $\lambda$, respectively; for EXTRA,
+$s = 1 + \lambda - \gamma h$, $m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
 
 Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network independent
 step-sizes and separated convergence rates", 2019; Yuan, Ying, Zhao and Sayed, "Exact diffusion",
