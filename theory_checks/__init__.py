@@ -1,9 +1,14 @@
-"""The theorems' bounds, with explicit constants, held against the project's own code:
-`python -m theory_checks`.
+"""Bounds of the papers' theorems with explicit constants, checked numerically against the
+implementation: `python -m theory_checks`.
 
-Each family has its file: the derivation, `hypotheses` (which one fails), the recommended
-`step_size`, the right-hand side `bound`, the `rate` at that step size with its iterations to a
-given accuracy, and `check`, which measures the left side.
+Each family of methods has a module with the derivation of its bound and these functions:
+
+- `hypotheses` evaluates the theorem's hypotheses for an instance.
+- `step_size` returns the recommended step size.
+- `bound` returns the right-hand side.
+- `rate` returns the bound at the recommended step size as a function of the number of iterations,
+  and the number of iterations to a given accuracy.
+- `check` measures the left-hand side and compares it with the bound.
 """
 
 from theory_checks import bounds

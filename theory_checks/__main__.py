@@ -1,9 +1,10 @@
-"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and
-shows where the papers misprint.
+"""Checks every theorem and lemma numerically against the implementation, on random instances that
+satisfy its hypotheses, and shows the papers' misprints with counterexamples.
 
     python -m theory_checks --quick
 
-Exit status 1 where a bound is violated, 2 where there is nothing to check.
+The exit status is 1 if a bound is violated, and 2 if the arguments are invalid or select no
+statement.
 """
 
 from __future__ import annotations
@@ -34,34 +35,33 @@ from theory_checks.statements.misprints import MISPRINTS
 
 QUICK = 10
 TEXT = (
-    "J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its "
-    "misprints corrected, and against the other"
-    " papers that rows name"
+    "J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), with its "
+    "misprints corrected, and against the other papers that the rows name"
 )
 LOOKS: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
 
 
 @dataclass(frozen=True)
 class Args:
-    """Holds every theorem and lemma against the code, and shows misprints."""
+    """Checks every theorem and lemma against the implementation, and shows misprints."""
 
     quick: bool = False
-    """Ten random trials of each statement, of programs that are compiled in haste."""
+    """Run ten random trials per statement, with programs compiled without most optimizations."""
     trials: int = 200
-    """Random trials of each statement, a third of which go on from the worst of the others."""
+    """Number of random trials per statement; a third of them start from the worst of the others."""
     seed: int = 0
-    """Of the instances."""
+    """Seed of the random instances."""
     only: str = ""
-    """Only statements whose name or reference has this in it."""
+    """Check only statements whose name or reference contains this text."""
     json: Path | None = None
-    """Write all results here, too."""
+    """Also write all results to this file."""
     jobs: int | None = None
-    """Processes; by default one for each core, and only one where JAX has a GPU or TPU."""
+    """Number of processes; by default one per core, but only one if JAX uses a GPU or TPU."""
     progress: bool = True
     """Show a progress bar."""
     cache: str | None = None
-    """Folder of compiled programs, for the next run to find, or "off"; by default DSGD_CACHE in the
-    environment, or the user's cache.
+    """Folder that caches compiled programs for later runs, or "off"; by default the environment
+    variable DSGD_CACHE, or the user's cache folder.
     """
 
 
@@ -70,33 +70,36 @@ def main(
     statements: Sequence[Statement] = registry.STATEMENTS,
     misprints: Sequence[Misprint] = MISPRINTS,
 ) -> int:
-    """Prints both tables; the exit status."""
+    """Prints both tables and returns the exit status."""
     chosen = [
         statement
         for statement in statements
         if args.only.lower() in f"{statement.name} {statement.reference}".lower()
     ]
     if not chosen:
-        return refused(
-            f"no statement has {args.only!r} in its name or reference; without --only there are "
-            f"{len(statements)}"
+        return usage_error(
+            f"--only {args.only!r} matches no statement; expected a part of a statement's name or "
+            f"reference; omit --only to check all {len(statements)}"
         )
     screen = Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
     trials = QUICK if args.quick else args.trials
     if trials < 1:
-        return refused(f"--trials {trials}: need at least 1")
+        return usage_error(f"--trials {trials}: need at least 1")
     if args.jobs is not None and args.jobs < 1:
-        return refused(f"--jobs {args.jobs}: need at least 1")
-    about = f"dsgd {version('dsgd')}, its own code in float64, held against {TEXT}. {trials} trials a statement, seed {args.seed}."
-    screen.print(about, highlight=False)
-    findings = list(_tried(chosen, trials, args, own=statements is not registry.STATEMENTS))
+        return usage_error(f"--jobs {args.jobs}: need at least 1")
+    header = (
+        f"dsgd {version('dsgd')}: the implementation in float64, checked against {TEXT}. "
+        f"{trials} trials per statement, seed {args.seed}."
+    )
+    screen.print(header, highlight=False)
+    findings = list(_findings(chosen, trials, args, custom=statements is not registry.STATEMENTS))
     compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
     screen.print(Group(tabulate(findings), *([tabulate_misprints(compared)] if compared else [])))
     wrong = [_violation(finding) for finding in findings if not finding.holds]
     wrong += [
-        f"FAILS: {misprint.reference}: the printed formula holds, or the corrected one does not"
+        f"FAILS: {misprint.reference}: the printed formula holds, or the corrected one fails"
         for misprint, *both in compared
-        if not _told(*both)
+        if not _confirmed(*both)
     ]
     for line in wrong:
         screen.print(Text(line, style="bold red"))
@@ -106,16 +109,16 @@ def main(
     return 1 if wrong else 0
 
 
-def _tried(
-    statements: Sequence[Statement], trials: int, args: Args, *, own: bool
+def _findings(
+    statements: Sequence[Statement], trials: int, args: Args, *, custom: bool
 ) -> Iterable[Finding]:
-    """The findings one by one; of statements of one's `own`, which another process does not know,
-    in this one.
+    """Yields the findings of the statements one by one. Custom statements, which other processes
+    cannot look up by name, are checked in this process.
     """
     jobs = min(
         args.jobs or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1), len(statements)
     )
-    if own or jobs == 1:
+    if custom or jobs == 1:
         found = (registry.hold(statement, trials, args.seed) for statement in statements)
     else:
         found = registry.hold_all(
@@ -135,28 +138,27 @@ def _tried(
 def closing(
     findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
 ) -> str:
-    """What came of all, in a sentence."""
+    """Returns the last line of the output, which summarizes all findings."""
     count = f"{sum(finding.instances for finding in findings):,} instances"
     failed = [finding for finding in findings if not finding.holds]
-    misprints = (
-        f"; {sum(_told(*both) for _, *both in compared)} of {len(compared)} misprints told apart"
-        if compared
-        else ""
-    )
+    confirmed = sum(_confirmed(*both) for _, *both in compared)
+    misprints = f"; {confirmed} of {len(compared)} misprints confirmed" if compared else ""
     if failed:
         return f"FAILED: {len(failed)} of {len(findings)} statements, on {count}{misprints}."
     loose = sum(finding.loose for finding in findings)
     return f"{len(findings)} statements hold on {count}, {loose} of them loosely{misprints}."
 
 
-def refused(line: str) -> int:
-    """Says what the user got wrong; the exit status."""
+def usage_error(line: str) -> int:
+    """Prints an error in the command's arguments, and returns the exit status 2."""
     print(f"Error: {line}", file=sys.stderr)
     return 2
 
 
-def _told(printed: Outcome, corrected: Outcome) -> bool:
-    """Whether a counterexample tells the two apart."""
+def _confirmed(printed: Outcome, corrected: Outcome) -> bool:
+    """Whether the counterexample confirms the misprint: the printed formula fails and the corrected
+    one holds.
+    """
     return not printed.holds and corrected.holds
 
 
@@ -166,23 +168,26 @@ def _violation(finding: Finding) -> str:
     sides = (
         "" if np.isnan(worst.bound) else f"{worst.measured:.6g}{error} against {worst.bound:.6g}: "
     )
-    return f"FAILS: {which.name} ({which.reference}), {len(finding.violations)} of {finding.instances} instances; {sides}{worst.case}"
+    return (
+        f"FAILS: {which.name} ({which.reference}), {len(finding.violations)} of "
+        f"{finding.instances} instances; {sides}{worst.case}"
+    )
 
 
 def tabulate(findings: Sequence[Finding]) -> Table:
-    """One row a statement: its hypotheses below its name, and how much of a bound was reached where
-    that is little.
+    """Returns a table with one row per statement. Below the name are the hypotheses and, if the
+    bound is loose, the largest fraction of it that was reached.
     """
     caption = (
-        "worst: the largest measured / bound of all instances (built to be hard, drawn,\n"
-        "  climbed to); 1 is tight. median: of those drawn.\n"
-        f"+-: a standard error, where there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
-        "=: an equation, and how far its sides are apart (se: in standard errors)."
+        "worst: largest ratio measured / bound over all instances (constructed, random,\n"
+        "  found by hill climbing); 1 is tight. median: over the random instances.\n"
+        f"+-: standard error, if there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
+        "=: an equation, and the difference of its sides (se: in standard errors)."
     )
     table = Table(
-        title="theorems, lemmas and recursions, held against the code", caption=caption, **LOOKS
+        title="theorems, lemmas and recursions, checked against the code", caption=caption, **LOOKS
     )
-    table.add_column("statement, and its hypotheses", ratio=1)
+    table.add_column("statement and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)
     for heading in ("worst", "median", "cases"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -190,7 +195,9 @@ def tabulate(findings: Sequence[Finding]) -> Table:
         which = finding.statement
         name = Text(which.name) if finding.holds else Text(f"FAILS: {which.name}", style="bold red")
         loose = (
-            [f"loose: at most {_down(finding.worst.ratio)} was reached"] if finding.loose else []
+            [f"loose: at most {_format_ratio(finding.worst.ratio)} was reached"]
+            if finding.loose
+            else []
         )
         median = "" if finding.worst.equality else f"{finding.median:.3f}"
         table.add_row(
@@ -203,18 +210,20 @@ def tabulate(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _down(ratio: float) -> str:
-    """A ratio below 1 to two digits behind the point; a smaller one to one that counts."""
+def _format_ratio(ratio: float) -> str:
+    """Formats a ratio below 1 with two decimals, or with one significant digit if it is below
+    0.01.
+    """
     return f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.0e}"
 
 
 def _cell(first: Text, *below: str) -> Group:
-    """Lines of which all but the first are indented."""
+    """Returns a table cell with several lines, of which all but the first are indented."""
     return Group(first, *(Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in below))
 
 
 def worst(outcome: Outcome) -> str:
-    """The cell of the worst instance."""
+    """Returns the table cell of the worst instance."""
     if not np.isfinite([outcome.measured, outcome.bound]).all():
         return "no number"
     if outcome.equality:
@@ -224,12 +233,15 @@ def worst(outcome: Outcome) -> str:
 
 
 def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
-    """One row a misprint: the printed formula evaluated where it fails, beside the corrected
-    one.
+    """Returns a table with one row per misprint: the printed formula, evaluated on an instance
+    where it fails, next to the corrected one.
     """
-    caption = "left: measured, exact or derived; at most what is right of it (=: equal to it)."
-    table = Table(title="misprints, and where they fail", caption=caption, **LOOKS)
-    table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
+    caption = (
+        "left: left side (measured, exact or derived), to be compared with the right\n"
+        "  sides, printed and corrected: it is at most as large (=: equal) if they hold."
+    )
+    table = Table(title="misprints, and instances where they fail", caption=caption, **LOOKS)
+    table.add_column("reference: printed\n  -> corrected\n  instance", ratio=1)
     for heading in ("left", "printed", "corrected"):
         table.add_column(heading, justify="right", no_wrap=True)
     for misprint, printed, corrected in compared:
@@ -251,7 +263,7 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
 def as_data(
     findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
 ) -> dict[str, Any]:
-    """All of it for `json`."""
+    """Returns all findings and misprints as JSON-compatible data, for `--json`."""
     return {
         "statements": [
             {
@@ -274,7 +286,7 @@ def as_data(
                 "printed": misprint.printed,
                 "corrected": misprint.corrected,
                 "example": misprint.example,
-                "told_apart": _told(printed, corrected),
+                "confirmed": _confirmed(printed, corrected),
                 "printed_outcome": _outcome(printed),
                 "corrected_outcome": _outcome(corrected),
             }

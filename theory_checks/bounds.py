@@ -1,9 +1,10 @@
-"""The theorems' right-hand sides, by the names of the methods that they are about: plain functions
-of keyword arguments.
+"""The right-hand sides of the theorems as plain functions of keyword arguments, named after the
+methods.
 
     bounds.sgd(gap=1.0, smoothness=1.0, noise=0.5, steps=1_000, learning_rate=0.01)
 
-Each family's module has the hypotheses, the recommended step size, and the rate there.
+The module of each family contains the hypotheses, the recommended step size, and the rate at that
+step size.
 """
 
 from theory_checks.statements.asynchronous_sgd import bound as asynchronous_sgd

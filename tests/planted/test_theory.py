@@ -53,7 +53,7 @@ METHODS = [
         "algorithms/compressed/error_compensated_sgd.py",
         "optax.tree.add(sent.received, memory.server)",
         "sent.received",
-        holds("EC-SGD loses nothing"),
+        holds("EC-SGD, virtual iterates"),
     ),
     Mistake(
         "algorithms/compressed/ef21.py",
@@ -122,7 +122,10 @@ BOUNDS = [
         f"{TESTS}/test_decentralized_theory.py",
     ),
     Mistake(
-        f"{S}/consensus_lemmas.py", "return 8 / 7 *", "return 5 / 7 *", holds("consensus by slopes")
+        f"{S}/consensus_lemmas.py",
+        "return 8 / 7 *",
+        "return 5 / 7 *",
+        holds("consensus, by gradients at the mean"),
     ),
     Mistake(
         f"{M}/ranges.py", "lambda x: 0 <= x < 1", "lambda x: 0 <= x <= 1", f"{TESTS}/test_bounds.py"

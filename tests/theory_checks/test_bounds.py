@@ -445,7 +445,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ),
     ("gamma_t > 0", lambda: staleness_aware.bound(**{**STALE, "steps": np.zeros(2)})),
     (
-        "at its largest it is 1.06",
+        "the largest left side is 1.06",
         lambda: staleness_aware.bound(**{**STALE, "steps": np.full(2, 0.26)}),
     ),
     ("noise = nan", lambda: staleness_aware.bound(**{**STALE, "noise": math.nan})),

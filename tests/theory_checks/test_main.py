@@ -25,15 +25,15 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     assert main(Args(quick=True, json=path, progress=False), chosen) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "sums with a memory" in shown
+    assert "discounted sums" in shown
     assert all(misprint.reference.split(",")[0].split(" ")[0] in shown for misprint in MISPRINTS)
     found = json.loads(path.read_text())
-    assert [row["name"] for row in found["statements"]] == ["sums with a memory"]
+    assert [row["name"] for row in found["statements"]] == ["discounted sums"]
     assert found["statements"][0]["holds"]
     assert found["statements"][0]["instances"] == 10
     assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
     assert len(found["misprints"]) == len(MISPRINTS)
-    assert [row["reference"] for row in found["misprints"] if not row["told_apart"]] == []
+    assert [row["reference"] for row in found["misprints"] if not row["confirmed"]] == []
     pages = "".join(
         (Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text()
         for paper in ("survey", "dropcompute")
@@ -62,8 +62,8 @@ def documented(row):
 def test_only_some(capsys):
     assert main(Args(trials=3, only="lemma 5.2.3", progress=False)) == 0
     shown = capsys.readouterr().out
-    assert "sums with a memory" in shown
-    assert "where they fail" not in shown
+    assert "discounted sums" in shown
+    assert "instances where they fail" not in shown
     assert "Theorem" not in shown.replace("theorems", "")
 
 
@@ -80,14 +80,14 @@ def test_refuses(arguments, says, capsys):
 @pytest.mark.long
 def test_runs_as_a_command():
     done = subprocess.run(
-        [sys.executable, "-m", "theory_checks", "--quick", "--only", "gap of the ring"],
+        [sys.executable, "-m", "theory_checks", "--quick", "--only", "spectral gap"],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "gap of the ring" in done.stdout
+    assert "spectral gap of the ring" in done.stdout
 
 
 def _at_most(measured: float, bound: float) -> Statement:
@@ -164,9 +164,9 @@ def test_a_misprint_that_is_none_fails(capsys):
 
 
 def test_instances_are_reproducible():
-    first, second = (registry.hold(_named("sums with a memory"), 5, seed=3) for _ in range(2))
+    first, second = (registry.hold(_named("discounted sums"), 5, seed=3) for _ in range(2))
     assert first == second
-    assert registry.hold(_named("sums with a memory"), 5, seed=4) != first
+    assert registry.hold(_named("discounted sums"), 5, seed=4) != first
 
 
 def _named(name: str) -> Statement:

@@ -58,7 +58,7 @@ TERMS: dict[str, dict[str, float]] = {
     "ASGD, tau >= 1, exact": {"gap": 0.65, "noise": 0.55},
     "ASGD, non-convex": {"gap": 0.97, "noise": 0.95},
     "EF21, layer by layer": {"gap": 0.97},
-    "Kimad, compressors that change": {"gap": 0.97},
+    "Kimad, varying compressors": {"gap": 0.97},
     "DropCompute, quadratics, exact": {"gap": 0.97, "noise": 0.97},
     "DropCompute, non-convex": {"gap": 0.97, "noise": 0.93},
     "DropCompute, stopping times, exact": {"gap": 0.97, "noise": 0.95},
@@ -70,12 +70,12 @@ is, the reason stands above.
 """
 
 REACHED = {
-    "no bias of what is drawn again": 0.2,
+    "no bias with redrawn samples": 0.2,
     "CSGD, ring of four, relative": 0.7,
     "EC-SGD, quadratics, exact": 0.48,
     "ASGD, tau >= 1, exact": 0.69,
     "staleness of gradients": 0.49,
-    "consensus by slopes": 0.7,
+    "consensus, by gradients at the mean": 0.7,
 }
 """How near to bounds that are loose the built instances come; to all others they come to 0.95."""
 REACHED_BY_EACH = ("DSGD, ", "local SGD, consensus", "exact diffusion, linear", "D2, linear")

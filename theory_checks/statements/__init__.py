@@ -1,3 +1,3 @@
-"""The statements: a file for each family of methods, the lemmas that they rest on, and
-misprints.
+"""The statements to check: one module per family of methods, the lemmas on which they depend, and
+the misprints.
 """

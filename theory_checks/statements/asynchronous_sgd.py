@@ -6,15 +6,17 @@ $$ E f(x_{t+1}) - E f(x_t) \le -\frac\gamma2 E|f'(x_t)|^2 - \frac\gamma2 (1 - \g
 E|f'(x_{D(t)})|^2
    + \frac\gamma2 E|f'(x_t) - f'(x_{D(t)})|^2 + \frac{\gamma^2 L \sigma^2}{2}. $$
 
-Lemma 4.2.1, with $f'(x_{D(s)})$ where it is printed with $f'(x_{D(t)})$, bounds the third term by
+Lemma 4.2.1, in which the printed $f'(x_{D(t)})$ is corrected to $f'(x_{D(s)})$, bounds the third
+term by
 $2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t - 1} E|f'(x_{D(s)})|^2$. In the
-sum over t every s is met at most $\tau$ times, so that these gradients are paid for by the second
-term if $2 (\gamma L \tau)^2 \le 1 - \gamma L$:
+sum over t every s occurs at most $\tau$ times, so the second term compensates these gradients if
+$2 (\gamma L \tau)^2 \le 1 - \gamma L$:
 
 $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau),
 \qquad \gamma L + 2 (\gamma L \tau)^2 \le 1. $$
 
-Delays are independent of the samples, or the noise of $g_t(x_{D(t)})$ has a mean.
+Delays must be independent of the samples; otherwise the noise of $g_t(x_{D(t)})$ has a nonzero
+mean.
 """
 
 from __future__ import annotations
@@ -36,23 +38,26 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.sgd import total_noise
 
-# the largest tau that is tried; one size of the buffer for all, so that they share a program
+# The largest tau that is checked. All instances use a buffer of this size, so that they share one
+# compiled program.
 OLDEST = 12
 _LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
-_TABLE = 64  # staleness of so many updates, over and over
+_TABLE = 64  # length of the staleness sequence, which is repeated
 
 
 @ranges.held("asynchronous_sgd.largest_step")
 def largest_step(*, smoothness: float, staleness: int) -> float:
-    r"""$\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma L\tau)^2 = 1$;
-    $\frac1L$ at $\tau = 0$.
+    r"""Returns $\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma
+    L\tau)^2 = 1$; $\frac1L$ at $\tau = 0$.
     """
     # (sqrt(1 + y) - 1) / (y / 2) = 2 / (sqrt(1 + y) + 1), which has no 0 / 0.
     return 2 / (math.sqrt(1 + 8 * staleness**2) + 1) / smoothness
 
 
 def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[Condition]:
-    """gamma L + 2 (gamma L tau)^2 <= 1, and one bound of the variance everywhere."""
+    r"""Returns the conditions $\gamma L + 2 (\gamma L \tau)^2 \le 1$ and a variance that is bounded
+    by the same constant everywhere.
+    """
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=staleness)
     return [
         instances.same_heterogeneity(problem),
@@ -62,7 +67,9 @@ def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[C
 
 @ranges.held("asynchronous_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int) -> float:
-    r"""$\frac1\gamma = 2L(\tau + 1) + \sigma \sqrt{\frac{LT}{D}}$."""
+    r"""Returns the recommended step size: $\frac1\gamma = 2L(\tau + 1) + \sigma
+    \sqrt{\frac{LT}{D}}$.
+    """
     return 1 / (2 * smoothness * (staleness + 1) + noise * math.sqrt(smoothness * steps / gap))
 
 
@@ -70,14 +77,14 @@ def step_size(*, gap: float, smoothness: float, noise: float, steps: int, stalen
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float
 ) -> float:
-    r"""$\frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau)$, on
+    r"""Returns $\frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau)$, the bound on
     $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
         smoothness: L.
         noise: sigma, of one gradient.
-        steps: T, updates.
+        steps: T, number of updates.
         staleness: tau, the largest t - D(t).
         learning_rate: gamma, at most `largest_step`.
 
@@ -92,7 +99,9 @@ def bound(
 
 @ranges.held("asynchronous_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate:
-    r"""$\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$ at the recommended step size."""
+    r"""Returns $\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$, the rate at the recommended
+    step size.
+    """
     return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
 
 
@@ -102,8 +111,8 @@ def stale(
     table: jax.Array,
     method: Method = algorithms.asynchronous_sgd,
 ) -> Algorithm:
-    """The method whose staleness is a table, over and over: an array of the trace, so that all
-    tables share one program.
+    """Returns the method with a staleness given by a table, which is repeated. The table is an
+    array argument of the compiled program, so that all tables share one program.
     """
 
     def staleness(key, t, parts, moved):
@@ -116,7 +125,9 @@ def stale(
 
 @cache
 def with_table(bound: int, method: Method = algorithms.asynchronous_sgd) -> moments.Build:
-    """The method with the instance's `more` as its table of staleness, of at most `bound`."""
+    """Returns a builder of the method whose staleness table, with entries of at most `bound`, is
+    the instance's `more`.
+    """
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), bound, of.more, method)
 
 
@@ -130,33 +141,34 @@ def check(
     seed: int = 0,
     method: Method = algorithms.asynchronous_sgd,
 ) -> Outcome:
-    """Holds the bound to the exact moments on a quadratic with a given staleness, to runs on
-    another problem or with random delays.
+    """Checks the bound: against the exact moments if the staleness of a quadratic is given as a
+    table, otherwise against runs.
 
     Args:
-        problem: that knows its constants.
-        rule: of `algorithms.delays`; or the staleness t - D(t) of some updates, over and over (none
+        problem: a problem with known constants.
+        rule: delays from `algorithms.delays`, for runs; or an integer array `[length]` of the
+            staleness t - D(t), which is repeated, for the exact moments on a quadratic (no update
             reaches back before the first model).
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        method: (optimiser, delays) -> method, the project's or one's own.
+        seeds, seed: number of runs, and their seed.
+        method: (optimiser, delays) -> method; the default or a custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, noise = instances.known(problem), total_noise(problem)
+    constants, noise = instances.known(problem), total_noise(problem)
     tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
         "noise": noise,
         "steps": steps,
         "staleness": tau,
     }
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("asynchronous_sgd", hypotheses(problem, tau, gamma))
-    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, learning_rate=gamma)
     if isinstance(rule, delays.Delays):
         factory = runs.with_step(method, rule)
@@ -184,7 +196,7 @@ def _largest(staleness: np.ndarray) -> int:
         or staleness.min() < 0
     ):
         raise ValueError(
-            f"asynchronous_sgd: a staleness of {staleness!r}: need integers [T], at least 0"
+            f"asynchronous_sgd: staleness = {staleness!r}: need integers [T], at least 0"
         )
     return int(staleness.max())
 
@@ -193,8 +205,8 @@ TAUS = (0, 1, 4, OLDEST)
 
 
 def table(draws: Draws, taus: Sequence[int] = TAUS) -> np.ndarray:
-    """A random staleness: constant, uniform, or mostly fresh, up to one of these tau, at most
-    `OLDEST`.
+    """Returns a random staleness table that is constant, uniform, or mostly 0, and reaches one of
+    `taus`, at most `OLDEST`.
     """
     tau = draws.choice(taus)
     kind = draws.choice(("constant", "uniform", "rare"))
@@ -204,12 +216,12 @@ def table(draws: Draws, taus: Sequence[int] = TAUS) -> np.ndarray:
         "uniform": rng.integers(0, tau + 1, _TABLE),
         "rare": np.where(rng.random(_TABLE) < 0.1, tau, 0),
     }[kind]
-    drawn[-1] = tau  # so that tau is reached
+    drawn[-1] = tau  # The largest staleness occurs at least once.
     return drawn
 
 
 def trial_exact(draws: Draws, taus: Sequence[int] = TAUS) -> list[Outcome]:
-    """One quadratic, one sequence of staleness."""
+    """Checks the exact moments on a random quadratic with a random staleness table."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     staleness, steps = table(draws, taus), draws.choice((1, 10, 250))
     limit = largest_step(
@@ -225,7 +237,7 @@ def _rules() -> tuple[delays.Delays, ...]:
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """Wells and hills, without delays or with random ones."""
+    """Checks runs on random non-convex wells, without delays or with random ones."""
     problem = instances.random_wells(draws, 3, 3)
     rule, steps = draws.choice(_rules()), draws.choice((10, 100, 300))
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=rule.bound)
@@ -234,8 +246,8 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
-    """Without staleness the bound is met at the largest step, by the start, noise or heterogeneity
-    alone; with it, half or more of it.
+    """Constructs quadratics on which only the start, the noise or the heterogeneity matters.
+    Without staleness the bound is attained at the largest step; with staleness at least half of it.
     """
     found = []
     for tau in taus:
@@ -249,8 +261,9 @@ def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
 
 
 def wells() -> list[Outcome]:
-    """In a well, with little noise of both kinds or none, and from near a hilltop, each without
-    staleness, where the bound is met at the largest step, and with it."""
+    """Starts in a well with little noise of both kinds or none, and near a hilltop, each without
+    staleness, where the bound is attained at the largest step, and with staleness.
+    """
     found = []
     for start, noise, steps in ((0.01, 0.1, 1000), (0.05, 0.0, 300), (3.0, 0.0, 300)):
         problem = instances.wells(3, 3, start=start, noise=noise, heterogeneity=noise / 2)

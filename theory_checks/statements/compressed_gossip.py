@@ -1,26 +1,27 @@
-r"""CHOCO-gossip and DeepSqueeze without gradients: how disagreement and what compression leaves out
-follow each other.
+r"""CHOCO-gossip and DeepSqueeze without gradients: joint bounds on the disagreement and on the
+compression error.
 
-Rows are workers, W symmetric, $\beta = |I - W|_2$, $\delta = 1 - \rho$, $|C(x) - x| \le s |x|$ with
-$s = \sqrt{1 - \omega}$, $r = \max_{\lambda \ne 1} |1 - \eta (1 - \lambda)| \le 1 - \eta\delta$.
-$\tilde X = (I - J) X$; the mean stays as it is.
+Rows are workers, W is symmetric, $\beta = |I - W|_2$, $\delta = 1 - \rho$,
+$|C(x) - x| \le s |x|$ with $s = \sqrt{1 - \omega}$,
+$r = \max_{\lambda \ne 1} |1 - \eta (1 - \lambda)| \le 1 - \eta\delta$.
+$\tilde X = (I - J) X$; the mean of the models does not change.
 
 CHOCO-gossip. $\hat X_{t+1} = \hat X_t + C(X_t - \hat X_t)$,
 $X_{t+1} = X_t + \eta (W - I) \hat X_{t+1}$. With $z_t = (|\tilde X_t|, |X_t - \hat X_{t+1}|)$:
 $\tilde X_{t+1} = (I + \eta(W - I)) \tilde X_t + \eta (W - I)(\hat X_{t+1} - X_t)$, and
-$X_{t+1} - \hat X_{t+1} = (I - \eta(W - I))(X_t - \hat X_{t+1}) + \eta(W - I) \tilde X_t$, of which
-C leaves out at most s times as much:
+$X_{t+1} - \hat X_{t+1} = (I - \eta(W - I))(X_t - \hat X_{t+1}) + \eta(W - I) \tilde X_t$, whose
+compression error is at most s times its norm:
 
 $$ z_{t+1} \le M z_t, \qquad M = \begin{pmatrix} r & \eta\beta \\ s\eta\beta & s(1 + \eta\beta)
 \end{pmatrix}. $$
 
-$\det(I - M) > 0$ where $\eta < \frac{\delta (1 - s)}{s \beta (\delta + \beta)}$: all larger than
-the step of Koloskova, Stich and Jaggi,
+$\det(I - M) > 0$ if $\eta < \frac{\delta (1 - s)}{s \beta (\delta + \beta)}$. This limit is always
+larger than the step of Koloskova, Stich and Jaggi,
 $\eta = \delta^2\omega / (16\delta + \delta^2 + 4\beta^2 + 2\delta\beta^2 - 8\delta\omega)$, for
 which they show $|z_{t+1}|^2 \le (1 - \delta^2\omega/82) |z_t|^2$ (Theorem 2).
 
 DeepSqueeze. $V_t = X_t + \Delta_{t-1}$, $\Delta_t = V_t - C(V_t)$,
-$X_{t+1} = X_t + \eta (W - I) C(V_t)$. It compresses the models, not what they differ by:
+$X_{t+1} = X_t + \eta (W - I) C(V_t)$. It compresses the models, not their differences:
 $|\Delta_t| \le s (|\tilde X_t| + \sqrt N |\bar x| + |\Delta_{t-1}|)$, and
 $C(V_t) = X_t + \Delta_{t-1} - \Delta_t$ gives
 $|\tilde X_{t+1}| \le r |\tilde X_t| + \eta\beta (|\Delta_{t-1}| + |\Delta_t|)$. So
@@ -29,8 +30,8 @@ $z_t = (|\tilde X_t|, |\Delta_{t-1}|, \sqrt N |\bar x|)$ has
 $$ z_{t+1} \le \begin{pmatrix} r + \eta\beta s & \eta\beta (1 + s) & \eta\beta s \\ s & s & s \\ 0 &
 0 & 1 \end{pmatrix} z_t, $$
 
-in which disagreement does not vanish, but follows the size of the mean, at most in proportion to
-$\eta$ per round.
+in which the disagreement does not vanish: it is driven by the norm of the mean, at most in
+proportion to $\eta$ per round.
 
 Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and gossip algorithms
 with compressed communication", 2019; Tang et al., "DeepSqueeze", 2019. The matrices are derived
@@ -55,7 +56,7 @@ from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
-# times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
+# If z is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest z.
 _ROUNDED = 1e-4
 
 
@@ -64,12 +65,14 @@ _LARGEST = compressors.top_k(1e-6)  # one element
 
 @cache
 def _build(method: Method, topology: Topology) -> Build:
-    """The method with a consensus step that is an argument of the program."""
+    """Returns a builder of the method with the consensus step as an argument of the program."""
     return lambda of, additive: method(optax.sgd(of.learning_rate), topology, _LARGEST, of.more)
 
 
 def _follow(method: Method, topology: Topology, models: np.ndarray, eta: float) -> State:
-    """Gossip alone, from `models`, `[N, d]`, which the others do not know yet."""
+    """Runs gossip without gradients from `models`, `[N, d]`; the neighbours' estimates start at
+    0.
+    """
     still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
     return paths.follow(
         _build(method, topology), still, 0.0, steps=_STEPS, models=models, more=np.float64(eta)
@@ -77,7 +80,7 @@ def _follow(method: Method, topology: Topology, models: np.ndarray, eta: float) 
 
 
 def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
-    """r, eta beta, s."""
+    """Returns r, eta beta and s."""
     gaps = 1 - np.linalg.eigvalsh(topology.W)[:-1]
     return (
         float(np.abs(1 - eta * gaps).max()),
@@ -87,19 +90,21 @@ def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, flo
 
 
 def choco_matrix(topology: Topology, eta: float, dimension: int) -> np.ndarray:
-    """M, `[2, 2]`, of a compressor that keeps one element of so many."""
+    """Returns M, `[2, 2]`, for a compressor that keeps one of `dimension` elements."""
     r, pull, s = _numbers(topology, eta, dimension)
     return np.array([[r, pull], [s * pull, s * (1 + pull)]])
 
 
 def deepsqueeze_matrix(topology: Topology, eta: float, dimension: int) -> np.ndarray:
-    """Its matrix, `[3, 3]`, likewise."""
+    """Returns the matrix of DeepSqueeze, `[3, 3]`, for a compressor that keeps one of `dimension`
+    elements.
+    """
     r, pull, s = _numbers(topology, eta, dimension)
     return np.array([[r + pull * s, pull * (1 + s), pull * s], [s, s, s], [0.0, 0.0, 1.0]])
 
 
 def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> float:
-    """That of Koloskova, Stich and Jaggi's Theorem 2."""
+    """Returns the consensus step of Koloskova, Stich and Jaggi, Theorem 2."""
     return (
         delta**2
         * omega
@@ -108,17 +113,18 @@ def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> fl
 
 
 def _choco_path(models: np.ndarray, topology: Topology, eta: float) -> np.ndarray:
-    """z_t, `[T, 2]`."""
-    known = _follow(algorithms.choco_sgd, topology, models, eta).workers
-    X = known.params[:-1]
-    return np.stack([paths.size(paths.apart(X)), paths.size(X - known.x_hat[1:])], axis=1)
+    """Returns z_t, `[T, 2]`."""
+    memory = _follow(algorithms.choco_sgd, topology, models, eta).workers
+    X = memory.params[:-1]
+    return np.stack([paths.size(paths.apart(X)), paths.size(X - memory.x_hat[1:])], axis=1)
 
 
 def check_choco(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:
-    """Holds every round of CHOCO-gossip, where the largest element is sent, to its matrix.
+    """Checks z_{t+1} <= M z_t in every round of CHOCO-gossip whose compressor sends the largest
+    element.
 
     Args:
-        models: where workers begin, `[N, d]`; known of them is 0.
+        models: the initial models, `[N, d]`; the neighbours' estimates of them start at 0.
         topology: W, symmetric.
         eta: the consensus step.
     """
@@ -129,17 +135,19 @@ def check_choco(models: np.ndarray, topology: Topology, *, eta: float) -> list[O
 
 
 def _held(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
-    """The worst rounds of z_{t+1} <= M z_t, of disagreement and of what is left out."""
+    """Returns the worst rounds of z_{t+1} <= M z_t, for the disagreement and for the compression
+    error.
+    """
     right, scale = z[:-1] @ M.T, _ROUNDED * float(z.max(initial=0.0))
     return [
         outcome
-        for k, part in enumerate(("disagreement", "left out"))
+        for k, part in enumerate(("disagreement", "compression error"))
         for outcome in paths.worst(z[1:, k], right[:, k], case=f"{case}, {part}", scale=scale)
     ]
 
 
 def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:
-    """Holds every round of DeepSqueeze, likewise, to its matrix. Arguments as of `check_choco`."""
+    """Checks z_{t+1} <= M z_t in every round of DeepSqueeze. Arguments as of `check_choco`."""
     memory = _follow(algorithms.deepsqueeze, topology, models, eta).workers
     mean = np.sqrt(topology.n) * np.linalg.norm(memory.params.mean(axis=1), axis=1)
     z = np.stack([paths.size(paths.apart(memory.params)), paths.size(memory.error), mean], axis=1)
@@ -150,12 +158,14 @@ def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float) -> 
 
 @cache
 def graphs() -> tuple[Topology, ...]:
-    """Undirected ones."""
+    """Returns two undirected graphs."""
     return topologies.chain(3), topologies.star(5)
 
 
 def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
-    """Models of four parameters, of sizes over several orders; a graph; a consensus step."""
+    """Draws models of four parameters, whose sizes span several orders of magnitude, a graph, and a
+    consensus step.
+    """
     topology = draws.choice(graphs())
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     sizes = 10 ** rng.uniform(-draws.real(0.0, 2.0), 0, (topology.n, 1))
@@ -168,13 +178,15 @@ def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
 
 
 def trial_choco(draws: Draws) -> list[Outcome]:
-    """One start on one graph."""
+    """Checks CHOCO-gossip from random models on a random graph."""
     models, topology, eta = _drawn(draws)
     return check_choco(models, topology, eta=eta)
 
 
 def trial_theorem(draws: Draws) -> list[Outcome]:
-    """One start on one graph at the recommended step: the squares of both, together."""
+    """Checks the linear rate of the sum of both squares, from random models on a random graph, at
+    the recommended consensus step.
+    """
     models, topology, _ = _drawn(draws)
     delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
     eta = recommended_consensus_step(delta=delta, beta=beta, omega=omega)
@@ -185,25 +197,27 @@ def trial_theorem(draws: Draws) -> list[Outcome]:
 
 
 def trial_deepsqueeze(draws: Draws) -> list[Outcome]:
-    """One start on one graph."""
+    """Checks DeepSqueeze from random models on a random graph."""
     models, topology, eta = _drawn(draws)
     return check_deepsqueeze(models, topology, eta=eta)
 
 
 def _opposite(dimension: int) -> np.ndarray:
-    """Two and two workers of opposite models, all parameters alike: of which compression leaves out
-    most.
+    """Returns the models of two pairs of workers with opposite signs and equal parameters, for
+    which the compression error is largest.
     """
     return np.outer([1.0, -1.0, 1.0, -1.0], np.ones(dimension))
 
 
 def equal_parameters() -> list[Outcome]:
-    """CHOCO-gossip from opposite models, on a graph whose eigenvalues are all one."""
+    """Checks CHOCO-gossip from opposite models on a graph whose eigenvalues other than 1 are all
+    equal.
+    """
     return check_choco(_opposite(32), one_rho(4, 0.5), eta=0.02)
 
 
 def equal_parameters_squeezed() -> list[Outcome]:
-    """DeepSqueeze from there."""
+    """Checks DeepSqueeze from opposite models on the same graph."""
     return check_deepsqueeze(_opposite(32), one_rho(4, 0.5), eta=0.02)
 
 

@@ -1,14 +1,15 @@
-r"""SGD with compressed gradients, (3.7) with its constants, for errors of two kinds.
+r"""SGD with compressed gradients, (3.7) with its constants, for absolute and relative compression
+errors.
 
-The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$, so that
-as for SGD, with $L' = L(1 + r)$,
+The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$.
+Therefore, as for SGD, with $L' = L(1 + r)$,
 
 $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2
 \Big), \qquad \gamma \le \frac{1}{L'}.
 $$
 
-Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The worker's and the servers'
-errors are independent, and all but the last is divided by N:
+Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The errors of workers and
+servers are independent, and all except that of the servers are divided by N:
 
 $$ c^2 = \frac{\sigma^2}{N} + \Big(1 + \frac1N\Big) \sigma'^2 \quad (3.4), \qquad c^2 =
 \frac{\sigma^2 + \sigma'^2}{N} \quad (3.5). $$
@@ -22,11 +23,11 @@ $$ r = \omega + \frac{\omega(1 + \omega)}{N}, \qquad c^2 = \frac{(1 + \omega)((1
 \omega\varsigma^2)}{N}. $$
 
 Around the ring, $S_k = Q(S_{k-1} + g_k)$ has the variance
-$V_k \le (1 + \omega)(V_{k-1} + \sigma_k^2) + \omega |\sum_{j \le k} f_j'|^2$, part by part: each
-part begins at another worker. Over all parts, $|\sum_{j \le k} f_j'|^2$ is at most
-$k N (|f'|^2 + \varsigma^2)$. A worker's noise may be all in the part that it begins, where its
-weight is the largest, $(1 + \omega)^N$. With $K = \sum_{k=1}^N k (1 + \omega)^{N - k}$, $V_N / N^2$
-gives
+$V_k \le (1 + \omega)(V_{k-1} + \sigma_k^2) + \omega |\sum_{j \le k} f_j'|^2$ for each part of the
+vector separately, because each part starts at a different worker. Summed over all parts,
+$|\sum_{j \le k} f_j'|^2$ is at most $k N (|f'|^2 + \varsigma^2)$. In the worst case all noise of a
+worker is in the part that starts at it, which has the largest weight, $(1 + \omega)^N$. With
+$K = \sum_{k=1}^N k (1 + \omega)^{N - k}$, $V_N / N^2$ gives
 
 $$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega)^N \sigma^2}{N}. $$
 """
@@ -51,7 +52,7 @@ Via = Literal["server", "ring"]
 
 
 class Effect(NamedTuple):
-    """What compression makes of a gradient: E|g|^2 <= (1 + inflation) |f'|^2 + variance."""
+    """Effect of compression on a gradient: E|g|^2 <= (1 + inflation) |f'|^2 + variance."""
 
     inflation: float
     variance: float
@@ -67,18 +68,19 @@ def effect(
     heterogeneity: float = 0.0,
     via: Via = "server",
 ) -> Effect:
-    """r and c^2, of absolute errors (`compression` = sigma') or of relative ones (`omega`).
+    """Returns r and c^2 of absolute errors (`compression` = sigma') or of relative errors
+    (`omega`).
 
     Raises:
-        ValueError: both kinds of errors, or neither server nor ring.
+        ValueError: if both kinds of errors are given, or `via` is neither "server" nor "ring".
     """
     if compression and omega:
         raise ValueError(
-            f"compression = {compression} and omega = {omega}: need one of the two, absolute or "
-            "relative errors"
+            f"compressed_sgd: compression = {compression} and omega = {omega}: need one of the "
+            "two, absolute or relative errors"
         )
     if via not in ("server", "ring"):
-        raise ValueError(f"via = {via!r}: need 'server' or 'ring'")
+        raise ValueError(f"compressed_sgd: via = {via!r}: need 'server' or 'ring'")
     N, w = workers, omega
     if via == "server":
         inflation = w + w * (1 + w) / N
@@ -93,18 +95,18 @@ def effect(
 def hypotheses(
     problem: Problem, compressor: Compressor | None, learning_rate: float, via: Via = "server"
 ) -> list[Condition]:
-    """An unbiased compressor with an omega (None: errors are absolute), one varsigma everywhere,
-    gamma <= 1 / L'.
+    """Returns the conditions: an unbiased compressor with known omega (None: errors are absolute),
+    the same varsigma everywhere, gamma <= 1 / L'.
     """
-    known = instances.known(problem)
+    constants = instances.known(problem)
     if compressor is None:
-        return [instances.step_below("1 / L", 1 / known.smoothness, learning_rate)]
+        return [instances.step_below("1 / L", 1 / constants.smoothness, learning_rate)]
     omega = omega_of(compressor, problem)
     stated = Condition(
         "an unbiased compressor that states an omega", omega is not None, compressor.name
     )
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega or 0.0, via=via).inflation
-    limit = 1 / (known.smoothness * (1 + inflation))
+    limit = 1 / (constants.smoothness * (1 + inflation))
     return [
         stated,
         instances.same_heterogeneity(problem),
@@ -113,17 +115,17 @@ def hypotheses(
 
 
 def messages(problem: Problem, via: Via = "server") -> int:
-    """How many messages with elements a round compresses: each of N workers one of each part, each
-    server one of its own.
+    """Returns the number of messages with elements that are compressed per round: each of the N
+    workers compresses one message per part, and each server one for its own part.
     """
     N, d = problem.workers, np.size(problem.init(jax.random.key(0)))
-    parts = -(-d // -(-d // N))  # where d < N, some servers have padding only
+    parts = -(-d // -(-d // N))  # If d < N, some servers have only padding.
     return N * parts + (parts if via == "server" else 0)
 
 
 def omega_of(compressor: Compressor, problem: Problem) -> float | None:
-    """The largest omega of the parts that a model of this problem is cut into; None where there is
-    none.
+    """Returns the largest omega over the parts into which a model of this problem is split; None if
+    a part has no omega.
     """
     N, omega = problem.workers, compressor.omega
     if omega is None:
@@ -139,7 +141,7 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
 
 @ranges.held("compressed_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
-    r"""$\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
+    r"""Returns the recommended step size: $\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
     return 1 / (
         smoothness * (1 + effect.inflation)
         + math.sqrt(effect.variance * smoothness * steps / (2 * gap))
@@ -160,7 +162,7 @@ def bound(
     heterogeneity: float = 0.0,
     via: Via = "server",
 ) -> float:
-    r"""$\frac{1}{2 - \gamma L'} \big(\frac{2D}{\gamma T} + \gamma L c^2\big)$, on
+    r"""Returns $\frac{1}{2 - \gamma L'} \big(\frac{2D}{\gamma T} + \gamma L c^2\big)$, the bound on
     $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
@@ -170,15 +172,15 @@ def bound(
         steps: T.
         workers: N.
         learning_rate: gamma <= 1 / L'.
-        compression: sigma', of absolute errors; 0 where they are relative.
-        omega: of relative errors; 0 where they are absolute.
-        heterogeneity: varsigma, which matters with relative errors.
+        compression: sigma', of absolute errors; 0 if errors are relative.
+        omega: of relative errors; 0 if errors are absolute.
+        heterogeneity: varsigma; it matters only with relative errors.
         via: "server" (3.4) or "ring" (3.5).
 
     Source: Liu and Zhang, (3.7) and (3.8). Departures: (3.5) is printed without 1/N; relative
-    errors are derived above.
+    errors are derived in the module's docstring.
     """
-    of = effect(
+    errors = effect(
         noise=noise,
         workers=workers,
         compression=compression,
@@ -186,15 +188,15 @@ def bound(
         heterogeneity=heterogeneity,
         via=via,
     )
-    limit = 1 / (smoothness * (1 + of.inflation))
+    limit = 1 / (smoothness * (1 + errors.inflation))
     instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
-    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
-    return noisy / (2 - learning_rate * smoothness * (1 + of.inflation))
+    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * errors.variance
+    return noisy / (2 - learning_rate * smoothness * (1 + errors.inflation))
 
 
 @ranges.held("compressed_sgd.rate")
 def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
-    r"""$\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    r"""Returns $\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$, the rate at the recommended step size."""
     return Rate(
         2 * smoothness * (1 + effect.inflation) * gap,
         math.sqrt(2 * smoothness * gap * effect.variance),
@@ -213,37 +215,39 @@ def check(
     seed: int = 0,
     method: Method = algorithms.compressed_sgd,
 ) -> Outcome:
-    """Holds the bound to runs with a compressor; or, without one, to the exact moments on a
-    quadratic with errors of one size.
+    """Checks the bound: against runs if a compressor is given, otherwise against the exact moments
+    on a quadratic with additive compression errors.
 
     Args:
-        problem: that knows its constants.
-        compressor: unbiased; None: one that adds noise of mean square `compression`^2, whatever the
-            vector.
+        problem: a problem with known constants.
+        compressor: an unbiased compressor; None: one that adds noise of mean square `compression`^2
+            to every vector.
         steps: T.
         compression: sigma'.
         via: "server" or "ring".
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        method: (optimiser, compressor, via) -> method, the project's or one's own.
+        seeds, seed: number of runs, and their seed.
+        method: (optimiser, compressor, via) -> method; the default or a custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, N = instances.known(problem), problem.workers
-    errors = {"noise": known.noise, "workers": N, "compression": compression, "via": via}
+    constants, N = instances.known(problem), problem.workers
+    errors = {"noise": constants.noise, "workers": N, "compression": compression, "via": via}
     if compressor is not None:
         errors |= {
             "omega": omega_of(compressor, problem) or 0.0,
-            "heterogeneity": known.heterogeneity or 0.0,
+            "heterogeneity": constants.heterogeneity or 0.0,
         }
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps}
+    numbers = {"gap": constants.gap, "smoothness": constants.smoothness, "steps": steps}
     gamma = (
         step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
     )
     need("compressed_sgd", hypotheses(problem, compressor, gamma, via))
     how = f"sigma' = {compression:.3g}" if compressor is None else compressor.name
-    case = f"{problem.name}, {how}, {via}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = (
+        f"{problem.name}, {how}, {via}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
+    )
     right = bound(**numbers, **errors, learning_rate=gamma)
     if compressor is None:
         found = moments.second_moments(
@@ -263,7 +267,7 @@ def check(
 
 
 def trial_exact(draws: Draws, via: Via) -> list[Outcome]:
-    """One quadratic, with errors of one size."""
+    """Checks the exact moments on a random quadratic, with additive compression errors."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 300)), draws.real(0.0, 3.0)
     gamma = draws.choice((None, draws.real(0.01, 1.0) / instances.known(problem).smoothness))
@@ -278,7 +282,9 @@ UNBIASED = {
 
 
 def trial_runs(draws: Draws, via: Via) -> list[Outcome]:
-    """One compressor, on wells and hills; random-k, whose bound is tight, on a bowl."""
+    """Checks runs with one compressor: on random non-convex wells, or on a bowl for random-k, whose
+    bound is tight.
+    """
     compressor = draws.choice(UNBIASED[via])
     problem = (
         _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3))
@@ -296,8 +302,8 @@ def trial_runs(draws: Draws, via: Via) -> list[Outcome]:
 def _bowl(
     away: float, noise: float, heterogeneity: float, *, workers: int = 2, dimension: int = 64
 ) -> Problem:
-    """One of so many elements that random errors average out; with noise in any case, so that all
-    share a program.
+    """Returns a bowl of so many elements that random errors average out. Its noise is never 0, so
+    that all instances share a program.
     """
     return instances.uneven(
         instances.bowl(
@@ -309,7 +315,7 @@ def _bowl(
 def _relative(
     problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int
 ) -> Outcome:
-    """At a share of the largest step size, or at the recommended one."""
+    """Checks a run at a fraction of the largest step size, or at the recommended one."""
     omega = omega_of(compressor, problem) or 0.0
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega, via=via).inflation
     gamma = (
@@ -318,12 +324,12 @@ def _relative(
     return check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed)
 
 
-_NEARLY_0 = 1e-9  # of compression errors: 0 would be another program
+_NEARLY_0 = 1e-9  # a compression error of exactly 0 would need another program
 
 
 def bowls(via: Via) -> list[Outcome]:
-    """Absolute errors: the bound is met once the start is forgotten; by the start, by noise and by
-    errors alone.
+    """With absolute errors the bound is attained as the influence of the start vanishes: by the
+    start, the noise or the errors alone, and by all of them.
     """
     cases = (
         (1.0, 0.0, _NEARLY_0, 0.05),
@@ -344,10 +350,10 @@ def bowls(via: Via) -> list[Outcome]:
 
 
 def wide_bowls(via: Via) -> list[Outcome]:
-    """Relative errors of random-k, which are as large as its omega: by the start, by noise and by
-    what workers differ in alone.
+    """Relative errors of random-k, which are exactly as large as its omega: the start, the noise or
+    the heterogeneity alone.
     """
-    # Around a ring the inflation is not reached: in small steps it matters less.
+    # On a ring the inflation is not attained; with small steps it matters less.
     by_noise = (0.1, 1.0, 0.0, 1.0, 400) if via == "server" else (0.1, 1.0, 0.0, 0.2, 600)
     cases = ((1.0, 0.0, 0.0, 0.1, 100), by_noise, (0.1, 0.0, 1.0, 1.0, 400))
     return [
@@ -355,28 +361,32 @@ def wide_bowls(via: Via) -> list[Outcome]:
     ]
 
 
-_FOUR = {"workers": 4, "dimension": 16}  # fewer elements do where the bound is not reached
+_FOUR = {"workers": 4, "dimension": 16}  # few elements suffice, as the bound is not attained
 
 
-def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int) -> Outcome:
-    """At the largest step size: at smaller ones the start alone reaches the bound, and hides how
-    loose r and c^2 are.
+def _check_ring_of_four(
+    away: float, noise: float, heterogeneity: float, steps: int, seed: int
+) -> Outcome:
+    """Checks a run at the largest step size. At smaller ones the start alone attains the bound and
+    hides how loose r and c^2 are.
     """
     return _relative(_bowl(away, noise, heterogeneity, **_FOUR), _TIGHT, "ring", steps, 1.0, seed)
 
 
 def trial_of_four(draws: Draws) -> list[Outcome]:
-    """Random-k around a ring of four workers."""
+    """Checks random-k on a ring of four workers."""
     away, noise, heterogeneity = 10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)
     return [
-        _around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6))
+        _check_ring_of_four(
+            away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6)
+        )
     ]
 
 
-def four() -> list[Outcome]:
-    """By the start, by noise and by what workers differ in alone."""
+def ring_of_four() -> list[Outcome]:
+    """Checks a ring of four workers with the start, the noise or the heterogeneity alone."""
     return [
-        _around_four(*kinds, 100, 0)
+        _check_ring_of_four(*kinds, 100, 0)
         for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))
     ]
 
@@ -402,6 +412,6 @@ STATEMENTS = [
         "derived",
         "Q unbiased, omega; gamma = 1/L'",
         trial_of_four,
-        (four,),
+        (ring_of_four,),
     ),
 ]

@@ -1,24 +1,27 @@
-r"""Lemmas 5.2.1 to 5.2.9, along the exact moments of decentralized SGD on quadratics.
+r"""Lemmas 5.2.1 to 5.2.9, checked along the exact moments of decentralized SGD on quadratics.
 
-With $X$ the models, $F$ their exact gradients, $G$ the stochastic ones, all divided by $\sqrt N$ in
-the norms below:
+$X$ are the models, $F$ their exact gradients and $G$ the stochastic ones; all norms below are
+divided by $\sqrt N$:
 
 - (5.4): $|\frac1N F 1 - f'(\bar x)|^2 \le L^2 |X - \bar X|_F^2$, by convexity of the square and
   smoothness.
-- (5.5), corrected: $|F - f'(\bar x) 1^T|_F^2 \le 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2$; its proof
-  begins with a half that the statement loses.
-- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2 + \sigma^2$, where
-  the survey has 4 twice: gradients at $\bar x$ have the mean square $|f'(\bar x)|^2 + \varsigma^2$,
-  as their differences from $f'$ have the mean 0.
+- (5.5), corrected: $|F - f'(\bar x) 1^T|_F^2 \le 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2$; the proof
+  starts with a factor 1/2 that is missing in the statement.
+- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2 + \sigma^2$; two of
+  these factors are 4 in the survey. Gradients at $\bar x$ have the mean square
+  $|f'(\bar x)|^2 + \varsigma^2$, because their differences from $f'$ have the mean 0.
 - 5.2.3: $a_t = \sum_{s \le t} \rho^{t - s} b_s$ has $\sum a_t^2 \le (1 - \rho)^{-2} \sum b_t^2$
   (Young's inequality for convolutions).
 - 5.2.5: with $a_t = |X_t - \bar X_t|_F$, $b_t = \gamma \rho |G_t|_F$:
   $\sum E|X - \bar X|_F^2 \le \frac{\gamma^2 \rho^2}{(1 - \rho)^2} \sum E|G|_F^2$.
-- 5.2.7: (5.6) in 5.2.5 with $2L^2 \le \frac18 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$ leaves
-  $\frac78$ of the left side:
-  $\sum E|X - \bar X|_F^2 \le \frac87 \frac{\gamma^2\rho^2}{(1 - \rho)^2} \sum (2 E|f'(\bar x)|^2 + 2\varsigma^2 + \sigma^2)$. (The survey has 2 before the gradients and 8 before the others. `decentralized_sgd.consensus` does without the gradients, and is reached.)
-- 5.2.9:
-  $E|f'(\bar x_t)|^2 \le \frac2\gamma (E f(\bar x_t) - E f(\bar x_{t+1})) + L^2 E|X - \bar X|_F^2 + \frac{\gamma L\sigma^2}{N}$; in print the bracket is missing.
+- 5.2.7: inserting (5.6) in 5.2.5 with $2L^2 \le \frac18 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$
+  leaves $\frac78$ of the left side:
+  $\sum E|X - \bar X|_F^2 \le \frac87 \frac{\gamma^2\rho^2}{(1 - \rho)^2}
+  \sum (2 E|f'(\bar x)|^2 + 2\varsigma^2 + \sigma^2)$. (The survey has the factors 2 for the
+  gradients and 8 for the other terms. The bound `decentralized_sgd.consensus` has no term of
+  gradients, and is attained.)
+- 5.2.9: $E|f'(\bar x_t)|^2 \le \frac2\gamma (E f(\bar x_t) - E f(\bar x_{t+1})) + L^2
+  E|X - \bar X|_F^2 + \frac{\gamma L\sigma^2}{N}$; the bracket is missing in print.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Path(NamedTuple):
 
 
 def _drawn(draws: Draws, *, small: bool = False) -> Path:
-    """One instance with gamma <= 1/L; where `small`, gamma rho <= (1 - rho) / (4 L) too."""
+    """Draws an instance with gamma <= 1/L, and also gamma rho <= (1 - rho) / (4 L) if `small`."""
     topology = draws.choice(instances.graphs())
     problem = instances.quadratic(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
@@ -63,15 +66,15 @@ def _drawn(draws: Draws, *, small: bool = False) -> Path:
 
 
 def _measured(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
-    known = instances.known(problem)
+    constants = instances.known(problem)
     found = moments.second_moments(
         moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps
     )
     return Path(
         found,
         gamma,
-        known.smoothness,
-        known.noise**2,
+        constants.smoothness,
+        constants.noise**2,
         topology.n,
         topology.rho,
         f"{problem.name}, {topology.name}",
@@ -83,12 +86,12 @@ Instance = Callable[[], tuple[Problem, Topology, float]]
 
 
 def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Sides:
-    """The worst t of (left side, right side), `[steps]`."""
+    """Returns a function that compares (left side, right side), both `[steps]`, at the worst t."""
 
     def worst(path: Path) -> list[Outcome]:
         left, bound = right(path)
         size = path.found["local"] + path.found["gap"] / path.gamma
-        # what is 0 now carries the rounding of what was before
+        # Values that are 0 now still carry rounding errors of earlier, larger values.
         scale = (size + 1e-6 * size.max())[: len(left)]
         return paths.worst(left, bound, case=path.case, scale=scale)
 
@@ -96,7 +99,9 @@ def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Si
 
 
 def _summed(right: Callable[[Path], np.ndarray]) -> Sides:
-    """The consensus distance, summed over t, beside what it is compared with, `[steps]`."""
+    """Returns a function that compares the consensus distance, summed over t, with the sum of a
+    right side `[steps]`.
+    """
 
     def total(path: Path) -> list[Outcome]:
         scale = path.gamma**2 * float(path.found["local"].sum())
@@ -107,35 +112,35 @@ def _summed(right: Callable[[Path], np.ndarray]) -> Sides:
 
 
 def mean_gradient(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(5.4)."""
+    """Returns both sides of (5.4)."""
     return path.found["stale"], path.L**2 * path.found["consensus"]
 
 
-def gradients_apart(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(5.5)."""
+def gradient_deviations(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both sides of (5.5)."""
     return path.found["around"], 2 * path.L**2 * path.found["consensus"] + 2 * path.found["spread"]
 
 
 def all_gradients(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(5.6)."""
+    """Returns both sides of (5.6)."""
     found = path.found
     right = 2 * (found["slope"] + path.L**2 * found["consensus"] + found["spread"]) + path.variance
     return found["local"] + path.variance, right
 
 
-def consensus_by_gradients(path: Path) -> np.ndarray:
-    """Lemma 5.2.5."""
+def consensus_by_stochastic_gradients(path: Path) -> np.ndarray:
+    """Returns the right side of Lemma 5.2.5."""
     return (path.gamma * path.rho / (1 - path.rho)) ** 2 * (path.found["local"] + path.variance)
 
 
-def consensus_by_slopes(path: Path) -> np.ndarray:
-    """Lemma 5.2.7."""
+def consensus_by_mean_gradients(path: Path) -> np.ndarray:
+    """Returns the right side of Lemma 5.2.7."""
     inside = 2 * path.found["slope"] + 2 * path.found["spread"] + path.variance
     return 8 / 7 * (path.gamma * path.rho / (1 - path.rho)) ** 2 * inside
 
 
 def descent(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Lemma 5.2.9."""
+    """Returns both sides of Lemma 5.2.9."""
     found = {name: values[:-1] for name, values in path.found.items()}
     falls = 2 / path.gamma * -np.diff(path.found["gap"])
     return found["slope"], falls + path.L**2 * found[
@@ -144,7 +149,7 @@ def descent(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sequences(draws: Draws) -> list[Outcome]:
-    """Lemma 5.2.3 on one sequence."""
+    """Checks Lemma 5.2.3 on a random sequence."""
     rho, length = draws.real(0.0, 0.99), draws.choice((1, 10, 2000))
     heavy = np.random.default_rng(draws.integer(0, 2**32 - 1)).pareto(1.5, length)
     b = draws.choice((heavy, np.ones(length)))
@@ -160,23 +165,23 @@ def sequences(draws: Draws) -> list[Outcome]:
     ]
 
 
-# --- Instances near the bounds.
+# --- Instances close to the bounds.
 
 
-def pulls_in_balance() -> tuple[Problem, Topology, float]:
-    """Curvatures of nearly opposite sign, where nothing moves although f' is not 0."""
+def balanced_gradients() -> tuple[Problem, Topology, float]:
+    """Curvatures of nearly opposite sign: the models do not move although f' is not 0."""
     return balanced(4, 0.015), one_rho(4, 0.002), 1.0
 
 
-def as_far_as_pulled() -> tuple[Problem, Topology, float]:
-    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: disagreement changes gradients by as much as
-    they differ anyway.
+def growing_disagreement() -> tuple[Problem, Topology, float]:
+    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: the disagreement changes the gradients by as
+    much as they differ without it.
     """
     return diverging(), one_rho(10, 0.5), 0.5
 
 
-def steady_pull() -> tuple[Problem, Topology, float]:
-    """Workers that differ by what does not change, and small steps."""
+def constant_heterogeneity() -> tuple[Problem, Topology, float]:
+    """Workers whose gradients differ by constants, and small steps."""
     pull = np.array([1.0, -1.0, *[0.0] * 8])
     return (
         problems.quadratic(np.ones((10, 2)), np.outer(pull, [1.0, 0.0]), start=[1e-3, 0.0]),
@@ -185,8 +190,8 @@ def steady_pull() -> tuple[Problem, Topology, float]:
     )
 
 
-def half_as_far() -> tuple[Problem, Topology, float]:
-    """The same at the largest step size of Lemma 5.2.7."""
+def growing_disagreement_small_step() -> tuple[Problem, Topology, float]:
+    """The instance of `growing_disagreement` at the largest step size of Lemma 5.2.7."""
     return diverging(), one_rho(10, 0.5), 0.25
 
 
@@ -199,7 +204,7 @@ def _statement(
     *,
     small: bool = False,
 ) -> Statement:
-    """Of instances that are drawn, and of one that is built."""
+    """Returns a statement that is checked on random instances and on one constructed instance."""
 
     def trial(draws: Draws) -> list[Outcome]:
         return sides(_drawn(draws, small=small))
@@ -217,36 +222,36 @@ STATEMENTS = [
         "Lemma 5.2.1, (5.4)",
         _SMOOTH,
         _at_every_step(mean_gradient),
-        pulls_in_balance,
+        balanced_gradients,
     ),
     _statement(
-        "local gradients apart",
+        "deviation of local gradients",
         "Lemma 5.2.1, (5.5)",
         _SMOOTH,
-        _at_every_step(gradients_apart),
-        as_far_as_pulled,
+        _at_every_step(gradient_deviations),
+        growing_disagreement,
     ),
     _statement(
-        "size of all gradients",
+        "second moment of all gradients",
         "Lemma 5.2.1, (5.6)",
         f"{_SMOOTH}, noise",
         _at_every_step(all_gradients),
-        as_far_as_pulled,
+        growing_disagreement,
     ),
-    Statement("sums with a memory", "Lemma 5.2.3", "0 <= rho < 1", sequences),
+    Statement("discounted sums", "Lemma 5.2.3", "0 <= rho < 1", sequences),
     _statement(
-        "consensus by gradients",
+        "consensus, by stochastic gradients",
         "Lemma 5.2.5",
         "W symmetric, equal starts",
-        _summed(consensus_by_gradients),
-        steady_pull,
+        _summed(consensus_by_stochastic_gradients),
+        constant_heterogeneity,
     ),
     _statement(
-        "consensus by slopes",
+        "consensus, by gradients at the mean",
         "Lemma 5.2.7",
         _SMALL,
-        _summed(consensus_by_slopes),
-        half_as_far,
+        _summed(consensus_by_mean_gradients),
+        growing_disagreement_small_step,
         small=True,
     ),
     _statement(
@@ -254,6 +259,6 @@ STATEMENTS = [
         "Lemma 5.2.9",
         "gamma <= 1/L",
         _at_every_step(descent),
-        pulls_in_balance,
+        balanced_gradients,
     ),
 ]

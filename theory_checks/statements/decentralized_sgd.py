@@ -1,44 +1,45 @@
-r"""Decentralized SGD, Theorem 5.2.11, with constants that are reached.
+r"""Decentralized SGD, Theorem 5.2.11, with constants that are attained.
 
 Consensus. With $Y_t = X_t (I - J)$, $J = 11^T/N$, a round is
 $Y_{t+1} = (Y_t - \gamma G_t (I - J))(W - J)$, and $|W - J|_2 = \rho$ for a symmetric W. Let
-$a_t^2 = \frac1N E|Y_t|_F^2$, and $\varsigma_t$ the heterogeneity at $\bar x_t$. The exact gradients
-are $F(I - J) = [F - F(\bar X_t)](I - J) + F(\bar X_t)(I - J)$, of norms at most $L|Y_t|_F$ and
-$\sqrt N \varsigma_t$. The noise is independent of all that, and of worker to worker:
-$E|\Xi (I - J)|_F^2 \le N(1 - \frac1N)\sigma^2$. So, with $q = \rho(1 + \gamma L)$,
+$a_t^2 = \frac1N E|Y_t|_F^2$, and let $\varsigma_t$ be the heterogeneity at $\bar x_t$. The exact
+gradients are $F(I - J) = [F - F(\bar X_t)](I - J) + F(\bar X_t)(I - J)$; the norms of the two terms
+are at most $L|Y_t|_F$ and $\sqrt N \varsigma_t$. The noise is independent of both, and independent
+between workers: $E|\Xi (I - J)|_F^2 \le N(1 - \frac1N)\sigma^2$. Therefore, with
+$q = \rho(1 + \gamma L)$,
 
 $$ a_{t+1}^2 \le (q a_t + \rho\gamma\varsigma_t)^2 + r^2, \qquad r = \rho\gamma\sigma\sqrt{1 -
 \tfrac1N}. $$
 
-Averaged over t from $Y_1 = 0$, by Minkowski's inequality, $A^2 = \frac1T \sum_t a_t^2$ has
-$A^2 \le (qA + p)^2 + r^2$ with $p = \rho\gamma\varsigma$, $\varsigma$ the root mean square of
-$\varsigma_t$. Where $q < 1$, that is $\gamma L \frac{\rho}{1 - \rho} < 1$, A is at most the larger
+Averaged over t from $Y_1 = 0$, by Minkowski's inequality, $A^2 = \frac1T \sum_t a_t^2$ satisfies
+$A^2 \le (qA + p)^2 + r^2$ with $p = \rho\gamma\varsigma$, where $\varsigma$ is the root mean square
+of $\varsigma_t$. If $q < 1$, that is $\gamma L \frac{\rho}{1 - \rho} < 1$, A is at most the larger
 root,
 
 $$ A \le \frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2} = \frac{p}{1 - q} \text{ without noise},
 \quad
    \frac{r}{\sqrt{1 - q^2}} \text{ without heterogeneity}. $$
 
-The first is reached along an eigenvector of $\rho$ where workers have the curvature $-L$; the
-second as $\gamma L \to 0$, if all eigenvalues but one are $\rho$. Young's inequality in
+The first is attained along an eigenvector with the eigenvalue $\rho$ if workers have the curvature
+$-L$; the second as $\gamma L \to 0$, if all eigenvalues but one are $\rho$. Young's inequality in
 $A^2 \le (qA + p)^2 + r^2$ gives
 
 $$ A^2 \le \frac{p^2}{(1 - q)^2} + \frac{r^2}{1 - q}
    \le \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 -
    \rho}\Big(1 - \frac1N\Big), \qquad \gamma \rho \le \frac{1 - \rho}{2L}, $$
 
-which the rate is made of. The survey's Lemma 5.2.7 has
+from which the rate follows. The survey's Lemma 5.2.7 has
 $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$ and a term of gradients.
 
-The gradient. The mean of the models makes a step along the mean of the gradients, so that with
-Lemma 5.2.9
+The gradient. The mean of the models makes a step along the mean of the gradients. By Lemma 5.2.9,
 
 $$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 A^2,
 \qquad \gamma \le \frac1L. $$
 
-The last term is reached by workers of nearly opposite curvature, L and $-L$, whose pulls balance
-where $f'(\bar x)$ is not 0. The heterogeneity enters by its sum over t alone: $\varsigma^2$ may be
-the average along the path of $\bar x_t$, which is what there is where Hessians differ.
+The last term is attained by workers of nearly opposite curvature, L and $-L$, whose gradients
+balance at a point where $f'(\bar x)$ is not 0. The heterogeneity enters only through its sum over
+t. Therefore $\varsigma^2$ may be the average along the path of $\bar x_t$, which is finite even if
+the Hessians differ.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 
 def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> list[Condition]:
-    """One symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. Models start equal; W is doubly
-    stochastic when symmetric.
+    """Returns the conditions: one symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. All
+    models start equal, and a symmetric W is doubly stochastic.
     """
     L, rho = instances.known(problem).smoothness, topology.rho
-    average = isinstance(problem.data, Quadratic)  # along the path: exact moments have it
+    # The exact moments contain the average heterogeneity along the path.
+    average = isinstance(problem.data, Quadratic)
     return [
         *([] if average else [instances.same_heterogeneity(problem)]),
         *instances.on_graph(problem, topology, "symmetric", topology.symmetric),
@@ -74,8 +76,9 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
 
 
 def _contracts(smoothness: float, learning_rate: float, rho: float) -> Condition:
-    """q < 1."""
-    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / L = {(1 - rho) / smoothness:.6g}"
+    """Returns the condition q < 1."""
+    limit = (1 - rho) / smoothness
+    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / L = {limit:.6g}"
     return Condition("gamma rho < (1 - rho) / L", rho * (1 + learning_rate * smoothness) < 1, given)
 
 
@@ -90,8 +93,10 @@ def step_size(
     workers: int,
     rho: float,
 ) -> float:
-    r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`: with it
-    $\gamma \rho \le \frac{1 - \rho}{2L}$."""
+    r"""Returns the recommended step size: $\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma
+    \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`. It satisfies $\gamma \rho
+    \le \frac{1 - \rho}{2L}$.
+    """
     K = _third(smoothness, noise, heterogeneity, workers, rho)
     noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
     return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
@@ -107,9 +112,9 @@ def consensus(
     learning_rate: float,
     rho: float,
 ) -> float:
-    r"""$C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, on
-    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with $q = \rho (1 + \gamma L)$,
-    $p = \rho \gamma \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
+    r"""Returns $C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, the bound on
+    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with $q = \rho (1 + \gamma L)$, $p = \rho \gamma
+    \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
 
     Args:
         smoothness: L, of all f_n.
@@ -120,15 +125,15 @@ def consensus(
         rho: second largest |eigenvalue| of W.
 
     Raises:
-        ValueError: a larger gamma, with which disagreement may grow for ever.
+        ValueError: if gamma is larger, because the disagreement may then grow without bound.
 
-    Source: as derived above, in the place of Liu and Zhang's Lemma 5.2.7.
+    Source: derived in the module's docstring; it replaces Liu and Zhang's Lemma 5.2.7.
     """
     need("bounds.consensus", [_contracts(smoothness, learning_rate, rho)])
-    return _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+    return _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
 
 
-def _apart(
+def _consensus_bound(
     smoothness: float,
     noise: float,
     heterogeneity: float,
@@ -136,7 +141,7 @@ def _apart(
     learning_rate: float,
     rho: float,
 ) -> float:
-    """C."""
+    """Returns C."""
     q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
     r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
@@ -154,8 +159,8 @@ def bound(
     rho: float,
     learning_rate: float,
 ) -> float:
-    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on
-    $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
+    r"""Returns $\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, the bound on $\frac1T
+    \sum_t E|f'(\bar x_t)|^2$, with C of `consensus`.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -168,17 +173,17 @@ def bound(
         learning_rate: gamma <= 1 / L, with gamma rho < (1 - rho) / L.
 
     Raises:
-        ValueError: a larger gamma.
+        ValueError: if gamma is larger.
 
-    Source: Liu and Zhang, Theorem 5.2.11, with the C derived above.
+    Source: Liu and Zhang, Theorem 5.2.11, with C as derived in the module's docstring.
     """
     instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
-    apart = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+    C = _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
     return (
         2 * gap / (learning_rate * steps)
         + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * apart
+        + smoothness**2 * C
     )
 
 
@@ -186,9 +191,10 @@ def bound(
 def rate(
     *, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
 ) -> Rate:
-    r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
-    size,
-    $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$."""
+    r"""Returns $\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3}
+    \big(\frac DT\big)^{2/3}$, the rate at the recommended step size, with $K =
+    \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$.
+    """
     K = _third(smoothness, noise, heterogeneity, workers, rho)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
     return Rate(
@@ -199,7 +205,7 @@ def rate(
 def _third(
     smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
 ) -> float:
-    """K, which is at least L^2 C / gamma^2 where gamma rho <= (1 - rho) / (2 L)."""
+    """Returns K, which is at least L^2 C / gamma^2 if gamma rho <= (1 - rho) / (2 L)."""
     lasting, random = (
         2 * heterogeneity / (1 - rho),
         noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho)),
@@ -217,30 +223,33 @@ def check(
     seed: int = 0,
     method: Method = algorithms.decentralized_sgd,
 ) -> tuple[Outcome, Outcome]:
-    """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic, to
-    runs on another problem.
+    """Checks the bounds on the gradient and on the consensus distance: against the exact moments on
+    a quadratic, against runs on other problems.
 
     Args:
-        problem: that knows its constants.
+        problem: a problem with known constants.
         topology: W.
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        method: (optimiser, topology) -> method, the project's or one's own.
+        seeds, seed: number of runs, and their seed.
+        method: (optimiser, topology) -> method; the default or a custom one.
+
+    Returns:
+        The outcome for the gradient, and the outcome for the consensus distance.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, rho = instances.known(problem), topology.rho
+    constants, rho = instances.known(problem), topology.rho
     varsigma = (
-        known.heterogeneity
-        if known.heterogeneity is not None
+        constants.heterogeneity
+        if constants.heterogeneity is not None
         else float(problem.constants.heterogeneity or 0.0)
     )
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "steps": steps,
         "workers": problem.workers,
         "rho": rho,
@@ -251,7 +260,7 @@ def check(
         found = moments.second_moments(
             moments.with_step(method, topology), problem, gamma, steps=steps
         )
-        slope, apart, spread, local = (
+        slope, distance, spread, local = (
             float(found[name][:steps].mean()) for name in ("slope", "consensus", "spread", "local")
         )
         varsigma, errors, moved = math.sqrt(spread), (0.0, 0.0), gamma**2 * local
@@ -265,28 +274,31 @@ def check(
             seed=seed,
         )
         moved = 0.0
-        (slope, apart), errors = np.transpose(
+        (slope, distance), errors = np.transpose(
             [
                 runs.mean_and_error(history[name][0, :, :steps])
                 for name in ("grad_sqnorm", "consensus")
             ]
         )
-    case = f"{problem.name}, {topology.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = (
+        f"{problem.name}, {topology.name}, gamma L = {gamma * constants.smoothness:.3g}, "
+        f"T = {steps}"
+    )
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
     shared = {
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "workers": problem.workers,
         "rho": rho,
     }
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma)
     return Outcome(float(slope), right, float(errors[0]), case), Outcome(
-        float(apart), C, float(errors[1]), case, scale=moved
+        float(distance), C, float(errors[1]), case, scale=moved
     )
 
 
 def _drawn(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
-    # runs take long to compile
+    # Runs take long to compile, so they use a single graph.
     topology = draws.choice(instances.graphs()) if convex else one_rho(4, 0.5)
     problem = (
         instances.quadratic(draws, topology.n, 2)
@@ -302,82 +314,84 @@ def _drawn(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
 
 @cache
 def one_rho(workers: int, rho: float) -> Topology:
-    """W = rho I + (1 - rho) J: all eigenvalues but one are rho."""
+    """Returns W = rho I + (1 - rho) J, whose eigenvalues other than 1 are all rho."""
     return topologies.from_matrix(
         rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})"
     )
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic on one graph: the gradient."""
+    """Checks the gradient on a random quadratic and a random graph."""
     return [_drawn(draws, convex=True)[0]]
 
 
 def trial_consensus(draws: Draws) -> list[Outcome]:
-    """One quadratic on one graph: the consensus distance."""
+    """Checks the consensus distance on a random quadratic and a random graph."""
     return [_drawn(draws, convex=True)[1]]
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """Wells and hills on one graph: the gradient and the consensus distance."""
+    """Checks the gradient and the consensus distance on random non-convex wells and one graph."""
     return list(_drawn(draws, convex=False))
 
 
-# --- Instances near the bounds.
+# --- Instances close to the bounds.
 
-# rounds; what happens before the state is stationary counts for little then, and more would be
-# another program
+# Number of rounds after which the transient contributes little. All instances share one number,
+# because another one would need another program.
 LONG = 511
-_LONGER = 2**13 - 1  # where the start counts for more
+_LONGER = 2**13 - 1  # for instances whose transient contributes more
 
 
 def balanced(workers: int, epsilon: float, rho: float = 0.002) -> Problem:
-    """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance
-    although f' is not 0.
+    """Returns a problem with the curvatures 1 and epsilon - 1 and linear terms of opposite sign.
+    The local gradients balance at the start, although f' is not 0 there.
     """
     sign = np.tile([1.0, -1.0], workers // 2)
     h = np.where(sign < 0, epsilon - 1, sign)
-    # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
+    # The gradients hardly depend on the disagreement along the signs, which is rho / (1 - rho).
     start = -rho / (1 - rho) / h.mean()
     return problems.quadratic(_first(h, 1.0), _first(sign), start=[start, 0.0])
 
 
 def _first(values: np.ndarray, other: float = 0.0) -> np.ndarray:
-    """Of a problem of two parameters, `[N, 2]`: what the first has, beside one number."""
+    """Returns `[N, 2]`: `values` for the first of two parameters, and the same number for the
+    second.
+    """
     return np.stack([values, np.full_like(values, other)], axis=1)
 
 
 def balanced_pulls() -> list[Outcome]:
-    """The term L^2 A^2: f' that is not 0 where nothing moves."""
+    """The term L^2 A^2: the models do not move although f' is not 0."""
     return [check(balanced(4, 0.015), one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def noise_of_the_mean() -> list[Outcome]:
-    """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its
-    noise.
+    """The term gamma L sigma^2 / N: on |x|^2 / 2 at gamma = 1 / L, where only the noise of the last
+    step remains.
     """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), noise=1.0, start=[0.1, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
-    do.
+    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
+    start.
     """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), start=[1.0, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def diverging() -> Problem:
-    """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to
-    it that f has a minimum.
+    """Two workers of curvature -1 diverge, so that the disagreement amplifies itself; the others
+    ensure that f has a minimum.
     """
     h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
     return problems.quadratic(_first(h, 1.0), _first(pull), start=[1e-6, 0.0])
 
 
 def lasting_disagreement() -> list[Outcome]:
-    """p / (1 - q): disagreement that feeds itself."""
+    """The term p / (1 - q): disagreement that amplifies itself."""
     return [
         check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1]
         for gamma in (0.5, 0.1)
@@ -385,19 +399,19 @@ def lasting_disagreement() -> list[Outcome]:
 
 
 def random_disagreement() -> list[Outcome]:
-    """r / sqrt(1 - q^2): noise alone, at a small step size."""
+    """The term r / sqrt(1 - q^2): noise alone, at a small step size."""
     problem = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0])
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3)[1]]
 
 
 def in_a_well() -> list[Outcome]:
-    """What is not convex: near a minimum, without noise, where f is |x|^2 / 2."""
+    """A non-convex problem near a minimum, without noise, where f is close to |x|^2 / 2."""
     problem = instances.wells(4, 2, start=0.1)
     return [check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98)[0]]
 
 
 def on_a_hill() -> list[Outcome]:
-    """What is not convex: on a hilltop disagreement feeds itself."""
+    """A non-convex problem near a hilltop, where the disagreement amplifies itself."""
     problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
     return [
         check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma)[1] for gamma in (0.01, 0.05)

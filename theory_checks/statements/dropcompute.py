@@ -1,37 +1,41 @@
-r"""DropCompute, Theorem 4.1 with its constants: SGD whose batch sizes are random.
+r"""DropCompute, Theorem 4.1 with its constants: SGD with random batch sizes.
 
 With $\theta_{i+1} = \theta_i - \eta \sum_{s \le b_i} g_i^s$, $g_i^s = f'(\theta_i) + \xi_i^s$,
-$E|\xi|^2 \le \sigma^2$, $b_i \le b$, and $\eta = \gamma / (NM)$ for the method's $\gamma$ and its
-correction "none", smoothness gives
+$E|\xi|^2 \le \sigma^2$, $b_i \le b$, and $\eta = \gamma / (NM)$ for the method's $\gamma$ with
+correction="none", smoothness gives
 
 $$ E f(\theta_{i+1}) - E f(\theta_i) \le -\eta E\, b_i |f'(\theta_i)|^2
    - \eta E \Big\langle f'(\theta_i), \sum_{s \le b_i} \xi_i^s \Big\rangle
    + \frac{\eta^2 L}{2} E \Big| b_i f'(\theta_i) + \sum_{s \le b_i} \xi_i^s \Big|^2. $$
 
-The inner product is 0 in both cases: of batches that are independent of the round's gradients, and
-of stopping times, which know only those before (Lemma D.1). Likewise
-$E|\sum \xi|^2 \le \sigma^2 E b_i$ (Lemma D.2). Let $h = \eta L b / 2 < 1$,
-$D = f(\theta_1) - f^\star$, K the samples in all, $X^2 = E \sum_i b_i |f'(\theta_i)|^2 / E K$,
-$G = D / (\eta E K)$, $B = \eta L \sigma^2 / 2$.
+The inner product is 0 in both of the following cases: batch sizes that are independent of the
+round's gradients, and stopping times, which depend only on earlier gradients (Lemma D.1). In both
+cases also $E|\sum \xi|^2 \le \sigma^2 E b_i$ (Lemma D.2). Let $h = \eta L b / 2 < 1$,
+$D = f(\theta_1) - f^\star$, K the total number of samples,
+$X^2 = E \sum_i b_i |f'(\theta_i)|^2 / E K$, $G = D / (\eta E K)$, $B = \eta L \sigma^2 / 2$.
 
-- Independent: $E b_i \langle f', \sum \xi \rangle = 0$, too, and $b_i^2 \le b\, b_i$, so that
-  $X^2 \le (G + B) / (1 - h)$.
-- Stopping times: it is not 0, since $b_i$ knows $\xi$; by Cauchy and Schwarz
-  $\eta L E \sum_i b_i \langle f', \sum \xi \rangle \le \eta L \sqrt b\, \sigma X E K = 2 \sqrt{hB}\, X E K$, so that $(1 - h) X^2 \le G + B + 2 \sqrt{hB} X$:
+- Independent batch sizes: $E b_i \langle f', \sum \xi \rangle = 0$ as well, and
+  $b_i^2 \le b\, b_i$, so that $X^2 \le (G + B) / (1 - h)$.
+- Stopping times: that expectation is not 0, since $b_i$ depends on $\xi$. By the Cauchy-Schwarz
+  inequality
+  $\eta L E \sum_i b_i \langle f', \sum \xi \rangle \le \eta L \sqrt b\, \sigma X E K =
+  2 \sqrt{hB}\, X E K$, so that $(1 - h) X^2 \le G + B + 2 \sqrt{hB} X$:
   $$ X \le \frac{\sqrt{hB + (1 - h)(G + B)} + \sqrt{hB}}{1 - h}. $$
-  With $|a + c|^2 \le 2|a|^2 + 2|c|^2$ instead, as in the paper, it is
-  $X^2 \le (G + 2B) / (1 - 2h)$, which is never less.
+  With $|a + c|^2 \le 2|a|^2 + 2|c|^2$ instead, as in the paper, the bound is
+  $X^2 \le (G + 2B) / (1 - 2h)$, which is never smaller.
 
-What K is. After a fixed number of rounds E K is its mean, and $X^2$ a quotient of two expectations:
-that of $|f'(\bar\theta)|^2$ itself is another number, which the right side does not bound (see
-`dropcompute_misprints`). The paper has a fixed K: rounds go on until so much is computed, of the
-last one only what is missing. Whether round i is begun is then known before it, sums end at a
-stopping time, all of the above holds, and $X^2 = E|f'(\bar\theta)|^2$. Where the last round is
-computed to its end, $E|f'(\bar\theta)|^2$ is at most the same with K + b for K in the noise's term.
+Meaning of K. After a fixed number of rounds, E K is the mean of K, and $X^2$ is a quotient of two
+expectations. The expectation of $|f'(\bar\theta)|^2$ is a different number, which the right side
+does not bound (see `dropcompute_misprints`). In the paper K is fixed: rounds continue until K
+samples are computed, and the last round computes only the missing ones. Whether round i starts is
+then known before it, the sums end at a stopping time, the derivation above holds, and
+$X^2 = E|f'(\bar\theta)|^2$. If the last round is completed, $E|f'(\bar\theta)|^2$ is at most the
+same bound with K + b instead of K in the term of the noise.
 
-Workers have the same data: else who computes more would count more.
+All workers must have the same data; otherwise workers that compute more samples would have a larger
+weight.
 
-With correction="stochastic" it is another theorem, see `dropcompute_stochastic`.
+With correction="stochastic" another theorem applies, see `dropcompute_stochastic`.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ N, M = 2, 3
 
 
 def hypotheses(problem: Problem, batch_size: int, learning_rate: float) -> list[Condition]:
-    """eta < 2 / (L b), and workers that have the same data."""
+    """Returns the conditions: eta < 2 / (L b), and the same data on all workers."""
     return [alike(problem), _short(instances.known(problem).smoothness, batch_size, learning_rate)]
 
 
@@ -65,13 +69,15 @@ def _short(smoothness: float, batch_size: int, learning_rate: float) -> Conditio
 
 
 def alike(problem: Problem) -> Condition:
-    """That workers do not differ."""
-    of = instances.known(problem)
-    # of rounding
-    equal = of.heterogeneity is not None and of.heterogeneity <= 1e-9 * math.sqrt(
-        of.smoothness * of.gap
+    """Returns the condition that all workers have the same data."""
+    constants = instances.known(problem)
+    # The tolerance covers rounding errors.
+    equal = constants.heterogeneity is not None and constants.heterogeneity <= 1e-9 * math.sqrt(
+        constants.smoothness * constants.gap
     )
-    return Condition("workers with the same data", equal, f"{problem.name} has workers that differ")
+    return Condition(
+        "workers with the same data", equal, f"the workers of {problem.name} have different data"
+    )
 
 
 @ranges.held("dropcompute.step_size")
@@ -84,8 +90,8 @@ def step_size(
     batch_size: int,
     stopping: bool = False,
 ) -> float:
-    r"""$\frac1\eta = Lb + \sigma \sqrt{\frac{LK}{2D}}$; of stopping times
-    $2Lb + \sigma \sqrt{\frac{LK}{D}}$.
+    r"""Returns the recommended step size: $\frac1\eta = Lb + \sigma \sqrt{\frac{LK}{2D}}$; for
+    stopping times $2Lb + \sigma \sqrt{\frac{LK}{D}}$.
     """
     both = 2 if stopping else 1
     return 1 / (
@@ -104,20 +110,21 @@ def bound(
     learning_rate: float,
     stopping: bool = False,
 ) -> float:
-    r"""$\frac{1}{1 - h} (G + B)$, $G = \frac{D}{\eta K}$, $B = \frac{\eta L \sigma^2}{2}$,
-    $h = \frac{\eta L b}{2}$, on $\frac{1}{E K} E \sum_i b_i |f'(\theta_i)|^2$; of stopping times
-    $\big(\sqrt{hB + (1 - h)(G + B)} + \sqrt{hB}\big)^2 / (1 - h)^2$.
+    r"""Returns $\frac{1}{1 - h} (G + B)$, the bound on $\frac{1}{E K} E \sum_i b_i
+    |f'(\theta_i)|^2$, with $G = \frac{D}{\eta K}$, $B = \frac{\eta L \sigma^2}{2}$, $h = \frac{\eta
+    L b}{2}$; for stopping times $\big(\sqrt{hB + (1 - h)(G + B)} + \sqrt{hB}\big)^2 / (1 - h)^2$.
 
     Args:
         gap: D = f(theta_1) - f*.
         smoothness: L.
-        noise: sigma, of one sample's gradient; of a micro-batch, where these are what is counted.
-        total: K, all that is computed; its expectation.
-        batch_size: b, the largest that a round computes.
-        learning_rate: eta < 2 / (L b), of the sum of gradients: gamma / (N M) of
+        noise: sigma, of one sample's gradient; or of a micro-batch's gradient, if micro-batches are
+            counted.
+        total: K, total number of samples; its expectation if it is random.
+        batch_size: b, the largest number of samples that a round computes.
+        learning_rate: eta < 2 / (L b), for the sum of gradients: gamma / (N M) of
             `drop_compute(minibatch_sgd(optax.sgd(gamma)), tau, M)`.
-        stopping: whether batches may depend on the gradients before, as stopping times do; else
-            they are independent of them.
+        stopping: whether batch sizes may depend on earlier gradients, as stopping times do; False:
+            they are independent of the gradients.
 
     Source: Giladi et al., "DropCompute", Theorem 4.1. Departures: the constants; see
     `theory_checks.dropcompute`.
@@ -140,26 +147,30 @@ def bound(
 def rate(
     *, gap: float, smoothness: float, noise: float, batch_size: int, stopping: bool = False
 ) -> Rate:
-    r"""$\frac{2LbD}{K} + \sigma \sqrt{\frac{2LD}{K}}$, as a function of K, at the recommended step
-    size; of stopping times $\frac{4LbD}{K} + 2\sigma \sqrt{\frac{LD}{K}}$."""
+    r"""Returns $\frac{2LbD}{K} + \sigma \sqrt{\frac{2LD}{K}}$, the rate as a function of K, at the
+    recommended step size; for stopping times $\frac{4LbD}{K} + 2\sigma \sqrt{\frac{LD}{K}}$.
+    """
     both = 2 if stopping else 1
     return Rate(
         both * 2 * smoothness * batch_size * gap, noise * math.sqrt(both * 2 * smoothness * gap)
     )
 
 
-def sigma_of(problem: Problem) -> dict[str, Any]:
-    """What the bound needs of a problem."""
-    of = instances.known(problem)
-    return {"gap": of.gap, "smoothness": of.smoothness, "noise": of.noise}
+def constants_of(problem: Problem) -> dict[str, Any]:
+    """Returns the constants of a problem on which the bound depends: gap, smoothness, noise."""
+    constants = instances.known(problem)
+    return {"gap": constants.gap, "smoothness": constants.smoothness, "noise": constants.noise}
 
 
 def described(
     problem: Problem, stop: str, threshold: float, sums: Sums, learning_rate: float
 ) -> str:
-    """The instance in words."""
+    """Returns a description of the instance."""
     share = learning_rate * instances.known(problem).smoothness * sums.largest
-    return f"{problem.name}, {stop}, tau = {threshold:.4g}, eta L b = {share:.3g}, b = {sums.largest}, K = {sums.total:.6g}"
+    return (
+        f"{problem.name}, {stop}, tau = {threshold:.4g}, eta L b = {share:.3g}, "
+        f"b = {sums.largest}, K = {sums.total:.6g}"
+    )
 
 
 def check(
@@ -171,22 +182,22 @@ def check(
     share: float,
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound to the exact moments, given the times: whatever these are, batches are
-    independent of the gradients.
+    """Checks the bound against the exact moments for given times of the micro-batches. For given
+    times, batch sizes are independent of the gradients.
 
     Args:
-        problem: a quadratic that knows its constants, of workers that are alike; its noise is that
-            of a micro-batch.
-        seconds: of each micro-batch, `[T, N, M]`.
-        threshold: tau.
-        stop: of the method.
+        problem: a quadratic with known constants and the same data on all workers; its noise is
+            that of a micro-batch.
+        seconds: duration of each micro-batch, `[T, N, M]`.
+        threshold: tau, in seconds.
+        stop: "preempt" or "between", as in the method.
         share: eta L b, below 2.
-        method: as `algorithms.drop_compute`, or one's own.
+        method: as `algorithms.drop_compute`, or a custom one.
 
     Raises:
-        ValueError: a hypothesis fails, or nobody computes anything.
+        ValueError: if a hypothesis fails, or no worker computes anything.
     """
-    numbers, batch = sigma_of(problem), largest(seconds, threshold, stop)
+    numbers, batch = constants_of(problem), largest(seconds, threshold, stop)
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.conditional(
@@ -199,16 +210,16 @@ def check(
 
 
 def largest(seconds: np.ndarray, threshold: float, stop: str) -> int:
-    """b, of these times.
+    """Returns b, the largest number of micro-batches that a round computes, for the given times.
 
     Raises:
-        ValueError: nobody computes anything.
+        ValueError: if no worker computes anything.
     """
     found = int(batch_sizes.counts(seconds, threshold, stop).sum(axis=1).max())
     if not found:
         raise ValueError(
-            f"dropcompute: tau = {threshold:.6g} drops all micro-batches: need one that somebody "
-            "computes in time"
+            f"dropcompute: threshold = {threshold:.6g} drops all micro-batches; expected at least "
+            "one that finishes in time; use a larger threshold"
         )
     return found
 
@@ -225,26 +236,26 @@ def check_runs(
     seed: int = 0,
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound to runs on a cluster: a fixed number of rounds, with K measured on both
-    sides.
+    """Checks the bound against runs on a cluster with a fixed number of rounds. The measured K is
+    used on both sides.
 
     Args:
-        problem: of workers that are alike.
-        cluster: its seconds are independent of the gradients.
-        threshold, stop: of the method.
-        steps: rounds.
+        problem: a problem with the same data on all workers.
+        cluster: a cluster whose computation times are independent of the gradients.
+        threshold, stop: as in the method.
+        steps: number of rounds.
         share: eta L b, b = N M.
-        seeds, seed: of runs.
-        method: as `algorithms.drop_compute`, or one's own.
+        seeds, seed: number of runs, and their seed.
+        method: as `algorithms.drop_compute`, or a custom one.
     """
-    numbers, batch = sigma_of(problem), problem.workers * M
+    numbers, batch = constants_of(problem), problem.workers * M
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     options = {"steps": steps, "micro_batches": M, "seeds": seeds, "seed": seed}
     found = batch_sizes.simulated(method, problem, cluster, threshold, stop, eta * batch, **options)
     total = float(found.total.mean())
     right = bound(**numbers, total=total, batch_size=batch, learning_rate=eta)
-    # The noise of both sides' difference: K is on both.
+    # The standard error is that of the difference of both sides, because both contain K.
     per_sample = eta * numbers["smoothness"] * numbers["noise"] ** 2 / 2 / (1 - share / 2)
     error = float((found.slope - per_sample * found.total).std(ddof=1)) / math.sqrt(seeds) / total
     sums = Sums(total, float(found.slope.mean()), math.nan, batch)
@@ -262,20 +273,20 @@ def check_stopping(
     stop: str = "between",
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound for stopping times to exact moments, where the noise of each micro-batch is a
-    function of its own seconds.
+    """Checks the bound for stopping times against exact moments. The noise of each micro-batch is a
+    function of its own duration.
 
     Args:
-        problem: a quadratic without noise of its own, of workers that are alike.
-        pairs: seconds and noise.
-        threshold: tau.
-        steps: rounds.
+        problem: a quadratic without noise, with the same data on all workers.
+        pairs: durations and the corresponding noise.
+        threshold: tau, in seconds.
+        steps: number of rounds.
         noise: sigma.
         share: eta L b, below 2.
-        stop: of the method; "between" makes stopping times, "preempt" does not.
-        method: as `algorithms.drop_compute`, or one's own.
+        stop: as in the method; "between" yields stopping times, "preempt" does not.
+        method: as `algorithms.drop_compute`, or a custom one.
     """
-    numbers, batch = sigma_of(problem) | {"noise": noise}, problem.workers * M
+    numbers, batch = constants_of(problem) | {"noise": noise}, problem.workers * M
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.dependent(
@@ -293,8 +304,8 @@ def check_stopping(
 def times(
     draws: Draws, T: int, workers: int = N, micro_batches: int = M
 ) -> tuple[np.ndarray, float, str]:
-    """Random seconds `[T, N, M]`, a threshold that drops from nothing to 0.6 of them, and a way to
-    stop.
+    """Draws durations of micro-batches `[T, N, M]`, a threshold that drops between 0 and 60 % of
+    them, and a way to stop.
     """
     kind, stop = (
         draws.choice(("exponential", "lognormal", "straggler")),
@@ -311,18 +322,19 @@ def times(
     ends = np.cumsum(drawn.astype(np.float32), axis=-1)
     begun = ends if stop == "preempt" else ends - drawn
     threshold = float(np.quantile(begun, 1 - share)) if share else math.inf
-    return drawn, max(threshold, float(1.01 * ends[0, 0, 0])), stop  # somebody computes something
+    # At least one micro-batch finishes before the threshold.
+    return drawn, max(threshold, float(1.01 * ends[0, 0, 0])), stop
 
 
 def problem_of(draws: Draws, noisy: bool = True) -> Problem:
-    """A quadratic of two workers that are alike."""
+    """Draws a quadratic of two workers with the same data."""
     return instances.quadratic(
         draws, N, 2, hessians=("isotropic", "equal"), alike=True, noisy=noisy
     )
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic, one table of times."""
+    """Checks the exact moments on a random quadratic with random times."""
     problem = problem_of(draws)
     seconds, threshold, stop = times(draws, draws.choice((1, 10, 300)))
     return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.9))]
@@ -332,7 +344,7 @@ CLUSTER = clusters.Cluster(clusters.exponential(1.0), micro_batches=M)
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """Wells and hills."""
+    """Checks runs on random non-convex wells."""
     problem = instances.random_wells(draws, N, 3, alike=True)
     steps, seed = draws.choice((10, 100)), draws.integer(0, 10**6)
     threshold, share = draws.real(1.0, 8.0), draws.real(0.02, 1.5)
@@ -340,13 +352,13 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def pairs_of(draws: Draws) -> tuple[Pairs, float]:
-    """Latencies of two values, and a threshold that ends some of their sums."""
+    """Draws latencies with two possible values, and a threshold between some of their sums."""
     pairs = Pairs(1.0, draws.choice((2.0, 3.0, 10.0)), draws.real(0.05, 0.95))
     return pairs, draws.real(0.5, 1.5 * pairs.slow)
 
 
 def trial_stopping(draws: Draws) -> list[Outcome]:
-    """A quadratic of two workers, each with three micro-batches."""
+    """Checks stopping times on a random quadratic of two workers, each with three micro-batches."""
     problem = instances.quadratic(
         draws, N, 2, hessians=("isotropic", "equal"), alike=True, noisy=False
     )
@@ -356,12 +368,12 @@ def trial_stopping(draws: Draws) -> list[Outcome]:
 
 
 SAME = np.ones((500, N, M))
-"""Everybody computes in every round what fits into the time: 2 of 3 at tau = 2.5."""
+"""Equal times: every worker computes 2 of its 3 micro-batches in each round at tau = 2.5."""
 
 
 def bowls() -> list[Outcome]:
-    """Batches that are always the same meet the bound once the start is forgotten; both ways to
-    stop.
+    """With constant batch sizes the bound is attained as the influence of the start vanishes, for
+    both ways to stop.
     """
     found = []
     for away, noise, share in sgd.HARD:
@@ -372,7 +384,7 @@ def bowls() -> list[Outcome]:
 
 
 def wells() -> list[Outcome]:
-    """In a well, with little noise; from near a hilltop in small steps, without."""
+    """Starts in a well with little noise, and near a hilltop with small steps and without noise."""
     well, hilltop = instances.wells(N, 3, start=0.01, noise=0.1), instances.wells(N, 3, start=3.0)
     return [
         check_runs(well, CLUSTER, 20.0, steps=400, share=1.0),
@@ -382,8 +394,8 @@ def wells() -> list[Outcome]:
 
 
 def stopping_bowls() -> list[Outcome]:
-    """Slow ones are rare, and the first one ends a worker's round; small steps, of which the
-    bound's second root is small.
+    """Slow micro-batches are rare, and the first one ends a worker's round; with small steps the
+    bound's second square root is small.
     """
     found = list[Outcome]()
     for away, noise, share, steps in (

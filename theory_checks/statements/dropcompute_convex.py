@@ -6,25 +6,25 @@ $u_i = \theta_i - \theta^\star$, $R = |u_1|$:
 $$ E|u_{i+1}|^2 = E|u_i|^2 - 2\eta E\, b_i \langle f'(\theta_i), u_i \rangle
    + \eta^2 E \Big| b_i f'(\theta_i) + \sum_{s \le b_i} \xi_i^s \Big|^2, $$
 
-where a convex f with Lipschitz f' has
-$\langle f', u \rangle \ge f - f^\star + \frac{1}{2L} |f'|^2$. Summed over rounds, with
+where $\langle f', u \rangle \ge f - f^\star + \frac{1}{2L} |f'|^2$ for a convex f with Lipschitz
+continuous f'. Summed over rounds, with
 $F = E \sum b_i (f(\theta_i) - f^\star)$, $P = E \sum b_i |f'(\theta_i)|^2$:
 
-- Independent batches: $2 \eta F \le R^2 + \eta^2 \sigma^2 E K - \frac\eta L (1 - \eta L b) P$. With
-  $\eta L b \le 1$
+- Independent batch sizes:
+  $2 \eta F \le R^2 + \eta^2 \sigma^2 E K - \frac\eta L (1 - \eta L b) P$. With $\eta L b \le 1$
   $$ \frac{F}{E K} \le \frac{R^2}{2 \eta E K} + \frac{\eta \sigma^2}{2}. $$
-- Stopping times:
-  $2 \eta^2 E \sum b_i \langle f', \sum \xi \rangle \le 2 \eta^2 \sigma \sqrt{b P E K}$ comes on
-  top, and P pays for it: $-\alpha P + \beta \sqrt P \le \frac{\beta^2}{4 \alpha}$. With
+- Stopping times: the right side has the additional term
+  $2 \eta^2 E \sum b_i \langle f', \sum \xi \rangle \le 2 \eta^2 \sigma \sqrt{b P E K}$, which the
+  term of P compensates: $-\alpha P + \beta \sqrt P \le \frac{\beta^2}{4 \alpha}$. With
   $\eta L b < 1$
   $$ \frac{F}{E K} \le \frac{R^2}{2 \eta E K} + \frac{\eta \sigma^2}{2 (1 - \eta L b)}. $$
 
 At $\frac1\eta = Lb + q$, $q = \sigma \sqrt K / R$, both are at most $\frac{R^2}{2K} (Lb + 2q)$:
-that batches are stopping times costs nothing. For a fixed K the left side is at least
-$E f(\bar\theta) - f^\star$, $\bar\theta$ the mean of the models, weighed by $b_i$; see
-`dropcompute` for what K is. The paper has $8LbR^2/K + 6 \sigma R / \sqrt K$, since it does not use
-that f' is Lipschitz where f is convex. (From its (19) follow 16 and 11.4, by the steps that it
-names; the statement is true all the same.)
+stopping times are as good as independent batch sizes. For a fixed K the left side is at least
+$E f(\bar\theta) - f^\star$, where $\bar\theta$ is the mean of the models, weighted by $b_i$; see
+`dropcompute` for the meaning of K. The paper has $8LbR^2/K + 6 \sigma R / \sqrt K$, because it does
+not use the above inequality for convex f with Lipschitz continuous f'. (The steps that it names
+lead from its (19) to the constants 16 and 11.4 instead; its statement is true nevertheless.)
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from theory_checks.statements.dropcompute import (
 def hypotheses(
     problem: Problem, batch_size: int, learning_rate: float, *, noise: float, stopping: bool = False
 ) -> list[Condition]:
-    """eta <= 1 / (L b), strictly where noisy batches are stopping times, and workers that have the
-    same data.
+    """Returns the conditions: eta <= 1 / (L b), strictly if batch sizes are stopping times and
+    there is noise, and the same data on all workers.
     """
     return [
         dropcompute.alike(problem),
@@ -78,8 +78,8 @@ def _short(
 def step_size(
     *, distance: float, smoothness: float, noise: float, total: float, batch_size: int
 ) -> float:
-    r"""$\frac1\eta = Lb + \frac{\sigma \sqrt K}{R}$, whether batches are independent or stopping
-    times.
+    r"""Returns the recommended step size: $\frac1\eta = Lb + \frac{\sigma \sqrt K}{R}$, both for
+    independent batch sizes and for stopping times.
     """
     return 1 / (smoothness * batch_size + noise * math.sqrt(total) / distance)
 
@@ -95,19 +95,20 @@ def bound(
     learning_rate: float,
     stopping: bool = False,
 ) -> float:
-    r"""$\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2}$, on
-    $\frac{1}{E K} E \sum_i b_i (f(\theta_i) - f^\star)$; of stopping times
-    $\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2 (1 - \eta L b)}$.
+    r"""Returns $\frac{R^2}{2\eta K} + \frac{\eta \sigma^2}{2}$, the bound on $\frac{1}{E K} E
+    \sum_i b_i (f(\theta_i) - f^\star)$; for stopping times $\frac{R^2}{2\eta K} + \frac{\eta
+    \sigma^2}{2 (1 - \eta L b)}$.
 
     Args:
         distance: R, from the start to the minimiser.
         smoothness: L, of a convex f.
-        noise: sigma, of one sample's gradient; of a micro-batch, where these are what is counted.
-        total: K, all that is computed; its expectation.
-        batch_size: b, the largest that a round computes.
-        learning_rate: eta <= 1 / (L b), of the sum of gradients; see `bounds.dropcompute`.
-        stopping: whether batches may depend on the gradients before, as stopping times do; else
-            they are independent of them.
+        noise: sigma, of one sample's gradient; or of a micro-batch's gradient, if micro-batches are
+            counted.
+        total: K, total number of samples; its expectation if it is random.
+        batch_size: b, the largest number of samples that a round computes.
+        learning_rate: eta <= 1 / (L b), for the sum of gradients; see `bounds.dropcompute`.
+        stopping: whether batch sizes may depend on earlier gradients, as stopping times do; False:
+            they are independent of the gradients.
 
     Source: Giladi et al., "DropCompute", Theorem D.1. Departures: the constants; see
     `theory_checks.dropcompute_convex`.
@@ -124,14 +125,14 @@ def bound(
 
 @ranges.held("dropcompute_convex.rate")
 def rate(*, distance: float, smoothness: float, noise: float, batch_size: int) -> Rate:
-    r"""$\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, as a function of K, at the recommended step
-    size.
+    r"""Returns $\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, the rate as a function of K, at the
+    recommended step size.
     """
     return Rate(smoothness * batch_size * distance**2 / 2, noise * distance)
 
 
 def distance_of(problem: Problem) -> float:
-    """R, of a quadratic."""
+    """Returns R for a quadratic."""
     return float(np.linalg.norm(batch_sizes.around(problem)[2]))
 
 
@@ -144,19 +145,19 @@ def check(
     share: float,
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound to the exact moments, given the times. Arguments and errors as of
-    `dropcompute.check`; share is at most 1.
+    """Checks the bound against the exact moments for given times of the micro-batches. Arguments
+    and errors as of `dropcompute.check`, but share is at most 1.
     """
-    of, batch = instances.known(problem), largest(seconds, threshold, stop)
-    eta = share / (of.smoothness * batch)
-    need("dropcompute_convex", hypotheses(problem, batch, eta, noise=of.noise))
+    constants, batch = instances.known(problem), largest(seconds, threshold, stop)
+    eta = share / (constants.smoothness * batch)
+    need("dropcompute_convex", hypotheses(problem, batch, eta, noise=constants.noise))
     sums = batch_sizes.conditional(
         method, problem, seconds, threshold, stop, eta * seconds[0].size
     ).sums
     numbers: dict[str, Any] = {
         "distance": distance_of(problem),
-        "smoothness": of.smoothness,
-        "noise": of.noise,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
     return Outcome(
@@ -175,18 +176,18 @@ def check_stopping(
     stop: str = "between",
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
-    """Holds the bound for stopping times to exact moments. Arguments as of
-    `dropcompute.check_stopping`; share is below 1.
+    """Checks the bound for stopping times against exact moments. Arguments as of
+    `dropcompute.check_stopping`, but share is below 1.
     """
-    of, batch = instances.known(problem), problem.workers * M
-    eta = share / (of.smoothness * batch)
+    constants, batch = instances.known(problem), problem.workers * M
+    eta = share / (constants.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=noise, stopping=True))
     sums = batch_sizes.dependent(
         method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M
     ).sums
     numbers: dict[str, Any] = {
         "distance": distance_of(problem),
-        "smoothness": of.smoothness,
+        "smoothness": constants.smoothness,
         "noise": noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
@@ -196,14 +197,14 @@ def check_stopping(
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic, one table of times."""
+    """Checks the exact moments on a random quadratic with random times."""
     problem = problem_of(draws)
     seconds, threshold, stop = times(draws, draws.choice((1, 10, 300)))
     return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.0))]
 
 
 def trial_stopping(draws: Draws) -> list[Outcome]:
-    """A quadratic whose noise hangs on seconds."""
+    """Checks stopping times on a random quadratic whose noise is a function of the durations."""
     problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
     noise, steps, share = draws.real(0.0, 3.0), draws.choice((1, 10, 300)), draws.real(0.02, 0.98)
@@ -211,8 +212,8 @@ def trial_stopping(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """With the largest step the bound is met: by one step where there is no noise, and once the
-    start is forgotten where there is.
+    """At the largest step size the bound is attained: after one step without noise, and with noise
+    as the influence of the start vanishes.
     """
     found = []
     for away, noise, share, T in (
@@ -228,7 +229,9 @@ def bowls() -> list[Outcome]:
 
 
 def stopping_bowls() -> list[Outcome]:
-    """The start's term is met by one step; noise alone, in small steps, reaches a half."""
+    """One step attains the term of the start; noise alone, with small steps, attains half of the
+    bound.
+    """
     found = list[Outcome]()
     for away, noise, share, steps in (
         (1.0, 0.0, 0.999, 1),

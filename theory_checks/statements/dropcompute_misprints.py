@@ -1,5 +1,6 @@
-r"""Where the paper of DropCompute misprints, or says more than it shows; as `misprints`, with s for
-its $\sigma$, e for its step $\eta$.
+r"""Misprints of the DropCompute paper, and statements that its proofs do not show.
+
+As in `misprints`, but s stands for $\sigma$ and e for the step size $\eta$.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from theory_checks.statements import dropcompute
 
 
 def not_stopping_times() -> tuple[Outcome, Outcome]:
-    """One micro-batch of 1 or 3 seconds, equally often, xi = t - 2, tau = 2: Algorithm 1 computes
-    those with xi = -1, and no other.
+    """One micro-batch of 1 or 3 seconds with equal probability, xi = t - 2, tau = 2: Algorithm 1
+    computes only micro-batches with xi = -1.
     """
     method, found = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), 2.0, 1), []
     for t in (1.0, 3.0):
-        this = Round(jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t))))
-        work = method.query(method.init(jnp.zeros(1), 1), this).work
+        round_info = Round(
+            jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t)))
+        )
+        work = method.query(method.init(jnp.zeros(1), 1), round_info).work
         found.append(float(work.weights[0, 0] * work.samples[0, 0]) * (t - 2))
     return both(float(np.mean(found)), 0.0, -0.5, equality=True)
 
 
 def factor_of_two() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 from 1, batches of 1, no noise: L = b = 1, D = 1/2, and the proof's step is 1/2; (26)
-    is half of what is wanted.
+    """f = x^2 / 2 from 1, batches of 1, no noise: L = b = 1, D = 1/2, and the proof's step size is
+    1/2; (26) is half of the required value.
     """
     L, b, D, x = 1.0, 1, 0.5, 1.0
     step, left = 1 / (2 * L * b), 0.0
@@ -40,24 +43,24 @@ def factor_of_two() -> tuple[Outcome, Outcome]:
 
 
 def smoothness() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 from 1 to 2, uphill."""
+    """f(x) = x^2 / 2 from 1 to 2, where f increases."""
     first, second = 1.0, 2.0
     inner, square = first * (second - first), (second - first) ** 2 / 2
     return both(second**2 / 2, first**2 / 2 - inner + square, first**2 / 2 + inner + square)
 
 
 def first_of_the_martingale() -> tuple[Outcome, Outcome]:
-    """xi = 2 or -2: E|xi|^2 = E Q_1 + s (or s^2), of which E Q_1 is at most 0."""
+    """xi = 2 or -2: E|xi|^2 = E Q_1 + s (or s^2), where E Q_1 is at most 0."""
     s = 2.0
     return both(float(np.mean(np.array([2.0, -2.0]) ** 2)), s, s**2)
 
 
 def rounds_for_samples() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 from 1 without noise, 1000 rounds, all of b = 1 or all of b = 15, equally often; e =
-    1/30.
+    """f = x^2 / 2 from 1 without noise, 1000 rounds, all with b = 1 or all with b = 15, with equal
+    probability; e = 1/30.
 
-    Drawn within each run, theta-bar is often early in the runs that compute little; the quotient of
-    expectations is not.
+    If theta-bar is drawn within each run, it is often an early model in runs that compute little;
+    the quotient of expectations does not have this effect.
     """
     largest, steps = 15, 1000
     step, sums, drawn = 1 / (2 * largest), [], []

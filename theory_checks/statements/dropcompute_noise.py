@@ -1,44 +1,46 @@
-r"""What is left of the noise where workers stop: Lemmas D.1 and D.2 of DropCompute, when they hold,
-and the bias where they do not.
+r"""Moments of the noise of DropCompute: Lemmas D.1 and D.2, the conditions under which they hold,
+and the bias otherwise.
 
 Let micro-batch m of a worker take $t_m$ seconds, $T^{(m)} = t_1 + \dots + t_m$, and let its
-gradient's noise $\xi_m$ hang on $t_m$.
+gradient's noise $\xi_m$ depend on $t_m$.
 
-- stop="between": m is computed where $T^{(m-1)} \le \tau$, which is known before it. The count is a
-  stopping time: $E \sum_{m \le b} \xi_m = 0$ and $E |\sum_{m \le b} \xi_m|^2 = \sigma^2 E b$,
-  whatever $\xi$ has to do with t.
-- stop="preempt": m counts where $T^{(m)} < \tau$, which hangs on $t_m$: both lemmas fail. Of
-  exponential seconds and $\xi = t - 1$,
+- stop="between": m is computed if $T^{(m-1)} \le \tau$, which is known before m starts. The count b
+  is a stopping time: $E \sum_{m \le b} \xi_m = 0$ and
+  $E |\sum_{m \le b} \xi_m|^2 = \sigma^2 E b$ for every dependence of $\xi$ on t.
+- stop="preempt": m counts if $T^{(m)} < \tau$, which depends on $t_m$, so both lemmas fail. For
+  exponential durations and $\xi = t - 1$,
   $E[t_m 1\{T^{(m)} < \tau\}] = \frac1m E[T^{(m)} 1\{T^{(m)} < \tau\}] = P(\Gamma_{m+1} < \tau)$, so
   that
   $$ E \sum_{m \le b} \xi_m = \sum_{m=1}^M \big( P(\Gamma_{m+1} < \tau) - P(\Gamma_m < \tau) \big)
      = -\sum_{m=1}^M \frac{\tau^m e^{-\tau}}{m!}. $$
-  Where $\xi$ and t are independent, both hold. The paper takes every count for a stopping time,
-  those of its Algorithm 1, too.
-- Divided by the worker's own count (correction="local"), there is a bias between micro-batches,
-  too: where few are computed, they were slow. Of the same seconds $N_\tau + 1$ are computed, where
-  $N_\tau$, Poisson of mean $\tau$, are done by $\tau$, and $E T^{(j)} = \tau + 1$ where the last is
-  j < M:
+  If $\xi$ and t are independent, both lemmas hold. The paper treats every count as a stopping time,
+  including that of its Algorithm 1.
+- Division by the worker's own count (correction="local") causes a bias with stop="between" as well:
+  when few micro-batches are computed, they were slow. With exponential durations $N_\tau + 1$
+  micro-batches are computed, where $N_\tau$, Poisson distributed with mean $\tau$, is the number
+  that finish by $\tau$, and $E T^{(j)} = \tau + 1$ if the last one is j < M:
   $$ E \frac1b \sum_{m \le b} \xi_m = \sum_{j < M} \frac{\tau + 1}{j} P(N_\tau = j - 1)
      + \frac{(M - 1) P(\Gamma_M < \tau) + P(\Gamma_{M-1} < \tau)}{M} - 1. $$
 
-Where SGD ends: with $\xi v$ for the noise on a quadratic with the Hessian A, and
+Limit of SGD: on a quadratic with the Hessian A, with the noise $\xi v$ and
 $\beta = E \sum_{m \le b} \xi_m$ of a round,
 
 $$ E \theta_{i+1} - \theta^\star = (I - \eta E b\, A) (E \theta_i - \theta^\star) - \eta \beta v
    \quad \to \quad -\frac{\beta}{E b} A^{-1} v, $$
 
-whatever the step size: smaller steps do not help.
+for every step size: smaller steps do not reduce this bias.
 
-redraw=True: let times belong to the samples, $t_k$ and $\xi_k$ of draw number k, however often it
-is begun. All are computed in their order, and how many, $K_T$, a worker has computed after T
-rounds, the first $K_T + 1$ of them tell. $K_T + 1$ is a stopping time,
+redraw=True: let durations belong to the samples, that is, draw number k always has $t_k$ and
+$\xi_k$, however often its computation starts. The samples are computed in order, and the number
+$K_T$ that a worker has computed after T rounds is determined by the first $K_T + 1$ of them. Hence
+$K_T + 1$ is a stopping time, and
 
-$$ E \sum_{k \le K_T} \xi_k = -E \xi_{K_T + 1}, $$
+$$ E \sum_{k \le K_T} \xi_k = -E \xi_{K_T + 1}: $$
 
-in T rounds no more than one sample's: the bias of a round is gone after many. (A sample that takes
-$\tau$ or more is begun for ever: there must be none.) On the project's clusters, times belong to
-rounds and not to draws; here a stand-in for one knows the draws' numbers.
+the bias of T rounds is at most that of one sample, so the bias per round vanishes. (No sample may
+take $\tau$ or longer, because its computation would never finish.) On the project's clusters,
+durations belong to rounds and not to draws; the checks here use a stand-in for a cluster whose
+durations depend on the draws' numbers.
 """
 
 from __future__ import annotations
@@ -64,26 +66,30 @@ from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements.dropcompute import pairs_of, problem_of
 
 N, M = 2, 3
-_KEYS, _FEWER = 1 << 14, 1 << 11  # of single rounds, and of many in a row
+_KEYS, _FEWER = 1 << 14, 1 << 11  # number of keys for single rounds, and for several rounds each
 CLUSTER = clusters.Cluster(clusters.exponential(1.0), micro_batches=M)
 
 
-# --- The closed forms, of one worker.
+# --- Closed forms for one worker.
 
 
 def below(m: np.ndarray | int, threshold: float) -> np.ndarray:
-    r"""$P(\Gamma_m < \tau)$, that m exponential times are over by then; 1 of none."""
+    r"""Returns $P(\Gamma_m < \tau)$, the probability that the sum of m exponential durations is
+    below the threshold; 1 for m = 0.
+    """
     return np.where(np.asarray(m) > 0, special.gammainc(np.maximum(m, 1), threshold), 1.0)
 
 
 def mean_count(threshold: float, stop: str) -> float:
-    """E b of a worker."""
+    """Returns E b of one worker."""
     first = 1 if stop == "preempt" else 0
     return float(below(np.arange(first, M + first), threshold).sum())
 
 
 def bias(threshold: float, stop: str) -> float:
-    r"""$E \sum_{m \le b} (t_m - 1)$ of a worker: $-\sum_{m=1}^M \tau^m e^{-\tau} / m!$, or 0."""
+    r"""Returns $E \sum_{m \le b} (t_m - 1)$ of one worker: $-\sum_{m=1}^M \tau^m e^{-\tau} / m!$
+    with stop="preempt", 0 with stop="between".
+    """
     m = np.arange(1, M + 1)
     return (
         -float((threshold**m * np.exp(-threshold) / special.factorial(m)).sum())
@@ -93,19 +99,21 @@ def bias(threshold: float, stop: str) -> float:
 
 
 def bias_of_means(threshold: float) -> float:
-    r"""$E \frac1b \sum_{m \le b} (t_m - 1)$ of a worker that stops between micro-batches."""
+    r"""Returns $E \frac1b \sum_{m \le b} (t_m - 1)$ of one worker with stop="between"."""
     j = np.arange(1, M)
     poisson = np.exp(-threshold) * threshold ** (j - 1) / special.factorial(j - 1)
     whole = (M - 1) * below(M, threshold) + below(M - 1, threshold)
     return float((poisson * (threshold + 1) / j).sum() + whole / M - 1)
 
 
-# --- What the method's own query makes of it.
+# --- Simulation with the method's query.
 
 
 class Noise(NamedTuple):
-    """Of many rounds: sums of what counts, with the method's weights, of noise that is a function
-    of the seconds, and of noise that is not, `[keys]`; and how many micro-batches count."""
+    """Sums over the micro-batches that count, with the method's weights, of many rounds, each
+    `[keys]`: of noise that is a function of the durations, of noise that is independent of them,
+    and the number of micro-batches.
+    """
 
     dependent: Any
     independent: Any
@@ -116,11 +124,12 @@ RULES = (("between", "none"), ("preempt", "none"), ("between", "local"))
 
 
 def noise(threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
-    """Of unit variance both, on exponential seconds of mean 1, of each way to stop and to divide.
+    """Simulates noise of unit variance on exponential durations of mean 1, for each rule of
+    `RULES`: stop and correction.
 
     Args:
         threshold: tau.
-        seed: of all rounds.
+        seed: seed of all rounds.
     """
     keys = jax.random.split(jax.random.key(seed), _KEYS)
     return jax.tree.map(
@@ -131,9 +140,10 @@ def noise(threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
 @jax.jit
 def _noise(keys, threshold):
     def one(key):
-        own, other = jax.random.split(key)
-        this = Round(jnp.int32(0), N, own, Now(CLUSTER))
-        xi, zeta = CLUSTER.latencies(this, jnp.arange(N)) - 1, jax.random.normal(other, (N, M))
+        times_key, noise_key = jax.random.split(key)
+        round_info = Round(jnp.int32(0), N, times_key, Now(CLUSTER))
+        xi = CLUSTER.latencies(round_info, jnp.arange(N)) - 1
+        zeta = jax.random.normal(noise_key, (N, M))
 
         def of(stop, correction):
             drop = algorithms.drop_compute(
@@ -143,7 +153,7 @@ def _noise(keys, threshold):
                 stop=stop,
                 correction=correction,
             )
-            asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), this).work, None)
+            asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), round_info).work, None)
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
 
@@ -164,11 +174,14 @@ def _mean(values: np.ndarray, right: float, case: str) -> Outcome:
 
 
 def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
-    """Lemmas D.1 and D.2 where they hold, and the number that the count is on average."""
-    found, of = [], noise(threshold, seed)
+    """Checks Lemmas D.1 and D.2 in the cases where they hold, and the mean of the count."""
+    found, sums_by_rule = [], noise(threshold, seed)
     for stop, kind in (("between", "dependent"), ("preempt", "independent")):
-        # Algorithm 1's weights are 1 / M
-        sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts
+        # The weights of Algorithm 1 are 1 / M.
+        sums, counts = (
+            M * getattr(sums_by_rule[stop, "none"], kind),
+            sums_by_rule[stop, "none"].counts,
+        )
         words = f"tau = {threshold:.4g}, {stop}, {kind} noise"
         found += [
             _mean(counts, N * mean_count(threshold, stop), f"{words}: E b"),
@@ -179,9 +192,12 @@ def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
 
 
 def biases(threshold: float, seed: int = 0) -> list[Outcome]:
-    """The exact ones where they do not."""
-    of, words = noise(threshold, seed), f"tau = {threshold:.4g}, dependent noise"
-    preempt, means = of["preempt", "none"].dependent, of["between", "local"].dependent
+    """Checks the exact biases in the cases where the lemmas fail."""
+    sums_by_rule, words = noise(threshold, seed), f"tau = {threshold:.4g}, dependent noise"
+    preempt, means = (
+        sums_by_rule["preempt", "none"].dependent,
+        sums_by_rule["between", "local"].dependent,
+    )
     return [
         _mean(M * preempt, N * bias(threshold, "preempt"), f"{words}, preempt: E sum xi"),
         _mean(
@@ -193,21 +209,21 @@ def biases(threshold: float, seed: int = 0) -> list[Outcome]:
 
 
 def trial_lemmas(draws: Draws) -> list[Outcome]:
-    """Some threshold."""
+    """Checks the lemmas at a random threshold."""
     return lemmas(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1))
 
 
 def trial_biases(draws: Draws) -> list[Outcome]:
-    """Some threshold."""
+    """Checks the biases at a random threshold."""
     return biases(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1))
 
 
-# --- Where SGD ends.
+# --- The limit of SGD.
 
 
 def trial_end(draws: Draws) -> list[Outcome]:
-    """Latencies of two values on a quadratic, exact: how far from the minimiser the mean stays, and
-    is after some rounds.
+    """Checks the mean of the models exactly, after some rounds and in the limit, on a quadratic
+    with latencies of two possible values.
     """
     problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
@@ -247,16 +263,18 @@ def trial_end(draws: Draws) -> list[Outcome]:
 
 
 def _compared(measured: np.ndarray, right: np.ndarray, case: str, scale: float) -> Outcome:
-    """Along the direction of what is right, so that a sign shows."""
+    """Compares the components along the direction of the right side, so that a wrong sign is
+    detected.
+    """
     size = float(np.linalg.norm(right))
     along = right / size if size > 0 else np.full(len(right), len(right) ** -0.5)
     return Outcome(float(measured @ along), size, case=case, equality=True, scale=scale)
 
 
 @cache
-def _slow_ones_differ() -> Callable[..., Algorithm]:
-    """(learning rate, threshold) -> the method, to whose gradients come (t - 1) v of each
-    micro-batch that counts.
+def _with_dependent_noise() -> Callable[..., Algorithm]:
+    """Returns a function (learning rate, threshold) -> a method that adds (t - 1) v to the gradient
+    for each micro-batch that counts.
     """
 
     def factory(learning_rate, threshold):
@@ -266,9 +284,9 @@ def _slow_ones_differ() -> Callable[..., Algorithm]:
 
         def update(state, gradients, round):
             xi = CLUSTER.latencies(round._replace(work=None), jnp.arange(round.workers)) - 1
-            own = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
+            added = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
             return inner.update(
-                state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round
+                state, gradients + added[:, None] / jnp.sqrt(gradients.shape[1]), round
             )
 
         return inner._replace(update=update)
@@ -277,7 +295,9 @@ def _slow_ones_differ() -> Callable[..., Algorithm]:
 
 
 def runs() -> list[Outcome]:
-    """The project's loop, on exponential seconds: the mean of the models after 60 rounds of SGD."""
+    """Checks the mean of the models after 60 rounds of SGD with exponential durations, in the
+    project's loop.
+    """
     L, eta, seeds, steps, threshold = 2.0, 0.05, 64, 60, 1.5
     problem = problems.quadratic(np.full((N, 2), L), np.zeros((N, 2)), start=np.full(2, 0.5))
     axes: Any = {
@@ -285,7 +305,7 @@ def runs() -> list[Outcome]:
         "threshold": np.array([threshold]),
         "record_every": steps,
     }
-    factory, key = _slow_ones_differ(), jax.random.key(0)
+    factory, key = _with_dependent_noise(), jax.random.key(0)
     with jax.enable_x64(True):
         found = dsgd.sweep(
             factory, problem, steps=steps, key=key, seeds=seeds, cluster=CLUSTER, mesh=1, **axes
@@ -297,12 +317,12 @@ def runs() -> list[Outcome]:
     return [_mean(along, right, f"preempt, tau = {threshold}, {steps} rounds of a run: E x - x*")]
 
 
-# --- What is drawn again.
+# --- Redrawn samples.
 
 
-class OfDraws(NamedTuple):
-    """A cluster whose seconds belong to draws: uniform from 0 to 2, of the key, the number and the
-    worker.
+class DrawTimes(NamedTuple):
+    """Stand-in for a cluster whose durations belong to draws: uniform from 0 to 2, a function of
+    the key, the draw's number and the worker.
     """
 
     key: jax.Array
@@ -323,9 +343,9 @@ ROUNDS = 12
 
 
 @jax.jit
-def _redrawn(keys, threshold):
-    """The noise of all that is computed in some rounds, and that of the next draw, sums over
-    workers, `[keys]`.
+def _simulate_redrawn(keys, threshold):
+    """Returns, for each key, the sum over workers of the noise of all samples that are computed in
+    some rounds, and that of the next draw, `[keys]` each.
     """
 
     def everything(keys, threshold):
@@ -336,20 +356,20 @@ def _redrawn(keys, threshold):
         def rounds(key):
             def one(carry, t):
                 state, total = carry
-                this = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
-                asked = work.in_samples(drop.query(state, this).work, None)
+                round_info = Round(t, N, key, Now(DrawTimes(key, state.server.drawn)))
+                asked = work.in_samples(drop.query(state, round_info).work, None)
                 assert asked.draws is not None
-                xi = OfDraws(key, asked.draws).latencies(this, jnp.arange(N)) - 1
+                xi = DrawTimes(key, asked.draws).latencies(round_info, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
                 after, _ = communicate(
-                    drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key
+                    drop, state, jnp.zeros((N, 1)), round_info._replace(work=asked), key
                 )
                 return (after, total), None
 
             first = drop.init(jnp.zeros(1), N), jnp.zeros(())
             (state, total), _ = jax.lax.scan(one, first, jnp.arange(ROUNDS, dtype=jnp.int32))
             following = (
-                OfDraws(key, state.server.drawn).latencies(
+                DrawTimes(key, state.server.drawn).latencies(
                     Round(jnp.int32(0), N, key), jnp.arange(N)
                 )[:, 0]
                 - 1
@@ -362,9 +382,11 @@ def _redrawn(keys, threshold):
 
 
 def redrawn(threshold: float, seed: int = 0) -> list[Outcome]:
-    """Of 12 rounds in all, no more than of one sample; what was dropped last makes up for it."""
+    """Checks that the bias of 12 rounds together is at most that of one sample, and is compensated
+    by the noise of the next draw.
+    """
     keys = jax.random.split(jax.random.key(seed), _FEWER)
-    total, following = map(np.asarray, _redrawn(keys, jnp.float32(threshold)))
+    total, following = map(np.asarray, _simulate_redrawn(keys, jnp.float32(threshold)))
     words = f"redrawn, tau = {threshold:.4g}, {ROUNDS} rounds"
     mean = _mean(total, 0.0, f"{words}: |E sum xi|")._replace(equality=False)
     return [
@@ -374,35 +396,35 @@ def redrawn(threshold: float, seed: int = 0) -> list[Outcome]:
 
 
 def trial_redrawn(draws: Draws) -> list[Outcome]:
-    """Some threshold above all seconds."""
+    """Checks redrawn samples at a random threshold above all durations."""
     return redrawn(draws.real(2.0, 4.0), draws.integer(0, 2**31 - 1))
 
 
-_HANGS = "noise is a function of the seconds"
+_DEPENDENT = "noise is a function of the seconds"
 STATEMENTS = [
     Statement(
         "noise of stopping times",
         "DropCompute, Lemmas D.1, D.2",
-        f"{_HANGS}, or stopping is not of the gradients",
+        f"{_DEPENDENT}, or independent of them",
         trial_lemmas,
         [partial(lemmas, 1.5)],
     ),
     Statement(
-        "bias of preemption, and of means",
+        "bias of preemption and of means",
         "DropCompute, Lemma D.1",
-        _HANGS,
+        _DEPENDENT,
         trial_biases,
         [partial(biases, 1.5)],
     ),
     Statement(
-        "where biased SGD ends",
+        "limit of biased SGD",
         "DropCompute, Lemma D.1",
-        f"{_HANGS}; quadratics",
+        f"{_DEPENDENT}; quadratics",
         trial_end,
         [runs],
     ),
     Statement(
-        "no bias of what is drawn again",
+        "no bias with redrawn samples",
         "DropCompute, section 4.5",
         "seconds and noise belong to the sample",
         trial_redrawn,

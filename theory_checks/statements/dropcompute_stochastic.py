@@ -1,12 +1,13 @@
-r"""DropCompute that divides by what was computed: correction="stochastic" (section B.2.2).
+r"""DropCompute that divides by the number of computed samples: correction="stochastic" (section
+B.2.2).
 
 $$ \theta_{i+1} = \theta_i - \gamma \frac{1}{b_i} \sum_{s \le b_i} g_i^s $$
 
-Where batches are independent of the gradients it is SGD, whose noise in round i has the variance
-$\sigma^2 / b_i$: Theorem 1.2.1 holds of the rounds in which anything is computed, with $\sigma^2$
-times the mean of $1 / b_i$. Steps are as long as without drops, noise is larger. Of stopping times
-there is no such theorem: the mean of what is computed has a bias even there (see
-`dropcompute_noise`).
+If batch sizes are independent of the gradients, this is SGD whose noise in round i has the variance
+$\sigma^2 / b_i$. Theorem 1.2.1 holds for the rounds in which at least one sample is computed, with
+$\sigma^2$ times the mean of $1 / b_i$. Steps are as long as without drops, but the noise is larger.
+There is no such theorem for stopping times, because the mean of the computed gradients is biased
+even then (see `dropcompute_noise`).
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ def check(
     share: float,
     stop: str = "preempt",
 ) -> Outcome:
-    """Holds `sgd.bound` to the exact moments, given the times. Arguments as of `dropcompute.check`;
-    share is gamma L, at most 1.
+    """Checks `sgd.bound` against the exact moments for given times of the micro-batches. Arguments
+    as of `dropcompute.check`, but share is gamma L, at most 1.
     """
-    of = instances.known(problem)
+    constants = instances.known(problem)
     need("dropcompute", [dropcompute.alike(problem)])
-    gamma = share / of.smoothness
+    gamma = share / constants.smoothness
     path = batch_sizes.conditional(
         algorithms.drop_compute, problem, seconds, threshold, stop, gamma, "stochastic"
     )
     some = path.batches > 0
-    noise = of.noise * math.sqrt((1 / path.batches[some]).mean())
+    noise = constants.noise * math.sqrt((1 / path.batches[some]).mean())
     right = sgd.bound(
-        gap=of.gap,
-        smoothness=of.smoothness,
+        gap=constants.gap,
+        smoothness=constants.smoothness,
         noise=noise,
         steps=int(some.sum()),
         learning_rate=gamma,
@@ -56,14 +57,14 @@ def check(
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One quadratic, one table of times."""
+    """Checks a random quadratic with random times."""
     problem = problem_of(draws)
     seconds, threshold, _ = times(draws, draws.choice((1, 10, 300)))
     return [check(problem, seconds, threshold, share=draws.real(0.01, 1.0))]
 
 
 def bowls() -> list[Outcome]:
-    """Batches that differ: their steps do not."""
+    """Checks that steps have the same length although batch sizes differ."""
     seconds = np.random.default_rng(0).exponential(size=(500, N, M))
     return [
         check(
@@ -78,7 +79,7 @@ def bowls() -> list[Outcome]:
 
 STATEMENTS = [
     Statement(
-        "divided by what was computed, exact",
+        "DropCompute, stochastic correction, exact",
         "DropCompute, section B.2.2",
         "gamma L <= 1; batches independent of the gradients",
         trial,

@@ -12,14 +12,14 @@ By the contraction and Young's inequality, $G_i = |u_i - f_i'(x)|^2$ obeys
 $G_i^{k+1} \le (1 - \theta_i) G_i^k + \beta_i |f_i'(x^{k+1}) - f_i'(x^k)|^2$,
 $\theta_i = 1 - (1 - \alpha_i)(1 + \zeta_i)$, $\beta_i = (1 - \alpha_i)(1 + 1/\zeta_i)$ (8). Adding
 $\frac{\gamma}{2\theta} \max(w / \delta) \sum_i \delta_i G_i$ to
-f, what is left of $|x^{k+1} - x^k|^2$ has no positive sign if
+f, the remaining coefficient of $|x^{k+1} - x^k|^2$ is not positive if
 $\gamma^2 w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta + \gamma L_i w_i \le 1$ (9), and
 
 $$ \frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2 \le \frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum_i
 \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}. $$
 
-Here $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$, which makes $\beta_i / \theta_i$ least, and the
-estimates begin with $u^0 = C(f'(x^0))$, so that
+Here $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$, which minimises $\beta_i / \theta_i$, and the initial
+estimates are $u^0 = C(f'(x^0))$, so that
 $E|u_i^0 - f_i'(x^0)|^2 \le (1 - \alpha_i) |f_i'(x^0)|^2$.
 """
 
@@ -48,7 +48,7 @@ _LARGEST = "the largest step of (9)"
 
 
 class Factors(NamedTuple):
-    """theta_i and beta_i (8), of each layer."""
+    """theta_i and beta_i (8) of each layer."""
 
     theta: np.ndarray
     beta: np.ndarray
@@ -56,8 +56,8 @@ class Factors(NamedTuple):
 
 @ranges.held("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
-    r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$,
-    $\beta_i = (1 - \alpha_i) / \theta_i$.
+    r"""Returns the factors at $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 -
+    \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$.
     """
     left = 1 - np.asarray(contractions, float)
     theta = 1 - np.sqrt(left)
@@ -72,10 +72,10 @@ def hypotheses(
     weights: Sequence[float],
     learning_rate: float,
 ) -> list[Condition]:
-    """Contractions in (0, 1], positive weights, and (9)."""
+    """Returns the conditions: contractions in (0, 1], positive weights, and (9)."""
     first = _contractions(contractions, weights)
     if not all(condition.holds for condition in first):
-        return first  # there is no largest step
+        return first  # The largest step is not defined.
     limit = step_size(
         contractions=contractions, layers=layers, smoothness=smoothness, weights=weights
     )
@@ -103,8 +103,9 @@ def step_size(
     weights: Sequence[float],
     deltas: Sequence[float] | None = None,
 ) -> float:
-    r"""$\gamma = \min_i \frac{2}{c_i + \sqrt{c_i^2 + 4a_i}}$, $c_i = L_i w_i$,
-    $a_i = w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta$: the largest of (9)."""
+    r"""Returns the largest step size of (9): $\gamma = \min_i \frac{2}{c_i + \sqrt{c_i^2 + 4a_i}}$,
+    $c_i = L_i w_i$, $a_i = w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta$.
+    """
     w, (theta, beta) = np.asarray(weights, float), factors(contractions)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     c = np.asarray(layers, float) * w
@@ -125,19 +126,19 @@ def bound(
     learning_rate: float,
     deltas: Sequence[float] | None = None,
 ) -> float:
-    r"""$\frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}$,
-    on $\frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2$.
+    r"""Returns $\frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum \delta_i |u_i^0 -
+    f_i'(x^0)|^2}{\theta K}$, the bound on $\frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2$.
 
     Args:
         gap: D = f(x^0) - f*.
-        contractions: alpha_i, of each layer's compressor, at every step.
+        contractions: alpha_i, of each layer's compressor, in every round.
         layers: L_i.
         smoothness: L.
         first: |u_i^0 - f_i'(x^0)|^2.
-        weights: w_i; layer i steps by gamma w_i.
+        weights: w_i; layer i has the step size gamma w_i.
         steps: K.
         learning_rate: gamma, at most `step_size`.
-        deltas: delta_i > 0, free; ones where None.
+        deltas: delta_i > 0, free constants of the bound; None: ones.
 
     Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
     """
@@ -169,21 +170,25 @@ def rate(
     first: Sequence[float],
     weights: Sequence[float],
 ) -> Rate:
-    r"""$\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$ at the largest step size."""
-    of = {
+    r"""Returns $\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$, the rate at the largest step
+    size.
+    """
+    numbers = {
         "contractions": contractions,
         "layers": layers,
         "smoothness": smoothness,
         "weights": weights,
     }
-    return Rate(bound(**of, gap=gap, first=first, steps=1, learning_rate=step_size(**of)))
+    return Rate(bound(**numbers, gap=gap, first=first, steps=1, learning_rate=step_size(**numbers)))
 
 
 class Layered(NamedTuple):
-    """A problem whose parameters are a dictionary of layers, and what the theorem needs of them.
+    """A problem whose parameters are a dictionary of layers, with the constants that the theorem
+    needs.
 
     Args:
-        problem: its `evaluate` gives |f_i'|^2 of each layer, as `layer0`, `layer1`, ...
+        problem: the problem; its `evaluate` returns |f_i'|^2 of each layer, as `layer0_sqnorm`,
+            `layer1_sqnorm`, ...
         sizes: d_i.
         layers: L_i.
         gap: D.
@@ -197,8 +202,8 @@ class Layered(NamedTuple):
 
 @cache
 def _functions(sizes: tuple[int, ...], loss, sample):
-    """The functions of a layered problem: the same objects for equal layers, so that it is compiled
-    once.
+    """Returns the functions of a layered problem. Equal layers yield the same function objects, so
+    that the problem is compiled once.
     """
     cuts = [*np.cumsum(sizes)[:-1].tolist()]
     names = [f"layer{i}" for i in range(len(sizes))]
@@ -222,24 +227,28 @@ def _functions(sizes: tuple[int, ...], loss, sample):
 
 
 def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -> Layered:
-    """The same problem in layers, of one worker, with exact gradients, from 0.
+    """Returns the same problem split into layers, with one worker, exact gradients, and 0 as the
+    start.
 
     Args:
-        problem: whose parameters are one vector.
-        sizes: d_i, d in all.
+        problem: a problem whose parameters are one vector.
+        sizes: d_i, which sum to d.
         layers: L_i.
 
     Raises:
-        ValueError: sizes that do not add up to d, or several workers.
+        ValueError: if the sizes do not sum to d, their number differs from that of `layers`, or the
+            problem has several workers.
     """
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
     if sum(sizes) != d or len(sizes) != len(layers):
         raise ValueError(
-            f"layers of sizes {sizes} with {len(layers)} constants for {d} elements: need sizes "
-            "that add up, a constant each"
+            f"ef21.layered: sizes = {sizes} and {len(layers)} constants for {d} elements: need "
+            f"sizes that sum to {d}, and one constant for each"
         )
     if problem.workers != 1:
-        raise ValueError(f"{problem.name} has {problem.workers} workers: need one node")
+        raise ValueError(
+            f"ef21.layered: {problem.name} has {problem.workers} workers: need one worker"
+        )
     problem = instances.full_batch(problem)
     gap = instances.known(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
@@ -248,7 +257,7 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
 
 
 def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTransformation:
-    """Layers step by gamma w_i."""
+    """Returns SGD in which layer i has the step size gamma w_i."""
 
     def scale(gradient, params=None):
         return {
@@ -260,7 +269,7 @@ def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTran
 
 @cache
 def _weighted(method: Method, up: Compressor, weights: tuple[float, ...]):
-    """learning_rate -> EF21 whose layers step by gamma w_i."""
+    """Returns a function learning_rate -> EF21 whose layers have the step sizes gamma w_i."""
     return lambda learning_rate: method(stepping(learning_rate, weights), up, compressors.identity)
 
 
@@ -275,19 +284,19 @@ def check(
     seed: int = 0,
     method: Method = algorithms.ef21,
 ) -> Outcome:
-    """Holds the bound to a run.
+    """Checks the bound against runs.
 
     Args:
-        layered: of `layered`.
-        up: C, a contraction, on every layer.
+        layered: a problem from `layered`.
+        up: C, a contraction, applied to every layer.
         steps: K.
-        weights: w_i; ones where None.
+        weights: w_i; None: ones.
         learning_rate: gamma; None: the largest.
-        seeds, seed: of runs with a random C.
-        method: (optimiser, up, down) -> method, the project's or one's own.
+        seeds, seed: number of runs and their seed, for a random C.
+        method: (optimiser, up, down) -> method; the default or a custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
     w = tuple(float(x) for x in ([1.0] * len(layered.sizes) if weights is None else weights))
 
@@ -312,28 +321,28 @@ def held(
     learning_rate: float | None,
     name: str,
 ) -> Outcome:
-    """Holds the bound to any run of layers that are contracted by no less.
+    """Checks the bound against any run whose compressors contract layer i by at least alpha_i.
 
     Args:
-        layered: of `layered`.
-        run: gamma -> histories of every round, `[seeds, steps + 1]`.
+        layered: a problem from `layered`.
+        run: gamma -> histories with a record of every round, `[seeds, steps + 1]`.
         contractions: alpha_i.
         weights: w_i.
         steps: K.
         learning_rate: gamma; None: the largest.
-        name: of the compressors.
+        name: description of the compressors.
     """
     problem, w = layered.problem, np.asarray(weights)
     L = float(problem.constants.smoothness or math.nan)
-    known: Any = {
+    numbers: Any = {
         "contractions": list(contractions),
         "layers": layered.layers,
         "smoothness": L,
         "weights": tuple(weights),
     }
     need("ef21", _contractions(contractions, weights))
-    gamma = step_size(**known) if learning_rate is None else learning_rate
-    need("ef21", hypotheses(**known, learning_rate=gamma))
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need("ef21", hypotheses(**numbers, learning_rate=gamma))
     history = run(gamma)
     # [seeds, records, layers]
     squares = np.stack([history[f"layer{i}_sqnorm"] for i in range(len(w))], axis=-1)
@@ -342,7 +351,7 @@ def held(
         (1 - alpha) * float(square)
         for alpha, square in zip(contractions, squares[0, 0], strict=True)
     ]
-    right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
+    right = bound(**numbers, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
     return Outcome(
         float(measured),
         right,
@@ -355,15 +364,17 @@ SIZES = (2, 6, 4)
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """A quadratic, whose layers' constants differ, or wells and hills."""
+    """Checks a random quadratic whose layers have different constants, or random non-convex
+    wells.
+    """
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
-    known = {
+    numbers = {
         "contractions": [stated(up.delta, size) for size in SIZES],
         "layers": made.layers,
         "weights": weights,
     }
-    limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    limit = step_size(**numbers, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     seeds = runs.SEEDS if up.name.startswith("contraction") else 1
     return [
@@ -380,8 +391,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def quadratic(draws: Draws) -> Layered:
-    """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <=
-    diag(sum_j |A_ij|) in the order of matrices.
+    """Draws a quadratic whose diagonal blocks have different scales, coupled or not. L_i is the sum
+    over the row of blocks: A <= diag(sum_j |A_ij|) in the positive semidefinite order.
     """
     coupled, flat = draws.real(0.0, 0.3), draws.choice((True, False))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
@@ -398,7 +409,7 @@ def quadratic(draws: Draws) -> Layered:
 
 
 def wells(draws: Draws) -> Layered:
-    """One worker's random wells, every layer with the constant of all."""
+    """Draws wells of one worker; every layer has the constant of the whole problem."""
     problem = instances.random_wells(draws, 1, sum(SIZES))
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
@@ -409,9 +420,9 @@ TRIED = (
     (compressors.sign, (1.0, 1.0, 1.0), wells),
     (_RANDOM, (2.0, 1.0, 0.5), quadratic),
 )
-"""Contractions, weights w_i, and problems; each is a program of its own."""
+"""Contractions, weights w_i, and problems; each combination is compiled separately."""
 
-_LEFT = 0.02  # of each difference, that shrinking leaves out
+_LEFT = 0.02  # fraction of each difference that `SHRINKING` omits
 SHRINKING = fixed_size(
     lambda key, x: (1 - _LEFT) * x,
     lambda message, d: message,
@@ -424,14 +435,18 @@ UNEQUAL = (0.5, 1.0, 2.0)
 
 
 def bowl() -> Layered:
-    """Of weights that are `UNEQUAL` all layers' steps gamma w_i are 1 / L_i."""
+    """Returns a bowl with L_i = 1 / w_i for the weights `UNEQUAL`, so that the step sizes gamma w_i
+    of all layers are the same multiple of 1 / L_i.
+    """
     curvature = np.repeat(1 / np.asarray(UNEQUAL), SIZES)
     problem = problems.quadratic(np.diag(curvature)[None], np.ones((1, sum(SIZES))))
     return layered(problem, SIZES, [1 / w for w in UNEQUAL])
 
 
 def bowls() -> list[Outcome]:
-    """The bound is met where compression leaves out little; and one that leaves out much."""
+    """Checks a compressor that omits little, with which the bound is attained, and one that omits
+    much.
+    """
     return [
         check(bowl(), up, steps=steps, weights=UNEQUAL)
         for up, steps in ((SHRINKING, 20), (_TOP, 1000))

@@ -1,27 +1,27 @@
 r"""Error-compensated SGD, Theorem 3.4.3 with its constants.
 
-By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$,
-$\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the gradients at
-$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and
-$|f'(\tilde x_t) - f'(x_t)| \le \gamma L
-|\Omega_{t-1}|$,
+By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$, with
+$\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the gradients at $x_t$. By
+smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and
+$|f'(\tilde x_t) - f'(x_t)| \le \gamma L |\Omega_{t-1}|$,
 
 $$ E f(\tilde x_{t+1}) - E f(\tilde x_t) \le -\frac\gamma2 (1 - \gamma L) E|f'(x_t)|^2 +
 \frac{\gamma^2 L \sigma^2}{2N}
    + \frac{\gamma^3 L^2}{2} E|\Omega_{t-1}|^2. $$
 
-If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. Errors start at 0,
-$\tilde x_1 = x_1$:
+If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. As the errors start at
+0, $\tilde x_1 = x_1$, and
 
 $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L
 \sigma^2}{N} + 4 \gamma^2 L^2 \sigma'^2 \Big),
    \qquad \gamma < \frac1L. $$
 
-The theorem's hypothesis is about the errors that arise, so that it is tried on compressors with
-errors of a size known beforehand: additive noise; rounding to whole numbers, at most 1/2 an
-element; and $v + \mathrm{sign}(v)$, exactly 1, always the same way. By the last one the third term
-is met: with N = 1 on $x^2/2$, all errors pull together, $x = \pm 2 \gamma$. The other two terms are
-reached by half only, where errors are small: $|f'(\tilde x_t)|^2$ is left out.
+The theorem's hypothesis concerns the errors that occur during a run. It is therefore checked with
+compressors whose errors are known in advance: additive noise; rounding to integers, with an error
+of at most 1/2 per element; and $v + \mathrm{sign}(v)$, with an error of exactly 1, always in the
+same direction. The last one attains the third term: with N = 1 on $x^2/2$, all errors point in the
+same direction, $x = \pm 2 \gamma$. Of the other two terms only half is attained, with small errors,
+because the derivation drops $|f'(\tilde x_t)|^2$.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 def any_compressor(
     optimizer: optax.GradientTransformation, up: Compressor, down: Compressor
 ) -> Algorithm:
-    """The method with whatever compressors: the theorem is about errors of a given size, and asks
-    for no contraction.
+    """Error-compensated SGD with arbitrary compressors: the theorem concerns errors of a given
+    size, and requires no contraction.
     """
     return algorithms.error_compensated_sgd(optimizer, up, down, allow_expanding=True)
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
-    """gamma < 1 / L."""
+    """Returns the condition gamma < 1 / L."""
     limit = 1 / instances.known(problem).smoothness
     return [instances.step_below("1 / L", limit, learning_rate, strictly=True)]
 
@@ -60,8 +60,8 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
 def step_size(
     *, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int
 ) -> float:
-    r"""$\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2
-    T}{D}\big)^{1/3}$.
+    r"""Returns the recommended step size: $\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} +
+    \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$.
     """
     noisy = noise * math.sqrt(smoothness * steps / (workers * gap))
     return 1 / (
@@ -80,20 +80,20 @@ def bound(
     workers: int,
     learning_rate: float,
 ) -> float:
-    r"""$\frac{1}{1 - \gamma L} \big(\frac{2D}{\gamma T} + \frac{\gamma L\sigma^2}{N} + 4\gamma^2 L^2 \sigma'^2\big)$, on
-    $\frac1T \sum_t E|f'(x_t)|^2$.
+    r"""Returns $\frac{1}{1 - \gamma L} \big(\frac{2D}{\gamma T} + \frac{\gamma L\sigma^2}{N} +
+    4\gamma^2 L^2 \sigma'^2\big)$, the bound on $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
         smoothness: L.
         noise: sigma, of each worker.
-        compression: sigma', E|delta|^2 <= sigma'^2 for the errors of every worker and of the server
-            (of all servers together).
+        compression: sigma', with E|delta|^2 <= sigma'^2 for the errors of every worker and of the
+            server (of all servers together).
         steps: T.
         workers: N.
         learning_rate: gamma < 1 / L.
 
-    Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) has 2 for 4.
+    Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) is printed with 2 instead of 4.
     """
     instances.need_step(
         "bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True
@@ -109,8 +109,8 @@ def bound(
 
 @ranges.held("error_compensated_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
-    r"""$\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
-    \big(\frac{LD\sigma'}{T}\big)^{2/3}$ at the recommended step size.
+    r"""Returns $\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
+    \big(\frac{LD\sigma'}{T}\big)^{2/3}$, the rate at the recommended step size.
     """
     third = 6 * 4 ** (1 / 3) * (smoothness * gap * compression) ** (2 / 3)
     return Rate(8 * smoothness * gap, 6 * noise * math.sqrt(smoothness * gap / workers), third)
@@ -128,30 +128,31 @@ def check(
     seed: int = 0,
     method: Method = any_compressor,
 ) -> Outcome:
-    """Holds the bound to runs with compressors; or, without them, to the exact moments on a
-    quadratic with errors of one size.
+    """Checks the bound: against runs if compressors are given, otherwise against the exact moments
+    on a quadratic with additive compression errors.
 
     Args:
-        problem: that knows its constants.
-        up, down: compressors; None: both add noise of mean square `compression`^2, whatever the
-            vector.
+        problem: a problem with known constants.
+        up, down: compressors; None: both add noise of mean square `compression`^2 to every vector.
         steps: T.
-        compression: sigma', which no error of a whole vector exceeds.
+        compression: sigma', an upper bound on the error of a whole vector.
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        method: (optimiser, up, down) -> method, the project's or one's own.
+        seeds, seed: number of runs, and their seed.
+        method: (optimiser, up, down) -> method; the default or a custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, a hypothesis fails, or one compressor
-            is missing.
+        ValueError: if the problem's constants are unknown, a hypothesis fails, or only one
+            compressor is given.
     """
     if (up is None) != (down is None):
-        raise ValueError("error_compensated_sgd: one compressor: need two, or none")
-    known, N = instances.known(problem), problem.workers
+        raise ValueError(
+            "error_compensated_sgd: only one of up and down is given: need two, or none"
+        )
+    constants, N = instances.known(problem), problem.workers
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
-        "noise": known.noise,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": constants.noise,
         "steps": steps,
         "workers": N,
     }
@@ -159,11 +160,11 @@ def check(
         step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
     )
     need("error_compensated_sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, compression=compression, learning_rate=gamma)
     if up is None or down is None:
         build = moments.with_compressors(method)
-        # Messages of padding count, too: what they leave out stays in the memory.
+        # Messages that contain only padding count as well: their errors stay in the error memory.
         found = moments.second_moments(
             build, problem, gamma, steps=steps, compression=compression, messages=N * N + N
         )
@@ -178,11 +179,11 @@ def check(
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic, with errors of one size."""
+    """Checks the exact moments on a random quadratic, with additive compression errors."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 500)), draws.real(0.0, 3.0)
-    # Where errors are not compensated, what they do is of the order of gamma, not of its square:
-    # small steps tell.
+    # The effect of uncompensated errors is of order gamma instead of gamma^2, so that small steps
+    # detect it.
     gamma = draws.choice(
         (None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness)
     )
@@ -190,7 +191,7 @@ def trial_exact(draws: Draws) -> list[Outcome]:
 
 
 class Biased(NamedTuple):
-    """A compressor whose error in each element is at most `most`, whatever the vector."""
+    """A compressor whose error in each element is at most `most`, for every vector."""
 
     compressor: Compressor
     most: float
@@ -204,30 +205,32 @@ BIASED = (
     _plain("overshoot", lambda x: x + jnp.sign(x), 1.0),
     _plain("whole numbers", jnp.round, 0.5),
 )
-"""What is out of proportion, and what vanishes."""
+"""Errors that are large relative to a small vector, and rounding that can yield 0."""
 
 
-def biased(problem: Problem, of: Biased, **options: Any) -> Outcome:
-    """`check` with one compressor both ways, whose sigma' is known beforehand."""
+def biased(problem: Problem, case: Biased, **options: Any) -> Outcome:
+    """Calls `check` with the same compressor in both directions, whose sigma' is known in
+    advance.
+    """
     d = problem.data.inputs.shape[-1]
     return check(
-        problem, of.compressor, of.compressor, compression=of.most * math.sqrt(d), **options
+        problem, case.compressor, case.compressor, compression=case.most * math.sqrt(d), **options
     )
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """A biased compressor both ways, on wells and hills."""
-    of, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
+    """Checks runs with a biased compressor in both directions on random non-convex wells."""
+    case, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
     steps, share = draws.choice((10, 100, 300)), draws.choice((draws.real(0.01, 0.98), 0.01))
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [biased(problem, of, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
+    return [biased(problem, case, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
 def bowls() -> list[Outcome]:
-    """Each term alone: the way from the start, noise, and errors, which matter by the square of a
-    small step if nothing is lost.
+    """Each term alone: the distance of the start, the noise, and the errors, whose effect is of the
+    order of the squared step size if they are compensated.
     """
-    nearly_0 = 1e-9  # of compression errors: 0 would be another program
+    nearly_0 = 1e-9  # a compression error of exactly 0 would need another program
     cases = (
         (1.0, 0.0, nearly_0, 0.05),
         (0.0, 1.0, nearly_0, 0.05),
@@ -246,19 +249,23 @@ def bowls() -> list[Outcome]:
 
 
 def pulling() -> list[Outcome]:
-    """The errors of all workers and of the server are equal and push the model the same way."""
+    """The errors of all workers and of the server are equal and move the model in the same
+    direction.
+    """
     return [biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01)]
 
 
 def vanishing() -> list[Outcome]:
-    """Gradients of workers, and of the mean, that round to nothing: only memories bring them on."""
+    """The gradients of the workers, and their mean, round to 0, so that progress comes only from
+    the error memories.
+    """
     start = [0.4, 0.35, 0.3, 0.25]
     problems = (instances.wells(2, 4, start=start, heterogeneity=z) for z in (0.0, 1.0))
     return [biased(problem, BIASED[1], steps=1000, learning_rate=0.05) for problem in problems]
 
 
 def falling() -> list[Outcome]:
-    """From near a hilltop in small steps; and in steps of nearly the largest size."""
+    """Starts near a hilltop, with small steps and with nearly the largest step size."""
     problem = instances.wells(2, 4, start=3.0, smoothness=20.0)
     return [
         biased(problem, BIASED[1], steps=1000, learning_rate=share / 20) for share in (0.02, 0.9)

@@ -4,11 +4,12 @@ By smoothness, with exact gradients (1.5),
 
 $$ f(x_{t+1}) - f(x_t) \le -\gamma \Big(1 - \frac{\gamma L}{2}\Big) |f'(x_t)|^2. $$
 
-Summed over t, the left side is at least $-D$, $D = f(x_1) - f^\star$:
+Summed over t, the left side is at least $-D$ with $D = f(x_1) - f^\star$:
 
 $$ \frac1T \sum_t |f'(x_t)|^2 \le \frac{D}{\gamma T (1 - \gamma L/2)}, \qquad \gamma < \frac2L, $$
 
-least at $\gamma = 1/L$, where it is $2LD/T$. On $\frac L2 |x|^2$ it is reached as T grows.
+The right side is smallest at $\gamma = 1/L$, where it is $2LD/T$. On $\frac L2 |x|^2$ the bound is
+attained as T grows.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
-    """gamma < 2 / L."""
+    """Returns the condition gamma < 2 / L."""
     limit = 2 / instances.known(instances.full_batch(problem)).smoothness
     return [instances.step_below("2 / L", limit, learning_rate, strictly=True)]
 
 
 @ranges.held("gradient_descent.step_size")
 def step_size(*, smoothness: float) -> float:
-    r"""$\gamma = 1/L$, at which the bound is least."""
+    r"""Returns $\gamma = 1/L$, the step size that minimises the bound."""
     return 1 / smoothness
 
 
 @ranges.held("bounds.gradient_descent")
 def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
-    r"""$\frac{D}{\gamma T (1 - \gamma L / 2)}$, on $\frac1T \sum_t |f'(x_t)|^2$.
+    r"""Returns $\frac{D}{\gamma T (1 - \gamma L / 2)}$, the bound on $\frac1T \sum_t |f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -52,7 +53,7 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
 @ranges.held("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
-    r"""$\frac{2LD}{T}$ at the recommended step size."""
+    r"""Returns $\frac{2LD}{T}$, the rate at the recommended step size."""
     return Rate(2 * smoothness * gap)
 
 
@@ -63,35 +64,39 @@ def check(
     learning_rate: float | None = None,
     method: Method = algorithms.gradient_descent,
 ) -> Outcome:
-    """Holds the bound to a run.
+    """Checks the bound against a run.
 
     Args:
-        problem: that knows its constants.
+        problem: a problem with known constants.
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        method: optimiser -> method, the project's or one's own.
+        method: optimiser -> method; the default or a custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    # gradients are exact, whatever the noise
-    known = instances.known(instances.full_batch(problem))
-    gamma = step_size(smoothness=known.smoothness) if learning_rate is None else learning_rate
+    # The method uses exact gradients, so the problem's noise does not matter.
+    constants = instances.known(instances.full_batch(problem))
+    gamma = step_size(smoothness=constants.smoothness) if learning_rate is None else learning_rate
     need("gradient_descent", hypotheses(problem, gamma))
     history = runs.histories(
         runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1
     )
     measured = float(history["grad_sqnorm"][0, 0, :steps].mean())
-    right = bound(gap=known.gap, smoothness=known.smoothness, steps=steps, learning_rate=gamma)
+    right = bound(
+        gap=constants.gap, smoothness=constants.smoothness, steps=steps, learning_rate=gamma
+    )
     return Outcome(
         measured,
         right,
-        case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}",
+        case=f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}",
     )
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One quadratic, or wells and hills, at the recommended step size or another."""
+    """Checks a random quadratic or random non-convex wells, at the recommended step size or a
+    random one.
+    """
     convex = draws.choice((True, False))
     problem = (
         instances.quadratic(draws, 3, 4, at_zero=True)
@@ -106,13 +111,15 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """The bound is met at every step size, as soon as the minimum is."""
+    """At every step size the bound is attained as soon as the minimum is reached."""
     problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
     return [check(problem, steps=300, learning_rate=share / 2.0) for share in (0.05, 1.0, 1.9)]
 
 
 def hilltops() -> list[Outcome]:
-    """From near a hilltop to the well in small steps: all that f falls is gradient."""
+    """From near a hilltop into the well with small steps, where the bound on the decrease of f is
+    nearly attained.
+    """
     return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02)]
 
 

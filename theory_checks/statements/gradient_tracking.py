@@ -1,20 +1,23 @@
-r"""Gradient tracking (DIGing) with one W on strongly convex f: a linear rate, with its matrix.
+r"""Gradient tracking (DIGing) with a fixed W on strongly convex f: a linear rate, from a matrix.
 
 Rows are workers: $X_{t+1} = W X_t - \gamma Y_t$, $Y_{t+1} = W Y_t + G(X_{t+1}) - G(X_t)$,
-$Y_0 = G(X_0)$, with a doubly stochastic W, $\sigma = |W - J|_2$, $w = |W - I|_2$. The mean of Y is
-that of G, so that $\bar x_{t+1} = \bar x_t - \gamma \bar g_t$. All $f_n$ are L-smooth, $f$ is
-$\mu$-strongly convex, $\gamma \le 1/L$. With $\tilde X = (I - J) X$,
+$Y_0 = G(X_0)$, with a doubly stochastic W, $\sigma = |W - J|_2$, $w = |W - I|_2$. The mean of Y
+equals the mean of G, so that $\bar x_{t+1} = \bar x_t - \gamma \bar g_t$. All $f_n$ are L-smooth,
+$f$ is $\mu$-strongly convex, $\gamma \le 1/L$. With $\tilde X = (I - J) X$,
 
 $$ |\tilde X_{t+1}| \le \sigma |\tilde X_t| + \gamma |\tilde Y_t|, \qquad
-   |\bar x_{t+1} - x^\star| \le (1 - \gamma\mu) |\bar x_t - x^\star| + \frac{\gamma L}{\sqrt N} |\tilde X_t|, $$
+   |\bar x_{t+1} - x^\star| \le (1 - \gamma\mu) |\bar x_t - x^\star|
+   + \frac{\gamma L}{\sqrt N} |\tilde X_t|, $$
 
-the latter from $|\bar g_t - f'(\bar x_t)| \le \frac{L}{\sqrt N} |\tilde X_t|$. What the trackers
-gain is at most $L |X_{t+1} - X_t|$, where
+the latter because of $|\bar g_t - f'(\bar x_t)| \le \frac{L}{\sqrt N} |\tilde X_t|$. The change of
+the gradients in the trackers' update is at most $L |X_{t+1} - X_t|$, where
 $X_{t+1} - X_t = (W - I) \tilde X_t - \gamma \tilde Y_t - \gamma 1 \bar g_t^T$ and
-$|\bar g_t| \le L |\bar x_t - x^\star| + \frac{L}{\sqrt N} |\tilde X_t|$. So
-$z_t = (|\tilde Y_t|, |\tilde X_t|, \sqrt N |\bar x_t - x^\star|)$ has, element by element,
+$|\bar g_t| \le L |\bar x_t - x^\star| + \frac{L}{\sqrt N} |\tilde X_t|$. Therefore
+$z_t = (|\tilde Y_t|, |\tilde X_t|, \sqrt N |\bar x_t - x^\star|)$ satisfies, element by element,
 
-$$ z_{t+1} \le M z_t, \qquad M = \begin{pmatrix} \sigma + \gamma L & L (w + \gamma L) & \gamma L^2 \\ \gamma & \sigma & 0 \\
+$$ z_{t+1} \le M z_t, \qquad
+   M = \begin{pmatrix} \sigma + \gamma L & L (w + \gamma L) & \gamma L^2 \\
+   \gamma & \sigma & 0 \\
    0 & \gamma L & 1 - \gamma\mu \end{pmatrix}, \qquad z_t \le M^t z_0. $$
 
 M is nonnegative, and its spectral radius is below 1 if and only if $\det(I - M) > 0$ and
@@ -22,7 +25,7 @@ $\gamma L < 1 - \sigma$, which is
 
 $$ (1 + \tfrac L\mu) (\gamma L)^2 + (1 - \sigma + w) \gamma L < (1 - \sigma)^2. $$
 
-Source: the argument is that of Qu and Li, "Harnessing smoothness to accelerate distributed
+Source: the argument is from Qu and Li, "Harnessing smoothness to accelerate distributed
 optimization", 2018, and Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed
 optimization over time-varying graphs", 2017; the matrix is derived here for the project's form.
 """
@@ -44,14 +47,14 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
-# times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
+# If z is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest z.
 _ROUNDED = 1e-4
 
 
 def contraction(
     *, smoothness: float, strong_convexity: float, learning_rate: float, topology: Topology
 ) -> np.ndarray:
-    """M, `[3, 3]`.
+    """Returns M, `[3, 3]`.
 
     Args:
         smoothness: L, of all f_n.
@@ -71,14 +74,14 @@ def contraction(
 
 
 def _norms(topology: Topology) -> tuple[float, float]:
-    """sigma and w."""
+    """Returns sigma and w."""
     N, W = topology.n, topology.W
     return float(np.linalg.norm(W - 1 / N, 2)), float(np.linalg.norm(W - np.eye(N), 2))
 
 
 def largest_step(*, smoothness: float, strong_convexity: float, topology: Topology) -> float:
-    """The gamma at which the spectral radius of M is 1; below, errors fall linearly. Arguments as
-    of `contraction`.
+    """Returns the gamma at which the spectral radius of M is 1; with smaller steps the errors
+    decrease linearly. Arguments as of `contraction`.
     """
     sigma, w = _norms(topology)
     square, linear, free = 1 + smoothness / strong_convexity, 1 - sigma + w, (1 - sigma) ** 2
@@ -86,7 +89,9 @@ def largest_step(*, smoothness: float, strong_convexity: float, topology: Topolo
 
 
 def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> list[Condition]:
-    """One doubly stochastic W, gamma <= 1 / L. f is strongly convex where it is a quadratic."""
+    """Returns the conditions: one doubly stochastic W, gamma <= 1 / L. A quadratic f is strongly
+    convex.
+    """
     return [
         *instances.on_graph(problem, topology, "doubly stochastic", topology.doubly_stochastic),
         instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate),
@@ -96,16 +101,16 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
 def check(
     problem: Problem, topology: Topology, *, learning_rate: float, steps: int = _STEPS
 ) -> list[Outcome]:
-    """Holds every round to z_{t+1} <= M z_t, and the path to z_t <= M^t z_0.
+    """Checks z_{t+1} <= M z_t in every round, and z_t <= M^t z_0 along the trajectory.
 
     Args:
-        problem: a quadratic; its noise is left out.
+        problem: a quadratic; its noise is ignored.
         topology: W.
         learning_rate: gamma.
         steps: T.
 
     Raises:
-        ValueError: a hypothesis fails.
+        ValueError: if a hypothesis fails.
     """
     need("gradient_tracking", hypotheses(problem, topology, learning_rate))
     M = contraction(
@@ -121,11 +126,11 @@ def check(
         steps=steps,
     )
     X, Y = path.workers.params[:-1], path.workers.tracker[1:]
-    away = np.sqrt(topology.n) * np.linalg.norm(
+    distance = np.sqrt(topology.n) * np.linalg.norm(
         X.mean(axis=1) - problem.constants.minimizer, axis=1
     )
-    z = np.stack([paths.size(paths.apart(Y)), paths.size(paths.apart(X)), away], axis=1)
-    first = [float(paths.size(paths.apart(paths.gradients(problem, X[0])))), 0.0, away[0]]
+    z = np.stack([paths.size(paths.apart(Y)), paths.size(paths.apart(X)), distance], axis=1)
+    first = [float(paths.size(paths.apart(paths.gradients(problem, X[0])))), 0.0, distance[0]]
     powers = [np.array(first)]
     for _ in range(steps - 1):
         powers.append(M @ powers[-1])
@@ -146,7 +151,9 @@ def check(
 
 @cache
 def graphs() -> tuple[Topology, ...]:
-    """Two without a direction, and one with, of a W that does not commute with its transpose."""
+    """Returns an undirected graph and a directed one, whose W does not commute with its
+    transpose.
+    """
     around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
     return topologies.chain(3), topologies.from_matrix(
         (np.eye(5) + around + across) / 3, "crossing(5)"
@@ -154,7 +161,7 @@ def graphs() -> tuple[Topology, ...]:
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One quadratic on one graph."""
+    """Checks a random quadratic on a random graph."""
     topology = draws.choice(graphs())
     problem = instances.quadratic(draws, topology.n, 2, noisy=False)
     L, mu = instances.known(problem).smoothness, float(problem.constants.strong_convexity or 0.0)
@@ -165,8 +172,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def alternating() -> list[Outcome]:
-    """Eigenvalues of W that are negative, and equal Hessians: disagreement changes its sign in each
-    round, and everything adds up.
+    """Negative eigenvalues of W and equal Hessians: the disagreement changes its sign in each
+    round, and all terms add up.
     """
     problem = problems.quadratic(
         np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-9]

@@ -1,10 +1,10 @@
-r"""Kimad with one worker, of whose messages to the server alone anything is left out: Theorem 1,
-where compressors change.
+r"""Kimad with one worker and compressed messages to the server only: Theorem 1 with compressors
+that change from round to round.
 
-The derivation is that of `statements.ef21`: nothing in it asks that $C_i^k$ is the same in every
-round, only that each contracts its layer by $\alpha_i$ or more. Whatever bandwidth and rule choose
-of a set, that is the least contraction of the set, `Choices.delta`. The bound is `bounds.ef21`, and
-estimates begin with the first message, $u^0 = C(f'(x^0))$.
+The derivation is that of `statements.ef21`. It does not require that $C_i^k$ is the same in every
+round, only that each contracts its layer by at least $\alpha_i$. For every choice that bandwidth
+and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `Choices.delta`. The
+bound is `bounds.ef21`, and the initial estimates are the first message, $u^0 = C(f'(x^0))$.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import ef21
 from theory_checks.statements.ef21 import Layered
 
-_BITS = 64.0 * sum(ef21.SIZES)  # of a model
+_BITS = 64.0 * sum(ef21.SIZES)  # bits of a model
 _LINK = clusters.sinusoid(eta=_BITS, theta=0.7, delta=0.1 * _BITS)
 CLUSTER = clusters.Cluster(clusters.constant(0.0), _LINK, clusters.constant(1e9 * _BITS))
-"""A link that carries a tenth of a model in a second, or all of it; the server's messages take no
-time.
+"""The bandwidth of a worker's link varies between a tenth of a model and a whole model per second;
+the time of the server's messages is negligible.
 """
 
 RATIOS = top_k((0.25, 0.5, 0.75, 1.0))
@@ -37,8 +37,8 @@ MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 @cache
 def _made(choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
-    """(learning rate, round time) -> Kimad whose layers step by gamma w_i, and whose server sends
-    its model as it is.
+    """Returns a function (learning rate, round time) -> Kimad whose layers have the step sizes
+    gamma w_i, and whose server sends its model uncompressed.
     """
 
     def factory(learning_rate, round_time):
@@ -66,20 +66,19 @@ def check(
     round_time: float,
     learning_rate: float | None = None,
 ) -> tuple[Outcome, np.ndarray]:
-    """Holds the bound to a run on `CLUSTER`.
+    """Checks the bound against a run on `CLUSTER`.
 
     Args:
-        layered: of `ef21.layered`.
-        choices: Omega, contractions, of which at least all layers are contracted by
-            `choices.delta`.
-        rule: which of them each layer has.
+        layered: a problem from `ef21.layered`.
+        choices: Omega, contractions; each contracts a layer by at least `choices.delta`.
+        rule: selects one of them for each layer.
         steps: K.
         weights: w_i.
         round_time: t, seconds.
         learning_rate: gamma; None: the largest.
 
     Returns:
-        The outcome, and the bits of all messages to the server, `[steps]`.
+        The outcome, and the bits sent to the server per round, `[steps]`.
     """
     sent: list[np.ndarray] = []
 
@@ -113,29 +112,29 @@ TRIED = (
     (MANTISSAS, one_for_all, ef21.UNEQUAL, ef21.quadratic),
     (RATIOS, allocate, (1.0, 1.0, 1.0), ef21.wells),
 )
-"""Sets, rules, weights w_i, and problems; each is a program of its own."""
+"""Sets, rules, weights w_i, and problems; each combination is compiled separately."""
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """EF21's instances, in rounds of any time: how much of a message that leaves, the clock
-    says.
+    """Checks an instance of EF21 with a random round time; the bandwidth determines how much of a
+    message is sent.
     """
     choices, rule, weights, problem = draws.choice(TRIED)
     made, steps, round_time = problem(draws), draws.choice((1, 10, 1000)), draws.real(0.1, 2.0)
-    known = {
+    numbers = {
         "contractions": [choices.delta(size) for size in ef21.SIZES],
         "layers": made.layers,
         "weights": weights,
     }
-    limit = ef21.step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    limit = ef21.step_size(**numbers, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma}
     return [check(made, choices, rule, **options)[0]]
 
 
 def mantissas() -> list[Outcome]:
-    """The bound is met where compressors leave out little; and they did change: messages were of as
-    many lengths as there are choices.
+    """Compressors that omit little, with which the bound is attained; also checks that the
+    compressors changed: messages had as many different lengths as there are choices.
     """
     choices, rule, weights, _ = TRIED[1]
     outcome, sent = check(ef21.bowl(), choices, rule, steps=50, weights=weights, round_time=0.35)
@@ -143,14 +142,14 @@ def mantissas() -> list[Outcome]:
     return [
         outcome,
         Outcome(
-            lengths, choices.number, case=f"lengths of messages, {outcome.case}", equality=True
+            lengths, choices.number, case=f"distinct message lengths, {outcome.case}", equality=True
         ),
     ]
 
 
 STATEMENTS = [
     Statement(
-        "Kimad, compressors that change",
+        "Kimad, varying compressors",
         "Kimad, Theorem 1",
         "all C of the set contract layers; gamma within (9)",
         trial,

@@ -1,16 +1,16 @@
-r"""Lemmas of chapters 1, 3 and 4, and a fact that the survey quotes.
+r"""Lemmas of chapters 1, 3 and 4, and an inequality that the survey quotes.
 
-- Smoothness and a lower bound give $|f'(x)|^2 \le 2L (f(x) - f^\star)$: put $y = x - f'(x)/L$ into
+- Smoothness and a lower bound give $|f'(x)|^2 \le 2L (f(x) - f^\star)$: insert $y = x - f'(x)/L$ in
   (1.4).
 - Lemma 1.2.2: B draws without replacement from M have pairwise covariances $-\mathrm{Var}/(M - 1)$,
-  since all M together do not vary, so that their mean varies by
+  because the sum of all M is constant. Hence the variance of their mean is
   $\frac{M - B}{M - 1} \frac{\mathrm{Var}}{B}$.
-- Lemma 3.4.1: whatever EC-SGD's compressors do,
+- Lemma 3.4.1: for all compressors of EC-SGD,
   $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ makes the step
-  $-\gamma \frac1N \sum_n g_n(x_t)$: what is not sent now is sent later.
-- Lemma 4.2.1, corrected: $x_t - x_{D(t)}$ is a sum of at most $\tau$ steps, whose noise is
-  uncorrelated:
-  $E|f'(x_t) - f'(x_{D(t)})|^2 \le 2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t-1} E|f'(x_{D(s)})|^2$.
+  $-\gamma \frac1N \sum_n g_n(x_t)$: compression errors are sent in later rounds.
+- Lemma 4.2.1, corrected: $x_t - x_{D(t)}$ is a sum of at most $\tau$ steps with uncorrelated noise:
+  $E|f'(x_t) - f'(x_{D(t)})|^2 \le 2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau
+  \sum_{s = D(t)}^{t-1} E|f'(x_{D(s)})|^2$.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _BATCHES = 2**16
 
 
 def gradient_and_gap(draws: Draws) -> list[Outcome]:
-    """At the start of a quadratic, or of a regression that fits its data."""
+    """Checks the inequality at the start of a random quadratic, or of a regression that fits its
+    data.
+    """
     convex = draws.choice((True, False))
     if convex:
         problem = instances.quadratic(draws, 1, 3, noisy=False)
@@ -43,13 +45,17 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
         problem = problems.robust_regression(
             2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1)
         )
-    known = instances.known(problem)
+    constants = instances.known(problem)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
-    return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
+    return [
+        Outcome(
+            float(jnp.sum(slope**2)), 2 * constants.smoothness * constants.gap, case=problem.name
+        )
+    ]
 
 
 def gradient_and_gap_of_a_bowl() -> list[Outcome]:
-    """Equal."""
+    """Checks a bowl, on which both sides are equal."""
     problem = instances.bowl(1, 3, away=2.0, smoothness=3.0)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [
@@ -63,13 +69,17 @@ def _mean_gradient(loss, x, data):
 
 
 def variance_of_batches(draws: Draws) -> list[Outcome]:
-    """The project's sampler, on vectors: the mean square of a batch's mean, over many batches."""
+    """Checks the mean square of a batch's mean, over many batches of vectors drawn by the project's
+    sampler.
+    """
     M, B = draws.choice(((2, 1), (5, 2), (5, 5), (12, 4), (12, 11)))
     return _variance_of_a_batch(M, B, draws.choice((True, False)), draws.integer(0, 2**31 - 1))
 
 
 def variance_of_a_third() -> list[Outcome]:
-    """Where with and without replacement, and the printed (1.19), are far apart."""
+    """Batches of a third of the data, for which sampling with and without replacement, and the
+    printed (1.19), differ clearly.
+    """
     return [
         outcome
         for replacement in (True, False)
@@ -103,34 +113,36 @@ def _variance_of_a_batch(M: int, B: int, replacement: bool, seed: int) -> list[O
 
 @partial(jax.jit, static_argnames="sample")
 def _batch_means(sample, key, a):
-    """|mean of a batch|^2 of many batches."""
-    mine = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
-    means = jax.vmap(lambda key: sample(key, mine).inputs.mean(axis=0))(
+    """Returns |mean of a batch|^2 of many batches."""
+    samples = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
+    means = jax.vmap(lambda key: sample(key, samples).inputs.mean(axis=0))(
         jax.random.split(key, _BATCHES)
     )
     return jnp.sum(means**2, axis=1)
 
 
-def errors_are_kept(draws: Draws) -> list[Outcome]:
-    """Lemma 3.4.1 in every round, with top-k up and short mantissas down."""
+def virtual_iterates(draws: Draws) -> list[Outcome]:
+    """Checks Lemma 3.4.1 in every round, with top-k for the workers' messages and short mantissas
+    for the server's.
+    """
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
-    kept = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
+    errors = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
-        kept[0].mean(axis=1) + kept[1]
+        errors[0].mean(axis=1) + errors[1]
     )
     expected = virtual[:-1] - of.learning_rate * found.gradients.mean(axis=1)
     return [cases.compare("virtual model", virtual[1:], expected)]
 
 
 def staleness(draws: Draws) -> list[Outcome]:
-    """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
+    """Checks Lemma 4.2.1 at the worst t of a random quadratic and a random staleness table."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0))]
 
 
 def staleness_of_bowls() -> list[Outcome]:
-    """Gradients that stay nearly the same, or noise: each alone reaches half."""
+    """Nearly constant gradients, or noise; each alone attains half of the bound."""
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
         _worst_staleness(
@@ -158,7 +170,7 @@ def _worst_staleness(problem: Problem, table: np.ndarray, share: float) -> Outco
     for t in range(1, steps):
         D = t - min(int(table[t % len(table)]), t)
         right = factor * (noise**2 + float(found["asked"][D:t].sum()))
-        # what is 0 now has the rounding of before
+        # Values that are 0 now still carry rounding errors of earlier, larger values.
         scale = float(found["slope"][t] + found["asked"][t] + 1e-12 * found["slope"].max())
         at_t = Outcome(
             float(found["stale"][t]),
@@ -185,7 +197,7 @@ STATEMENTS = [
         variance_of_batches,
         (variance_of_a_third,),
     ),
-    Statement("EC-SGD loses nothing", "Lemma 3.4.1", "none: any Q", errors_are_kept),
+    Statement("EC-SGD, virtual iterates", "Lemma 3.4.1", "none: any Q", virtual_iterates),
     Statement(
         "staleness of gradients",
         "Lemma 4.2.1",

@@ -1,38 +1,38 @@
-r"""Decentralized SGD with changing matrices and local steps: Theorem 5.2.11 for what `local_sgd`
-and schedules do, constants derived here.
+r"""Decentralized SGD with changing matrices and local steps: Theorem 5.2.11 for `local_sgd` and for
+schedules of matrices, with constants derived here.
 
-A round is $X_{t+1} = W_t (X_t - \gamma G_t)$, rows workers, with a doubly stochastic $W_t$ of
-period P; of local SGD with period H all but every H-th are I, which contracts nothing. So norms of
-products stand in the place of $\rho$:
+A round is $X_{t+1} = W_t (X_t - \gamma G_t)$, where rows are workers and $W_t$ is doubly stochastic
+with the period P. In local SGD with the period H all but every H-th matrix are I, which does not
+contract. Therefore norms of products replace $\rho$:
 
 $$ \Phi_{s \to t} = W_{t-1} \cdots W_s - J, \qquad (I - J) X_t = -\gamma \sum_{s < t} \Phi_{s \to t}
 G_s. $$
 
 Let $a_p$ be the largest $\big(\frac1N E|(I - J) X_t|_F^2\big)^{1/2}$ over the rounds t of phase p.
-The exact gradients are $F - F(\bar X) + F(\bar X)$: of the first part at most $L \sqrt N a_q$
-counts, of the second $\sqrt N \varsigma$, with $\varsigma$ the heterogeneity at all t. The noise is
-independent over rounds and workers. With
+The exact gradients are $[F - F(\bar X)] + F(\bar X)$: the norm of the first part is at most
+$L \sqrt N a_q$, that of the second $\sqrt N \varsigma$, where $\varsigma$ bounds the heterogeneity
+at all t. The noise is independent across rounds and workers. With
 
 $$ M_{pq} = \sum_{s \in q,\ s < t} |\Phi_{s \to t}|_2, \quad n_p^2 = \sum_{s < t} \tfrac1N |\Phi_{s
 \to t}|_F^2 \quad (t \in p), \qquad
    a \le \gamma (L M a + \varsigma M 1 + \sigma n) $$
 
-by Minkowski's inequality, element by element; and as $M \ge 0$, where $\gamma L M$ has a spectral
-radius below 1,
+by Minkowski's inequality, element by element. As $M \ge 0$, if $\gamma L M$ has a spectral radius
+below 1,
 
 $$ a \le \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n). $$
 
-Of one symmetric W, $M = \frac{\rho}{1 - \rho}$. Of local SGD with the exact mean, M is strictly
-lower triangular, of ones: $\gamma \le 1/L$ is enough, and
-$a_k = \frac\varsigma L ((1 + \gamma L)^k - 1)$ without noise, reached by workers of curvature $-L$.
-With Lemma 5.2.9
+For one symmetric W, $M = \frac{\rho}{1 - \rho}$. For local SGD with the exact mean, M is the
+strictly lower triangular matrix of ones: $\gamma \le 1/L$ is sufficient, and without noise
+$a_k = \frac\varsigma L ((1 + \gamma L)^k - 1)$, which is attained by workers of curvature $-L$. By
+Lemma 5.2.9,
 
 $$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} +
 \frac{L^2}{T} \sum_t a_{t \bmod P}^2. $$
 
 With $\kappa$ the largest row sum of M and $\nu$ the largest $n_p$, $\gamma L \kappa \le \frac12$
-makes all $a_p \le 2 \gamma (\kappa \varsigma + \nu \sigma)$: what the recommended step size and the
-rate are made of.
+implies $a_p \le 2 \gamma (\kappa \varsigma + \nu \sigma)$ for all p, from which the recommended
+step size and the rate follow.
 
 Source: the setting is that of Koloskova, Loizou, Boreiri, Jaggi and Stich, "A unified theory of
 decentralized SGD with changing topology and local updates", 2020, Theorem 2, whose rate has the
@@ -60,12 +60,12 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging
 
-# of a product of whole periods, after which a geometric series stands for the rest
+# Norm of a product of whole periods at which a geometric series replaces the remaining sum.
 _REMAINDER = 1e-4
 
 
 class Memory(NamedTuple):
-    """What is left of earlier rounds, by phases of a period.
+    """Influence of earlier rounds on the disagreement, by phases of a period.
 
     Args:
         drift: M, `[P, P]`.
@@ -92,19 +92,19 @@ class Memory(NamedTuple):
 
 
 def memory(topology: Topology, period: int = 1) -> Memory:
-    r"""M and n of a topology, one matrix or a schedule, that is averaged over in the last of every
-    H rounds.
+    r"""Returns M and n of a topology, one matrix or a schedule, that is applied in the last of
+    every H rounds.
 
-    The sums are over finitely many rounds: with $Q_q$ the product of R periods from phase q, minus
-    J, lags beyond have $|\Phi_{s \to t + RP}| \le |\Phi_{s \to t}| |Q_q|_2$, so that a sum over R
-    periods, divided by $1 - |Q_q|_2$, is at least the whole.
+    The sums are over finitely many rounds. Let $Q_q$ be the product of R periods from phase q,
+    minus J. Longer lags satisfy $|\Phi_{s \to t + RP}| \le |\Phi_{s \to t}| |Q_q|_2$, so that a sum
+    over R periods, divided by $1 - |Q_q|_2$, is an upper bound on the infinite sum.
 
     Args:
         topology: W, doubly stochastic.
         period: H.
 
     Raises:
-        ValueError: a period below 1, or W that is not doubly stochastic.
+        ValueError: if the period is below 1, or W is not doubly stochastic.
     """
     checks.positive_int("local_sgd.memory: period", period)
     given = f"{topology.name} has rows that do not sum to 1"
@@ -123,15 +123,15 @@ def memory(topology: Topology, period: int = 1) -> Memory:
 
 
 def _from_phase(matrices: Sequence[np.ndarray], phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the rounds of one phase leave in those of each: sums of |Phi|_2 and of |Phi|_F^2 / N,
-    `[P]` and `[P]`.
+    """Returns the influence of the rounds of one phase on those of every phase: sums of |Phi|_2 and
+    of |Phi|_F^2 / N, `[P]` each.
     """
     P, N = len(matrices), len(matrices[0])
     drift, squares, t, left = np.zeros(P), np.zeros(P), phase, np.eye(N) - 1 / N
     while True:
         left = matrices[t % P] @ left
         t, size = t + 1, float(np.linalg.norm(left, 2))
-        size = size if size > 1e-14 else 0.0  # of products that are J
+        size = size if size > 1e-14 else 0.0  # The product is J up to rounding.
         drift[t % P] += size
         squares[t % P] += float(np.sum(left**2)) / N if size else 0.0
         if t % P == phase and size <= _REMAINDER:
@@ -147,18 +147,18 @@ def _contracts(smoothness: float, learning_rate: float, memory: Memory) -> Condi
 def hypotheses(
     problem: Problem, topology: Topology, period: int, learning_rate: float
 ) -> list[Condition]:
-    """gamma <= 1 / L, and gamma L M that contracts; `memory` refuses what is not doubly stochastic.
-    Models start equal.
+    """Returns the conditions: gamma <= 1 / L, and a spectral radius of gamma L M below 1. `memory`
+    raises an error if W is not doubly stochastic. All models start equal.
     """
     L = instances.known(problem).smoothness
-    # exact moments have the heterogeneity at all t
+    # The exact moments contain the heterogeneity at all t.
     along_path = isinstance(problem.data, Quadratic)
     return [
         *([] if along_path else [instances.same_heterogeneity(problem)]),
         Condition(
             "as many workers as the problem has",
             topology.n == problem.workers,
-            f"{topology.name} for {problem.workers} workers",
+            f"{topology.name} has {topology.n} nodes for {problem.workers} workers",
         ),
         instances.step_below("1 / L", 1 / L, learning_rate),
         _contracts(L, learning_rate, memory(topology, period)),
@@ -176,8 +176,8 @@ def step_size(
     workers: int,
     memory: Memory,
 ) -> float:
-    r"""$\frac1\gamma = L (1 + 2\kappa) + \sigma \sqrt{\frac{LT}{2ND}} +
-    \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`.
+    r"""Returns the recommended step size: $\frac1\gamma = L (1 + 2\kappa) + \sigma
+    \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`.
     """
     noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
     K = _third(smoothness, noise, heterogeneity, memory)
@@ -194,9 +194,9 @@ def consensus(
     steps: int,
     memory: Memory,
 ) -> float:
-    r"""$C = \frac1T \sum_{t < T} a_{t \bmod P}^2$,
-    $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$, on
-    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
+    r"""Returns $C = \frac1T \sum_{t < T} a_{t \bmod P}^2$, the bound on
+    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with
+    $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$.
 
     Args:
         smoothness: L, of all f_n.
@@ -204,17 +204,17 @@ def consensus(
         heterogeneity: varsigma, at all t.
         learning_rate: gamma.
         steps: T.
-        memory: M and n, of `memory`.
+        memory: M and n, from `memory`.
 
     Raises:
-        ValueError: gamma L M does not contract.
+        ValueError: if the spectral radius of gamma L M is not below 1.
     """
     need("local_sgd.consensus", [_contracts(smoothness, learning_rate, memory)])
     P = len(memory.noise)
     sources = learning_rate * (heterogeneity * memory.drift.sum(axis=1) + noise * memory.noise)
-    apart = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
-    often = (steps - 1 - np.arange(P)) // P + 1  # rounds of each phase, from 0 on
-    return float(apart @ often) / steps
+    squares = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
+    rounds = (steps - 1 - np.arange(P)) // P + 1  # number of rounds of each phase
+    return float(squares @ rounds) / steps
 
 
 @ranges.held("bounds.local_sgd")
@@ -229,8 +229,8 @@ def bound(
     memory: Memory,
     learning_rate: float,
 ) -> float:
-    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on
-    $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
+    r"""Returns $\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, the bound on $\frac1T
+    \sum_t E|f'(\bar x_t)|^2$, with C of `consensus`.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -239,13 +239,13 @@ def bound(
         heterogeneity: varsigma, at all t.
         steps: T.
         workers: N.
-        memory: M and n, of `memory`.
+        memory: M and n, from `memory`.
         learning_rate: gamma <= 1 / L.
 
     Raises:
-        ValueError: a larger gamma, or gamma L M does not contract.
+        ValueError: if gamma is larger, or the spectral radius of gamma L M is not below 1.
 
-    Source: as derived above; Koloskova et al., Theorem 2, without constants.
+    Source: derived in the module's docstring; Koloskova et al., Theorem 2, without constants.
     """
     instances.need_step("bounds.local_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
@@ -255,11 +255,11 @@ def bound(
         "heterogeneity": heterogeneity,
         "learning_rate": learning_rate,
     }
-    apart = consensus(**shared, steps=steps, memory=memory)
+    C = consensus(**shared, steps=steps, memory=memory)
     return (
         2 * gap / (learning_rate * steps)
         + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * apart
+        + smoothness**2 * C
     )
 
 
@@ -273,8 +273,10 @@ def rate(
     workers: int,
     memory: Memory,
 ) -> Rate:
-    r"""$\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step size,
-    $K = 4 L^2 (\kappa\varsigma + \nu\sigma)^2$."""
+    r"""Returns $\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac
+    DT\big)^{2/3}$, the rate at the recommended step size, with $K = 4 L^2 (\kappa\varsigma +
+    \nu\sigma)^2$.
+    """
     K = _third(smoothness, noise, heterogeneity, memory)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
     return Rate(
@@ -283,7 +285,7 @@ def rate(
 
 
 def _third(smoothness: float, noise: float, heterogeneity: float, memory: Memory) -> float:
-    """K, which is at least L^2 C / gamma^2 where gamma L kappa <= 1 / 2."""
+    """Returns K, which is at least L^2 C / gamma^2 if gamma L kappa <= 1 / 2."""
     return (2 * smoothness * (memory.steady * heterogeneity + memory.random * noise)) ** 2
 
 
@@ -296,7 +298,8 @@ def check(
     learning_rate: float | None = None,
     method: Method = algorithms.local_sgd,
 ) -> tuple[Outcome, Outcome]:
-    """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic.
+    """Checks the bounds on the gradient and on the consensus distance against the exact moments on
+    a quadratic.
 
     Args:
         problem: a quadratic.
@@ -304,16 +307,19 @@ def check(
         period: H.
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        method: (optimiser, period, topology) -> method, the project's or one's own.
+        method: (optimiser, period, topology) -> method; the default or a custom one.
+
+    Returns:
+        The outcome for the gradient, and the outcome for the consensus distance.
 
     Raises:
-        ValueError: the problem is not a quadratic, or does not know its constants, or a hypothesis
+        ValueError: if the problem is not a quadratic, its constants are unknown, or a hypothesis
             fails.
     """
-    known, kept = instances.known(problem), memory(topology, period)
+    constants, kept = instances.known(problem), memory(topology, period)
     at_minimum = float(problem.constants.heterogeneity or 0.0)
-    shared = {"smoothness": known.smoothness, "noise": known.noise, "memory": kept}
-    numbers = {**shared, "gap": known.gap, "workers": problem.workers, "steps": steps}
+    shared = {"smoothness": constants.smoothness, "noise": constants.noise, "memory": kept}
+    numbers = {**shared, "gap": constants.gap, "workers": problem.workers, "steps": steps}
     gamma = (
         step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
     )
@@ -325,11 +331,14 @@ def check(
         math.sqrt(found["spread"][:steps].max()),
         gamma**2 * float(found["local"][:steps].mean()),
     )
-    case = f"{problem.name}, {topology.name}, H = {period}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = (
+        f"{problem.name}, {topology.name}, H = {period}, "
+        f"gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
+    )
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
     C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma, steps=steps)
-    slope, apart = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
-    return Outcome(slope, right, case=case), Outcome(apart, C, case=case, scale=moved)
+    slope, distance = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
+    return Outcome(slope, right, case=case), Outcome(distance, C, case=case, scale=moved)
 
 
 def every_round(
@@ -339,13 +348,13 @@ def every_round(
     return algorithms.decentralized_sgd(optimizer, topology)
 
 
-# --- Random instances, and some near the bounds.
+# --- Random instances, and instances close to the bounds.
 
 
 @cache
 def turning() -> Topology:
-    """J with 0.002 of what others differ from it by: one's own in even rounds, that of the second
-    next, around a ring, in odd ones.
+    """Returns a schedule of two matrices, J + 0.002 P (I - J), where P is the identity in even
+    rounds and a shift by two around a ring in odd rounds.
     """
     kept = np.eye(8) - 1 / 8
     return topologies.from_matrix(
@@ -355,8 +364,8 @@ def turning() -> Topology:
 
 @cache
 def schedules() -> tuple[tuple[int, Topology], ...]:
-    """Directed ones, with the period 1; the second of rounds that do not commute, so that a
-    transposed W is another.
+    """Returns directed schedules, with the period 1. The matrices of the second one do not commute,
+    so that a transposed W gives a different result.
     """
     around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
     relay = topologies.from_matrix([(np.eye(5) + P) / 2 for P in (around, across)], "relay(5)")
@@ -365,15 +374,15 @@ def schedules() -> tuple[tuple[int, Topology], ...]:
 
 @cache
 def local() -> tuple[tuple[int, Topology], ...]:
-    """Periods, and graphs."""
+    """Returns pairs of a period H and a topology."""
     return (4, topologies.complete(10)), (2, topologies.one_peer_exponential(4))
 
 
 def trial(
     part: int, cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method, draws: Draws
 ) -> list[Outcome]:
-    """One quadratic, on one of the cases, (period, topology): of the gradient (part 0), or the
-    consensus distance (1).
+    """Checks the gradient (part 0) or the consensus distance (part 1) on a random quadratic and one
+    of the cases, (period, topology).
     """
     period, topology = draws.choice(cases())
     problem = instances.quadratic(draws, topology.n, 2)
@@ -392,10 +401,11 @@ def trial(
 
 
 def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Outcome]:
-    r"""Where all Hessians are h I, the mean m and the covariance of (I - J) X are closed: with P =
-    W_t - J, $m \leftarrow P((1 - \gamma h) m + \gamma b)$,
-    $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is
-    $\frac1N (|m|^2 + \sigma^2 tr S)$, neither more nor less."""
+    r"""Checks the disagreement against its closed form for equal Hessians h I. With P = W_t - J,
+    the mean m and the covariance S of (I - J) X follow $m \leftarrow P((1 - \gamma h) m + \gamma
+    b)$, $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is exactly
+    $\frac1N (|m|^2 + \sigma^2 tr S)$.
+    """
     N, gamma, steps = topology.n, 0.3, 50
     b = np.random.default_rng(N).normal(size=(N, 2))
     problem = problems.quadratic(np.ones((N, 2)), b, noise=2.0)
@@ -421,8 +431,10 @@ def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Ou
     )
 
 
-def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method) -> list[Outcome]:
-    """Equal Hessians on all of the cases."""
+def equal_curvatures_of_all(
+    cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method
+) -> list[Outcome]:
+    """Checks equal Hessians on all of the cases."""
     return [
         outcome
         for period, topology in cases()
@@ -431,7 +443,7 @@ def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method)
 
 
 def balanced_pulls() -> list[Outcome]:
-    """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls
+    """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose gradients
     balance although f' is not 0.
     """
     problem = balanced(8, epsilon=0.06)
@@ -439,8 +451,8 @@ def balanced_pulls() -> list[Outcome]:
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
-    do.
+    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
+    start.
     """
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
@@ -456,8 +468,8 @@ def noise_over_rounds() -> list[Outcome]:
 
 
 def diverging_workers() -> list[Outcome]:
-    """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two
-    averagings.
+    """The term a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that amplifies itself between
+    two averaging rounds.
     """
     period, mean = local()[0]
     return [
@@ -467,7 +479,7 @@ def diverging_workers() -> list[Outcome]:
 
 
 def noise_between_averagings() -> list[Outcome]:
-    """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
+    """The term a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
     problem, (period, mean) = (
         problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]),
         local()[0],
@@ -475,9 +487,9 @@ def noise_between_averagings() -> list[Outcome]:
     return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
 
 
-def without_detours() -> list[Outcome]:
-    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to
-    do.
+def local_from_distant_start() -> list[Outcome]:
+    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
+    start.
     """
     problem, (period, mean) = (
         problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]),
@@ -506,9 +518,9 @@ STATEMENTS = [
             1,
             schedules,
             every_round,
-            (noise_over_rounds, partial(exactly, schedules, every_round)),
+            (noise_over_rounds, partial(equal_curvatures_of_all, schedules, every_round)),
         ),
-        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (without_detours,)),
+        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (local_from_distant_start,)),
         (
             "local SGD, consensus",
             _LOCAL,
@@ -518,7 +530,7 @@ STATEMENTS = [
             (
                 diverging_workers,
                 noise_between_averagings,
-                partial(exactly, local, algorithms.local_sgd),
+                partial(equal_curvatures_of_all, local, algorithms.local_sgd),
             ),
         ),
     )

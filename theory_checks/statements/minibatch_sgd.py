@@ -1,9 +1,9 @@
 r"""Mini-batch SGD, (1.20) and (2.2) with their constants: SGD with a smaller variance.
 
-The mean of B draws from M samples varies by $\sigma^2 / B$ with replacement, by
+The mean of B draws from M samples has the variance $\sigma^2 / B$ with replacement, and
 $\frac{M - B}{M - 1} \frac{\sigma^2}{B}$ without (Lemma 1.2.2), where $\sigma^2$ is the variance of
-one draw. The mean of N workers' independent gradients varies by $\frac1N$ of their variance,
-whatever their data: what workers differ in is no noise here. All else is as in `theory_checks.sgd`.
+one draw. The mean of N workers' independent gradients has $\frac1N$ of their variance, for all
+data: heterogeneity does not contribute to the noise here. The rest is as in `theory_checks.sgd`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from theory_checks.statements import sgd
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
-    """gamma <= 1 / L."""
+    """Returns the condition gamma <= 1 / L."""
     return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
 
 
@@ -30,8 +30,8 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
 def variance(
     *, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1
 ) -> float:
-    r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is
-    given.
+    r"""Returns $\frac{\sigma^2}{NB}$, the variance of the mean gradient with replacement;
+    multiplied by $\frac{M - B}{M - 1}$ without replacement, if M is given.
 
     Args:
         noise: sigma, of one sample's gradient.
@@ -40,7 +40,7 @@ def variance(
         workers: N.
 
     Raises:
-        ValueError: a batch larger than the data.
+        ValueError: if the batch is larger than the data.
 
     Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) /
     (M - 1).
@@ -65,7 +65,9 @@ def step_size(
     batch_size: int = 1,
     samples: int | None = None,
 ) -> float:
-    r"""$\frac1\gamma = L + \sigma_B \sqrt{\frac{LT}{2D}}$, $\sigma_B^2$ of `variance`."""
+    r"""Returns the recommended step size: $\frac1\gamma = L + \sigma_B \sqrt{\frac{LT}{2D}}$, with
+    $\sigma_B^2$ from `variance`.
+    """
     total = math.sqrt(
         variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
     )
@@ -84,13 +86,13 @@ def bound(
     batch_size: int = 1,
     samples: int | None = None,
 ) -> float:
-    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma_B^2\big)$, on
-    $\frac1T \sum_t E|f'(x_t)|^2$.
+    r"""Returns $\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma_B^2\big)$, the
+    bound on $\frac1T \sum_t E|f'(x_t)|^2$, with $\sigma_B^2$ from `variance`.
 
     Args:
         gap: D = f(x_1) - f*.
         smoothness: L.
-        noise: sigma, of one sample's gradient; of a worker's, where batch_size is 1.
+        noise: sigma, of one sample's gradient; of one worker's gradient if batch_size is 1.
         steps: T.
         learning_rate: gamma <= 1 / L.
         workers, batch_size, samples: N, B, M, as in `variance`.
@@ -116,7 +118,9 @@ def rate(
     batch_size: int = 1,
     samples: int | None = None,
 ) -> Rate:
-    r"""$\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    r"""Returns $\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$, the rate at the recommended step
+    size.
+    """
     total = math.sqrt(
         variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
     )
@@ -133,38 +137,38 @@ def check(
     batches: Mapping[str, Any] | None = None,
     method: Method = algorithms.minibatch_sgd,
 ) -> Outcome:
-    """Holds the bound to the exact moments on a quadratic, to runs on another problem.
+    """Checks the bound: against the exact moments on a quadratic, against runs on other problems.
 
     Args:
-        problem: that knows its constants; its `noise` is that of one worker's batch.
+        problem: a problem with known constants; its `noise` is that of one worker's batch.
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        batches: `noise`, `batch_size` and `samples` as in `variance`, to be held against the
-            problem's; None: its batch is one draw.
-        method: optimiser -> method that averages all workers' gradients, the project's or one's
-            own.
+        seeds, seed: number of runs, and their seed.
+        batches: `noise`, `batch_size` and `samples` of the problem, as in `variance`, for the
+            bound; None: a worker's batch is one draw with the problem's `noise`.
+        method: optimiser -> method that averages the gradients of all workers; the default or a
+            custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known = instances.known(problem)
+    constants = instances.known(problem)
     numbers = {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
         "steps": steps,
         "workers": problem.workers,
     }
-    numbers |= {"noise": known.noise} if batches is None else batches
+    numbers |= {"noise": constants.noise} if batches is None else batches
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("minibatch_sgd", hypotheses(problem, gamma))
     measured, error = runs.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic."""
+    """Checks the exact moments on a random quadratic."""
     N, d = draws.choice(((2, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d)
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
@@ -173,16 +177,16 @@ def trial_exact(draws: Draws) -> list[Outcome]:
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """Wells and hills, with batches drawn with or without replacement."""
+    """Checks runs on random non-convex wells, with batches drawn with or without replacement."""
     B, replacement = draws.choice(((4, True), (4, False)))
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
+    return [check_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
-def of_batches(problem: Problem, **options: Any) -> Outcome:
-    """`check` on wells, whose noise is that of the samples: (1.20) says what is left of it in a
+def check_batches(problem: Problem, **options: Any) -> Outcome:
+    """Calls `check` on wells whose noise is that of the samples; (1.20) gives the variance of a
     batch.
     """
     draw: Any = problem.sampler.draw
@@ -196,7 +200,9 @@ def of_batches(problem: Problem, **options: Any) -> Outcome:
 
 
 def bowls() -> list[Outcome]:
-    """The bound is met once the start is forgotten; what workers differ in does not matter."""
+    """The bound is attained as the influence of the start vanishes; heterogeneity does not
+    matter.
+    """
     return [
         check(
             instances.bowl(
@@ -210,15 +216,15 @@ def bowls() -> list[Outcome]:
 
 
 def wells(replacement: bool) -> list[Outcome]:
-    """In a well, with little noise; from near a hilltop in small steps, without, where it does not
-    matter how batches are drawn.
+    """Starts in a well with little noise, and near a hilltop with small steps and without noise;
+    the latter only once, because without noise the kind of sampling does not matter.
     """
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
-    found = [of_batches(well, steps=1000, learning_rate=1.0)]
+    found = [check_batches(well, steps=1000, learning_rate=1.0)]
     if replacement:
         found.append(
-            of_batches(
+            check_batches(
                 instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches),
                 steps=1000,
                 learning_rate=0.02,

@@ -1,9 +1,9 @@
-r"""Where the survey, and the paper of DropCompute, misprint: each printed formula evaluated on an
-instance where it fails, beside the corrected one, where it holds.
+r"""Misprints of the survey and of the DropCompute paper: each printed formula is evaluated on an
+instance on which it fails and the corrected formula holds.
 
-Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as
-in the survey's text, with s for its $\sigma$, z for $\varsigma$, g for $\gamma$, l and r for
-latency and transfer.
+Left sides are measured or exact; instances are as small as possible. Formulas are printed as in the
+survey's text, with s for its $\sigma$, z for $\varsigma$, g for $\gamma$, and l and r for latency
+and transfer time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from theory_checks.statements import (
 
 
 def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
-    """f_n(x) = x^2 / 2, from 1."""
+    """Returns f_n(x) = x^2 / 2, from 1."""
     return problems.quadratic(
         np.ones((workers, 1)), np.zeros((workers, 1)), noise=noise, start=np.ones(1)
     )
@@ -45,8 +45,8 @@ def gradient_and_gap() -> tuple[Outcome, Outcome]:
 
 
 def model_function() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the model's minimiser is what gradient descent steps
-    to; without a slope it is x_t.
+    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the minimiser of the model function is the next
+    iterate of gradient descent; without the linear term it is x_t.
     """
     at, gamma = 1.0, 0.5
     x = np.linspace(-2, 2, 4001)
@@ -58,16 +58,16 @@ def model_function() -> tuple[Outcome, Outcome]:
 
 
 def sgd_without_noise() -> tuple[Outcome, Outcome]:
-    """5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's constant,
-    2.
+    """f = 5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's
+    constant, 2.
     """
     L, D, steps = 10.0, 5.0, 1
     return both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
 
 
 def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
-    """L = 1, M = 10^4: SGD's queries over GD's where eps is 100 times as large as printed (sigma =
-    100), and as corrected (sigma = 1).
+    """L = 1, M = 10^4: ratio of the queries of SGD to those of GD, at an eps that is 100 times the
+    printed limit (sigma = 100), and 100 times the corrected one (sigma = 1).
     """
     M, found = 10_000, []
     for noise, eps in ((100.0, 100 * 100 / M), (1.0, 100 / M)):
@@ -82,25 +82,25 @@ def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
 def second_moment() -> tuple[Outcome, Outcome]:
     """xi = 0 or 2, of a random sign: E xi = 0, so E|xi|^2 = 2, while (E|xi|)^2 = 1."""
     values = np.array([0.0, 2.0, 0.0, -2.0])
-    away = np.abs(values - values.mean())
+    deviations = np.abs(values - values.mean())
     return both(
         float(np.mean(values**2)),
-        float(values.mean() ** 2 + away.mean() ** 2),
-        float(values.mean() ** 2 + (away**2).mean()),
+        float(values.mean() ** 2 + deviations.mean() ** 2),
+        float(values.mean() ** 2 + (deviations**2).mean()),
         equality=True,
     )
 
 
 def batch() -> tuple[Outcome, Outcome]:
-    """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2; each term's
-    is 1.
+    """All pairs of two fair signs, drawn with replacement: the variance of the mean is 1/2; that of
+    each term is 1.
     """
     pairs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)])
     return both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
 
 def without_replacement() -> tuple[Outcome, Outcome]:
-    """All pairs of {-1, 0, 1}: the mean of two varies by 1/6."""
+    """All pairs from {-1, 0, 1}: the mean of two has the variance 1/6."""
     a = np.array([-1.0, 0.0, 1.0])
     means = [(a[i] + a[j]) / 2 for i in range(3) for j in range(i)]
     M, B, variance = 3, 2, float(np.mean(a**2))
@@ -109,14 +109,14 @@ def without_replacement() -> tuple[Outcome, Outcome]:
 
 
 def _power_of(rate: rates.Rate) -> float:
-    """d log T / d log (1 / eps) at small eps, to three digits."""
+    """Returns d log T / d log (1 / eps) at small eps, rounded to three digits."""
     few, many = rate.iterations(1e-7), rate.iterations(1e-9)
     return round(math.log(many / few) / math.log(100), 3)
 
 
 def error_compensation_order() -> tuple[Outcome, Outcome]:
-    """The theorem's own rate, D = L = 1, sigma' = 1e6: in which power of 1 / eps do its iterations
-    grow?
+    """The rate of the theorem with D = L = 1, sigma' = 1e6: the power of 1 / eps with which the
+    iterations grow.
     """
     rate = error_compensated_sgd.rate(
         gap=1.0, smoothness=1.0, noise=0.0, compression=1e6, workers=1
@@ -125,7 +125,7 @@ def error_compensation_order() -> tuple[Outcome, Outcome]:
 
 
 def decentralization_order() -> tuple[Outcome, Outcome]:
-    """The theorem's own rate, D = L = 1, varsigma = 1e6, rho = 1/2."""
+    """The rate of the theorem with D = L = 1, varsigma = 1e6, rho = 1/2: the power of 1 / eps."""
     rate = decentralized_sgd.rate(
         gap=1.0, smoothness=1.0, noise=0.0, heterogeneity=1e6, workers=4, rho=0.5
     )
@@ -133,10 +133,11 @@ def decentralization_order() -> tuple[Outcome, Outcome]:
 
 
 def asynchronous_speedup() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 with much noise, exact, after as many updates of 16 workers (tau = 15) as of one.
+    """f = x^2 / 2 with much noise, exact, after the same number of updates with 16 workers (tau =
+    15) and with one.
 
-    By sigma^2 / (N eps^2) they would reach an eps about a quarter as large, by sigma^2 / eps^2 one
-    as large, with N / eps on top of both.
+    With sigma^2 / (N eps^2), 16 workers would reach an eps about a quarter as large; with sigma^2 /
+    eps^2, the same eps; the term N / eps adds to both.
     """
     noise, steps = 10.0, 16_000
     left = [
@@ -151,14 +152,14 @@ def asynchronous_speedup() -> tuple[Outcome, Outcome]:
 
 
 def ring() -> tuple[Outcome, Outcome]:
-    """Four workers with equal gradients 1 and nothing lost: the ring's result is 1."""
+    """Four workers with equal gradients 1 and no compression error: the ring's result is 1."""
     g = np.ones(4)
     printed = g.sum()  # Q(... Q(Q(g_1) + g_2) ... + g_N)
     return both(float(_ring_step(g)), float(printed), float(printed / 4), equality=True)
 
 
 def _ring_step(g: np.ndarray) -> float:
-    """What the project's ring makes of gradients: one step with gamma = 1 from 0."""
+    """Returns the aggregate of the project's ring: one step with gamma = 1 from 0."""
     A = np.ones((len(g), 4))
     problem = problems.quadratic(A, -np.outer(g, np.ones(4)))
     method = algorithms.compressed_sgd(optax.sgd(1.0), compressors.identity, via="ring")
@@ -167,17 +168,18 @@ def _ring_step(g: np.ndarray) -> float:
 
 
 def sparsification() -> tuple[Outcome, Outcome]:
-    """p = 1/4: the probabilities of all that can become of an element are 1 together."""
+    """p = 1/4: the probabilities of all possible values of an element sum to 1."""
     p = 0.25
     return both(1.0, p + p, (1 - p) + p, equality=True)
 
 
 def averaged_noise() -> tuple[Outcome, Outcome]:
-    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 is 1/4, of
-    all 16 cases.
+    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 over all 16
+    cases is 1/4.
 
-    As the theorem assumes it, sigma^2 is that of the mean of the gradients, and a fourth of it is
-    too little; as the proof uses it, and as Assumption 6 has it, it is one worker's.
+    In the theorem's assumption, sigma^2 is the variance of the mean of the gradients, and a fourth
+    of it is too small; in the proof and in Assumption 6, it is the variance of one worker's
+    gradient.
     """
     N = 4
     cases = 1.0 - 2 * ((np.arange(2**N)[:, None] >> np.arange(N)) & 1)
@@ -186,15 +188,15 @@ def averaged_noise() -> tuple[Outcome, Outcome]:
 
 
 def compensation() -> tuple[Outcome, Outcome]:
-    """One worker whose error and the server's are equal: |Omega|^2 = 4 sigma'^2; L = sigma' = 1,
-    gamma = 1/2.
+    """One worker whose error equals the server's: |Omega|^2 = 4 sigma'^2; L = sigma' = 1, gamma =
+    1/2.
 
-    The distance of the gradients is 1, and so is its square: it is not only the square that (3.18)
-    lacks on its left side.
+    The distance of the gradients is 1, and so is its square, so that (3.18) is wrong even with the
+    square that is missing on its left side.
     """
     L, gamma, delta = 1.0, 0.5, np.array([1.0])
-    apart = L * gamma * float(np.linalg.norm(delta + delta))
-    return Outcome(apart, 2 * L**2 * gamma**2), Outcome(apart**2, 4 * L**2 * gamma**2)
+    distance = L * gamma * float(np.linalg.norm(delta + delta))
+    return Outcome(distance, 2 * L**2 * gamma**2), Outcome(distance**2, 4 * L**2 * gamma**2)
 
 
 def inner_product() -> tuple[Outcome, Outcome]:
@@ -205,8 +207,8 @@ def inner_product() -> tuple[Outcome, Outcome]:
 
 
 def stale_gradients() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 without noise, gamma = 1/2, from 1, D(0..3) = 0, 0, 0, 2: x_2 = 0 has no gradient,
-    yet x_3 has moved on from it.
+    """f = x^2 / 2 without noise, gamma = 1/2, from 1, D(0..3) = 0, 0, 0, 2: the gradient at x_2 = 0
+    is 0, yet x_3 differs from x_2.
     """
     gamma, x, D = 0.5, [1.0], (0, 0, 0, 2)
     for t in range(3):
@@ -221,8 +223,8 @@ def stale_gradients() -> tuple[Outcome, Outcome]:
 
 
 def stale_descent() -> tuple[Outcome, Outcome]:
-    """x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the
-    descent of step 5, which goes uphill.
+    """f = x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the
+    descent inequality of step 5, in which f increases.
     """
     gamma, tau, x = 0.25, 2, [1.0]
 
@@ -240,7 +242,9 @@ def stale_descent() -> tuple[Outcome, Outcome]:
 
 
 def asynchronous_step() -> tuple[Outcome, Outcome]:
-    """sigma = 0, tau = 4, L = 1: gamma L tau is 4/5, where (4.8) needs at most 1/2."""
+    """sigma = 0, tau = 4, L = 1: with the printed step size gamma L tau is 4/5, but (4.8) requires
+    at most 1/2.
+    """
     L, tau = 1.0, 4
     printed = 1 / (L * (tau + 1))
     ours = asynchronous_sgd.step_size(gap=1.0, smoothness=L, noise=0.0, steps=100, staleness=tau)
@@ -262,11 +266,11 @@ def full_graph() -> tuple[Outcome, Outcome]:
 
 
 def disconnected() -> tuple[Outcome, Outcome]:
-    """Three workers who average, and one alone, f_n = (x - b_n)^2 / 2, b = (0, 0, 0, 4): the lone
-    one never learns of f.
+    """Three workers that average, and an isolated one, f_n = (x - b_n)^2 / 2, b = (0, 0, 0, 4): the
+    isolated worker receives no information on f.
 
-    Left side: the distance of its model from the minimiser 1 after many steps; "works" would bring
-    it to 0.
+    Left side: the distance of its model from the minimiser 1 after many steps, which would be 0 if
+    the matrix worked.
     """
     W = np.zeros((4, 4))
     W[:3, :3], W[3, 3] = 1 / 3, 1.0
@@ -277,7 +281,7 @@ def disconnected() -> tuple[Outcome, Outcome]:
 
 
 def ring_spectrum() -> tuple[Outcome, Outcome]:
-    """The gap of ring(1000), to 1 %."""
+    """The spectral gap of ring(1000), rounded to 1 %."""
     gap, right = topologies.ring(1000).spectral_gap, 4 * math.pi**2 / 3e6
     return Outcome(round(gap / right, 2), 4.0, equality=True), Outcome(
         round(gap / right, 2), 1.0, equality=True
@@ -285,18 +289,20 @@ def ring_spectrum() -> tuple[Outcome, Outcome]:
 
 
 def apart() -> tuple[Outcome, Outcome]:
-    """Two workers, f_n = x^2/2 -+ x, at x = (-1, 1): gradients -2 and 2, varsigma = 1: 8 against 2
-    + 2.
+    """Two workers, f_n = x^2/2 -+ x, at x = (-1, 1): gradients -2 and 2, varsigma = 1: 8 compared
+    with 2 + 2.
     """
     x, b, L = np.array([-1.0, 1.0]), np.array([1.0, -1.0]), 1.0
     local, mean = x - b, float(x.mean() - b.mean())
     left = float(np.sum((local - mean) ** 2))
-    away, varsigma = float(np.sum((x - x.mean()) ** 2)), float(np.mean(b**2))
-    return both(left, L**2 * away + 2 * varsigma, 2 * L**2 * away + 2 * 2 * varsigma)
+    disagreement, varsigma = float(np.sum((x - x.mean()) ** 2)), float(np.mean(b**2))
+    return both(
+        left, L**2 * disagreement + 2 * varsigma, 2 * L**2 * disagreement + 2 * 2 * varsigma
+    )
 
 
 def bracket() -> tuple[Outcome, Outcome]:
-    """f = x^2/2 - 10, which is negative along the path; gamma = 1/2, at x = 1."""
+    """f = x^2/2 - 10, which is negative along the trajectory; gamma = 1/2, at x = 1."""
     f, gamma, x = (lambda x: x**2 / 2 - 10), 0.5, 1.0
     after = x - gamma * x
     printed, corrected = 2 / gamma * f(x) - f(after), 2 / gamma * (f(x) - f(after))
@@ -304,12 +310,12 @@ def bracket() -> tuple[Outcome, Outcome]:
 
 
 def decentralized_step() -> tuple[Outcome, Outcome]:
-    """Linear speedup: with N = 16 times the workers the step may be 4 times as long; as printed it
-    is 4 times shorter.
+    """Linear speedup: with N = 16 times the workers the step size may be 4 times as large; as
+    printed it is 4 times smaller.
 
-    Left side: what mini-batch SGD (the complete graph, rho = 0) has at the corrected step size,
-    exact; right sides: the rate 2LD/T + 2 sigma sqrt(2LD/(NT)) is met by it, and what the printed
-    step size reaches is compared with the same rate.
+    Left side: the exact result of mini-batch SGD (the complete graph, rho = 0) at the printed and
+    at the corrected step size. Right side: the rate 2LD/T + 2 sigma sqrt(2LD/(NT)), which holds at
+    the corrected step size.
     """
     N, noise, steps, D = 16, 4.0, 20_000, 0.5
     problem = _bowl(workers=N, noise=noise)
@@ -328,8 +334,8 @@ def decentralized_step() -> tuple[Outcome, Outcome]:
 
 
 def decentralized_condition() -> tuple[Outcome, Outcome]:
-    """The step that the proof takes from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g / N, at
-    the largest g; N = 2, rho = 1/2.
+    """The inequality that the proof derives from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g
+    / N, at the largest g; N = 2, rho = 1/2.
     """
     L, N, rho = 1.0, 2, 0.5
 
@@ -343,8 +349,8 @@ def decentralized_condition() -> tuple[Outcome, Outcome]:
 
 
 def third_message() -> tuple[Outcome, Outcome]:
-    """The switch's time from the first start to the last end, beside the 14 that figure 1.3 and its
-    text have.
+    """The switch's time from the first start to the last end, compared with the 14 of figure 1.3
+    and its text.
     """
     found = []
     for receiver in (1, 0):
@@ -369,13 +375,13 @@ def _messages(N: int) -> list[network.Message]:
 
 
 def sent_by_each() -> tuple[Outcome, Outcome]:
-    """Four workers: what the first one's messages are together, in vectors."""
+    """Four workers: total size of the first worker's messages, in vectors."""
     sent = sum(message.size for message in _messages(4) if message.sender == 0)
     return both(float(sent), 1.0, 2 * 3 / 4, equality=True)
 
 
 def all_reduce() -> tuple[Outcome, Outcome]:
-    """Four workers, N + 1 of them, on the switch, l = 1, r = 4."""
+    """Four workers, called N + 1, on the switch, l = 1, r = 4."""
     N, latency, transfer = 3, 1, 4
     printed, corrected = (
         2 * N * latency + 2 * transfer,
@@ -390,7 +396,7 @@ def all_reduce() -> tuple[Outcome, Outcome]:
 
 
 def all_reduce_of_workers() -> tuple[Outcome, Outcome]:
-    """Four workers, N of them, likewise."""
+    """Four workers, called N, on the switch, l = 1, r = 4."""
     N, latency, transfer = 4, 1, 4
     printed, corrected = 2 * N * latency + 2 * transfer, 2 * (N - 1) * (latency + transfer / N)
     return both(

@@ -1,15 +1,16 @@
-r"""Spectral facts of the graphs: closed forms of $\rho$, and that gossip shrinks disagreement by
-it.
+r"""Spectra of the graphs: closed forms of $\rho$, and the contraction of disagreement by gossip.
 
 Circulant matrices have the eigenvalues $\sum_j W_{0j} e^{2\pi i jk/N}$. With Metropolis weights:
 
-- complete: $\rho = 0$. Ring, N >= 3: $\max_k |1 + 2\cos(2\pi k/N)| / 3$, about $1 - 4\pi^2/(3N^2)$.
+- Complete: $\rho = 0$. Ring, N >= 3: $\max_k |1 + 2\cos(2\pi k/N)| / 3$, about $1 - 4\pi^2/(3N^2)$.
   Torus, both sides >= 3: $\max |1 + 2\cos a + 2\cos b| / 5$. Chain, N >= 3:
   $(1 + 2\cos(\pi/N)) / 3$. Hypercube of dimension k: $(k - 1)/(k + 1)$. Star: $1 - 1/N$.
-- For a symmetric W, $|W^t x - \bar x| \le \rho^t |x - \bar x|$, reached by an eigenvector.
-- Two workers with W = [[a, 1 - a], [1 - a, a]] have the eigenvalue 2a - 1, which is negative for a
-  < 1/2: $\rho = |2a - 1|$. Who takes the mean of all others has $-1/(N - 1)$. A directed ring on
-  which everybody keeps a: $\rho = \max_k |a + (1 - a) e^{2\pi i k/N}|$.
+- For a symmetric W, $|W^t x - \bar x| \le \rho^t |x - \bar x|$, which is attained by an
+  eigenvector.
+- Two workers with W = [[a, 1 - a], [1 - a, a]] have the eigenvalue 2a - 1, which is negative for
+  a < 1/2: $\rho = |2a - 1|$. If every worker takes the mean of all others, W has the eigenvalue
+  $-1/(N - 1)$. A directed ring on which every worker keeps the fraction a has
+  $\rho = \max_k |a + (1 - a) e^{2\pi i k/N}|$.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _torus(rows: int, columns: int) -> float:
 
 
 def closed_form(draws: Draws) -> list[Outcome]:
-    """One graph."""
+    """Checks rho of a random graph against its closed form."""
     kind = draws.choice(("complete", "ring", "torus", "chain", "hypercube", "star"))
     n, k = draws.integer(3, 200), draws.integer(1, 7)
     rows, columns = draws.integer(3, 12), draws.integer(3, 12)
@@ -65,14 +66,15 @@ SWAP = np.array([[0.1, 0.9], [0.9, 0.1]])
 
 
 def directed_ring(n: int, own: float) -> np.ndarray:
-    """Everybody keeps a share, and sends the rest to the next one: neither symmetric nor, where it
-    is not a half, its own transpose's.
+    """Returns the W of a directed ring on which every worker keeps the fraction `own` and sends the
+    rest to the next one. It is not symmetric and, unless `own` is 1/2, not a shift of its
+    transpose.
     """
     return own * np.eye(n) + (1 - own) * graphs.around(n, 1)
 
 
 def negative() -> list[Outcome]:
-    """Graphs whose second largest eigenvalue in absolute value is negative, or not real; and a
+    """Checks graphs whose second largest eigenvalue in absolute value is negative or complex, and a
     schedule that ends with the exact mean.
     """
     n, peers_of_8 = 5, topologies.one_peer_exponential(8)
@@ -97,12 +99,15 @@ def negative() -> list[Outcome]:
 
 
 def ring_gap(draws: Draws) -> list[Outcome]:
-    r"""The ring's gap is at most $4\pi^2/(3N^2)$, which it approaches: $1 - \cos u \le u^2/2$."""
-    return of_ring(draws.integer(6, 1024))  # below, another eigenvalue is larger in absolute value
+    r"""Checks that the spectral gap of the ring is at most $4\pi^2/(3N^2)$, since $1 - \cos u \le
+    u^2/2$; it converges to this value.
+    """
+    # For N < 6 another eigenvalue is larger in absolute value.
+    return of_ring(draws.integer(6, 1024))
 
 
 def of_ring(n: int) -> list[Outcome]:
-    """Of n workers."""
+    """Checks the spectral gap of the ring of n workers."""
     return [
         Outcome(
             topologies.ring(n).spectral_gap,
@@ -114,7 +119,7 @@ def of_ring(n: int) -> list[Outcome]:
 
 
 def gossip(draws: Draws) -> list[Outcome]:
-    """Rounds of the project's gossip from a random start, or from the slowest eigenvector."""
+    """Checks rounds of the project's gossip, from random values or from the slowest eigenvector."""
     topology = draws.choice(instances.graphs())
     rounds = draws.integer(1, 30)
     random = np.random.default_rng(draws.integer(0, 2**32 - 1)).normal(size=topology.n)
@@ -127,14 +132,14 @@ def _slowest(topology: Topology) -> np.ndarray:
 
 
 def alternating() -> list[Outcome]:
-    """Two workers who swap most of what they have: one round takes (1, -1) to -0.8 of it, and rho
-    is 0.8.
+    """Two workers swap most of their values: one round multiplies (1, -1) by -0.8, and rho is
+    0.8.
     """
     return _shrinks(topologies.from_matrix(SWAP, "swap"), np.array([1.0, -1.0]), 3)
 
 
 def slowest() -> list[Outcome]:
-    """From slowest eigenvectors: the bound is reached."""
+    """Starts from the slowest eigenvectors, with which the bound is attained."""
     return [
         outcome
         for topology in instances.graphs()
@@ -144,12 +149,12 @@ def slowest() -> list[Outcome]:
 
 def _shrinks(topology: Topology, x: np.ndarray, rounds: int) -> list[Outcome]:
     after = np.asarray(_gossip(topology)(jnp.asarray(x), jnp.int32(rounds)))
-    apart, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
+    disagreement, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
     case = f"{topology.name}, {rounds} rounds"
-    kept = Outcome(
+    mean = Outcome(
         float(after.mean()), float(x.mean()), case=f"{case}, mean", equality=True, scale=1.0
     )
-    return [Outcome(apart, topology.rho**rounds * before, case=case, scale=1e-6), kept]
+    return [Outcome(disagreement, topology.rho**rounds * before, case=case, scale=1e-6), mean]
 
 
 @cache
@@ -169,7 +174,7 @@ STATEMENTS = [
         [negative],
     ),
     Statement(
-        "gap of the ring",
+        "spectral gap of the ring",
         "section 5.2.1",
         "weights of 1/3, N >= 6",
         ring_gap,

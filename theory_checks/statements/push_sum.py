@@ -1,22 +1,23 @@
-r"""Push-sum without gradients: de-biased values agree, on the average of the start.
+r"""Push-sum without gradients: the de-biased values converge to the average of the initial values.
 
-Rows are workers. $X_{t+1} = W_t X_t$, $w_{t+1} = W_t w_t$, $w_0 = 1$ with columns that sum to 1:
-the sums over workers of X and of w are kept. The values $z_t = x_t / w_t$ have
+Rows are workers. $X_{t+1} = W_t X_t$, $w_{t+1} = W_t w_t$, $w_0 = 1$. The columns of $W_t$ sum to
+1, so that the sums over workers of X and of w are constant. The values $z_t = x_t / w_t$ satisfy
 
 $$ Z_{t+1} = P_t Z_t, \qquad P_t = \mathrm{diag}(w_{t+1})^{-1} W_t\, \mathrm{diag}(w_t), $$
 
-nonnegative with rows that sum to 1. What such a matrix leaves of the spread, the largest difference
-of two workers' values in an element, is at most its Dobrushin coefficient,
+where $P_t$ is nonnegative with rows that sum to 1. Such a matrix multiplies the spread, the largest
+difference between two workers' values in an element, by at most its Dobrushin coefficient,
 
 $$ \max_{i,j} |z_{t,i} - z_{t,j}| \le \tau(P_{t-1} \cdots P_s) \max_{i,j} |z_{s,i} - z_{s,j}|,
 \qquad
    \tau(P) = \frac12 \max_{i,j} \sum_k |P_{ik} - P_{jk}|, $$
 
-reached for every P by values 0 and 1. Products of enough rounds of a strongly connected graph have
-$\tau < 1$: the limit is one for all, and as sums are kept, the mean of the start.
+which is attained for every P by values 0 and 1. Products of sufficiently many rounds on a strongly
+connected graph have $\tau < 1$. Hence all values have the same limit, which is the mean of the
+initial values, because the sums are constant.
 
 Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", 2003; Seneta,
-"Non-negative matrices and Markov chains", 1981, (the coefficient); Assran, Loizou, Ballas and
+"Non-negative matrices and Markov chains", 1981 (the coefficient); Assran, Loizou, Ballas and
 Rabbat, "Stochastic gradient push", 2019.
 """
 
@@ -35,12 +36,13 @@ from theory_checks.machinery import moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
-# times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
+# If a spread is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest
+# value.
 _ROUNDED = 1e-4
 
 
 def dobrushin(P: np.ndarray) -> float:
-    """tau(P), of rows that sum to 1."""
+    """Returns tau(P) of a matrix whose rows sum to 1."""
     return float(np.abs(P[:, None] - P[None]).sum(axis=2).max()) / 2
 
 
@@ -56,15 +58,15 @@ def _follow(topology: Topology, models: np.ndarray) -> State:
 
 
 def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
-    """Holds the spread of the de-biased values to the coefficients: of every round, and of all
-    rounds since the start.
+    """Checks the spread of the de-biased values against the coefficients of every round, and of the
+    product of all rounds since the start.
 
     Args:
-        topology: any, or a schedule.
-        models: where workers begin, `[N, d]`.
+        topology: any topology or schedule whose columns sum to 1.
+        models: initial models, `[N, d]`.
     """
-    known = _follow(topology, models).workers
-    spread = np.ptp(known.params / known.weight[:, :, None], axis=1)
+    workers = _follow(topology, models).workers
+    spread = np.ptp(workers.params / workers.weight[:, :, None], axis=1)
     w, product, every, since = np.ones(topology.n), np.eye(topology.n), [], []
     for t in range(_STEPS):
         W = topology.matrices[t % topology.period].toarray()
@@ -85,7 +87,9 @@ def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
 
 @cache
 def graphs() -> tuple[Topology, ...]:
-    """Directed: one whose rows do not sum to 1, and a schedule of two such."""
+    """Returns two directed topologies: one whose rows do not sum to 1, and a schedule of two such
+    matrices.
+    """
     one = np.array(
         [[0.5, 0.0, 0.2, 0.0], [0.25, 0.7, 0.0, 0.0], [0.25, 0.3, 0.4, 0.1], [0.0, 0.0, 0.4, 0.9]]
     )
@@ -98,7 +102,9 @@ def graphs() -> tuple[Topology, ...]:
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One start on one directed graph: of two values, or any."""
+    """Checks a random directed graph from random models, which have arbitrary values or two
+    values.
+    """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     models = rng.choice(
         [rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]
@@ -107,8 +113,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def two_values() -> list[Outcome]:
-    """0 and 1: of all such starts some reach the coefficient of the first round, and others that of
-    many.
+    """Models of 0 and 1: some of them attain the coefficient of the first round, others that of
+    many rounds.
     """
     starts = [
         np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1)
@@ -120,13 +126,13 @@ def two_values() -> list[Outcome]:
 
 
 def sums_are_kept() -> list[Outcome]:
-    """Of models and of weights; so that the mean of the start is always between the values, which
-    agree in the end.
+    """Checks that the sums of models and of weights are constant, and that the mean of the initial
+    models stays between the values, which converge to each other.
     """
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
-        known = _follow(topology, models).workers
-        for kind, values in (("models", known.params), ("weights", known.weight[:, :, None])):
+        workers = _follow(topology, models).workers
+        for kind, values in (("models", workers.params), ("weights", workers.weight[:, :, None])):
             total = values.sum(axis=1)
             found += paths.worst(
                 total,
@@ -135,10 +141,10 @@ def sums_are_kept() -> list[Outcome]:
                 equality=True,
                 scale=1.0,
             )
-        values = known.params / known.weight[:, :, None]
-        away = np.abs(values - models.mean(axis=0)).max(axis=1)
+        values = workers.params / workers.weight[:, :, None]
+        distance = np.abs(values - models.mean(axis=0)).max(axis=1)
         found += paths.worst(
-            away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
+            distance, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
         )
     return found
 

@@ -1,18 +1,19 @@
-r"""SCAFFOLD with equal Hessians h I and exact gradients: everything in closed form; and what holds
-whatever the Hessians.
+r"""SCAFFOLD with equal Hessians h I and exact gradients: closed forms of models and control
+variates; and properties that hold for all Hessians.
 
 Rows are workers; $f_n'(y) = h y - b_n$, $\tilde b_n = b_n - \bar b$, $Q = 1 - \gamma h$. The mean
-of the control variates is the server's, so that means are gradient descent:
-$\bar x_t - x^\star = Q^t (x_0 - x^\star)$. What a worker's corrected gradient differs by from the
-mean is $-r_j \tilde b_n$ in period j, $r_0 = 1$ as all controls begin at 0. After k of its H steps
-models differ by $\tilde y_n = \frac{1 - Q^k}{h} r_j \tilde b_n$. The new control differs from the
-mean's by the mean of $h \tilde y_n - \tilde b_n$ over these steps, so that
+of the control variates equals the server's, so that the mean of the models follows gradient
+descent: $\bar x_t - x^\star = Q^t (x_0 - x^\star)$. The difference between a worker's corrected
+gradient and the mean is $-r_j \tilde b_n$ in period j, apart from the models' own differences, with
+$r_0 = 1$, as all control variates start at 0. After k of its H steps a worker's model differs from
+the mean by $\tilde y_n = \frac{1 - Q^k}{h} r_j \tilde b_n$. The new control variate differs from
+the mean by the average of $h \tilde y_n - \tilde b_n$ over these steps, so that
 
 $$ r_{j+1} = (1 - m) r_j, \qquad m = \frac1H \sum_{k < H} Q^k, $$
 
 and in round $t = jH + k$ the models are
 $x^\star + Q^t (x_0 - x^\star) + \frac{1 - Q^k}{h} (1 - m)^j \tilde b_n$: workers' differences
-vanish linearly, where local SGD has $r_j = 1$ for ever.
+vanish linearly, whereas local SGD has $r_j = 1$ in all periods.
 
 Source: Karimireddy et al., "SCAFFOLD", 2020, whose Theorem III has a rate without heterogeneity;
 the closed form is derived here.
@@ -34,12 +35,12 @@ _WORKERS, _PERIODS = 4, (1, 3)
 def closed_form(
     h: float, b: np.ndarray, start: np.ndarray, gamma: float, period: int
 ) -> np.ndarray:
-    """The models before each round, `[T + 1, N, d]`.
+    """Returns the models before each round, `[T + 1, N, d]`.
 
     Args:
-        h: the curvature of all.
-        b: `[N, d]`.
-        start: `[d]`.
+        h: the curvature of all f_n.
+        b: linear terms, `[N, d]`.
+        start: initial model, `[d]`.
         gamma: the step size.
         period: H.
     """
@@ -53,7 +54,9 @@ def closed_form(
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One problem of equal Hessians: models, and that the mean of the controls is the server's."""
+    """Checks the models of a random problem with equal Hessians, and that the mean of the control
+    variates equals the server's.
+    """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     h, period = draws.real(0.2, 5.0), draws.choice(_PERIODS)
     gamma, spread = draws.real(0.01, 1.9) / h, draws.real(0.1, 3.0)
@@ -77,8 +80,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def optimum() -> list[Outcome]:
-    """Workers with Hessians that differ end at the minimiser of the mean, with their own gradients
-    there as controls.
+    """Checks that with unequal Hessians workers converge to the minimiser of the mean, with their
+    gradients at this point as control variates.
     """
     problem = problems.random_quadratic(
         _WORKERS, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=6
@@ -87,11 +90,15 @@ def optimum() -> list[Outcome]:
         moments.with_step(algorithms.scaffold, _PERIODS[1]), problem, 0.1, steps=900
     )
     best = np.broadcast_to(np.asarray(problem.constants.minimizer), (_WORKERS, 2))
-    own = paths.gradients(problem, best)
+    gradients = paths.gradients(problem, best)
     return [
         *paths.worst(path.workers.params[-1], best, case="optimum", equality=True, scale=1.0),
         *paths.worst(
-            path.workers.control[-1], own, case="controls at the optimum", equality=True, scale=1.0
+            path.workers.control[-1],
+            gradients,
+            case="controls at the optimum",
+            equality=True,
+            scale=1.0,
         ),
     ]
 

@@ -12,8 +12,8 @@ $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma
 
 At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is
 $\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L + q)$, which is the rate. On
-$\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that
-$\sigma^2$ may be their average along the path.
+$\frac L2 |x|^2$ the bound is attained as T grows. The variances enter only through their sum, so
+that $\sigma^2$ may be their average along the path.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
-    """gamma <= 1 / L, and one bound of the variance everywhere: of a worker's noise and of what
-    workers differ in.
+    """Returns the conditions: gamma <= 1 / L, and the same bound everywhere on the variance, which
+    consists of a worker's noise and the heterogeneity.
     """
     limit = 1 / instances.known(problem).smoothness
     return [
@@ -40,7 +40,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
 
 @ranges.held("sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> float:
-    r"""$\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
+    r"""Returns the recommended step size: $\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
     return 1 / (smoothness + noise * math.sqrt(smoothness * steps / (2 * gap)))
 
 
@@ -48,8 +48,8 @@ def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> flo
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float
 ) -> float:
-    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, on
-    $\frac1T \sum_t E|f'(x_t)|^2$.
+    r"""Returns $\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, the
+    bound on $\frac1T \sum_t E|f'(x_t)|^2$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -67,16 +67,18 @@ def bound(
 
 @ranges.held("sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
-    r"""$\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    r"""Returns $\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$, the rate at the recommended step
+    size.
+    """
     return Rate(2 * smoothness * gap, noise * math.sqrt(2 * smoothness * gap))
 
 
 def total_noise(problem: Problem) -> float:
-    r"""$\sqrt{\sigma^2 + \varsigma^2}$: a gradient of one worker, drawn uniformly, varies by its
-    noise and by what workers differ in.
+    r"""Returns $\sqrt{\sigma^2 + \varsigma^2}$: the gradient of a worker that is drawn uniformly
+    varies because of its noise and of the heterogeneity.
     """
-    known = instances.known(problem)
-    return math.hypot(known.noise, known.heterogeneity or 0.0)
+    constants = instances.known(problem)
+    return math.hypot(constants.noise, constants.heterogeneity or 0.0)
 
 
 def check(
@@ -88,24 +90,29 @@ def check(
     seed: int = 0,
     method: Method = algorithms.sgd,
 ) -> Outcome:
-    """Holds the bound to the exact moments on a quadratic, to runs on another problem.
+    """Checks the bound: against the exact moments on a quadratic, against runs on other problems.
 
     Args:
-        problem: that knows its constants.
+        problem: a problem with known constants.
         steps: T.
         learning_rate: gamma; None: the recommended one.
-        seeds, seed: of runs.
-        method: optimiser -> method that takes one worker's gradient at a time, the project's or
-            one's own.
+        seeds, seed: number of runs, and their seed.
+        method: optimiser -> method that uses one worker's gradient per round; the default or a
+            custom one.
 
     Raises:
-        ValueError: the problem does not know its constants, or a hypothesis fails.
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    known, noise = instances.known(problem), total_noise(problem)
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps}
+    constants, noise = instances.known(problem), total_noise(problem)
+    numbers = {
+        "gap": constants.gap,
+        "smoothness": constants.smoothness,
+        "noise": noise,
+        "steps": steps,
+    }
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
     measured, error = runs.gradient(
         method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed
     )
@@ -113,7 +120,7 @@ def check(
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
-    """One quadratic."""
+    """Checks the exact moments on a random quadratic."""
     N, d = draws.choice(((1, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d, hessians=("isotropic", "equal"))
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
@@ -122,7 +129,7 @@ def trial_exact(draws: Draws) -> list[Outcome]:
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
-    """Wells and hills, which are not convex."""
+    """Checks runs on random wells, which are not convex."""
     problem = instances.random_wells(draws, 3, 4)
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
@@ -130,24 +137,27 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
-"""How far the start is, how much noise there is, gamma L: each term of the bound alone, and both.
-"""
+"""Distance of the start, noise, and gamma L: each term of the bound alone, and both together."""
 
 
 def bowls() -> list[Outcome]:
-    """The bound is met once the start is forgotten, whether what varies is noise or the worker."""
+    """The bound is attained as the influence of the start vanishes, whether the variance comes from
+    the noise or from the heterogeneity.
+    """
     found = []
     for away, noise, share in HARD:
-        for own, z in ((noise, 0.0), (0.0, noise)):
+        for sigma, z in ((noise, 0.0), (0.0, noise)):
             problem = instances.bowl(
-                4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z
+                4, 3, away=away + 1e-3, smoothness=2.0, noise=sigma, heterogeneity=z
             )
             found.append(check(problem, steps=500, learning_rate=share / 2.0))
     return found
 
 
 def wells() -> list[Outcome]:
-    """In a well, with little noise of both kinds; from near a hilltop in small steps, without."""
+    """Starts in a well with little noise of both kinds, and near a hilltop with small steps and
+    without noise.
+    """
     well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
     hilltop = instances.wells(3, 4, start=3.0)
     return [

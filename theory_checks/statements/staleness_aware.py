@@ -1,5 +1,5 @@
-r"""Asynchronous SGD with steps of its own in every update, staleness-aware ones above all: Theorem
-4.2.3 for variable steps.
+r"""Asynchronous SGD with a different step size in every update, in particular staleness-aware step
+sizes: Theorem 4.2.3 for variable steps.
 
 With $x_{t+1} = x_t - \gamma_t g_t(x_{D(t)})$, by smoothness as in (4.5),
 
@@ -7,24 +7,24 @@ $$ E f(x_{t+1}) - E f(x_t) \le -\frac{\gamma_t}2 E|f'(x_t)|^2 - \frac{\gamma_t}2
 E|f'(x_{D(t)})|^2
    + \frac{\gamma_t}2 E|f'(x_t) - f'(x_{D(t)})|^2 + \frac{\gamma_t^2 L \sigma^2}{2}. $$
 
-$x_t - x_{D(t)}$ is the sum of the steps $s = D(t), \dots, t - 1$, whose noise is uncorrelated where
+$x_t - x_{D(t)}$ is the sum of the steps $s = D(t), \dots, t - 1$, whose noise is uncorrelated if
 delays are independent of the samples:
 
 $$ E|f'(x_t) - f'(x_{D(t)})|^2 \le 2 L^2 \sigma^2 \sum_{s = D(t)}^{t-1} \gamma_s^2
    + 2 L^2 (t - D(t)) \sum_{s = D(t)}^{t-1} \gamma_s^2 E|f'(x_{D(s)})|^2. $$
 
-In the sum over t, $E|f'(x_{D(s)})|^2$ has the factor
-$-\gamma_s (1 - \gamma_s L) + 2 L^2 \gamma_s^2 \sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$, but
-for a half. Where that is never positive,
+In the sum over t, $E|f'(x_{D(s)})|^2$ has half the factor
+$-\gamma_s (1 - \gamma_s L) + 2 L^2 \gamma_s^2 \sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$. If
+this is never positive,
 
 $$ \frac{\sum_t \gamma_t E|f'(x_t)|^2}{\sum_t \gamma_t} \le \frac{1}{\sum_t \gamma_t} \Big( 2D + L
 \sigma^2 \sum_t \gamma_t^2
    + 2 L^2 \sigma^2 \sum_t \gamma_t \sum_{s = D(t)}^{t-1} \gamma_s^2 \Big), \qquad
    \gamma_s L + 2 L^2 \gamma_s \sum_{t: D(t) \le s < t} \gamma_t (t - D(t)) \le 1. $$
 
-Of constant steps and $t - D(t) \le \tau$ it is Theorem 4.2.3. Staleness-aware steps are
+For constant steps and $t - D(t) \le \tau$ this is Theorem 4.2.3. Staleness-aware steps are
 $\gamma_t = \gamma / \max(1, t - D(t))$: a stale update adds $\gamma$ to the sum in the condition,
-where a constant step adds $\gamma (t - D(t))$.
+whereas a constant step adds $\gamma (t - D(t))$.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements.asynchronous_sgd import stale
 from theory_checks.statements.sgd import total_noise
 
-# the largest staleness that is tried: one size of the buffer, so that all share a program
+# The largest staleness that is checked. All instances use a buffer of this size, so that they share
+# one compiled program.
 OLDEST = 4
 
 
 def steps_of(staleness: np.ndarray, learning_rate: float) -> np.ndarray:
-    r"""$\gamma_t = \gamma / \max(1, t - D(t))$, `[T]`.
+    r"""Returns $\gamma_t = \gamma / \max(1, t - D(t))$, `[T]`.
 
     Args:
         staleness: t - D(t), `[T]`.
@@ -57,7 +58,7 @@ def steps_of(staleness: np.ndarray, learning_rate: float) -> np.ndarray:
 
 
 def load(staleness: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    r"""$\sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$ for every s, `[T]`.
+    r"""Returns $\sum_{t: D(t) \le s < t} \gamma_t (t - D(t))$ for every s, `[T]`.
 
     Args:
         staleness: t - D(t), at most t, `[T]`.
@@ -70,8 +71,8 @@ def load(staleness: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def hypotheses(smoothness: float, staleness: np.ndarray, steps: np.ndarray) -> list[Condition]:
-    """gamma_s L + 2 L^2 gamma_s sum_t gamma_t (t - D(t)) <= 1 for every s; no model from before the
-    start.
+    """Returns the conditions: gamma_s L + 2 L^2 gamma_s sum_t gamma_t (t - D(t)) <= 1 for every s,
+    positive steps, and no update that reaches back before the first model.
     """
     worst = float((steps * smoothness * (1 + 2 * smoothness * load(staleness, steps))).max())
     early = staleness > np.arange(len(staleness))
@@ -85,7 +86,7 @@ def hypotheses(smoothness: float, staleness: np.ndarray, steps: np.ndarray) -> l
         Condition(
             "gamma_s L + 2 L^2 gamma_s sum gamma_t (t - D(t)) <= 1",
             worst <= 1 + 1e-12,
-            f"at its largest it is {worst:.6g}",
+            f"the largest left side is {worst:.6g}",
         ),
     ]
 
@@ -93,8 +94,9 @@ def hypotheses(smoothness: float, staleness: np.ndarray, steps: np.ndarray) -> l
 def bound(
     *, gap: float, smoothness: float, noise: float, staleness: np.ndarray, steps: np.ndarray
 ) -> float:
-    r"""$\big(2D + L \sigma^2 \sum_t \gamma_t^2 + 2 L^2 \sigma^2 \sum_t \gamma_t \sum_{s = D(t)}^{t-1} \gamma_s^2\big) / \sum_t \gamma_t$,
-    on $\sum_t \gamma_t E|f'(x_t)|^2 / \sum_t \gamma_t$.
+    r"""Returns $\big(2D + L \sigma^2 \sum_t \gamma_t^2 + 2 L^2 \sigma^2 \sum_t \gamma_t \sum_{s =
+    D(t)}^{t-1} \gamma_s^2\big) / \sum_t \gamma_t$, the bound on $\sum_t \gamma_t E|f'(x_t)|^2 /
+    \sum_t \gamma_t$.
 
     Args:
         gap: D = f(x_1) - f*.
@@ -104,9 +106,9 @@ def bound(
         steps: gamma_t, `[T]`.
 
     Raises:
-        ValueError: steps that are too long for their staleness, or a number that there cannot be.
+        ValueError: if steps are too long for their staleness, or an argument is out of range.
 
-    Source: as derived above, after Liu and Zhang, Theorem 4.2.3.
+    Source: derived in the module's docstring, following Liu and Zhang, Theorem 4.2.3.
     """
     ranges.need("staleness_aware.bound", {"gap": gap, "smoothness": smoothness, "noise": noise})
     need("staleness_aware.bound", hypotheses(smoothness, staleness, steps))
@@ -119,8 +121,8 @@ def bound(
 
 
 def largest_step(smoothness: float, staleness: np.ndarray) -> float:
-    r"""The largest $\gamma$ that `hypotheses` allow staleness-aware steps: the root of
-    $a\gamma L + b(\gamma L)^2 = 1$ at the worst s.
+    r"""Returns the largest $\gamma$ for which staleness-aware steps satisfy `hypotheses`: the root
+    of $a\gamma L + b(\gamma L)^2 = 1$ at the worst s.
 
     Args:
         smoothness: L.
@@ -133,34 +135,39 @@ def largest_step(smoothness: float, staleness: np.ndarray) -> float:
 
 @cache
 def _with_table() -> moments.Build:
-    """The staleness-aware method with the instance's `more` as its table of staleness."""
+    """Returns a builder of the staleness-aware method whose staleness table is the instance's
+    `more`.
+    """
     aware = partial(algorithms.asynchronous_sgd, staleness_aware=True)
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), OLDEST, of.more, aware)
 
 
-_LENGTH = 500  # of tables: one size, so that all share a program
+_LENGTH = 500  # length of all staleness tables, so that they share one program
 
 
 def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> Outcome:
-    """Holds the bound to the exact moments.
+    """Checks the bound against the exact moments.
 
     Args:
-        problem: a quadratic of equal Hessians.
-        staleness: t - D(t), `[T]`, T at most 500, at most `OLDEST`.
+        problem: a quadratic with equal Hessians.
+        staleness: t - D(t), `[T]`, T at most 500; at most `OLDEST`.
         learning_rate: gamma.
 
     Raises:
-        ValueError: a hypothesis fails.
+        ValueError: if a hypothesis fails.
     """
-    known, T = instances.known(problem), len(staleness)
+    constants, T = instances.known(problem), len(staleness)
     steps = steps_of(staleness, learning_rate)
     need(
         "staleness_aware",
-        [instances.same_heterogeneity(problem), *hypotheses(known.smoothness, staleness, steps)],
+        [
+            instances.same_heterogeneity(problem),
+            *hypotheses(constants.smoothness, staleness, steps),
+        ],
     )
     right = bound(
-        gap=known.gap,
-        smoothness=known.smoothness,
+        gap=constants.gap,
+        smoothness=constants.smoothness,
         noise=total_noise(problem),
         staleness=staleness,
         steps=steps,
@@ -171,12 +178,15 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> O
     found = moments.second_moments(
         build, problem, learning_rate, steps=T, one_worker=True, varying=True, more=table
     )
-    case = f"{problem.name}, t - D(t) up to {staleness.max()}, gamma L = {learning_rate * known.smoothness:.3g}, T = {T}"
+    case = (
+        f"{problem.name}, t - D(t) up to {staleness.max()}, "
+        f"gamma L = {learning_rate * constants.smoothness:.3g}, T = {T}"
+    )
     return Outcome(float(steps @ found["slope"][:T] / steps.sum()), right, case=case)
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """One quadratic, one sequence of staleness."""
+    """Checks a random quadratic with a random staleness sequence."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     T, tau = draws.choice((1, 5, _LENGTH)), draws.integer(0, OLDEST)
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
@@ -187,18 +197,22 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def _bowl() -> Problem:
-    """Curvature 1 in all directions, exact gradients, equal workers."""
+    """Returns a quadratic of curvature 1 in all directions, with exact gradients and equal
+    workers.
+    """
     return problems.quadratic(np.ones((3, 2)), np.zeros((3, 2)), start=np.ones(2))
 
 
 def one_step() -> list[Outcome]:
-    r"""$\gamma = 1/L$: one step takes all of the gap, $|f'|^2 = 2LD$, and the bound is met."""
+    r"""With $\gamma = 1/L$ and exact gradients the first step reaches the minimum, $|f'|^2 = 2LD$,
+    and the bound is attained.
+    """
     return [check(_bowl(), np.zeros(1, int), learning_rate=1.0)]
 
 
-def later_and_later() -> list[Outcome]:
-    """Long steps are in few of the later ones' delays: gamma is large, and without the division
-    models would grow without bound.
+def increasing_staleness() -> list[Outcome]:
+    """The staleness increases slowly: the largest gamma is so large that, without the division by
+    the staleness, models would grow without bound.
     """
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
     return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness))]
@@ -210,6 +224,6 @@ STATEMENTS = [
         "Theorem 4.2.3, variable steps",
         "gamma_s L + 2 gamma_s L^2 sum gamma_t (t - D(t)) <= 1",
         trial,
-        [one_step, later_and_later],
+        [one_step, increasing_staleness],
     )
 ]

@@ -1,11 +1,11 @@
-r"""Every round is the paper's: each method beside the recursion of its paper in
+r"""Every round of each method, compared with the recursion of its paper in
 `theory_checks.recursions`, symbol by symbol.
 
-The recursion is given what the method draws (who is asked, with whom one averages), and what noise
-each gradient has follows from the round's key and the worker's number: both sides are then equal up
-to rounding, models as well as what else the paper names (errors, estimates, trackers, masses,
-control variates), and the model to take home. Compressors draw nothing: half of the elements, short
-mantissas, signs.
+The recursion receives the random choices of the method (which worker computes a gradient, which
+workers average), and the noise of each gradient is determined by the round's key and the worker's
+number. Both sides are then equal up to rounding: the models, the other variables that the paper
+names (errors, estimates, trackers, push-sum weights, control variates), and the final model. The
+compressors are deterministic: half of the elements, short mantissas, signs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asynchronous methods, whose delays are given or come of a cluster, beside their recursions."""
+"""Asynchronous methods, with given delays or on a cluster, compared with their recursions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from theory_checks.statements.recursions.shared import BITS, asked, cluster, gra
 
 OLDEST = 5
 LATENCY = 0.25
-LONG = 30  # updates: five of each worker
+LONG = 30  # number of updates: five per worker
 
 
 def _table(draws: Draws) -> np.ndarray:
-    """A staleness of three parts, for so many updates, over and over."""
+    """Draws a staleness table of seven updates, which are repeated, and three parts, `[7, 3]`."""
     return (
         np.random.default_rng(draws.integer(0, 2**32 - 1))
         .integers(0, OLDEST + 1, (7, 3))
@@ -41,7 +41,7 @@ def _of_the_table(of: Instance) -> delays.Delays:
 
 
 def _bits_of(*workers: int) -> Symbols:
-    """These send, and receive, a model each."""
+    """Returns the bits of a round in which each of these workers sends and receives one model."""
     each = np.where(np.isin(np.arange(N), workers), float(BITS), 0.0)
     return {"bits up": each, "bits down": each}
 
@@ -139,7 +139,9 @@ def _served(
 
 
 def partners(found: Trajectory) -> np.ndarray:
-    """Of each update of AD-PSGD, the other one who sends, `[T]`; -1 where that is not one other."""
+    """Returns the partner of each update of AD-PSGD, the other worker that sends, `[T]`; -1 if
+    there is not exactly one.
+    """
     found_ = []
     for worker, sent in zip(found.metrics["worker"], found.sent, strict=True):
         others = [n for n in np.flatnonzero(sent) if n != worker]

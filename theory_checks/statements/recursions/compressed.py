@@ -1,4 +1,4 @@
-"""Methods that send compressed gradients, beside their recursions."""
+"""Methods that send compressed gradients, compared with their recursions."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
-    known = found.states.workers
+    memory = found.states.workers
     return {
-        "x": cutting.join(beside(known.model.params)),
+        "x": cutting.join(beside(memory.model.params)),
         "x_hat": trajectories.rows(found.states.server, 1),
-        "u_hat": cutting.join(beside(known.gradient)),
-        "mean of u_hat": cutting.join(beside(known.mean)),
+        "u_hat": cutting.join(beside(memory.gradient)),
+        "mean of u_hat": cutting.join(beside(memory.mean)),
     }
 
 
 def beside(parts: Any) -> np.ndarray:
-    """The parts of all layers, one beside the other, `[..., N, part]`; of those that are padding
-    only, which are not held, zeros.
+    """Concatenates the parts of all layers, `[..., N, part]`. Parts that contain only padding,
+    which are not stored, are zeros.
     """
     each = [np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])]
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""Methods on graphs, beside their recursions."""
+"""Methods on graphs, compared with their recursions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ETA = 0.3
 def _between_neighbours(
     rounds: Iterator[Symbols], on: str, message: float, every: int = 1
 ) -> Iterator[Symbols]:
-    """The same rounds, with a message of so many bits to each neighbour in the last of every
-    few.
+    """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
+    `message` bits to each neighbour.
     """
     for t, symbols in enumerate(rounds, start=1):
         links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
@@ -86,7 +86,7 @@ def _lossy_gossip(
 
 
 def _largest(k: int, d: int) -> int:
-    """Bits of k of d elements, and their places."""
+    """Returns the bits of k of d elements with their indices."""
     return k * DOUBLE + packed((d - 1).bit_length(), k)
 
 

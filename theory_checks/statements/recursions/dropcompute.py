@@ -1,5 +1,5 @@
-"""DropCompute beside its recursion: the seconds of each micro-batch are those of a table, with many
-that end at the threshold.
+"""DropCompute compared with its recursion: the durations of micro-batches are given by a table, and
+many micro-batches end exactly at the threshold.
 """
 
 from __future__ import annotations
@@ -25,51 +25,53 @@ M, H = 4, 3
 
 
 class Numbers(NamedTuple):
-    """Seconds of each micro-batch, `[T, N, M]`, and tau of one round."""
+    """Duration of each micro-batch in seconds, `[T, N, M]`, and tau of one round."""
 
     seconds: Any
     threshold: Any
 
 
 def numbers(draws: Draws) -> Numbers:
-    """Eighths of a second, which float32 adds up exactly; about as long as the time that there
-    is.
+    """Draws multiples of an eighth of a second, which float32 adds exactly; their sums are of the
+    order of the threshold.
     """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     return Numbers(rng.integers(1, 9, (ROUNDS, N, M)) / 8, np.float32(draws.integer(6, 24) / 8))
 
 
 def _make(rule: dict[str, Any], optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
-    period, more = rule.get("period", 1), of.more
+    period, table = rule.get("period", 1), of.more
     method = (
         algorithms.local_sgd(optimizer, period)
         if period > 1
         else algorithms.minibatch_sgd(optimizer)
     )
-    return algorithms.drop_compute(method, period * more.threshold, M, **rule)
+    return algorithms.drop_compute(method, period * table.threshold, M, **rule)
 
 
 def _rounds(rule: dict[str, Any], inputs: Inputs) -> Iterator[Symbols]:
-    more, noise = inputs.more, inputs.found.noise
+    table, noise = inputs.more, inputs.found.noise
 
     def G(n: int, t: int, m: int, x: np.ndarray) -> np.ndarray:
         return inputs.exact(t, np.tile(x, (N, 1)))[n] + noise[t, n, m]
 
-    of = Rule(rule.get("period", 1) * float(more.threshold), M, **rule)
-    if of.period > 1:
-        return dropcompute.local(inputs.X, G, [inputs.steps() for _ in range(N)], of, more.seconds)
-    return dropcompute.minibatch(inputs.x, G, N, inputs.step, of, more.seconds)
+    settings = Rule(rule.get("period", 1) * float(table.threshold), M, **rule)
+    if settings.period > 1:
+        return dropcompute.local(
+            inputs.X, G, [inputs.steps() for _ in range(N)], settings, table.seconds
+        )
+    return dropcompute.minibatch(inputs.x, G, N, inputs.step, settings, table.seconds)
 
 
 def _seen(found: Trajectory, papers: Symbols) -> Symbols:
-    own = found.states.server
+    server = found.states.server
     models = (
-        {"x": trajectories.rows(own.method.params, 1)}
+        {"x": trajectories.rows(server.method.params, 1)}
         if "x" in papers
         else {"params": trajectories.rows(found.states.workers.params)}
     )
     carried = {
-        symbol: np.asarray(getattr(own, symbol))
+        symbol: np.asarray(getattr(server, symbol))
         for symbol in ("spent", "drawn")
         if symbol in papers
     }

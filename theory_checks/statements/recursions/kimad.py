@@ -1,5 +1,5 @@
-"""Kimad beside its recursion: bandwidths that its monitors know are those of a table, by second,
-worker and direction.
+"""Kimad compared with its recursion: bandwidths, which the monitors know, are given by a table, by
+second, worker and direction.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from theory_checks.statements.recursions.shared import DOUBLE
 
 UP, DOWN = (0.1, 0.3, 0.6, 1.0), (0.2, 0.5)
 WEIGHTS = np.array([0.5, 0.25, 0.125, 0.125, 0.0, 1.0])
-# A round of a second, of which all numbers are exact in float32: one that computes for 1/4 has 1/2
-# for its message, the others have 1/4.
+# A round takes a second, and all numbers are exact in float32. Workers that compute for 0.25 s have
+# 0.5 s for their message to the server; the others compute for 0.625 s and have 0.25 s.
 COMPUTATION, CONGESTION = np.array([0.25, 0.625] * 3), 0.5
 UP_SECONDS, DOWN_SECONDS = np.array([0.5, 0.25] * 3), 0.125
 
 
 class Bandwidths(NamedTuple):
-    """Bits per second of each second, `[seconds, N]`; the first comes after the last."""
+    """Bits per second in each second, `[seconds, N]`, repeated periodically."""
 
     up: Any
     down: Any
 
 
 def bandwidths(draws: Draws) -> Bandwidths:
-    """Whole numbers: from less than the smallest messages need to more than the largest do."""
+    """Draws integers, from less than the smallest messages need to more than the largest ones
+    need.
+    """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     return Bandwidths(
         *(
@@ -52,7 +54,9 @@ def bandwidths(draws: Draws) -> Bandwidths:
 
 
 def placed(of: Instance) -> clusters.Cluster:
-    """The cluster of these numbers; no window has parts of two seconds."""
+    """Returns the cluster with these bandwidths. No transmission window extends over two
+    seconds.
+    """
 
     def port(table):
         def now(key, clock, worker):

@@ -1,4 +1,4 @@
-"""What cases of several families are made of: clusters, graphs and compressors."""
+"""Clusters, graphs and compressors that the cases of several families use."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ from theory_checks.recursions import asynchronous, graphs
 from theory_checks.recursions.shared import Matrices
 
 DOUBLE = 64  # bits of a number
-BITS = DOUBLE * D  # of a model
+BITS = DOUBLE * D  # bits of a model
 HALF, SHORT = compressors.top_k(0.5), compressors.clipping(3)
 SIGN: Compressor = compressors.sign
 HALF_OF_ALL, SHORT_OF_ALL = compressors.whole_model(HALF), compressors.whole_model(SHORT)
 
 
 def asked(found: Trajectory) -> np.ndarray:
-    """The one worker whose gradient each round asked for, `[T]`; -1 where that is not one."""
+    """Returns the worker that computed the gradient of each round, `[T]`; -1 if it was not exactly
+    one.
+    """
     if found.asked is None or found.asked.shape[1] != 1:
         return np.full(len(found.home), -1)
     return found.asked[:, 0]
 
 
 def cluster(draws: Draws) -> asynchronous.Numbers:
-    """Dyadic seconds of three laps, bandwidths powers of two: float32 has every time exactly. With
-    many ties.
+    """Draws computation times of three laps, multiples of an eighth of a second, and bandwidths
+    that are powers of two. All times are exact in float32, and many of them coincide.
     """
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    most = draws.choice((3, 40))
+    longest = draws.choice((3, 40))
     up, down = (BITS * 2.0 ** rng.integers(-1, 4, size=N) for _ in range(2))
-    return asynchronous.Numbers((rng.integers(1, 41, size=(N, 3)) % most + 1) / 8.0, up, down)
+    return asynchronous.Numbers((rng.integers(1, 41, size=(N, 3)) % longest + 1) / 8.0, up, down)
 
 
 def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
-    """Of these numbers, as `cluster` has them. Who begins to compute at a time takes one of its
-    laps by that time.
+    """Returns a cluster with these numbers, as `cluster` draws them. A worker's computation takes
+    one of its laps, selected by the time at which it starts.
     """
 
     def bandwidth(values):
@@ -64,19 +66,20 @@ def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
 
 
 def placed(of: Instance, **options: Any) -> clusters.Cluster:
-    """The cluster of an instance's numbers."""
+    """Returns the cluster of an instance's numbers."""
     return cluster_of(of.more, **options)
 
 
 _RING = [(n, (n + 1) % N) for n in range(N)]
 _IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]
-# no two kinds of workers send, or receive, equally often: only columns sum to 1
+# Workers differ in the numbers of nodes to which they send and from which they receive, so that
+# only the columns of W sum to 1.
 _DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]
 
 
 @cache
 def graph(name: str) -> Topology:
-    """One of those that the cases are on."""
+    """Returns one of the graphs of the cases, by name."""
     made: dict[str, Callable[[], Topology]] = {
         "lazy": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), topologies.lazy, name="lazy"),
         "star": lambda: topologies.star(N),
@@ -90,8 +93,8 @@ def graph(name: str) -> Topology:
 
 
 def matrices(name: str) -> Matrices:
-    """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's
-    own.
+    """Returns a function t -> W(t) of a graph or schedule, constructed independently of
+    `topologies`; for random graphs the project's matrices are used.
     """
     written = {
         "lazy": lambda: [graphs.weighted("lazy", graphs.edges(N, _IRREGULAR))],

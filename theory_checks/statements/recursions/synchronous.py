@@ -1,4 +1,4 @@
-"""Methods whose workers compute in step with each other, beside their recursions."""
+"""Synchronous methods, compared with their recursions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ H, BACKUPS = 3, 2
 
 
 def _plainly(method: Method) -> Make:
-    """Of the optimiser alone."""
+    """Returns a function that constructs the method with the optimiser as its only argument."""
     return lambda optimizer, of: method(optimizer)
 
 
@@ -61,7 +61,7 @@ CASES = (
         _plainly(algorithms.sgd),
         lambda inputs: synchronous.sgd(inputs.x, inputs.G, N, inputs.step, asked(inputs.found)),
         on_server,
-        "of the worker that is asked",
+        "gradient of one worker per round",
         "adam",
     ),
     Case(
@@ -86,7 +86,7 @@ CASES = (
         _plainly(algorithms.model_averaging_sgd),
         lambda inputs: synchronous.model_averaging(inputs.X, inputs.G, inputs.step),
         on_workers,
-        "Adam's memories are local",
+        "Adam's moments are local",
         "adam",
     ),
     Case(
@@ -112,7 +112,7 @@ CASES = (
         lambda optimizer, of: algorithms.backup_workers_sgd(optimizer, BACKUPS),
         _backup,
         _with_compute,
-        "mean of the first; seconds of a table",
+        "mean of the first gradients; seconds of a table",
         "momentum",
         cluster,
         placed,
