@@ -14,7 +14,10 @@ HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
 # processor has tests of its own. XLA's older way to write loops compiles in half the time; the
 # versions of JAX 0.11 do not have it.
 _OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-_QUICK = "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+_QUICK = (
+    "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
 FLAGS = _QUICK if HASTE and _OLDER else ""
 # Eight devices on two busy cores: XLA ends the process where one of them comes 40 s after the
 # others.

@@ -44,7 +44,10 @@ def test_the_protocol_has_few_fields():
 def test_importing_dsgd_leaves_slow_packages_alone():
     """Data sets, figures and graphs are imported where they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
-    code = f"import jax, optax, flax, sys; before = set(sys.modules); import dsgd; print(set({slow}) & (set(sys.modules) - before))"
+    code = (
+        "import jax, optax, flax, sys; before = set(sys.modules); import dsgd; "
+        f"print(set({slow}) & (set(sys.modules) - before))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True

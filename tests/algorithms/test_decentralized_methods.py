@@ -5,7 +5,6 @@ rounding, types, warm starts, and refusals.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +31,6 @@ from algorithms import (
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
 from algorithms.optimizers import Model
 from dsgd import compressors, problems
-from theory_checks.machinery.trajectories import rows
-from theory_checks.recursions import shared
-from theory_checks.recursions.synchronous import local
 
 N, D, GAMMA = 6, 6, 0.2
 STEP = optax.sgd(GAMMA)
@@ -54,41 +50,20 @@ def quadratic(n: int = N, seed: int = 1) -> dsgd.Problem:
 
 def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_path, mesh):
     """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23;
-    every other round averages.
+    every other round averages. The same as the run without a stop, which `theory_checks` compares
+    with the recursion.
     """
-    with jax.enable_x64(True):
-        problem = quadratic()
-        A, b = (np.asarray(leaf) for leaf in problem.data[:2])
-        W = [matrix.toarray() for matrix in ONE_PEER.matrices]
-        recursion = local(
-            np.zeros((N, D)),
-            shared.quadratic(A, b),
-            lambda t: W[t % len(W)],
-            shared.plain(GAMMA),
-            2,
-        )
-        *_, last = islice(recursion, 23)
-        for steps in (5, 23):
-            options = {
-                "key": jax.random.key(0),
-                "seeds": 2,
-                "mesh": mesh,
-                "record_every": 4,
-                "checkpoint": tmp_path / "run",
-            }
-            result = dsgd.run(local_sgd(STEP, 2, ONE_PEER), problem, steps=steps, **options)
-    X = last["params"]
-    for seed in range(2):
-        np.testing.assert_allclose(result.state.workers.params[seed], X, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(result.params[seed], X.mean(axis=0), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(
-        result.history["consensus"][:, -1],
-        np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1)),
-        rtol=1e-9,
-    )
-    np.testing.assert_array_equal(
-        result.history["bits"], [2 * 64 * D * (result.history["step"] // 2)] * 2
-    )
+    method, options = local_sgd(STEP, 2, ONE_PEER), {"key": jax.random.key(0), "seeds": 2}
+    straight = dsgd.run(method, quadratic(), steps=23, mesh=mesh, **options)
+    options |= {"record_every": 4, "checkpoint": tmp_path / "run"}
+    for steps in (5, 23):
+        result = dsgd.run(method, quadratic(), steps=steps, mesh=mesh, **options)
+    np.testing.assert_allclose(result.state.workers.params, straight.state.workers.params, 1e-5)
+    step = result.history["step"]
+    for name in ("bits", "consensus", "loss"):
+        expected = straight.history[name][:, step]
+        np.testing.assert_allclose(result.history[name], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(result.history["bits"], [2 * 32 * D * (step // 2)] * 2)
 
 
 # --- Rounding errors.
@@ -204,36 +179,6 @@ def test_push_divides_by_the_mass_that_there_is(key):
     )
 
 
-# --- Warm starts.
-
-
-@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
-def test_low_rank_messages_start_from_the_last_right_factor(method):
-    """One step of power iteration on what is sent, of 2 x 3 elements, up to a sign: a cold start's
-    factor would point elsewhere.
-    """
-    algorithm, problem = (
-        method(STEP, RING, compressors.whole_model(compressors.low_rank(1)), 0.1),
-        quadratic(),
-    )
-    before, after = (
-        dsgd.run(algorithm, problem, steps=steps, key=jax.random.key(1), mesh=1).state.workers
-        for steps in (5, 6)
-    )
-    x = np.asarray(before.params)
-    half = x - GAMMA * (np.einsum("nij,nj->ni", problem.data.A, x) - problem.data.b)
-    sent = half - rows(before.x_hat, 1) if method is choco_sgd else half + rows(before.error, 1)
-    left = sent.reshape(N, 2, 3) @ before.last[0].right
-    left /= np.linalg.norm(left, axis=-2, keepdims=True)
-    np.testing.assert_allclose(
-        np.abs(np.sum(left * after.last[0].left, axis=(-2, -1))), 1, rtol=0, atol=1e-4
-    )
-    cold = (
-        compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[0], jnp.float32)).left
-    )
-    assert np.abs(np.sum(left[0] * cold)) < 1 - 1e-3
-
-
 # --- Refusals.
 
 DIRECTED = topologies.from_graph(
@@ -259,38 +204,24 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
     """Rows that do not sum to 1, a W that is not symmetric, one that changes, and one of another
     size.
     """
-    symmetric = name not in ANY_DOUBLY_STOCHASTIC
-    need = (
-        "symmetric: need an undirected graph"
-        if symmetric
-        else "rows of W do not sum to 1: need a doubly stochastic W"
-    )
-    with pytest.raises(ValueError, match=rf"^{name} on directed, .*{need}"):
-        ON_GRAPHS[name](DIRECTED)
+    symmetric, exponential = name not in ANY_DOUBLY_STOCHASTIC, topologies.exponential(N)
+    need = "symmetric" if symmetric else "rows of W do not sum to 1"
+    refused = [(DIRECTED, f"directed, .*{need}")]
     if symmetric:
-        with pytest.raises(
-            ValueError,
-            match=rf"^{name} on exponential\(6\), whose W is not symmetric: need an undirected graph",
-        ):
-            ON_GRAPHS[name](topologies.exponential(N))
+        refused.append((exponential, r"exponential\(6\), whose W is not symmetric"))
     if name not in SCHEDULES:
-        with pytest.raises(
-            ValueError,
-            match=rf"^{name} on random_matchings\(6, 5, 0\), a schedule of 5 rounds: need one mixing matrix",
-        ):
-            ON_GRAPHS[name](MATCHINGS)
-    with pytest.raises(
-        ValueError,
-        match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; expected the same number",
-    ):
+        refused.append((MATCHINGS, r"random_matchings\(6, 5, 0\), a schedule of 5 rounds"))
+    for graph, words in refused:
+        with pytest.raises(ValueError, match=f"^{name} on {words}"):
+            ON_GRAPHS[name](graph)
+    with pytest.raises(ValueError, match=r"on ring\(7\): .* 7 nodes .* 6 workers"):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
 
 
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     """At -1/3 one of the recursion's roots is -1."""
     for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
-        need = r"whose W has the eigenvalue -0\.\d+, for which .*: need all above -1/3, .*weights=topologies\.lazy, or allow_unproven=True"
-        with pytest.raises(ValueError, match=rf"^d2 on .*, {need}"):
+        with pytest.raises(ValueError, match=r"^d2 on .* the eigenvalue -0\.\d+.*allow_unproven"):
             d2(STEP, graph)
         d2(STEP, graph, allow_unproven=True)
     d2(STEP, LAZY)
@@ -301,16 +232,13 @@ def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
 def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(method):
     """A layer of one element is sent whole."""
     for eta in (0.0, 1.5, float("nan")):
-        with pytest.raises(
-            ValueError,
-            match=rf"^{method.__name__}: consensus_step = {eta}: need a number in \(0, 1\]",
-        ):
+        with pytest.raises(ValueError, match=f"^{method.__name__}: consensus_step = {eta}"):
             method(STEP, RING, compressors.sign, eta)
     method(STEP, RING, compressors.sign, 1)
     qsgd, layers = compressors.qsgd(1), {"bias": jnp.zeros(1), "weights": jnp.zeros((3, 4))}
-    need = r"^{}: .*qsgd\(1\).* states no contraction for vectors of {} elements; expected a compressor that states one: compressors\.contraction"
+    words = rf"^{method.__name__}.*qsgd\(1\).*no contraction for vectors of {{}} elements"
     for compressor, elements in ((qsgd, 12), (compressors.whole_model(qsgd), 13)):
-        with pytest.raises(ValueError, match=need.format(method.__name__, elements)):
+        with pytest.raises(ValueError, match=words.format(elements)):
             method(STEP, RING, compressor, 0.1).init(layers, N)
     method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
     method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)

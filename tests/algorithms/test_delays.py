@@ -4,9 +4,6 @@ test_asynchronous_methods.
 
 from __future__ import annotations
 
-import re
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,15 +31,6 @@ def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray
     return np.asarray(found)
 
 
-@pytest.mark.parametrize("bound", [0, 1, 5])
-def test_constant_is_as_old_as_it_can_be_until_it_is_tau(bound):
-    rule = delays.constant(bound)
-    np.testing.assert_array_equal(
-        of(rule, 8, parts=2), np.minimum(np.arange(8), bound)[:, None].repeat(2, axis=1)
-    )
-    assert (rule.bound, rule.name) == (bound, f"constant({bound})")
-
-
 def test_uniform_takes_each_staleness_as_often_for_each_part_on_its_own():
     rule, parts, runs = delays.uniform(4), 2, 4_000
     assert (rule.bound, rule.name) == (4, "uniform(4)")
@@ -68,52 +56,44 @@ def test_worst_case_is_the_farthest_of_the_models_that_there_are():
     assert (delays.worst_case(4).bound, delays.worst_case(4).name) == (4, "worst_case(4)")
 
 
-def test_a_given_sequence_is_taken_as_it_is_and_begins_again():
-    rule = delays.given([0, 0, 2, 0, 3])
-    np.testing.assert_array_equal(of(rule, 12)[:, 0], [0, 1, 0, 3, 1, 0, 1, 0, 3, 1, 0, 1])
-    np.testing.assert_array_equal(
-        of(rule, 4, parts=3), np.array([0, 1, 0, 3])[:, None].repeat(3, axis=1)
-    )
-    assert (rule.bound, rule.name) == (3, "given(5)")
-    assert delays.given(np.array([0, 0]), bound=6).bound == 6
+SEQUENCE, BY_PART = [0, 0, 2, 0, 3], np.array([[0, 0], [0, 1], [2, 0]])
 
 
-def test_each_part_may_have_a_sequence_of_its_own():
-    rule = delays.given(np.array([[0, 0], [0, 1], [2, 0]]))
-    np.testing.assert_array_equal(of(rule, 4, parts=2), [[0, 0], [1, 0], [0, 2], [0, 0]])
-    assert rule.bound == 2
+@pytest.mark.parametrize(
+    ("rule", "bound", "name", "staleness"),
+    [
+        # as old as it can be until it is tau
+        (delays.constant(0), 0, "constant(0)", [[0, 0]] * 4),
+        (delays.constant(2), 2, "constant(2)", [[0, 0], [1, 1], [2, 2], [2, 2]]),
+        # a sequence begins again; each part may have its own
+        (delays.given(SEQUENCE), 3, "given(5)", [[0], [1], [0], [3], [1], [0], [1], [0], [3]]),
+        (delays.given(SEQUENCE), 3, "given(5)", [[0, 0], [1, 1], [0, 0], [3, 3]]),
+        (delays.given(SEQUENCE, bound=6), 6, "given(5)", [[0], [1]]),
+        (delays.given(BY_PART), 2, "given(3)", [[0, 0], [1, 0], [0, 2], [0, 0]]),
+    ],
+)
+def test_what_a_rule_gives(rule, bound, name, staleness):
+    np.testing.assert_array_equal(of(rule, len(staleness), len(staleness[0])), staleness)
+    assert (rule.bound, rule.name) == (bound, name)
 
 
-REFUSED = {
-    "delays.given: D(1) = 2 is in the future: need 0 <= D(t) <= t": partial(
-        delays.given, [0, 2, 1]
+REFUSED = [
+    (delays.given, {"D": [0, 2, 1]}, r"D\(1\) = 2 is in the future"),
+    (delays.given, {"D": np.array([[0, 0], [0, 1], [2, 3]])}, r"D\(2\) = 3 is in the future"),
+    (delays.given, {"D": [0, 1, -1]}, r"D\(2\) = -1 is before the start"),
+    (delays.given, {"D": [0, 0, 2, 0], "bound": 1}, "bound = 1, but the staleness reaches 3"),
+    (delays.given, {"D": []}, r"D of shape \(0,\)"),
+    (delays.given, {"D": np.zeros((1, 1, 1), int)}, r"D of shape \(1, 1, 1\)"),
+    (delays.given, {"D": np.zeros(2)}, "D of shape .* float64"),
+    (
+        algorithms.asynchronous_sgd,
+        {"optimizer": optax.sgd(0.1), "delays": 4},
+        "asynchronous_sgd: delays",
     ),
-    "delays.given: D(2) = 3 is in the future": partial(
-        delays.given, np.array([[0, 0], [0, 1], [2, 3]])
-    ),
-    "delays.given: D(2) = -1 is before the start: need 0 <= D(t) <= t": partial(
-        delays.given, [0, 1, -1]
-    ),
-    "delays.given: bound = 1, but the staleness reaches 3: need a buffer": partial(
-        delays.given, [0, 0, 2, 0], bound=1
-    ),
-    "delays.given: D of shape (0,) and type float64: need integers [T] or [T, parts]": partial(
-        delays.given, []
-    ),
-    "delays.given: D of shape (1, 1, 1) and type int64": partial(
-        delays.given, np.zeros((1, 1, 1), int)
-    ),
-    "delays.given: D of shape (2,) and type float64": partial(delays.given, np.zeros(2)),
-    "asynchronous_sgd: delays = 4; expected one of algorithms.delays": partial(
-        algorithms.asynchronous_sgd, optax.sgd(0.1), 4
-    ),
-    "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (
-        lambda: of(delays.given(np.zeros((1, 2), int)), 1, parts=3)
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_is_no_rule_is_refused(message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        REFUSED[message]()
+@pytest.mark.parametrize(("function", "arguments", "words"), REFUSED)
+def test_what_is_no_rule_is_refused(function, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        function(**arguments)

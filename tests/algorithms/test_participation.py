@@ -257,26 +257,6 @@ def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
     np.testing.assert_allclose(found.state.workers.control, own, rtol=2e-5, atol=1e-6)
 
 
-def test_if_all_participate_and_all_arrives_it_is_the_run_without():
-    """On the complete graph, which is a mean without losses, and gossip with them."""
-    ports = {"up": clusters.constant(64.0), "latency": 0.25}
-    certain = {"present": clusters.bernoulli(1.0, 1.0), "delivered": clusters.bernoulli(1.0, 1.0)}
-    some, all_of = (
-        run(
-            METHODS["dsgd-complete"][0],
-            clusters.Cluster(clusters.exponential(1.0), **ports, **more),
-        )
-        for more in (certain, {})
-    )
-    for mine, others in zip(
-        jax.tree.leaves(some.state), jax.tree.leaves(all_of.state), strict=True
-    ):
-        np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(some.history["bits"], all_of.history["bits"])
-    np.testing.assert_allclose(some.history["clock"], all_of.history["clock"], rtol=1e-6)
-    assert set(some.history) - set(all_of.history) == {"present", "arrived"}
-
-
 def test_the_training_loss_is_of_the_workers_that_participate():
     found = masked("local-sgd").history["train_loss"]
     for t, X in zip(range(T), averaged_every(H), strict=False):
@@ -303,115 +283,79 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
         x = x - GAMMA * g
 
 
-def test_a_server_keeps_its_state_in_a_round_without_participants():
-    """Of a method without a line for it: its server counts the rounds."""
-    method = algorithms.minibatch_sgd(SGD)
-
-    def update(state, gradients, round):
-        after = method.update(state._replace(server=state.server[0]), gradients, round)
-        return after._replace(server=(after.server, state.server[1] + 1))
-
-    counting = method._replace(
-        init=lambda params, N: dsgd.State((method.init(params, N).server, jnp.int32(0))),
-        query=lambda state, round: dsgd.Query(state.server[0].params),
-        update=update,
-        model=lambda state: state.server[0].params,
-    )
-    assert run(counting, CLUSTER).state.server[1] == HERE.any(axis=1).sum() < T
-
-
-NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
-SERVERS = "each worker is the server of a shard of the model, which no other worker has"
-ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
 REFUSED = {
-    "sgd": "it is one machine, which asks one worker in each round",
-    "csgd": SERVERS,
-    "csgd-ring": "each worker adds its own vector to the message of the worker before it",
-    "ec-sgd": SERVERS,
-    "ef21": SERVERS,
-    "asgd": NO_ROUNDS,
-    "d2": ONE_W,
-    "extra": ONE_W,
-    "exact-diffusion": ONE_W,
-    "choco-sgd": "neighbours add up what each has sent, and would no longer know what was lost",
-    "ad-psgd": NO_ROUNDS,
+    *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
+    *("d2", "extra", "exact-diffusion", "choco-sgd"),
 }
 
 
-def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
-    for name, why in REFUSED.items():
-        method = algorithms.make(name, SGD, N)
-        with pytest.raises(ValueError) as error:
-            dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
-        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that tolerates this, such as "
-        assert str(error.value).startswith(expected)
-        assert str(error.value).removeprefix(expected) == GOES_ON
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on(name):
+    method = algorithms.make(name, SGD, N)
+    with pytest.raises(ValueError, match="workers do not participate") as error:
+        dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
+    assert str(error.value).startswith(method.name)
+    assert str(error.value).endswith(GOES_ON)
 
 
 def test_the_methods_that_errors_name_go_on():
     named = {
         algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0]
-        for name in algorithms.ALGORITHMS.keys() - REFUSED.keys()
+        for name in algorithms.ALGORITHMS.keys() - REFUSED
     }
     assert set(re.findall(r"\w+_\w+|scaffold", GOES_ON)) <= named
 
 
-def test_kimad_needs_all_messages():
-    """If a worker does not participate, or a message is lost; it is not registered."""
-    method = algorithms.kimad_sgd(SGD, algorithms.kimad.top_k([0.3]), 2.0)
-    certain = clusters.bernoulli(1.0, 1.0)
-    for missing in ({"present": certain}, {"delivered": certain}):
-        with pytest.raises(
-            ValueError,
-            match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that",
-        ):
-            run(method, clusters.Cluster(clusters.constant(1.0), **missing))
+KIMAD = algorithms.kimad_sgd(SGD, algorithms.kimad.top_k([0.3]), 2.0)
+CERTAIN, HALF = clusters.bernoulli(1.0, 1.0), clusters.bernoulli(0.5, 1.0)
+NEGATIVE = topologies.from_matrix(
+    1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W, "mine"
+)
+ONE_SIDED = r"W of one_peer_exponential\(8\) is not symmetric"
+UNFIT = [
+    # a worker without all messages of the server no longer has its estimate of the model
+    (KIMAD, {"present": CERTAIN}, "misses a message of the server"),
+    (KIMAD, {"delivered": CERTAIN}, "misses a message of the server"),
+    # directed graphs are for push-sum, which needs positive weights: masses must stay above 0
+    (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (
+        algorithms.stochastic_gradient_push(SGD, NEGATIVE),
+        {"present": CERTAIN},
+        "W of mine has negative weights",
+    ),
+    (
+        algorithms.decentralized_sgd(SGD, RING)._replace(
+            absent=lambda before, after: before.params
+        ),
+        {"present": CERTAIN},
+        "absent .* State.workers",
+    ),
+]
 
 
-def test_directed_graphs_are_for_push_sum():
-    lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
-    directed = [
-        algorithms.decentralized_sgd(SGD, PUSH),
-        algorithms.gradient_tracking(SGD, PUSH),
-        algorithms.local_sgd(SGD, H, PUSH),
-    ]
-    for method in directed:
-        with pytest.raises(
-            ValueError,
-            match=r"where messages are lost: W of one_peer_exponential\(8\) is not symmetric",
-        ):
-            run(method, lossy)
+@pytest.mark.parametrize(("method", "missing", "words"), UNFIT)
+def test_what_does_not_fit_the_cluster_is_refused(method, missing, words):
+    with pytest.raises(ValueError, match=words):
+        run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
 
-def test_push_sum_needs_positive_weights_where_messages_are_lost():
-    """While all arrives, masses are 1; they need not stay above 0 where it does not."""
-    W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
-    assert W.min() < 0
-    method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
-    with pytest.raises(
-        ValueError, match="workers do not participate: W of mine has negative weights"
-    ):
-        run(method)
-
-
-def test_a_worker_that_does_not_participate_keeps_its_state_unless_the_method_says_otherwise():
+def test_states_are_kept_without_participation_unless_the_method_says_otherwise():
+    """Of a method that counts rounds: a worker's in which it participates, the server's in which
+    any does.
+    """
     counting = dsgd.Algorithm(
         "counting",
-        init=lambda params, N: dsgd.State(params, jnp.zeros(N, jnp.int32)),
-        query=lambda state, round: dsgd.Query(state.server),
-        update=lambda state, gradients, round: state._replace(workers=state.workers + 1),
-        model=lambda state: state.server,
+        init=lambda params, N: dsgd.State((params, jnp.int32(0)), jnp.zeros(N, jnp.int32)),
+        query=lambda state, round: dsgd.Query(state.server[0]),
+        update=lambda state, gradients, round: state._replace(
+            server=(state.server[0], state.server[1] + 1), workers=state.workers + 1
+        ),
+        model=lambda state: state.server[0],
     )
-    np.testing.assert_array_equal(run(counting).state.workers, HERE.sum(axis=0))
+    found = run(counting).state
+    np.testing.assert_array_equal(found.workers, HERE.sum(axis=0))
+    assert found.server[1] == HERE.any(axis=1).sum() < T
     twice = counting._replace(absent=lambda before, after: before + 2 * (after - before))
     np.testing.assert_array_equal(run(twice).state.workers, 2 * T - HERE.sum(axis=0))
-
-
-def test_what_absent_gives_is_checked():
-    wrong = algorithms.decentralized_sgd(SGD, RING)._replace(
-        absent=lambda before, after: before.params
-    )
-    with pytest.raises(
-        ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent returns State.workers"
-    ):
-        run(wrong)

@@ -180,16 +180,6 @@ def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
     )
 
 
-def test_names_say_what_it_is():
-    method = unequal_work(METHODS["mb-sgd"], work.micro_batches(np.ones((3, 2), bool)))
-    assert method.name == "unequal_work(minibatch_sgd, 2 micro-batches)"
-    assert (
-        unequal_work(METHODS["dsgd"], in_turn).name
-        == "unequal_work(decentralized_sgd(ring(8)), in_turn)"
-    )
-    assert observed(method).name == "observed(unequal_work(minibatch_sgd, 2 micro-batches))"
-
-
 MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
     "for others": (

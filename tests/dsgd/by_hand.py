@@ -34,3 +34,11 @@ def method(
         "model": lambda state: state.server,
     }
     return dsgd.Algorithm(**{**right, **members})
+
+
+KEY = jax.random.key(0)
+
+
+def run(method: dsgd.Algorithm, problem: dsgd.Problem, steps: int, **options: Any) -> dsgd.Result:
+    """`dsgd.run` on one device with key 0, unless the options are others."""
+    return dsgd.run(method, problem, steps=steps, **({"key": KEY, "mesh": 1} | options))

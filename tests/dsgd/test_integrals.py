@@ -11,7 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dsgd import Now, Round, clusters
+from dsgd import Now, Round
+from dsgd.clusters import (
+    Cluster,
+    Quantity,
+    bounded,
+    constant,
+    exponential,
+    measured,
+    per_server,
+    sinusoid,
+    slow,
+    square_wave,
+    trace,
+)
 
 KEY = jax.random.key(0)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(30)
@@ -35,33 +48,33 @@ def sinus(t):
 
 
 # The quantity, what it is in numpy, and between which times it is smooth.
-CASES: dict[str, tuple[clusters.Quantity, Callable, float]] = {
-    "trace": (clusters.trace(VALUES, 0.25), trace_of(VALUES, 0.25), 0.25),
-    "each one's trace": (clusters.trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
-    "square wave": (clusters.square_wave(9.0, 1.0, 4.0, 0.25), wave, 1.0),
-    "sinusoid": (clusters.sinusoid(300.0, 0.5, 0.5), sinus, 1.0),
+CASES: dict[str, tuple[Quantity, Callable, float]] = {
+    "trace": (trace(VALUES, 0.25), trace_of(VALUES, 0.25), 0.25),
+    "each one's trace": (trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
+    "square wave": (square_wave(9.0, 1.0, 4.0, 0.25), wave, 1.0),
+    "sinusoid": (sinusoid(300.0, 0.5, 0.5), sinus, 1.0),
     "fast sinusoid": (
-        clusters.sinusoid(3.0, 64.0, 0.5),
+        sinusoid(3.0, 64.0, 0.5),
         lambda t: 3 * np.sin(64.0 * t) ** 2 + 0.5,
         0.125,
     ),
     "sum of two": (
-        clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.trace(VALUES, 0.25),
+        square_wave(9.0, 1.0, 4.0, 0.25) + trace(VALUES, 0.25),
         lambda t: wave(t) + trace_of(VALUES, 0.25)(t),
         0.25,
     ),
     "slow": (
-        clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
+        slow(square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
         lambda t: 3 * wave(t),
         1.0,
     ),
     "per server": (
-        clusters.per_server(clusters.trace(LONG[::-1], 0.125), 2),
+        per_server(trace(LONG[::-1], 0.125), 2),
         trace_of(LONG[1], 0.125),
         0.125,
     ),
     "one's own": (
-        clusters.Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True),
+        Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True),
         lambda t: 2 + np.sin(t),
         1.0,
     ),
@@ -79,7 +92,7 @@ def integral(rate: Callable, piece: float, clock: float, seconds: float) -> floa
     return float(np.sum(half * (rate(middle[:, None] + half[:, None] * NODES) @ WEIGHTS)))
 
 
-def grid(quantity: clusters.Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable]:
+def grid(quantity: Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable]:
     """Clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for worker
     1.
     """
@@ -123,7 +136,7 @@ def test_integrals_are_those_of_the_quantity(name):
 
 
 def test_noise_is_a_factor_of_the_round():
-    noisy, plain = clusters.sinusoid(3.0, 0.5, 1.0, noise=0.4), clusters.sinusoid(3.0, 0.5, 1.0)
+    noisy, plain = sinusoid(3.0, 0.5, 1.0, noise=0.4), sinusoid(3.0, 0.5, 1.0)
     clocks, seconds, amount, _ = grid(noisy)
     factor = float(noisy.sample(KEY, jnp.float32(1), 1) / plain.sample(KEY, jnp.float32(1), 1))
     assert abs(factor - 1) > 0.05
@@ -133,7 +146,7 @@ def test_noise_is_a_factor_of_the_round():
 
 
 def test_a_bound_is_summed_at_64_places():
-    quantity = clusters.bounded(clusters.trace(VALUES, 0.25), 3.5)
+    quantity = bounded(trace(VALUES, 0.25), 3.5)
     for clock, length in [(0.0, 0.2), (0.1, 1.0), (3.0, 2.0), (0.3, 0.01)]:
         expected = integral(
             lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length
@@ -145,19 +158,19 @@ def test_a_bound_is_summed_at_64_places():
 
 STEADY = [
     *[
-        clusters.constant([1, 2]),
-        clusters.measured([1.0, 2.0]),
-        clusters.constant(1.0) + clusters.exponential(1.0),
+        constant([1, 2]),
+        measured([1.0, 2.0]),
+        constant(1.0) + exponential(1.0),
     ],
     *[
-        clusters.bounded(clusters.constant(3.0), 1.0),
-        clusters.slow(clusters.constant(2.0), [1], 3.0),
-        clusters.trace([4.0], 1.0),
+        bounded(constant(3.0), 1.0),
+        slow(constant(2.0), [1], 3.0),
+        trace([4.0], 1.0),
     ],
     *[
-        clusters.sinusoid(0.0, 1.0, 2.0),
-        clusters.sinusoid(1.0, 0.0, 2.0, 0.3),
-        clusters.square_wave(2.0, 1.0, 1.0, 0.0),
+        sinusoid(0.0, 1.0, 2.0),
+        sinusoid(1.0, 0.0, 2.0, 0.3),
+        square_wave(2.0, 1.0, 1.0, 0.0),
     ],
 ]
 
@@ -170,11 +183,11 @@ def test_what_does_not_change_is_divided_by(quantity):
     assert quantity.seconds(KEY, clock, bits, 1) == bits / rate
     assert quantity.amount(KEY, clock, jnp.float32(3.0), 1) == 3 * rate
     assert quantity.steady
-    assert not (quantity + clusters.trace([1.0, 2.0], 1.0)).steady
+    assert not (quantity + trace([1.0, 2.0], 1.0)).steady
 
 
 def test_what_never_comes_takes_no_finite_time():
-    gone = clusters.Quantity(lambda key, clock, worker: jnp.exp(-clock), "gone", positive=True)
+    gone = Quantity(lambda key, clock, worker: jnp.exp(-clock), "gone", positive=True)
     assert float(gone.seconds(KEY, jnp.float32(0), jnp.float32(2.0), 0)) > 1e30
 
 
@@ -182,37 +195,23 @@ def round_at(clock: float) -> Round:
     return Round(jnp.int32(0), 2, KEY, now=Now(None, jnp.float32(clock)))
 
 
-def test_messages_begin_when_they_begin():
-    """Each worker's own, in seconds after the round's clock; and receiving is by the sending ports
-    where there are no others.
-    """
-    wave = clusters.square_wave(8.0, 2.0, 4.0)
-    cluster = clusters.Cluster(clusters.constant(1.0), up=wave)
-    assert not cluster.steady
-    for ports in (cluster.sending, cluster.receiving):
-        seconds = ports(
-            round_at(400.0), jnp.arange(2), jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
-        )
-        # 8 bits until the wave falls, 4 until it rises, and 4
-        np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8], rtol=1e-6)
-    both = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(4.0), down=wave)
-    assert both.sending(round_at(0.0), jnp.array([1]), 8.0, 3.0).tolist() == [2.0]
-    np.testing.assert_allclose(
-        both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6
-    )
-    free = clusters.Cluster(clusters.constant(1.0))
-    assert free.steady
-    assert free.sending(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
-    assert free.receiving(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
+def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
+    """And takes no time if there are none at all."""
+    wave = square_wave(8.0, 2.0, 4.0)
+    for up, cluster in ((True, Cluster(constant(1.0), up=wave)), (False, Cluster(constant(1.0)))):
+        assert cluster.steady == (not up)
+        for ports in (cluster.sending, cluster.receiving):
+            bits, after = jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
+            seconds = ports(round_at(400.0), jnp.arange(2), bits, after)
+            # 8 bits until the wave falls, 4 until it rises, and 4
+            np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8] if up else 0, rtol=1e-6)
 
 
 def test_a_windows_bandwidth_is_its_mean():
     """8 for two seconds, then 2 for two; a window without length is a moment. Windows are each
     worker's own, or of all.
     """
-    cluster = clusters.Cluster(
-        clusters.constant(1.0), up=clusters.constant(4.0), down=clusters.square_wave(8.0, 2.0, 4.0)
-    )
+    cluster = Cluster(constant(1.0), up=constant(4.0), down=square_wave(8.0, 2.0, 4.0))
 
     @jax.jit
     def windows(after, seconds):
@@ -228,10 +227,10 @@ def test_a_windows_bandwidth_is_its_mean():
 
 
 PORTS = {
-    "constant": clusters.constant([3.0, 7.0]),
-    "sinusoid with noise": clusters.sinusoid(30.0, 0.5, 0.5, noise=0.4),
-    "square wave": clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
-    "one's own": clusters.Quantity(
+    "constant": constant([3.0, 7.0]),
+    "sinusoid with noise": sinusoid(30.0, 0.5, 0.5, noise=0.4),
+    "square wave": slow(square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
+    "one's own": Quantity(
         lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True
     ),
 }
@@ -240,7 +239,7 @@ PORTS = {
 @pytest.mark.parametrize("name", PORTS)
 def test_bits_take_their_number_over_the_mean_bandwidth_meanwhile(name):
     """Each worker's own bits from its own moment on, by what the round has drawn for its port."""
-    cluster = clusters.Cluster(clusters.constant(1.0), up=PORTS[name], down=PORTS[name])
+    cluster = Cluster(constant(1.0), up=PORTS[name], down=PORTS[name])
     after, bits = np.array([0.25, 1.5]), np.array([6.0, 20.0])
 
     @jax.jit

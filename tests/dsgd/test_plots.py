@@ -33,14 +33,6 @@ def band(axes, line: int = 0) -> np.ndarray:
     return np.array([[each.min() for each in edges], [each.max() for each in edges]])
 
 
-def test_statistics_over_seeds():
-    values = np.array([[4.0, 2.0, 1.0], [6.0, 2.0, 3.0]])
-    middle, error = dsgd.mean_and_error(values)
-    np.testing.assert_allclose(middle, [5, 2, 2])
-    np.testing.assert_allclose(error, [1, 0, 1])
-    np.testing.assert_array_equal(dsgd.mean_and_error(values[:1])[1], 0)
-
-
 def test_lines_are_means_and_bands_are_standard_errors():
     runs = {"one": history(), "other": history(seeds=4)}
     (axes,) = plots.curves(runs).axes
@@ -50,6 +42,7 @@ def test_lines_are_means_and_bands_are_standard_errors():
         np.testing.assert_array_equal(line.get_xdata(), each["step"])
         np.testing.assert_allclose(line.get_ydata(), loss.mean(axis=0))
         error = np.sqrt(((loss - loss.mean(axis=0)) ** 2).sum(axis=0) / (len(loss) - 1) / len(loss))
+        np.testing.assert_allclose(dsgd.mean_and_error(loss), [loss.mean(axis=0), error])
         np.testing.assert_allclose(
             band(axes, i), [loss.mean(axis=0) - error, loss.mean(axis=0) + error]
         )
@@ -98,10 +91,7 @@ def test_only_what_was_evaluated_is_drawn_and_what_diverged_ends():
     (axes,) = plots.curves(each).axes
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0, 20, 40])
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
-
-
-def test_where_the_axis_is_logarithmic_what_cost_nothing_is_left_out():
-    (axes,) = plots.curves(history(), "bits", xscale="log").axes
+    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # not what cost nothing
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 
@@ -112,16 +102,14 @@ def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
 
 
 def test_refusals():
-    for arguments, words in (
-        ({"x": "seconds"}, "x = 'seconds' is not in the history; expected one of step, loss"),
-        ({"y": "samples"}, "y = 'samples' has one number per worker"),
-        ({"y": []}, r"y = \[\]; expected a name"),
+    short = {name: history()[name] for name in ("step", "loss")}
+    for runs, arguments, words in (
+        (history(), {"x": "seconds"}, "x = 'seconds'"),
+        (history(), {"y": "samples"}, "y = 'samples'"),
+        (history(), {"y": []}, r"y = \[\]"),
+        ({"one": history(), "two": short}, {"x": "clock"}, "x = 'clock' .*two|x = 'clock': .*two"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):
-            plots.curves(history(), **arguments)
-    with pytest.raises(ValueError, match="x = 'clock' is not in the history of two; expected"):
-        plots.curves(
-            {"one": history(), "two": {name: history()[name] for name in ("step", "loss")}}, "clock"
-        )
+            plots.curves(runs, **arguments)
     with pytest.raises(ValueError, match=r"draw_lines: lines\['a'\] has x \[2\] and y \[1, 3\]"):
         plots.draw_lines(plots.figure(1)[1][0], {"a": (np.ones(2), np.ones((1, 3)))})

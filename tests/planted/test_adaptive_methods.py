@@ -10,6 +10,11 @@ KIMAD, DROPCOMPUTE, CANNIKIN = (
     "tests/algorithms/dropcompute",
     "tests/algorithms/cannikin",
 )
+STATEMENT = "'tests/theory_checks/test_statements.py::test_statement_holds"
+SCALED = (
+    "        optax.GradientTransformation("
+    "lambda params: Scale(jnp.ones((), jnp.float32)), update),\n"
+)
 
 MISTAKES = [
     Mistake(
@@ -34,7 +39,7 @@ MISTAKES = [
         "algorithms/kimad/exchange.py",
         "jnp.maximum(jnp.max(missing), answer.missing)",
         "jnp.max(missing)",
-        f"{KIMAD}/test_exchange.py::test_what_exceeds_its_budget_is_the_most_of_all_messages_so_far",
+        f"{KIMAD}/test_method.py::test_missing_is_the_most_bits_by_which_a_message_exceeded_its_budget",
     ),
     Mistake(
         "algorithms/kimad/exchange.py",
@@ -52,13 +57,13 @@ MISTAKES = [
         "algorithms/kimad/method.py",
         "if not isinstance(round_time, Tracer) and not seconds.max() < round_time:",
         "if False:",
-        f"{KIMAD}/test_choices.py::test_what_cannot_be_is_refused_at_once",
+        f"{KIMAD}/test_choices.py::test_what_cannot_be_is_refused",
     ),
     Mistake(
         "algorithms/kimad/processes.py",
         "link.observe(min(frame.heard for frame in frames))",
         "link.observe(max(frame.heard for frame in frames))",
-        f"{KIMAD}/test_processes.py::test_the_server_is_algorithm_1_and_follows_the_slowest_of_each",
+        f"{KIMAD}/test_processes.py::test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_each",
     ),
     Mistake(
         "algorithms/kimad/monitors.py",
@@ -88,7 +93,7 @@ MISTAKES = [
         "algorithms/dropcompute/method.py",
         "(round.step + 1) % self.period == 0",
         "round.step % self.period == 0",
-        f"{DROPCOMPUTE}/test_method.py::test_seconds_of_a_period_add_up_until_its_last_round",
+        f"{STATEMENT}[DropCompute, local SGD, every round]'",
     ),
     Mistake(
         "algorithms/dropcompute/expectations.py",
@@ -158,12 +163,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/cannikin/scalings.py",
-        """        optimizer,
-        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
-""",
-        """        optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update),
-        optimizer,
-""",
+        f"        optimizer,\n{SCALED}",
+        f"{SCALED}        optimizer,\n",
         f"{CANNIKIN}/test_policies.py::test_steps_of_adam_are_scaled_not_its_gradients",
     ),
     Mistake(
@@ -182,7 +183,7 @@ MISTAKES = [
         "algorithms/cannikin/policies.py",
         "if seconds.max() > memory.seconds:",
         "if seconds.max() >= memory.seconds:",
-        f"{CANNIKIN}/test_policies.py::test_lb_bsp_goes_on_where_two_are_equally_slow",
+        f"{CANNIKIN}/test_policies.py::test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower",
     ),
     Mistake(
         "algorithms/cannikin/policies.py",
@@ -194,7 +195,7 @@ MISTAKES = [
         "algorithms/cannikin/epochs.py",
         "factor = plan.scaling(noise, total, first_batch)",
         "factor = plan.scaling(noise, first_batch, total)",
-        f"{CANNIKIN}/test_epochs.py::test_steps_are_scaled_by_the_noise_before_the_epoch_and_the_first_batch",
+        f"{CANNIKIN}/test_epochs.py::test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own",
     ),
     Mistake(
         "algorithms/cannikin/training.py",

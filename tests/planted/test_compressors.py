@@ -20,7 +20,10 @@ MISTAKES = [
         f"{QUANTIZATION} -k random_quantization",
     ),
     Mistake(
-        QUANTIZERS, "d / (4 * levels**2)", "d / (8 * levels**2)", f"{QUANTIZATION} -k qsgd_reaches"
+        QUANTIZERS,
+        "d / (4 * levels**2)",
+        "d / (8 * levels**2)",
+        f"{QUANTIZATION} -k 'it_reaches and qsgd'",
     ),
     Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
     Mistake(
@@ -36,7 +39,7 @@ MISTAKES = [
         f"{QUANTIZATION} -k natural",
     ),
     Mistake(
-        SPARSIFIERS, "d / k * (1 + inner) - 1", "d / k + inner - 1", f"{SPARSE} -k quantized_values"
+        SPARSIFIERS, "d / k * (1 + inner) - 1", "d / k + inner - 1", f"{SPARSE} -k constants_are"
     ),
     Mistake(SPARSIFIERS, "log / 3 + math.sqrt", "log / 6 + math.sqrt", f"{SPARSE} -k capacity"),
     Mistake(

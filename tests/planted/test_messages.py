@@ -31,13 +31,13 @@ MISTAKES = [
         "dsgd/workers/axis.py",
         "x[block - offset :], hops + 1)",
         "x[block - offset :], hops)",
-        f"{WORKERS}axis.py -k shift",
+        f"{WORKERS}axis.py -k every_collective",
     ),
     Mistake(
         "dsgd/workers/axis.py",
         "jnp.swapaxes(received, 0, 1)",
         "received",
-        f"{WORKERS}axis.py -k all_to_all",
+        f"{WORKERS}axis.py -k every_collective",
     ),
     Mistake(
         "dsgd/workers/mixing.py",

@@ -10,7 +10,7 @@ from planted.mistakes import Mistake
 
 def history(case: str) -> str:
     """The test of a recorded history."""
-    return f'"tests/algorithms/test_reference_histories.py::test_a_history_is_the_recorded_one[{case}]"'
+    return of("algorithms/test_reference_histories", f"a_history_is_the_recorded_one[{case}]")
 
 
 def of(file: str, test: str) -> str:
@@ -22,7 +22,7 @@ ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
 )
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
-    "cases/test_optimizers",
+    "algorithms/test_optimizers",
     "algorithms/test_participation",
 )
 SERVER, GOSSIP = (
@@ -149,7 +149,7 @@ MISTAKES = [
         GOSSIP,
         "jnp.where(now.worker == now.partner, -1, pair)",
         "pair",
-        of(ASYNCHRONOUS, "gossip_of_one_is_sgd"),
+        of(ASYNCHRONOUS, "without_staleness_it_is_sgd_to_the_bit[gossip of one]"),
     ),
     Mistake(
         "algorithms/asynchronous/delays.py",
@@ -190,9 +190,7 @@ MISTAKES = [
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",
         "if step > 1 and _ascends",
-        of(
-            OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused_where_the_method_is_made[no rate]"
-        ),
+        of(OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused"),
     ),
     Mistake(
         "algorithms/gossip.py",

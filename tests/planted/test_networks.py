@@ -47,7 +47,7 @@ MISTAKES = [
         "dsgd/network/switch.py",
         "message.size * max(",
         "message.size * min(",
-        f"{NETWORK}switch.py -k slower",
+        f"{NETWORK}switch.py -k rules_say",
     ),
     Mistake(
         "dsgd/network/switch.py",
@@ -65,7 +65,7 @@ MISTAKES = [
         "dsgd/graphs/spectra.py",
         "(len(matrices) << doublings)",
         "(1 << doublings)",
-        f"{GRAPHS}topology.py -k mixing_time_of_a_schedule",
+        f"{GRAPHS}topology.py -k a_schedule_knows",
     ),
     Mistake(
         "dsgd/graphs/topology.py",
@@ -101,7 +101,7 @@ MISTAKES = [
         "topologies/weights.py",
         "np.maximum(degrees[edges.row], degrees[edges.col])",
         "np.minimum(degrees[edges.row], degrees[edges.col])",
-        f"{TOPOLOGIES}weights.py",
+        f"{TOPOLOGIES}graphs.py -k a_graph_has",
     ),
     Mistake(
         "topologies/schedules.py",

@@ -15,7 +15,7 @@ MISTAKES = [
         "dsgd/runs/chunks.py",
         "if log.steps[-1] > job.last:",
         "if log.steps[-1] > job.last + 1:",
-        f"{RUNS}/test_checkpoints.py::test_the_same_run_made_anew_is_the_same_and_never_goes_back",
+        f"{RUNS}/test_checkpoints.py::test_a_folder_of_another_run_is_refused_by_what_differs",
     ),
     Mistake(
         "dsgd/runs/chunks.py",
@@ -87,7 +87,7 @@ MISTAKES = [
         "dsgd/runs/sweeps.py",
         "sign = -1 if _largest(metric, largest) else 1",
         "sign = 1",
-        "tests/cases/test_runs.py::test_the_best_point_is_in_the_metric_s_direction",
+        "tests/dsgd/runs/test_sweep.py::test_the_best_point_is_in_the_metric_s_direction",
     ),
     Mistake(
         "dsgd/runs/starts.py",
@@ -111,19 +111,19 @@ MISTAKES = [
         "dsgd/engine/clock.py",
         "return finish - (1 - round.cluster.overlap.first)",
         "return finish - round.cluster.overlap.first",
-        f"{ENGINE}/test_work_clock.py::test_rounds_of_an_all_reduce_take_what_equation_7_says",
+        f"{ENGINE}/test_work_clock.py::test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient",
     ),
     Mistake(
         "dsgd/engine/measurements.py",
         "overlap.first * backward",
         "backward / overlap.first",
-        f"{ENGINE}/test_measurements.py::test_what_is_measured_of_a_round_is_in_its_place",
+        f"{ENGINE}/test_work_clock.py::test_pieces_of_one_batch_take_what_the_batch_takes",
     ),
     Mistake(
         "dsgd/engine/participation.py",
         "jnp.any(round.present)",
         "jnp.all(round.present)",
-        f"{ENGINE}/test_participation.py",
+        "tests/algorithms/test_participation.py::test_a_server_keeps_its_state_in_a_round_without_participants",
     ),
     Mistake(
         "dsgd/engine/oracle.py",
@@ -189,19 +189,19 @@ MISTAKES = [
         "dsgd/records.py",
         "values[..., worker]",
         "values[..., 0]",
-        "tests/dsgd/test_frames.py::test_one_number_a_worker_is_a_column_a_worker",
+        "tests/dsgd/test_frames.py -k column_a_worker",
     ),
     Mistake(
         "dsgd/checks.py",
         "value.shape != (() if typed_key else (2,))",
         "value.shape != (() if typed_key else (2,)) and not typed_key",
-        "tests/cases/test_runs.py::test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused",
+        "tests/dsgd/runs/test_run.py::test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused",
     ),
     Mistake(
         "dsgd/checks.py",
         "value.bit_length() > 128",
         "value.bit_length() > 1280000",
-        "tests/cases/test_doors.py::test_huge_numbers_are_refused_by_name",
+        "tests/dsgd/test_checks.py::test_other_numbers_and_functions_are_refused_by_name",
     ),
 ]
 

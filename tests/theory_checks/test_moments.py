@@ -1,22 +1,24 @@
-"""Exact moments: the project's own methods, differentiated, beside recursions written down from the
-papers' equations, in numpy.
+"""Exact moments: the project's own methods, differentiated, beside recursions from the papers'
+equations in numpy, of which each number of the noise is tried alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import algorithms
 import topologies
 from dsgd import compressors, problems
 from theory_checks.machinery import moments, runs
+from theory_checks.recursions.decentralized import decentralized
+from theory_checks.recursions.shared import plain, quadratic
 from theory_checks.statements.asynchronous_sgd import with_table
 from theory_checks.statements.error_compensated_sgd import any_compressor
 
@@ -46,82 +48,80 @@ def numbers() -> Callable[[bool], Numbers]:
     return made.__getitem__
 
 
-# --- Moments of s' = M s + c + noise of a covariance, in numpy.
+# --- Second moments of affine recursions, in numpy.
 
-Law = tuple[np.ndarray, np.ndarray]  # mean and covariance
-
-
-def laws(
-    first: np.ndarray, affine: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> list[Law]:
-    """Of s_0, ..., s_T; `affine(t)` is M, c and the covariance of the noise."""
-    mean, covariance = first, np.zeros((first.size, first.size))
-    found = [(mean, covariance)]
-    for t in range(STEPS):
-        M, c, noise = affine(t)
-        mean, covariance = M @ mean + c, M @ covariance @ M.T + noise
-        found.append((mean, covariance))
-    return found
+Rounds = tuple[np.ndarray, np.ndarray]  # the model [T + 1, D], and what each worker is asked at
 
 
-def square(law: Law, P: np.ndarray, q: np.ndarray | float = 0.0) -> float:
-    """E|P s + q|^2."""
-    mean, covariance = law
-    return float(np.sum((P @ mean + q) ** 2) + np.trace(P @ covariance @ P.T))
-
-
-def of_one_model(of: Numbers, law: Law, x: np.ndarray) -> dict[str, float]:
-    """What is asked of the one model x = (the matrix x) s."""
-    away = of.A @ x  # [N, d, s]
-    mean, covariance = law[0], law[1]
-    at, around = x @ mean - of.best, x @ covariance @ x.T
+def vectors(of: Numbers, x: np.ndarray, asked: np.ndarray) -> dict[str, np.ndarray]:
+    """What squares are taken of, `[T + 1, ...]`."""
+    slope = x @ of.mean_A.T - of.mean_b
+    local = np.einsum("nij,tnj->tni", of.A, asked) - of.b
+    there = np.einsum("nij,tj->tni", of.A, x) - of.b
     return {
-        "slope": square(law, of.mean_A @ x, -of.mean_b),
-        "gap": float(at @ of.mean_A @ at + np.trace(of.mean_A @ around)) / 2,
-        "spread": np.mean(
-            [square(law, away[n] - of.mean_A @ x, of.mean_b - of.b[n]) for n in range(N)]
-        ),
+        "slope": slope,
+        "gap": (x - of.best) @ np.linalg.cholesky(of.mean_A) / np.sqrt(2),
+        "spread": (there - slope[:, None]) / np.sqrt(N),
+        "consensus": (asked - asked.mean(axis=1, keepdims=True)) / np.sqrt(N),
+        "asked": local.mean(axis=1),
+        "stale": slope - local.mean(axis=1),
+        "local": local / np.sqrt(N),
+        "around": (local - slope[:, None]) / np.sqrt(N),
     }
 
 
-def agree(found: dict[str, np.ndarray], expected: list[dict[str, float]]) -> None:
-    assert len(next(iter(found.values()))) == STEPS + 1
-    for name in expected[0]:
+def second_moments(
+    of: Numbers, rounds: Callable[[np.ndarray], Rounds], *shape: int
+) -> dict[str, np.ndarray]:
+    """Of rounds that are affine in independent noise of variance 1, `[T, *shape]`: each number of
+    it adds the square of what it alone changes.
+    """
+
+    def at(noise):
+        return vectors(of, *rounds(noise.reshape(STEPS, *shape)))
+
+    exact = at(np.zeros((STEPS, *shape)))
+    total = {name: value**2 for name, value in exact.items()}
+    for impulse in np.eye(STEPS * math.prod(shape)):
+        for name, value in at(impulse).items():
+            total[name] += (value - exact[name]) ** 2
+    return {name: squares.reshape(STEPS + 1, -1).sum(axis=1) for name, squares in total.items()}
+
+
+def steps(of: Numbers, direction: Callable) -> Rounds:
+    """x_{t+1} = x_t - gamma direction(t, models until t), all workers asked at the last one."""
+    x = [of.start]
+    for t in range(STEPS):
+        x.append(x[t] - GAMMA * direction(t, x))
+    return np.stack(x), np.tile(np.stack(x)[:, None], (1, N, 1))
+
+
+def agree(of: Numbers, build: Callable, rounds: Callable, *shape: int, **options) -> None:
+    found = moments.second_moments(build, of.problem, GAMMA, steps=STEPS, **options)
+    expected = second_moments(of, rounds, *shape)
+    assert found.keys() == expected.keys()
+    if options.get("one_worker"):  # where what workers differ in is noise
+        expected = {name: expected[name] for name in ("slope", "gap", "asked", "stale")}
+    for name in expected:
         np.testing.assert_allclose(
-            found[name], [each[name] for each in expected], rtol=1e-10, atol=1e-12, err_msg=name
+            found[name], expected[name], rtol=1e-10, atol=1e-12, err_msg=name
         )
 
 
-def of_one_worker(of: Numbers) -> np.ndarray:
-    r"""The covariance of $A x - b_n + \xi$ with n uniform."""
-    away = of.b - of.mean_b
-    return SIGMA**2 / D * np.eye(D) + away.T @ away / N
+def of_one_worker(of: Numbers, z: np.ndarray) -> np.ndarray:
+    r"""$\xi + b_n - \bar b$ with n uniform, of the covariance of a draw, from D + N numbers."""
+    return SIGMA / np.sqrt(D) * z[:D] + z[D:] @ (of.b - of.mean_b) / np.sqrt(N)
 
 
 @pytest.mark.long
 def test_sgd_draws_a_worker(numbers):
     """What workers differ in is noise: with one Hessian, it is that of b_n."""
-    of, I = numbers(True), np.eye(D)
-    expected = []
-    for law in laws(
-        of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of))
-    ):
-        same = of_one_model(of, law, I)
-        expected.append(
-            {
-                "slope": same["slope"],
-                "gap": same["gap"],
-                "asked": same["slope"],
-                "stale": 0.0,
-                "consensus": 0.0,
-            }
-        )
-    agree(
-        moments.second_moments(
-            moments.with_step(algorithms.sgd), of.problem, GAMMA, steps=STEPS, one_worker=True
-        ),
-        expected,
-    )
+    of = numbers(True)
+
+    def rounds(z):
+        return steps(of, lambda t, x: of.mean_A @ x[t] - of.mean_b + of_one_worker(of, z[t]))
+
+    agree(of, moments.with_step(algorithms.sgd), rounds, D + N, one_worker=True)
 
 
 @pytest.mark.parametrize(("via", "messages"), [("server", N * N + N), ("ring", N * N)])
@@ -129,116 +129,66 @@ def test_compressed_sgd_with_additive_errors(numbers, via, messages):
     r"""Through servers the errors are $\frac1N \sum \epsilon_n + \epsilon$ (3.4), around the ring
     $\frac1N \sum_k \epsilon_k$ (3.5).
     """
-    of, I = numbers(False), np.eye(D)
+    of = numbers(False)
     total = (SIGMA**2 + COMPRESSION**2) / N + (COMPRESSION**2 if via == "server" else 0.0)
-    affine = I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * total / D * I
-    expected = [of_one_model(of, law, I) for law in laws(of.start, lambda t: affine)]
+
+    def rounds(z):
+        return steps(of, lambda t, x: of.mean_A @ x[t] - of.mean_b + np.sqrt(total / D) * z[t])
+
     build = moments.with_compressor(algorithms.compressed_sgd, via)
-    agree(
-        moments.second_moments(
-            build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=messages
-        ),
-        expected,
-    )
+    agree(of, build, rounds, D, compression=COMPRESSION, messages=messages)
 
 
 def test_error_compensated_sgd_with_additive_errors(numbers):
-    r"""The state is $(x, m)$, $m = \frac1N \sum_n \delta_n + \delta$: with $\epsilon$ of mean
-    square $(1 + 1/N) s'^2$, the step is along $v + \epsilon$,
-    $v = \frac1N \sum_n (f_n' + \xi_n) + m$, and $m' = -\epsilon$."""
-    of, I = numbers(False), np.eye(D)
-    M = np.block([[I - GAMMA * of.mean_A, -GAMMA * I], [np.zeros((D, 2 * D))]])
-    c = np.concatenate([GAMMA * of.mean_b, np.zeros(D)])
-    xi, epsilon = np.sqrt(SIGMA**2 / (N * D)), np.sqrt((1 + 1 / N) * COMPRESSION**2 / D)
-    B = np.block([[-GAMMA * xi * I, -GAMMA * epsilon * I], [np.zeros((D, D)), -epsilon * I]])
-    expected = [
-        of_one_model(of, law, np.eye(D, 2 * D))
-        for law in laws(np.append(of.start, np.zeros(D)), lambda t: (M, c, B @ B.T))
-    ]
+    r"""With $m = \frac1N \sum_n \delta_n + \delta$ and $\epsilon$ of mean square
+    $(1 + 1/N) s'^2$ the step is along $v + \epsilon$,
+    $v = \frac1N \sum_n (f_n' + \xi_n) + m$, and $m' = -\epsilon$.
+    """
+    of = numbers(False)
+
+    def rounds(z):
+        xi = np.sqrt(SIGMA**2 / (N * D)) * z[:, 0]
+        epsilon = np.sqrt((1 + 1 / N) * COMPRESSION**2 / D) * z[:, 1]
+
+        def direction(t, x):
+            v = of.mean_A @ x[t] - of.mean_b + xi[t] - (epsilon[t - 1] if t else 0)
+            return v + epsilon[t]
+
+        return steps(of, direction)
+
     build = moments.with_compressors(any_compressor)
-    agree(
-        moments.second_moments(
-            build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=N * N + N
-        ),
-        expected,
-    )
+    agree(of, build, rounds, 2, D, compression=COMPRESSION, messages=N * N + N)
 
 
 TABLE = np.array([0, 3, 1, 2, 0, 0, 3, 2] * 8, np.int32)
 
 
 def test_asynchronous_sgd_with_a_table_of_staleness(numbers):
-    """The state is (x_t, x_{t-1}, x_{t-2}, x_{t-3}), and x_{t+1} = x_t - gamma (A x_{t-s} - b +
-    noise).
-    """
-    of, tau = numbers(True), 3
-    I, size = np.eye(D), (tau + 1) * D
+    """x_{t+1} = x_t - gamma (A x_{t-s} - b + noise)."""
+    of = numbers(True)
+    read = [t - min(TABLE[t], t) for t in range(STEPS + 1)]
 
-    def seen(t):  # x_{t-s} = (this matrix) (state)
-        return np.kron(np.eye(tau + 1)[min(TABLE[t % len(TABLE)], t)][None], I)
+    def rounds(z):
+        x, _ = steps(of, lambda t, x: of.mean_A @ x[read[t]] - of.mean_b + of_one_worker(of, z[t]))
+        return x, np.tile(x[read][:, None], (1, N, 1))
 
-    now, shift = np.eye(D, size), np.kron(np.eye(tau + 1, k=-1), I)
-
-    def affine(t):
-        M, c, noise = shift.copy(), np.zeros(size), np.zeros((size, size))
-        M[:D] = now - GAMMA * of.mean_A @ seen(t)
-        c[:D], noise[:D, :D] = GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of)
-        return M, c, noise
-
-    expected = []
-    for t, law in enumerate(laws(np.tile(of.start, tau + 1), affine)):
-        same = of_one_model(of, law, now)
-        asked = {
-            "asked": square(law, of.mean_A @ seen(t), -of.mean_b),
-            "stale": square(law, of.mean_A @ (now - seen(t))),
-        }
-        expected.append({"slope": same["slope"], "gap": same["gap"], **asked})
-    assert expected[1]["stale"] > 0
-    assert expected[4]["stale"] == 0
-    how = {"steps": STEPS, "one_worker": True, "varying": True, "more": TABLE}
-    agree(
-        moments.second_moments(
-            with_table(tau, algorithms.asynchronous_sgd), of.problem, GAMMA, **how
-        ),
-        expected,
-    )
+    build = with_table(3, algorithms.asynchronous_sgd)
+    agree(of, build, rounds, D + N, one_worker=True, varying=True, more=TABLE)
 
 
 def test_decentralized_sgd_on_a_ring(numbers):
-    """X' = (X - gamma G) W; the columns of X, one a worker, one below the other."""
     of = numbers(False)
     W = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]) / 3
     np.testing.assert_allclose(RING.W, W)
-    mix = np.kron(W, np.eye(D))  # X W, where W is symmetric
-    A = np.zeros((N * D, N * D))
-    for n in range(N):
-        A[n * D : (n + 1) * D, n * D : (n + 1) * D] = of.A[n]
-    mean = np.kron(np.ones((1, N)) / N, np.eye(D))
-    M, c = mix @ (np.eye(N * D) - GAMMA * A), GAMMA * mix @ of.b.ravel()
-    expected = []
-    for law in laws(np.tile(of.start, N), lambda t: (M, c, GAMMA**2 * SIGMA**2 / D * mix @ mix.T)):
-        away = np.eye(N * D) - np.kron(np.ones((N, N)) / N, np.eye(D))
-        more = {
-            "consensus": square(law, away) / N,
-            "asked": square(law, mean @ A, -of.mean_b),
-            "stale": square(law, of.mean_A @ mean - mean @ A),
-            "local": square(law, A, -of.b.ravel()) / N,
-            "around": square(
-                law,
-                A - np.kron(np.ones((N, 1)), of.mean_A @ mean),
-                np.tile(of.mean_b, N) - of.b.ravel(),
-            )
-            / N,
-        }
-        expected.append({**of_one_model(of, law, mean), **more})
-    assert expected[-1]["consensus"] > 0.01
-    assert expected[-1]["stale"] > 1e-5
-    agree(
-        moments.second_moments(
-            moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS
-        ),
-        expected,
-    )
+
+    def rounds(z):
+        gradients = quadratic(of.A, of.b, SIGMA / np.sqrt(D) * z)
+        start = np.tile(of.start, (N, 1))
+        after = decentralized(start, gradients, lambda t: W, plain(GAMMA))
+        X = np.stack([start, *(each["params"] for each in islice(after, STEPS))])
+        return X.mean(axis=1), X
+
+    agree(of, moments.with_step(algorithms.decentralized_sgd, RING), rounds, N, D)
 
 
 def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
@@ -258,41 +208,6 @@ def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
         error = values[0].std(axis=0, ddof=1) / np.sqrt(SEEDS)
         assert (np.abs(values[0].mean(axis=0) - exact[name]) <= LIMIT * error + 1e-10).all(), name
         assert error[1:].max() < 0.1 * exact[name].max(), f"{name}: the estimates say too little"
-
-
-@pytest.mark.long
-def test_there_is_a_record_before_each_step_and_one_after_the_last(numbers):
-    """However long the program is that is compiled for it; the records that two have in common are
-    equal.
-    """
-    find = partial(
-        moments.second_moments,
-        moments.with_step(algorithms.minibatch_sgd),
-        numbers(False).problem,
-        GAMMA,
-    )
-    long = find(steps=512)["slope"]
-    assert long.shape == (513,)
-    for steps in (1, 511):
-        np.testing.assert_allclose(find(steps=steps)["slope"], long[: steps + 1], rtol=1e-12)
-
-
-def test_momentum_is_affine_and_has_numbers(numbers):
-    """Its memory is part of the state: (x, m), m' = 0.9 m + g, x' = x - gamma m'."""
-    of, I = numbers(False), np.eye(D)
-    M = np.block([[I - GAMMA * of.mean_A, -0.9 * GAMMA * I], [of.mean_A, 0.9 * I]])
-    c = np.concatenate([GAMMA * of.mean_b, -of.mean_b])
-    B = np.concatenate([-GAMMA * I, I]) * SIGMA / np.sqrt(N * D)
-    x = np.eye(D, 2 * D)
-    expected = [
-        of_one_model(of, law, x)
-        for law in laws(np.concatenate([of.start, np.zeros(D)]), lambda t: (M, c, B @ B.T))
-    ]
-
-    def heavy_ball(of, compressor):
-        return algorithms.minibatch_sgd(optax.sgd(of.learning_rate, momentum=0.9))
-
-    agree(moments.second_moments(heavy_ball, of.problem, GAMMA, steps=STEPS), expected)
 
 
 def first_worker_only(optimizer):
@@ -332,31 +247,17 @@ def at_random(optimizer):
     return inner._replace(update=update)
 
 
-def clipped(optimizer):
-    return algorithms.minibatch_sgd(optax.chain(optax.clip(100.0), optimizer))
-
-
 def mantissas(optimizer):
     return algorithms.compressed_sgd(optimizer, compressors.clipping(1), allow_biased=True)
-
-
-def scheduled(optimizer):
-    return algorithms.minibatch_sgd(
-        optax.chain(optax.scale_by_schedule(lambda count: 1 / (1 + count)), optimizer)
-    )
 
 
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (first_worker_only, "worker 0 of 4 is queried in 100.0% of rounds"),
-        (now_and_then, "rounds differ from each other"),
-        (at_random, "draws random numbers other than"),
-        pytest.param(clipped, "not affine", marks=pytest.mark.long),
+        (first_worker_only, "worker 0 of 4 .* 100.0%"),
+        (now_and_then, "rounds differ"),
+        (at_random, "draws random numbers"),
         (mantissas, "not affine"),
-        pytest.param(
-            scheduled, "something other than floating-point numbers", marks=pytest.mark.long
-        ),
     ],
 )
 def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
@@ -373,14 +274,14 @@ def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
 
 
 REFUSED = {
-    r"expected a problem from problems\.quadratic": (
+    r"problems\.quadratic": (
         algorithms.minibatch_sgd,
         lambda of: problems.robust_regression(N, D),
         False,
     ),
-    "need equal Hessians": (algorithms.sgd, lambda of: of(False).problem, True),
-    "expected one_worker=False": (algorithms.minibatch_sgd, lambda of: of(True).problem, True),
-    "a custom sampler": (
+    "equal Hessians": (algorithms.sgd, lambda of: of(False).problem, True),
+    "one_worker=False": (algorithms.minibatch_sgd, lambda of: of(True).problem, True),
+    "sampler": (
         algorithms.minibatch_sgd,
         lambda of: of(True).problem._replace(
             sample=lambda key, mine: mine._replace(noise=jnp.ones_like(mine.b))
@@ -402,9 +303,9 @@ def test_problems_that_have_no_exact_moments_are_refused(numbers, says):
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (N * N, rf"at least \d+ messages; expected messages = {N * N}"),
+        (N * N, rf"at least \d+ messages.*{N * N}"),
         (N * N + N - 1, "at least"),
-        (N * N + N + 1, "which may be smaller"),
+        (N * N + N + 1, "smaller|fewer"),
     ],
 )
 def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):

@@ -1,160 +1,131 @@
-"""Graphs have the edges, the weights, the degree and the rho that the literature gives them."""
+"""Graphs have the edges that networkx gives them, the weights of their formulas, edge by edge, and
+the rho of the literature.
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import networkx as nx
 import numpy as np
 import pytest
-from matrices import second_largest
+from scipy.sparse import eye_array
 
 import topologies
+from topologies import from_graph, from_matrix
 
 
-def edges(topology) -> set[tuple[int, int]]:
-    return set(map(tuple, topology.edges.tolist()))
+def by_hand(graph: nx.Graph, weights: str) -> np.ndarray:
+    """W of a graph whose nodes are numbers, from a loop over its edges."""
+    links = nx.DiGraph(graph.to_directed())
+    links.remove_edges_from(list(nx.selfloop_edges(links)))
+    degree, n = dict(links.out_degree), len(links)
+    W = np.zeros((n, n))
+    for sender, receiver in links.edges:
+        larger = max(degree[sender], degree[receiver])
+        W[receiver, sender] = {
+            "metropolis": 1 / (1 + larger),
+            "lazy": 1 / (2 + 2 * larger),
+            "max_degree": 1 / (1 + max(degree.values())),
+            "uniform": 1 / (1 + degree[sender]),
+        }[weights]
+    return W + np.diag(1 - W.sum(axis=0))
 
 
-def ordered(pairs) -> set[tuple[int, int]]:
-    return {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+def exponential(n: int) -> nx.DiGraph:
+    hops = [2**k for k in range(n.bit_length()) if 2**k < n]
+    graph = nx.empty_graph(n, create_using=nx.DiGraph)
+    graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
+    return graph
 
 
-@pytest.mark.parametrize("n", [4, 5, 16, 33])
-def test_ring_is_a_third_each_for_oneself_and_two_neighbours(n):
-    ring = topologies.ring(n)
-    expected = np.array(
-        [[1 / 3 if (i - j) % n in (0, 1, n - 1) else 0 for j in range(n)] for i in range(n)]
-    )
-    np.testing.assert_allclose(ring.W, expected, rtol=0, atol=1e-15)
-    assert (ring.n, ring.degree, ring.sends.tolist(), ring.receives.tolist(), ring.name) == (
-        n,
-        2,
-        [[2] * n],
-        [[2] * n],
-        f"ring({n})",
-    )
-    assert ring.rho == pytest.approx(
-        max(abs(1 + 2 * math.cos(2 * math.pi * k / n)) / 3 for k in range(1, n)), abs=1e-12
-    )
+def numbered(graph: nx.Graph) -> nx.Graph:
+    return nx.convert_node_labels_to_integers(graph, ordering="sorted")
 
 
-def test_spectral_gap_of_a_large_ring_is_not_what_the_survey_prints():
-    n = 1000
-    gap = topologies.ring(n).spectral_gap
-    assert gap == pytest.approx(4 * math.pi**2 / (3 * n**2), rel=1e-4)
-    assert gap < 0.3 * 16 * math.pi**2 / (3 * n**2)
+def waves(n: int) -> list[float]:
+    """1 + 2 cos(2 pi k / n), k < n."""
+    return [1 + 2 * math.cos(2 * math.pi * k / n) for k in range(n)]
 
 
-@pytest.mark.parametrize(("n", "W"), [(1, [[1]]), (2, [[1 / 2] * 2] * 2), (3, [[1 / 3] * 3] * 3)])
-def test_small_rings_average_everybody_at_once(n, W):
-    ring = topologies.ring(n)
-    np.testing.assert_allclose(ring.W, W, rtol=0, atol=1e-15)
-    assert ring.rho == pytest.approx(0, abs=1e-15)
-    assert ring.degree == n - 1
-    assert ring.uniform
+def torus_rho(rows: int, columns: int) -> float | None:
+    if min(rows, columns) < 3:
+        return None
+    return max(abs(a + b - 1) / 5 for a in waves(rows) for b in waves(columns) if a + b < 6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 10])
-def test_complete_averages_everybody_at_once(n):
-    complete = topologies.complete(n)
-    x = np.random.default_rng(n).normal(size=n)
-    np.testing.assert_allclose(complete.W @ x, np.full(n, x.mean()), atol=1e-14)
-    assert complete.rho == pytest.approx(0, abs=1e-14)
-    assert (complete.n, complete.degree, complete.uniform, complete.name) == (
-        n,
-        n - 1,
-        True,
-        f"complete({n})",
-    )
+# The graph of networkx, rho in closed form (None: it has none), and arguments.
+FAMILIES = {
+    topologies.ring: (
+        nx.cycle_graph,
+        lambda n: max(map(abs, waves(n)[1:])) / 3 if n > 3 else 0,
+        [(n,) for n in (1, 2, 3, 4, 5, 16, 33)],
+    ),
+    topologies.complete: (nx.complete_graph, lambda n: 0, [(1,), (2,), (10,)]),
+    topologies.star: (
+        lambda n: nx.star_graph(n - 1),
+        lambda n: 1 - 1 / n if n > 2 else 0,
+        [(1,), (2,), (3,), (9,)],
+    ),
+    topologies.chain: (
+        nx.path_graph,
+        lambda n: (1 + 2 * math.cos(math.pi / n)) / 3 if n > 2 else 0,
+        [(1,), (2,), (3,), (9,)],
+    ),
+    topologies.torus: (
+        lambda *sides: numbered(nx.grid_2d_graph(*sides, periodic=True)),
+        torus_rho,
+        [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5), (3, 4), (8, 8)],
+    ),
+    topologies.hypercube: (
+        lambda k: numbered(nx.hypercube_graph(k)),
+        lambda k: (k - 1) / (k + 1),
+        [(1,), (4,)],
+    ),
+    topologies.exponential: (
+        exponential,
+        lambda n: 1 - 2 / (1 + math.ceil(math.log2(n))) if n % 2 == 0 else None,
+        [(n,) for n in (1, 2, 3, 4, 6, 17, 18, 64)],
+    ),
+    topologies.erdos_renyi: (
+        nx.gnp_random_graph,
+        lambda *draw: None,
+        [(6, 0.75, 2), (20, 0.4, 0), (20, 0.4, 1)],
+    ),
+    topologies.random_regular: (
+        lambda n, degree, seed: nx.random_regular_graph(degree, n, seed),
+        lambda *draw: None,
+        [(1, 0, 0), (2, 1, 0), (9, 4, 1), (9, 4, 2)],
+    ),
+}
+GRAPHS = [(make, given) for make, (*_, several) in FAMILIES.items() for given in several]
+NOT_WEIGHTED = (topologies.complete, topologies.exponential)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 9])
-def test_star_has_a_hub(n):
-    star = topologies.star(n)
-    assert edges(star) == {(0, i) for i in range(1, n)}
-    assert star.sends.tolist() == [[n - 1, *[1] * (n - 1)]]
-    np.testing.assert_allclose(star.W[0, 1:], 1 / n, rtol=0, atol=1e-15)
-    assert star.rho == pytest.approx(1 - 1 / n if n >= 3 else 0, abs=1e-13)
-    assert star.name == f"star({n})"
+@pytest.mark.parametrize(
+    ("make", "arguments"), GRAPHS, ids=[f"{make.__name__}{given}" for make, given in GRAPHS]
+)
+def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments):
+    """With each kind of weights, which its name tells if they are not the usual ones."""
+    graph, rho = (function(*arguments) for function in FAMILIES[make][:2])
+    usual = "uniform" if graph.is_directed() else "metropolis"
+    shown = f"{make.__name__}({', '.join(map(str, arguments))}"
+    topology = make(*arguments)
+    assert topology.name == f"{shown})"
+    np.testing.assert_allclose(topology.W, by_hand(graph, usual), rtol=0, atol=1e-15)
+    if rho is not None:
+        assert topology.rho == pytest.approx(rho, abs=1e-12)
+    for weights in () if make in NOT_WEIGHTED else topologies.WEIGHTS:
+        other = make(*arguments, weights=topologies.WEIGHTS[weights])
+        assert other.name == f"{shown})" if weights == usual else f"{shown}, {weights})"
+        np.testing.assert_allclose(other.W, by_hand(graph, weights), rtol=0, atol=1e-15)
+        assert weights != "lazy" or np.linalg.eigvalsh(other.W).min() > -1e-14
+        same = from_graph(graph, topologies.WEIGHTS[weights])
+        np.testing.assert_array_equal(same.W, other.W)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 9])
-def test_chain_is_a_line(n):
-    chain = topologies.chain(n)
-    assert edges(chain) == {(i, i + 1) for i in range(n - 1)}
-    assert chain.degree == min(2, n - 1)
-    assert chain.rho == pytest.approx(
-        (1 + 2 * math.cos(math.pi / n)) / 3 if n >= 3 else 0, abs=1e-13
-    )
-    assert chain.name == f"chain({n})"
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5)])
-def test_torus_is_closed_both_ways(rows, columns):
-    torus = topologies.torus(rows, columns)
-    where = {
-        (row, column): row * columns + column for row in range(rows) for column in range(columns)
-    }
-    down = {(i, where[(row + 1) % rows, column]) for (row, column), i in where.items()}
-    right = {(i, where[row, (column + 1) % columns]) for (row, column), i in where.items()}
-    assert edges(torus) == ordered(down | right)
-    assert torus.degree == sum(min(2, side - 1) for side in (rows, columns))
-    assert torus.rho == pytest.approx(second_largest(torus.W) if torus.n > 1 else 0, abs=1e-12)
-    assert torus.name == f"torus({rows}, {columns})"
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (8, 8)])
-def test_rho_of_a_torus_is_the_closed_form(rows, columns):
-    angles = [
-        (2 * math.pi * k / rows, 2 * math.pi * l / columns)
-        for k in range(rows)
-        for l in range(columns)
-        if (k, l) != (0, 0)
-    ]
-    assert topologies.torus(rows, columns).rho == pytest.approx(
-        max(abs(1 + 2 * math.cos(a) + 2 * math.cos(b)) / 5 for a, b in angles), abs=1e-12
-    )
-    W = topologies.torus(rows, columns).W
-    np.testing.assert_allclose(W, (W > 0) / 5, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("dimension", [0, 1, 4])
-def test_hypercube_has_neighbours_that_differ_in_one_bit(dimension):
-    cube = topologies.hypercube(dimension)
-    n = 2**dimension
-    assert (cube.n, cube.degree, cube.name) == (n, dimension, f"hypercube({dimension})")
-    assert edges(cube) == {(i, j) for j in range(n) for i in range(j) if bin(i ^ j).count("1") == 1}
-    assert cube.rho == pytest.approx(
-        (dimension - 1) / (dimension + 1) if dimension else 0, abs=1e-13
-    )
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 17])
-def test_exponential_sends_to_powers_of_two(n):
-    exponential = topologies.exponential(n)
-    hops = [hop for hop in (1, 2, 4, 8, 16, 32, 64) if hop < n]
-    assert edges(exponential) == (
-        ordered({(i, (i + hop) % n) for i in range(n) for hop in hops})
-        if exponential.symmetric
-        else {(i, (i + hop) % n) for i in range(n) for hop in hops}
-    )
-    assert exponential.symmetric == (n in (1, 2, 3))
-    assert exponential.doubly_stochastic
-    assert exponential.sends.tolist() == exponential.receives.tolist() == [[len(hops)] * n]
-    assert len(hops) == math.ceil(math.log2(n))
-    np.testing.assert_allclose(
-        np.unique(exponential.W[exponential.W > 0]), 1 / (1 + len(hops)), rtol=1e-14
-    )
-    assert exponential.name == f"exponential({n})"
-
-
-@pytest.mark.parametrize("n", [2, 4, 6, 18, 64])
-def test_rho_of_an_exponential_graph_is_the_closed_form(n):
-    assert topologies.exponential(n).rho == pytest.approx(
-        1 - 2 / (1 + math.ceil(math.log2(n))), abs=1e-13
-    )
+def test_a_hypercube_of_no_dimension_is_one_worker():
+    assert topologies.hypercube(0).W.tolist() == [[1]]
 
 
 def test_exponential_sends_forward():
@@ -164,221 +135,208 @@ def test_exponential_sends_forward():
     assert np.flatnonzero(W[0]).tolist() == [0, 4, 6, 7]
 
 
-def test_erdos_renyi_draws_every_pair_with_the_same_probability():
-    """Of 60 graphs: within five standard deviations of the mean number of edges."""
-    n, probability, draws = 20, 0.4, 60
-    graphs = [topologies.erdos_renyi(n, probability, seed) for seed in range(draws)]
-    pairs = draws * n * (n - 1) // 2
-    found = sum(len(graph.edges) for graph in graphs)
-    assert abs(found - pairs * probability) < 5 * math.sqrt(pairs * probability * (1 - probability))
-    assert len({tuple(sorted(edges(graph))) for graph in graphs}) == draws
-
-
-def test_draws_are_the_same_for_the_same_seed():
-    for draw in (
-        lambda seed: topologies.erdos_renyi(12, 0.5, seed),
-        lambda seed: topologies.random_regular(12, 3, seed),
-    ):
-        np.testing.assert_array_equal(draw(3).W, draw(3).W)
-        assert edges(draw(3)) != edges(draw(4))
-    np.testing.assert_array_equal(
-        topologies.erdos_renyi(12, 0.5).W, topologies.erdos_renyi(12, 0.5, 0).W
-    )
-    np.testing.assert_array_equal(
-        topologies.random_regular(12, 3).W, topologies.random_regular(12, 3, 0).W
-    )
-
-
-def test_names_of_draws_tell_the_draw():
-    assert topologies.erdos_renyi(6, 0.75, 2).name == "erdos_renyi(6, 0.75, 2)"
-    assert topologies.random_regular(6, 3, 1).name == "random_regular(6, 3, 1)"
-
-
-@pytest.mark.parametrize(("n", "degree"), [(1, 0), (2, 1), (9, 4)])
-def test_everybody_in_a_regular_graph_has_as_many_neighbours(n, degree):
-    regular = topologies.random_regular(n, degree, seed=1)
-    assert regular.sends.tolist() == regular.receives.tolist() == [[degree] * n]
-    assert (regular.n, regular.degree, regular.symmetric) == (n, degree, True)
+def test_spectral_gap_of_a_large_ring_is_not_what_the_survey_prints():
+    n = 1000
+    gap = topologies.ring(n).spectral_gap
+    assert gap == pytest.approx(4 * math.pi**2 / (3 * n**2), rel=1e-4)
+    assert gap < 0.3 * 16 * math.pi**2 / (3 * n**2)
 
 
 def test_a_large_random_regular_graph_is_an_expander():
     """Friedman: within a little of the bound of Alon and Boppana."""
-    degree = 4
-    assert topologies.random_regular(300, degree).rho == pytest.approx(
-        (1 + 2 * math.sqrt(degree - 1)) / (degree + 1), abs=0.02
-    )
+    bound = (1 + 2 * math.sqrt(4 - 1)) / (4 + 1)
+    assert topologies.random_regular(300, 4).rho == pytest.approx(bound, abs=0.02)
 
 
-def _halves(graph: nx.Graph) -> bool:
-    """Two components of more than eight workers."""
-    sizes = [len(part) for part in nx.connected_components(graph)]
-    return len(sizes) == 2 and min(sizes) > 8
+def test_custom_weights_are_named_and_are_on_edges():
+    class Heavy:
+        def __call__(self, adjacency):
+            return (topologies.metropolis(adjacency) + 3 * topologies.lazy(adjacency)) / 4
+
+    assert topologies.star(4, Heavy()).name == "star(4, own weights)"
+
+    def heavy(adjacency):
+        return Heavy()(adjacency)
+
+    star = topologies.star(4, heavy)
+    assert star.name == "star(4, heavy)"
+    np.testing.assert_allclose(star.W[0, 1], (1 / 4 + 3 / 8) / 4, rtol=1e-14)
+    assert from_graph(nx.path_graph(4), topologies.lazy, "mine").name == "mine, lazy"
 
 
-def test_from_graph_takes_nodes_in_their_order():
-    graph = nx.Graph()
-    graph.add_nodes_from(["b", "c", ("a", 1)])
-    graph.add_edges_from([("c", "b"), (("a", 1), "c")])
-    topology = topologies.from_graph(graph)
-    assert edges(topology) == {(0, 1), (1, 2)}
-    assert (topology.name, topology.n) == ("from_graph", 3)
-    np.testing.assert_allclose(topology.W, topologies.chain(3).W, rtol=0, atol=1e-15)
+# --- Graphs of networkx: which worker a node is, which weight an edge has.
 
 
-def test_from_graph_takes_edges_only():
-    """Not loops, multiples, attributes, nor edges of weight 0; it warns of attributes that look
-    like weights.
-    """
-    graph = nx.MultiGraph([(0, 1), (0, 1), (1, 1), (1, 2)])
-    for _, _, attributes in graph.edges(data=True):
-        attributes["weight"] = 7.5
-    graph[1][2][0]["weight"] = 0
-    with pytest.warns(
-        UserWarning, match="mine: the edges have an attribute 'weight', which is not used"
-    ):
-        np.testing.assert_allclose(
-            topologies.from_graph(graph, name="mine").W, topologies.chain(3).W, rtol=0, atol=1e-15
-        )
-    weighted = nx.Graph()
-    weighted.add_weighted_edges_from([(0, 1, 5.0), (1, 2, 0.0), (2, 3, math.nan)])
+class Site:
+    def __repr__(self):
+        return "a site"
+
+
+SITES = [Site(), Site(), Site()]
+
+
+@pytest.mark.parametrize(
+    ("graph", "names"),
+    [
+        (nx.Graph([(1, 0), (2, 0), (3, 0)]), None),
+        (nx.Graph([(np.int64(2), np.int64(0)), (np.int64(1), np.int64(0))]), None),
+        (nx.Graph([("b", "a"), ("a", "c")]), ("b", "a", "c")),
+        (nx.Graph([(2, "x"), ("x", ("a", 1))]), (2, "x", ("a", 1))),
+        (nx.Graph([(np.str_("q"), "p"), ("p", "o")]), ("q", "p", "o")),
+        (nx.path_graph(SITES), tuple(SITES)),
+    ],
+    ids=str,
+)
+def test_nodes_that_are_numbers_keep_them_and_others_keep_their_names(graph, names):
+    topology = from_graph(graph)
+    assert topology.names == names
+    worker = {node: i for i, node in enumerate(names or range(len(graph)))}
+    expected = sorted(sorted((worker[i], worker[j])) for i, j in graph.edges)
+    assert topology.edges.tolist() == expected
+
+
+def test_a_subgraph_and_a_data_frame_name_the_workers():
+    part = nx.complete_graph(6).subgraph([5, 2, 3])
+    assert from_graph(part).names == tuple(part)
+    pandas = pytest.importorskip("pandas")
+    W, names = topologies.ring(3).W, ["a", "b", "c"]
+    assert from_matrix(pandas.DataFrame(W, index=names, columns=names)).names == ("a", "b", "c")
+    assert from_matrix(pandas.DataFrame(W)).names is None
+    with pytest.raises(ValueError, match="need the same order"):
+        from_matrix(pandas.DataFrame(W, index=names, columns=["b", "a", "c"]))
+
+
+KINDS = (nx.Graph, nx.DiGraph, nx.MultiGraph, nx.MultiDiGraph)
+LAZY = 0.8 * np.eye(8) + 0.1 * (np.roll(np.eye(8), 1, axis=0) + np.roll(np.eye(8), -1, axis=0))
+
+
+def lazy_ring(kind: type = nx.Graph) -> nx.Graph:
+    """Eight nodes: 0.1 on edges, 0.8 on loops."""
+    ring = nx.cycle_graph(8)
+    graph = kind(ring.to_directed() if kind().is_directed() else ring)
+    nx.set_edge_attributes(graph, 0.1, "weight")
+    graph.add_edges_from(((i, i) for i in range(8)), weight=0.8)
+    return graph
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
+    """Also without loops: nodes keep what is left."""
+    graph = lazy_ring(kind)
+    topology = from_graph(graph, weights="weight")
+    assert topology.name == "from_graph, weight"
+    np.testing.assert_allclose(topology.W, LAZY, rtol=0, atol=1e-15)
     with pytest.warns(UserWarning, match="pass weights='weight'"):
-        np.testing.assert_allclose(
-            topologies.from_graph(weighted).W, topologies.chain(4).W, rtol=0, atol=1e-15
-        )
+        plain = from_graph(graph)
+    np.testing.assert_allclose(plain.W, topologies.ring(8).W, rtol=0, atol=1e-15)
+    assert from_graph(graph, topologies.metropolis).name == "from_graph" + (
+        ", metropolis" if graph.is_directed() else ""
+    )
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    np.testing.assert_allclose(from_graph(graph, weights="weight").W, LAZY, rtol=0, atol=1e-15)
+    assert from_graph(nx.Graph(np.ones((3, 3)))).uniform  # networkx gives such edges a weight of 1
 
 
-def test_an_edge_of_a_directed_graph_is_from_sender_to_receiver():
+@pytest.mark.parametrize(
+    ("edges", "W"),
+    [
+        ([(0, 1, 0.1), (1, 0, 0.2), (1, 2, 0.4)], [[0.7, 0.3, 0], [0.3, 0.3, 0.4], [0, 0.4, 0.6]]),
+        ([(0, 1, 0.3), (1, 2, 0.3), (0, 2, 0)], [[0.7, 0.3, 0], [0.3, 0.4, 0.3], [0, 0.3, 0.7]]),
+    ],
+    ids=["multiple edges add up", "an edge of weight 0 is none"],
+)
+def test_weights_of_edges_are_entries(edges, W):
+    graph = nx.MultiGraph()
+    graph.add_weighted_edges_from(edges, weight="share")
+    found = from_graph(graph, weights="share")
+    np.testing.assert_allclose(found.W, W, atol=1e-15)
+    assert found.edges.tolist() == [[0, 1], [1, 2]]
+    ones = nx.Graph()
+    ones.add_weighted_edges_from([(0, 1, 1), (1, 2, 1)])
+    np.testing.assert_array_equal(from_graph(ones).W, topologies.chain(3).W)
+
+
+ROW = np.array([[0.5, 0.5, 0], [0, 0.6, 0.4], [0.3, 0.3, 0.4]])  # rows sum to 1, columns do not
+
+
+def test_a_directed_edge_goes_from_sender_to_receiver():
+    """Multiple edges and loops do not matter; a graph with all edges both ways is undirected."""
+    graph = nx.from_numpy_array(ROW, create_using=nx.DiGraph)
+    np.testing.assert_allclose(from_graph(graph, weights="weight").W, ROW.T, atol=1e-15)
     pairs = [(0, 1), (1, 2), (2, 0), (0, 2)]
-    topology = topologies.from_graph(nx.DiGraph(pairs))
-    assert edges(topology) == set(pairs)
-    np.testing.assert_allclose(
-        topology.W,
-        [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]],
-        rtol=0,
-        atol=1e-15,
-    )
-    assert topology.sends.tolist() == [[2, 1, 1]]
-    assert topology.receives.tolist() == [[1, 1, 2]]
-    twice = topologies.from_graph(nx.MultiDiGraph([*pairs, (0, 2), (1, 1)]))
-    np.testing.assert_array_equal(twice.W, topology.W)
+    for given in (nx.DiGraph(pairs), nx.MultiDiGraph([*pairs, (0, 2), (1, 1)])):
+        found = from_graph(given)
+        np.testing.assert_array_equal(found.W, by_hand(nx.DiGraph(pairs), "uniform"))
+        assert found.edges.tolist() == sorted(map(list, pairs))
+    both = nx.path_graph(4).to_directed()
+    for topology in (from_graph(both), from_graph(both, topologies.metropolis)):
+        np.testing.assert_allclose(topology.W, topologies.chain(4).W, atol=1e-15)
 
 
-def test_from_graph_takes_other_weights_and_names_them():
-    path = nx.path_graph(4)
-    for weights in (topologies.max_degree, topologies.lazy, topologies.uniform):
-        topology = topologies.from_graph(path, weights, "mine")
-        np.testing.assert_array_equal(topology.W, topologies.chain(4, weights).W)
-        assert topology.name == f"mine, {weights.__name__}"
-    assert topologies.from_graph(path, topologies.metropolis, "mine").name == "mine"
-    assert (
-        topologies.from_graph(nx.DiGraph([(0, 1), (1, 0)]), topologies.uniform, "mine").name
-        == "mine"
-    )
+def weighted(value) -> nx.Graph:
+    """One edge of the lazy ring has this weight, and its first end's loop what is then left."""
+    graph = lazy_ring()
+    graph[0][1]["weight"] = value
+    if value in (0.05, 0.3):
+        graph[0][0]["weight"] += 0.1 - value
+    return graph
 
 
-@pytest.mark.parametrize("graph", [np.eye(3), None, [(0, 1)]], ids=["matrix", "nothing", "edges"])
-def test_what_is_no_graph_is_refused(graph):
-    """By the types under pytest, by itself elsewhere."""
-    with pytest.raises((ValueError, TypeError, AssertionError)):
-        topologies.from_graph(graph)
-    with pytest.raises(ValueError, match=r"(?s)from_graph: graph = .*; expected a networkx graph"):
-        inspect.unwrap(topologies.from_graph)(graph)
+def heavy() -> nx.Graph:
+    graph = nx.Graph()
+    graph.add_weighted_edges_from([("a", "b", 0.7), ("b", "c", 5)])
+    return graph
 
 
-def test_from_matrix_takes_lists_and_integers():
-    assert topologies.from_matrix([[1]]).W.dtype == np.float64
-    topology = topologies.from_matrix([[0.75, 0.25], [0.25, 0.75]], "pair")
-    assert topology.name == "pair"
-    assert topology.rho == pytest.approx(0.5)
-    assert topologies.from_matrix([[[0.75, 0.25], [0.25, 0.75]]] * 3).rho == pytest.approx(0.5**3)
+def halves() -> tuple:
+    """The arguments of a draw that falls into two components of more than eight workers."""
+    for seed in range(100):
+        parts = list(nx.connected_components(nx.random_regular_graph(2, 30, seed=seed)))
+        if len(parts) == 2 and min(map(len, parts)) > 8:
+            return 30, 2, seed
+    raise AssertionError
 
 
 ONE_WAY = nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
 REFUSED = [
+    *((topologies.random_regular, given, "an even n") for given in ((5, 3), (4, 4))),
+    (topologies.erdos_renyi, (30, 0.02), r"0.02, 0\).* \d+ components, .* \[\d+\].* seed"),
+    (topologies.random_regular, (8, 1), r"4 components, .* \[\d, \d\]"),
+    (topologies.random_regular, halves(), r"2 components, .* \[\d+(, \d+){7}\];"),
     *(
-        (lambda make=make: make(0), f"{make.__name__}: n = 0; expected an integer, at least 1")
-        for make in (
-            topologies.ring,
-            topologies.complete,
-            topologies.star,
-            topologies.chain,
-            topologies.exponential,
-        )
+        (from_graph, (ONE_WAY, topologies.WEIGHTS[name]), f"{name}.*2 sends to 0.*uniform")
+        for name in ("metropolis", "max_degree", "lazy")
     ),
-    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0; expected an integer, at least 1"),
+    (topologies.ring, (5, lambda adjacency: adjacency), r"ring\(5, <lambda>\): .* 2 "),
+    (from_graph, (nx.Graph(),), "nodes"),
+    (from_graph, (nx.Graph([("a", "b"), ("c", "c")]),), r"workers \{2\} \('c'\)"),
+    (from_graph, (nx.DiGraph([(0, 1), (1, 2)]),), "3 components.*strongly"),
+    (from_graph, (np.eye(3),), "from_numpy_array"),
+    (from_graph, (eye_array(3),), "from_scipy_sparse_array"),
+    (from_graph, ([(0, 1), (1, 2)],), r"networkx.Graph\(edges\)"),
+    (from_matrix, (nx.path_graph(3),), "from_graph"),
+    (from_graph, (weighted(math.nan), "weight"), r"\(0, 1\) has weight = nan"),
+    (from_graph, (weighted("0.1"), "weight"), r"\(0, 1\) has weight = '0.1'"),
+    (from_graph, (weighted(None), "weight"), r"\(0, 1\) has no attribute 'weight'"),
+    (from_graph, (weighted(0.3), "weight"), "node 1 with its loop sum to 1.2, 0.2 more"),
+    (from_graph, (weighted(0.05), "weight"), "node 1 with its loop sum to 0.95, 0.05 less"),
+    (from_graph, (heavy(), "weight"), "node 'b' sum to 5.7.*divide all weights by 5.7"),
     (
-        lambda: topologies.torus(3, -2),
-        r"torus\(3, -2\): columns = -2; expected an integer, at least 1",
-    ),
-    (
-        lambda: topologies.hypercube(-1),
-        "hypercube: dimension = -1; expected an integer, at least 0",
-    ),
-    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0; expected an integer, at least 1"),
-    *(
-        (
-            lambda wrong=wrong: topologies.erdos_renyi(5, wrong),
-            rf"erdos_renyi\(5, {wrong:g}, 0\): probability = {wrong}; expected a number in \(0, 1\]",
-        )
-        for wrong in (0, 1.5, math.nan)
-    ),
-    (
-        lambda: topologies.random_regular(0, 0),
-        "random_regular: n = 0; expected an integer, at least 1",
-    ),
-    (
-        lambda: topologies.random_regular(4, -1),
-        r"random_regular\(4, -1, 0\): degree = -1; expected an integer, at least 0",
-    ),
-    *(
-        (
-            lambda n=n, d=d: topologies.random_regular(n, d),
-            rf"random_regular\({n}, {d}, 0\): n = {n}, degree = {d}; expected 0 <= degree < n and an even n",
-        )
-        for n, d in ((5, 3), (4, 4))
-    ),
-    (
-        lambda: topologies.erdos_renyi(30, 0.02),
-        r"erdos_renyi\(30, 0.02, 0\): the drawn graph has \d+ components, the smallest with workers "
-        r"\[\d+\]; expected .*: pass a higher prob.* seed",
-    ),
-    (
-        lambda: topologies.random_regular(8, 1),
-        r"random_regular\(8, 1, 0\): the drawn graph has 4 components, .* \[\d, \d\]; expected .*: pass a "
-        r"degree of at least 3, or",
-    ),
-    (
-        lambda: next(
-            topologies.random_regular(30, 2, seed)
-            for seed in range(100)
-            if _halves(nx.random_regular_graph(2, 30, seed=seed))
-        ),
-        r"has 2 components, the smallest with workers \[\d+(, \d+){7}\]; expected",
-    ),
-    (
-        lambda: topologies.from_graph(ONE_WAY, topologies.metropolis),
-        r"metropolis: the graph is directed \(worker 2 sends to 0, which does not",
-    ),
-    (
-        lambda: topologies.from_graph(nx.Graph()),
-        "from_graph: the graph has no nodes; expected at least one",
-    ),
-    (
-        lambda: topologies.from_graph(nx.Graph([("a", "b"), ("c", "d")]), name="mine"),
-        r"mine: the graph has 2 components, one of them workers \{0, 1\}",
-    ),
-    (
-        lambda: topologies.from_graph(nx.DiGraph([(0, 1), (1, 2)]), name="mine"),
-        r"mine: the graph has 3 components, .* expected a strongly connected graph",
-    ),
-    (
-        lambda: topologies.from_matrix([[0.5, 0.5], [0.5, 0.75]], "pair"),
-        "pair: row 1 of W sums to 1.25 .*expected 1",
+        from_graph,
+        (nx.from_numpy_array(ROW.T, create_using=nx.DiGraph), "weight"),
+        r"edges out of node 1 with its loop sum to 1.4.*graph.reverse\(\)",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_what_is_no_graph_for_gossip_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_no_graph_for_gossip_is_refused(make, given, message):
+    """Under pytest annotations are checked first: here by users' checks alone."""
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        getattr(make, "__wrapped__", make)(*given)
+
+
+def test_weights_are_found_by_name():
+    assert set(topologies.WEIGHTS) == {"metropolis", "max_degree", "lazy", "uniform"}
+    assert all(weights is getattr(topologies, name) for name, weights in topologies.WEIGHTS.items())

@@ -76,7 +76,7 @@ MISPRINTS = [
     Misprint(
         "DropCompute, Lemma D.1",
         "E sum xi = 0 in Algorithm 1",
-        "only if stopping does not hang on xi",
+        "only if stopping does not depend on xi",
         "1 or 3 s, tau = 2, xi = t - 2",
         not_stopping_times,
     ),

@@ -68,21 +68,15 @@ def test_estimates_are_unbiased_and_vary_as_the_formulas_say(name):
 
 
 def test_the_paper_s_weights_are_those_of_its_matrices():
-    """Equation 11, entry by entry."""
-    b, B, n = BATCHES, BATCHES.sum(), len(BATCHES)
-    of_noise, of_sqnorm = np.zeros((n, n)), np.zeros((n, n))
-    for i, j in np.ndindex(n, n):
-        of_sqnorm[i, j] = (
-            (B**2 - b[i] ** 2 - b[j] ** 2) / (B * (B - b[i]) * (B - b[j]))
-            if i != j
-            else (B + 2 * b[i]) / (B**2 - B * b[i])
-        )
-        of_noise[i, j] = (
-            b[i] * b[j] * (B - b[i] - b[j]) / ((B - b[i]) * (B - b[j]))
-            if i != j
-            else B * b[i] / (B - b[i])
-        )
-    for found, matrix in zip(weights("paper", BATCHES), (of_noise, of_sqnorm), strict=True):
+    """Equation 11: the diagonals of both matrices, and what is beside them."""
+    b, B, i, j = BATCHES, BATCHES.sum(), BATCHES[:, None], BATCHES[None]
+    beside = (
+        i * j * (B - i - j) / ((B - i) * (B - j)),
+        (B**2 - i**2 - j**2) / (B * (B - i) * (B - j)),
+    )
+    diagonals = B * b / (B - b), (B + 2 * b) / (B**2 - B * b)
+    for found, matrix, diagonal in zip(weights("paper", b), beside, diagonals, strict=True):
+        np.fill_diagonal(matrix, diagonal)
         solved = np.linalg.inv(matrix).sum(axis=0)
         np.testing.assert_allclose(found, solved / solved.sum(), rtol=1e-10)
 
@@ -131,57 +125,36 @@ def test_nodes_without_samples_are_left_out_and_traced_arrays_pass(name):
     np.testing.assert_allclose(traced, few[:2], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "before", [NoiseScale(0.0, 0.0, 0.0), NoiseScale(3.0, -2.0, 1.0), NoiseScale(3.0, 2.0, 2.19)]
-)
 @pytest.mark.parametrize("xp", [np, jnp])
-def test_what_is_nan_changes_no_average(before, xp):
-    """It does not change the weight of the averages against the next estimate either. S or G may be
-    NaN.
+def test_averages_are_exponential_without_a_start_at_0_and_leave_out_what_is_nan(xp):
+    """S or G may be NaN: that does not change the weight of the averages against the next estimate
+    either.
     """
-    given = NoiseScale(*map(xp.float32, before))
-    for wrong in ((np.nan, 1.0), (1.0, np.nan), (np.nan, np.nan)):
-        kept = smoothed(given, NoiseScale(*map(xp.float32, wrong)), 0.3)
-        np.testing.assert_allclose(kept, before, rtol=1e-6)
-        next_one = smoothed(
-            kept, NoiseScale(xp.float32(5.0), xp.float32(7.0), xp.float32(2.0)), 0.3
-        )
-        left = 0.7 * before.seen
-        noise, sqnorm = (
-            (left * old + 2.0 * new) / (left + 2.0)
-            for old, new in ((before.noise, 5.0), (before.sqnorm, 7.0))
-        )
-        np.testing.assert_allclose(next_one, (noise, sqnorm, left + 2.0), rtol=1e-6)
-
-
-def test_averages_are_exponential_without_a_start_at_0():
-    values, weight = np.random.default_rng(3).normal(size=(5, 2)), 0.3
-    average = NoiseScale(0.0, 0.0, 0.0)
-    for pair in values:
-        average = smoothed(average, NoiseScale(*pair), weight)
-    counts = (1 - weight) ** np.arange(5)[::-1]
-    np.testing.assert_allclose(average[:2], counts @ values / counts.sum())
+    values, weight, seen = np.random.default_rng(3).normal(size=(5, 2)), 0.3, (1, 1, 2, 1, 1)
+    average = NoiseScale(*map(xp.float32, (0.0, 0.0, 0.0)))
+    for pair, number in zip(values, seen, strict=True):
+        for wrong in ((np.nan, 1.0), (1.0, np.nan), (np.nan, np.nan)):
+            average = smoothed(average, NoiseScale(*map(xp.float32, wrong)), weight)
+        average = smoothed(average, NoiseScale(*map(xp.float32, (*pair, number))), weight)
+    counts = (1 - weight) ** np.arange(5)[::-1] * seen
+    expected = *(counts @ values / counts.sum()), counts.sum()
+    np.testing.assert_allclose(average, expected, rtol=1e-5)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"batches": [4, 0]}, r"batches = \[4, 0\]: need two nodes that have samples"),
-    ({"batches": [4, -1]}, r"batches = \[4, -1\]: need finite numbers, at least 0"),
-    (
-        {"batches": [4, 1, 1]},
-        r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]: need \[..., n\], \[...\] and "
-        r"\[n\]",
-    ),
-    ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms down to -2: need squares, at least 0"),
-    ({"global_sqnorm": -1.0}, "global_sqnorm down to -1: need squares"),
-    ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]: need"),
+    ({"batches": [4, 0]}, "batches .* two nodes that have samples"),
+    ({"batches": [4, -1]}, "batches"),
+    ({"batches": [4, 1, 1]}, r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]"),
+    ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms"),
+    ({"global_sqnorm": -1.0}, "global_sqnorm"),
+    ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]"),
 ]
 
 
 def test_bad_norms_are_refused():
+    good = {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2]}
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
-            gradient_noise_scale(
-                **{"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], **wrong}
-            )
-    with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0: need a number in \(0, 1\]"):
+            gradient_noise_scale(**good | wrong)
+    with pytest.raises(ValueError, match="smoothed: weight"):
         smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)

@@ -118,27 +118,17 @@ def test_ends_of_the_scale(stop):
             np.testing.assert_allclose(step(1, tau), step(1, np.inf), rtol=1e-11)
 
 
-@pytest.mark.parametrize("std", [0.01, 0.1])
-def test_alone_a_worker_that_is_not_interrupted_takes_a_mean_for_each_that_it_computes(std):
-    """Wald's identity: looking at a clock after each micro-batch is a stopping time."""
-    taus = np.array([0.0, 0.95, 1.0, 3.5, 6.98, 11.02, 11.9, 12.5])
-    seconds = dropcompute.expected_step_time(1.0, std, 12, 1, threshold=taus, stop="between")
-    np.testing.assert_allclose(
-        seconds, dropcompute.expected_micro_batches(taus, 1.0, std, 12, stop="between"), rtol=1e-11
-    )
-
-
 @STOPS
 def test_shapes_are_those_of_thresholds_and_workers(stop):
     """One at a time they are the same, and of no threshold there is nothing."""
     taus, workers = np.array([9.0, 11.5, np.inf]), np.array([[1], [64], [4096]])
-    table = dropcompute.expected_speedup(taus, 1.0, 0.3, 12, workers, 0.5, stop=stop)
-    each = [
-        [dropcompute.expected_speedup(tau, 1.0, 0.3, 12, n, 0.5, stop=stop) for tau in taus]
-        for n in workers[:, 0].tolist()
-    ]
-    np.testing.assert_allclose(table, each, rtol=1e-11)
-    assert dropcompute.expected_speedup(np.zeros(0), 1.0, 0.3, 12, 4, stop=stop).shape == (0,)
+
+    def speedup(taus, workers):
+        return dropcompute.expected_speedup(taus, 1.0, 0.3, 12, workers, 0.5, stop=stop)
+
+    each = [[speedup(tau, n) for tau in taus] for n in workers[:, 0].tolist()]
+    np.testing.assert_allclose(speedup(taus, workers), each, rtol=1e-11)
+    assert speedup(np.zeros(0), 4).shape == (0,)
 
 
 @STOPS
@@ -252,48 +242,27 @@ def test_the_speedup_of_bounded_latencies_is_bounded(stop):
     assert 0.9 * bound < reached(single) < bound
 
 
-GIVEN = {
-    "thresholds": 5.0,
-    "mean": 1.0,
-    "std": 0.3,
-    "micro_batches": 12,
-    "workers": 4,
-    "communication": 0.0,
-}
+GIVEN = {"thresholds": 5.0, "mean": 1.0, "std": 0.3, "micro_batches": 12, "workers": 4}
 REFUSED = [
-    ({"mean": np.inf}, "mean = inf: need finite seconds, above 0"),
-    ({"std": 0.0}, "std = 0: need finite seconds, above 0"),
-    ({"std": 1e-7}, "need a std of at least a millionth of the mean"),
-    ({"std": 1e7}, "need a std of at most a million times the mean"),
-    ({"workers": [4, 0]}, r"workers = \[4, 0\]: need an integer, at least 1, or an array of them"),
-    ({"workers": 2.5}, "workers = 2.5"),
-    ({"thresholds": [1.0, np.nan]}, "thresholds with the entry nan: need seconds, at least 0"),
-    (
-        {"thresholds": [1.0, 2.0], "workers": [2, 3, 4]},
-        r"thresholds \[2\] for workers \[3\]: need shapes that broadcast",
-    ),
-    ({"communication": -1.0}, "communication = -1: need finite seconds, at least 0"),
-    ({"step_time": 0.0}, "step_time = 0: need finite seconds, above 0"),
-    (
-        {"step_time": 3.0, "approximate": True},
-        "step_time = 3.0 and approximate = True: need one of the two",
-    ),
-    (
-        {"workers": 1, "approximate": True},
-        "workers = 1: need at least 2: of one, equation 4 is infinite",
-    ),
-    (
-        {"stop": "between", "std": 1e-5, "micro_batches": 2000},
-        "takes minutes between micro-batches",
-    ),
+    ({"mean": np.inf}, "mean"),
+    ({"std": 0.0}, "std"),
+    ({"std": 1e-7}, "std of at least a millionth"),
+    ({"std": 1e7}, "std of at most a million"),
+    ({"workers": [4, 0]}, "workers"),
+    ({"workers": 2.5}, "workers"),
+    ({"thresholds": [1.0, np.nan]}, "thresholds"),
+    ({"thresholds": [1.0, 2.0], "workers": [2, 3, 4]}, "shapes that broadcast"),
+    ({"communication": -1.0}, "communication"),
+    ({"step_time": 0.0}, "step_time"),
+    ({"step_time": 3.0, "approximate": True}, "step_time = 3.0 and approximate"),
+    ({"workers": 1, "approximate": True}, "workers = 1"),
+    ({"stop": "between", "std": 1e-5, "micro_batches": 2000}, "takes minutes"),
 ]
 
 
 def test_what_the_model_has_no_answer_for_is_refused():
-    for arguments, message in REFUSED:
-        with pytest.raises(ValueError, match=message):
+    for arguments, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
             dropcompute.expected_speedup(**GIVEN | arguments)
-    with pytest.raises(
-        ValueError, match="expected_step_time: threshold with the entry 9: need infinity"
-    ):
+    with pytest.raises(ValueError, match="expected_step_time: threshold"):
         dropcompute.expected_step_time(1.0, 0.3, 12, 4, threshold=[9.0, np.inf], approximate=True)

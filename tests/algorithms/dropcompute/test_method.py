@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
@@ -20,7 +19,7 @@ from algorithms import drop_compute, dropcompute, unequal_work
 from algorithms.dropcompute import method as own
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
-from dsgd import clusters, communication, compressors, problems, work
+from dsgd import clusters, compressors, problems, work
 from dsgd.engine import loop
 from theory_checks.recursions import dropcompute as papers
 
@@ -124,9 +123,6 @@ def test_it_is_under_the_contract(long):
     ).require()
 
 
-# --- A threshold that is chosen.
-
-
 def test_latencies_to_plan_with_are_those_of_rounds():
     """Of the same keys, and of the samples of a micro-batch."""
     cluster = clusters.Cluster(clusters.exponential(1.0), per_sample=clusters.constant(0.5))
@@ -168,140 +164,51 @@ def test_a_threshold_is_chosen_of_what_was_measured_in_two_stages():
     assert history["samples"].min() < M
 
 
-# --- A rule and a threshold round by round, of three workers whose micro-batches take half a
-# second, one and two; two in a round.
+# --- Rounds in which nothing is computed.
 
-FEW, PAIR, SHORT = 3, 2, 1.25
-EACH = np.array([0.5, 1.0, 2.0])
-CONSTANT = clusters.Cluster(clusters.constant(EACH))
-NOBODY = np.zeros((FEW, PAIR), bool)
-
-
-def a_round(
-    done: np.ndarray = NOBODY, step: int = 0, present: list[bool] | None = None
-) -> dsgd.Round:
-    now = dsgd.Now(CONSTANT, present=None if present is None else jnp.array(present))
-    return dsgd.Round(
-        jnp.int32(step),
-        FEW,
-        KEY,
-        now,
-        dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR))),
-    )
-
-
-def updated(
-    method: dsgd.Algorithm, present: jax.Array | None = None, **server: Any
-) -> tuple[dsgd.State, communication.Statistics]:
-    """The state after one round, and what it recorded; of a server's state with these fields before
-    it.
-    """
-
-    def update(present):
-        state, now = method.init(jnp.zeros(2), FEW), dsgd.Now(CONSTANT, present=present)
-        state = state._replace(server=state.server._replace(**server))
-        this = a_round()._replace(now=now)
-        this = this._replace(work=method.query(state, this).work)
-        after, record = communication.communicate(method, state, jnp.ones((FEW, 2)), this, KEY)
-        return after, record.statistics(FEW)
-
-    return jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))(
-        present
-    )
-
-
-def rule(period: int = 1, threshold: float = SHORT, stop: str = "preempt") -> own.Rule:
-    return own.Rule(threshold, PAIR, stop, period)
-
-
-def one(n: int) -> np.ndarray:
-    """Only the first micro-batch of worker n is computed."""
-    done = NOBODY.copy()
-    done[n, 0] = True
-    return done
+FEW, PAIR = 3, 2
+CONSTANT = clusters.Cluster(clusters.constant(1.0))
 
 
 def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
     """Rounds without participation do not count; after the first micro-batch no round does."""
-    every, none, last = [True] * FEW, [False] * FEW, [False, False, True]
-    rounds = [
-        (NOBODY, None, 1),
-        (NOBODY, every, 2),
-        (NOBODY, none, 2),
-        (NOBODY, last, 3),
-        (one(2), None, -1),
-        (NOBODY, None, -1),
-    ]
-    server = rule().first_server((), FEW, redraw=False)
+    rule = own.Rule(1.25, PAIR, "preempt", 1)
+    server = rule.first_server((), FEW, redraw=False)
     assert server.idle == 0
-    for done, present, idle in rounds:
-        server = rule().after(server, a_round(done, present=present), jnp.zeros(FEW))
+    for done, present, idle in (
+        (False, None, 1),
+        (False, [True] * FEW, 2),
+        (False, [False] * FEW, 2),
+        (False, [False, False, True], 3),
+        (True, None, -1),
+        (False, None, -1),
+    ):
+        now = dsgd.Now(CONSTANT, present=None if present is None else jnp.array(present))
+        computed = dsgd.Work(jnp.zeros((FEW, PAIR), jnp.int32).at[2, 0].set(done), jnp.ones(PAIR))
+        server = rule.after(
+            server, dsgd.Round(jnp.int32(0), FEW, KEY, now, computed), jnp.zeros(FEW)
+        )
         assert server.idle == idle
 
 
-@pytest.mark.parametrize("all_dropped", ["error", "warn"])
-def test_a_run_is_refused_from_ten_idle_rounds_on(all_dropped):
-    """With the threshold, within which no micro-batch ends."""
-    method = drop_compute(METHOD, 0.25, PAIR, all_dropped=all_dropped)
-    for before, tau in ((8, np.nan), (9, 0.25), (12, 0.25), (-1, np.nan)):
-        _, found = updated(method, idle=jnp.int32(before))
-        kept, other = (
-            (found.refusals, found.warnings)
-            if all_dropped == "error"
-            else (found.warnings, found.refusals)
-        )
-        ((words, number),) = kept.items()
-        assert "in 10 rounds or more" in words
-        np.testing.assert_array_equal(number, tau)
-        assert not other
-
-
-def test_seconds_of_a_period_add_up_until_its_last_round():
-    server, in_rounds = (
-        rule(period=3).first_server((), FEW, redraw=True),
-        np.array([0.5, 0.25, 0.0]),
-    )
-    np.testing.assert_array_equal(server.spent, np.zeros(FEW))
-    for step, times in enumerate((1, 2, 0, 1, 2, 0)):
-        server = rule(period=3).after(
-            server, a_round(one(step % FEW), step), jnp.asarray(in_rounds)
-        )
-        np.testing.assert_array_equal(server.spent, times * in_rounds)
-        np.testing.assert_array_equal(
-            server.drawn, np.bincount(np.arange(step + 1) % FEW, minlength=FEW)
-        )
-    assert rule().first_server((), FEW, redraw=False).spent == ()
-    assert rule().first_server((), FEW, redraw=False).drawn == ()
-
-
-def test_workers_that_do_not_participate_are_charged_no_seconds():
-    """The others as long as they compute."""
-    method = drop_compute(algorithms.local_sgd(optax.sgd(0.1), 4), SHORT, PAIR, period=4)
-    for present in ([True, False, True], [False] * FEW):
-        state, found = updated(method, jnp.array(present))
-        for seconds in (found.compute, state.server.spent):
-            np.testing.assert_allclose(seconds, np.where(present, [1.0, 1.25, 1.25], 0))
-        assert (found.metrics["idle"], found.metrics["threshold"]) == (0, np.float32(SHORT))
-
-
-def test_the_share_that_is_dropped_is_of_the_workers_that_participate():
-    done = np.array([[True, True], [True, False], [False, False]])
-    assert own.dropped(a_round(done), PAIR) == pytest.approx(3 / 6)
-    assert own.dropped(
-        a_round(done * np.array([[1], [0], [1]], bool), present=[True, False, True]), PAIR
-    ) == pytest.approx(2 / 4)
-    assert own.dropped(a_round(present=[False] * FEW), PAIR) == 0
+def test_a_run_is_refused_from_ten_idle_rounds_on():
+    """With the threshold, within which no micro-batch ends; or there is a warning."""
+    short = drop_compute(METHOD, 0.25, M)
+    np.testing.assert_array_equal(run(short, steps=9).history["idle"][1:], np.arange(1, 10))
+    with pytest.raises(ValueError, match="in 10 rounds or more"):
+        run(short, steps=10)
+    with pytest.warns(UserWarning, match="in 10 rounds or more"):
+        run(drop_compute(METHOD, 0.25, M, all_dropped="warn"), steps=10)
 
 
 # --- A threshold that is chosen.
 
 
-@pytest.mark.parametrize(("period", "seed"), [(1, 63), (2, 8)])
-def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, seed):
+def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
     """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its
-    beginning to its end. With these seeds it is another one where communication is what a round
+    beginning to its end. With this seed it is another one where communication is what a round
     takes besides a worker that is not the slowest, or is 0, or workers preempt."""
-    rounds, rng = 3, np.random.default_rng(seed)
+    rounds, period, rng = 3, 2, np.random.default_rng(8)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
     known = thresholds.nothing_measured(rounds, FEW, period * PAIR)
@@ -339,52 +246,38 @@ AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
 AWAY = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
 WHOLE = unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
 CHOSEN = dropcompute.chosen_after(3)
+BATCHES = [jnp.ones((N, M, N))] * STEPS
+# a method, more arguments of `drop_compute`, and of `run`
 REFUSED = [
-    (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
-    (
-        lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE),
-        "micro-batches at once: need one by one",
-    ),
-    (
-        lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY),
-        "dropcompute.latencies: a cluster whose",
-    ),
-    (
-        lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)),
-        "one by one; need a synchronous one",
-    ),
-    (
-        lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)),
-        "asks for exact gradients",
-    ),
-    (lambda: run(drop_compute(WHOLE, TAU, M)), "states itself what"),
-    (
-        lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)),
-        "seconds of the round, which another call has already set",
-    ),
-    (lambda: run(drop_compute(METHOD, CHOSEN, M), cluster=AWAY), "pass a threshold in seconds"),
-    (
-        lambda: run(
-            drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS
-        ),
-        "draws batches again",
-    ),
-    (
-        lambda: jax.eval_shape(
-            lambda H: drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2), 2
-        ),
-        "a period that is swept",
-    ),
-    (lambda: drop_compute(METHOD, float("nan"), M), "threshold = nan: need seconds >= 0"),
-    (lambda: drop_compute(METHOD, TAU, M, correction=-0.5), "correction = -0.5"),
-    (lambda: dropcompute.extra_steps(10, 1.0), r"drop_rate = 1.0: need a share in \[0, 1\)"),
+    (METHOD, {}, {"cluster": None}, "without a cluster"),
+    (METHOD, {}, {"cluster": AT_ONCE}, "micro-batches at once"),
+    (algorithms.asynchronous_sgd(SGD), {}, {}, "one by one; need a synchronous one"),
+    (algorithms.gradient_descent(SGD), {}, {}, "asks for exact gradients"),
+    (WHOLE, {}, {}, "states itself what"),
+    (algorithms.backup_workers_sgd(SGD, 2), {}, {}, "seconds.*, which another call"),
+    (METHOD, {"threshold": CHOSEN}, {"cluster": AWAY}, "pass a threshold in seconds"),
+    (METHOD, {"redraw": True}, {"batches": BATCHES}, "draws batches"),
+    (METHOD, {"threshold": float("nan")}, {}, "threshold = nan"),
+    (METHOD, {"correction": -0.5}, {}, "correction"),
 ]
 
 
-def test_what_cannot_be_is_refused():
-    for call, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
-            call()
+@pytest.mark.parametrize(("method", "arguments", "options", "words"), REFUSED)
+def test_what_cannot_be_is_refused(method, arguments, options, words):
+    with pytest.raises(ValueError, match=words):
+        run(drop_compute(method, **{"threshold": TAU, "micro_batches": M} | arguments), **options)
+
+
+def test_what_cannot_be_planned_is_refused():
+    def swept(H):
+        return drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2)
+
+    with pytest.raises(ValueError, match="a period that is swept"):
+        jax.eval_shape(swept, 2)
+    with pytest.raises(ValueError, match=r"dropcompute.latencies: a cluster whose"):
+        dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY)
+    with pytest.raises(ValueError, match="drop_rate"):
+        dropcompute.extra_steps(10, 1.0)
 
 
 def test_what_makes_up_for_drops():

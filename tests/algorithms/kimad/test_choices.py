@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+import dsgd
 from algorithms import kimad, kimad_sgd
-from dsgd import Loss, compressors, problems, run
+from dsgd import compressors, problems
 from dsgd.compressors.sizes import fixed_bits, message_shape
 from theory_checks.recursions import kimad as papers
 
 KEY, SGD = jax.random.key(0), optax.sgd(0.1)
+PROBLEM = problems.random_quadratic(2, 20)
 RATIOS = (0.05, 0.3, 0.5, 0.9, 1.0)
 VECTORS = {
     "distinct": np.random.default_rng(0).normal(size=37),
@@ -63,15 +63,8 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
     assert sizes == np.minimum(bits, word * x.shape[0]).tolist() == expected.sizes(x.shape[0])
     assert sizes[-1] == word * x.shape[0]
     assert errors[-1] == 0
-
-
-@settings(max_examples=10)
-@given(st.integers(1, 3_000), st.lists(st.floats(0.001, 1), min_size=1, max_size=4))
-def test_sizes_are_bits_of_messages_of_any_length_and_delta_is_the_least(d, ratios):
-    real = [compressors.top_k(ratio) for ratio in ratios]
-    bits = [fixed_bits(compressor, d) for compressor in real]
-    assert kimad.top_k(ratios).sizes(d, jnp.float32) == np.minimum(bits, 32 * d).tolist()
-    assert kimad.top_k(ratios).delta(d) == min(compressor.delta(d) for compressor in real)
+    each = [compressors.top_k(ratio).delta(x.shape[0]) for ratio in RATIOS]
+    assert choices.delta(x.shape[0]) == min(each)
 
 
 def test_any_of_is_each_compressor():
@@ -108,95 +101,44 @@ def test_the_whole_model_is_one_vector():
 
 TOP = kimad.top_k([0.1])
 SIGNS = [compressors.sign, compressors.whole_model(compressors.sign)]
-BAD = [
-    (lambda: kimad.top_k([0.1, 0.0]), r"kimad.top_k: a ratio of 0.0; need numbers in \(0, 1\]"),
-    (lambda: kimad.top_k([]), r"kimad.top_k: ratios = \[\]; need a list of at least one"),
-    (lambda: kimad_sgd(SGD, [], 1.0), r"kimad_sgd: compressors = \[\]: need at least one"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, down=[]), r"kimad_sgd: down = \[\]: need at least one"),
-    (
-        lambda: kimad_sgd(SGD, SIGNS, 1.0),
-        r"kimad.any_of: compressors sign, whole_model\(sign\): need all layer by layer, or all",
-    ),
-    (
-        lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)),
-        r"top_k\(0.1\) up and whole_model\(top_k\(0.1\)\) down; expected both",
-    ),
-    (
-        lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]),
-        r"weights = \[1.0, -1.0\]: need finite",
-    ),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, weights=[0.0, 0.0]), "not all 0"),
-    (lambda: kimad_sgd(SGD, TOP, np.inf), "kimad_sgd: round_time = inf; need seconds > 0, finite"),
-    (
-        lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.1, -0.1]),
-        r"computation = \[0.1, -0.1\]; need seconds >= 0",
-    ),
-    (
-        lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.5, 1.0]),
-        "round_time = 1.0 s with a computation of 1 s: need more, for messages",
-    ),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, congestion=-0.5), "kimad_sgd: congestion = -0.5; need"),
-    (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight = 0.0"),
-]
-
-
-def test_what_cannot_be_is_refused_at_once():
-    for call, message in BAD:
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
-def started(choices, layers: int = 2, **options):
-    """A run of two workers, whose model is a layer of so many elements and two more."""
-    problem = problems.random_quadratic(2, layers + 2)
-    gradient = problem.gradient
-    assert gradient is not None
-
-    def split(x):
-        return {"first": x[:layers], "second": x[layers:]}
-
-    made = problem._replace(
-        init=lambda key: split(problem.init(key)),
-        loss=Loss(
-            problem.loss,
-            lambda params, batch: split(
-                gradient(jnp.concatenate([params["first"], params["second"]]), batch)
-            ),
-        ),
-        evaluate=lambda params, data, shared: ({"loss": jnp.zeros(())}, None),
-    )
-    return run(kimad_sgd(SGD, choices, 1.0, **options), made, steps=1, key=KEY, mesh=1)
-
-
 RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsification(0.4))]
-UNFIT = [
-    ({"layers": 0}, r"kimad_sgd: layer \['first'\] has no elements; expected at least one"),
-    (
-        {"choices": [compressors.random_k(0.1)], "layers": 20},
-        r"random_k\(0.1\) states no contraction for vectors of 20 elements",
-    ),
-    (
-        {"down": RANDOM},
-        "its messages are of random length; need one whose length is known before it is chosen",
-    ),
-    ({"weights": [1.0]}, "kimad_sgd: weights of 1 numbers for 2 workers: need one for each"),
-    (
-        {"computation": [0.1] * 3},
-        "kimad_sgd: computation of 3 numbers for 2 workers: need one for each",
-    ),
-    (
-        {"rule": lambda errors, sizes, budget: jnp.int32(0)},
-        r"rule gives int32\[\]: need .* int32 \[2\]",
-    ),
-    (
-        {"rule": lambda errors, sizes, budget: jnp.zeros(2)},
-        r"kimad_sgd: the rule gives float32\[2\]: need",
-    ),
-    ({"rule": lambda errors, sizes, budget: [0, 0]}, "kimad_sgd: the rule gives a list: need"),
+# arguments of `kimad_sgd`, on two workers with a model of 20 elements
+REFUSED = [
+    ({"compressors": []}, "compressors"),
+    ({"down": []}, "down"),
+    ({"compressors": SIGNS}, "kimad.any_of: .* layer by layer"),
+    ({"down": kimad.whole_model(TOP)}, r"up and whole_model\(top_k\(0.1\)\) down"),
+    ({"weights": [1.0, -1.0]}, "weights"),
+    ({"weights": [0.0, 0.0]}, "weights .*not all 0"),
+    ({"round_time": np.inf}, "round_time"),
+    ({"computation": [0.1, -0.1]}, "computation"),
+    ({"computation": [0.5, 1.0]}, "round_time = 1.0 s with a computation of 1 s"),
+    ({"congestion": -0.5}, "congestion"),
+    # at the start
+    ({"compressors": [compressors.random_k(0.1)]}, "no contraction for vectors of 20 elements"),
+    ({"down": RANDOM}, "random length"),
+    ({"weights": [1.0]}, "weights of 1 numbers for 2 workers"),
+    ({"computation": [0.1] * 3}, "computation of 3 numbers for 2 workers"),
+    ({"rule": lambda errors, sizes, budget: jnp.int32(0)}, r"rule gives int32\[\]"),
+    ({"rule": lambda errors, sizes, budget: jnp.zeros(1)}, r"rule gives float32\[1\]"),
+    ({"rule": lambda errors, sizes, budget: [0]}, "rule gives a list"),
 ]
 
 
-def test_what_does_not_fit_the_problem_is_refused_before_the_first_round():
-    for options, message in UNFIT:
-        with pytest.raises(ValueError, match=message):
-            started(**{"choices": kimad.top_k([0.5]), **options})
+def test_what_cannot_be_is_refused():
+    for arguments, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            dsgd.exchanges(
+                kimad_sgd(SGD, **{"compressors": TOP, "round_time": 1.0} | arguments), PROBLEM
+            )
+    for call, words in (
+        (
+            lambda: kimad_sgd(SGD, TOP, 1.0).init({"first": jnp.zeros(0)}, 2),
+            r"layer \['first'\] has no elements",
+        ),
+        (lambda: kimad.top_k([0.1, 0.0]), "kimad.top_k: a ratio of 0.0"),
+        (lambda: kimad.top_k([]), "kimad.top_k: ratios"),
+        (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()

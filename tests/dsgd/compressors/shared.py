@@ -81,11 +81,6 @@ def sent(compressor: Compressor, keys: jax.Array, d: int) -> tuple[Any, np.ndarr
     return messages, np.asarray(bits)
 
 
-def midpoints(n: int) -> np.ndarray:
-    """Of n equal parts of [0, 1]: the share of them below i / n is i / n."""
-    return ((np.arange(n) + 0.5) / n).astype(np.float32)
-
-
 def as_bits(uniform: np.ndarray) -> np.ndarray:
     """The 32 random bits that stand for a number in [0, 1)."""
     return (uniform.astype(np.float64) * 2.0**32).astype(np.uint32)

@@ -14,19 +14,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from dsgd import compressors
-from dsgd.compressors.sizes import fixed_bits
 from tests.dsgd.compressors.shared import (
-    EPS,
     STANDARD_ERRORS,
-    midpoints,
     normal,
-    quantized_bits,
     seen,
     seen_often,
-    seen_where,
-    sent,
-    sqnorm,
-    standard_error,
 )
 
 DRAWS = 20_000
@@ -68,28 +60,9 @@ def test_constants_of_buckets_are_those_of_the_worst_bucket():
     assert [two.delta(d) for d in (1, 2, 3, 4, 6, 9)] == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 4, 1 / 4]
     assert two.omega is None
     three = buckets(random_k(0.5), 5)  # 3 of 5, 1 of 1
-    assert [three.omega(d) for d in (1, 2, 5, 6)] == [
-        0,
-        1,
-        pytest.approx(2 / 3),
-        pytest.approx(2 / 3),
-    ]
-    assert [three.omega(d) for d in (11, 12)] == [pytest.approx(2 / 3), 1]  # 1 of the last 2
+    omegas = [three.omega(d) for d in (1, 2, 5, 6, 11, 12)]  # 1 of the last 2
+    assert omegas == pytest.approx([0, 1, 2 / 3, 2 / 3, 2 / 3, 1])
     assert (one.unbiased, two.unbiased) == (True, False)
-
-
-def test_the_variance_of_buckets_is_the_sum_of_theirs():
-    """Over all draws; the worst bucket reaches the omega of all, once it has all of the norm."""
-    compressor, parts = buckets(TERNARY, 4), 64
-    x = np.array([1, 1 / 4, 1 / 4, -1 / 2, 0, 0, 0, 0, 3, 3 / 4, 0], np.float32)
-    draws = seen_where(compressor)(x, uniform=midpoints(parts))
-    variance = sum(
-        np.abs(x[part]).max() * np.abs(x[part]).sum() - sqnorm(x[part]) for part in slices(11, 4)
-    )
-    np.testing.assert_allclose(draws.mean(axis=0), x, atol=8 * EPS)
-    assert sqnorm(draws - x).mean() == pytest.approx(variance, rel=1e-6)
-    worst = np.concatenate([[3, 1, 1, 1], np.zeros(7)])
-    assert 3 * 6 - sqnorm(worst) == pytest.approx(compressor.omega(11) * sqnorm(worst))
 
 
 def test_buckets_draw_on_their_own(key):
@@ -98,30 +71,6 @@ def test_buckets_draw_on_their_own(key):
     products = error[:, :, None] * error[:, None, :]
     covariance = products.mean(axis=0) - np.diag(np.where(x == 1, 0, 0.25))
     assert (np.abs(covariance) <= STANDARD_ERRORS * 0.25 / math.sqrt(DRAWS) + 1e-6).all()
-
-
-def test_buckets_of_messages_of_random_size_count_what_is_used(key):
-    compressor, d = buckets(random_sparsification(0.3), 16), 41
-    messages, bits = sent(compressor, jax.random.split(key, 2000), d)
-    full, rest = (np.asarray(part.values != 0) for part in messages)
-    kept = full.sum(axis=(1, 2)), rest.sum(axis=1)
-    np.testing.assert_array_equal(bits, 3 * 32 + kept[0] * (32 + 4) + kept[1] * (32 + 4))
-    assert abs(bits.mean() - (3 * 32 + 0.3 * d * (32 + 4))) <= STANDARD_ERRORS * standard_error(
-        bits
-    )
-    messages, bits = sent(compressor, jax.random.split(key, 5), 32)  # of full buckets only
-    used = (np.asarray(messages.full.values) != 0).sum(axis=(1, 2))
-    np.testing.assert_array_equal(bits, 2 * 32 + used * (32 + 4))
-
-
-@pytest.mark.parametrize(
-    ("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (10, 1, 2), (16, 2, 0), (21, 2, 5)]
-)
-def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
-    compressor = buckets(random_quantization(3), 8)
-    bits = full * (8 * 3 + 64) + quantized_bits(rest, 3)
-    assert compressors.mean_bits(compressor, d) == bits
-    assert fixed_bits(compressor, d) == bits
 
 
 @pytest.mark.parametrize("inner", [random_k(0.25), buckets(TERNARY, 4)], ids=lambda c: c.name)
@@ -150,20 +99,13 @@ def applied(compressor, key, tree):
     return jax.jit(compressors.apply, static_argnums=0)(compressor, key, tree)
 
 
-@pytest.mark.parametrize("inner", [top_k(0.2), random_quantization(1)], ids=lambda c: c.name)
-def test_whole_model_compresses_the_ravelled_tree(key, inner, tree):
-    flat, unravel = ravel_pytree(tree)
-    expected = unravel(seen(inner)(key, flat))
-    jax.tree.map(
-        np.testing.assert_array_equal, applied(compressors.whole_model(inner), key, tree), expected
-    )
-    assert compressors.whole_model(inner).name == f"whole_model({inner.name})"
-
-
-def test_others_compress_leaf_by_leaf(key, tree):
+def test_whole_model_compresses_the_ravelled_tree_and_others_leaf_by_leaf(key, tree):
     inner = top_k(0.2)
-    expected = jax.tree.map(lambda leaf: seen(inner)(key, leaf.ravel()).reshape(leaf.shape), tree)
-    jax.tree.map(np.testing.assert_array_equal, applied(inner, key, tree), expected)
+    whole, (flat, unravel) = compressors.whole_model(inner), ravel_pytree(tree)
+    leaves = jax.tree.map(lambda leaf: seen(inner)(key, leaf.ravel()).reshape(leaf.shape), tree)
+    for compressor, expected in ((whole, unravel(seen(inner)(key, flat))), (inner, leaves)):
+        jax.tree.map(np.testing.assert_array_equal, applied(compressor, key, tree), expected)
+    assert whole.name == "whole_model(top_k(0.2))"
 
 
 def test_every_leaf_has_its_own_key(key):
@@ -194,21 +136,13 @@ NAN = jnp.array([1, jnp.nan])
 LOW_RANK = compressors.low_rank(1)
 REFUSED = [
     (
-        lambda key: compressors.buckets(SIGN, 0),
-        r"^buckets\(sign, 0\): size = 0; expected an integer, at least 1",
-    ),
-    (
-        lambda key: compressors.random_quantization(2, -1),
-        "size = -1; expected an integer, at least 1",
-    ),
-    (
         lambda key: compressors.buckets(LOW_RANK, 4),
-        r"buckets\(low_rank\(1\), 4\): low_rank\(1\) starts warm; expected a compressor without warm start",
+        r"buckets\(low_rank\(1\), 4\): .*without warm start",
     ),
     *(
         (
             lambda key, biased=biased: compressors.contraction(biased),
-            r"^contraction\(.*\): .* states no omega; expected an unbiased compressor with an omega$",
+            r"^contraction\(.*unbiased compressor with an omega",
         )
         for biased in (
             SIGN,
@@ -222,14 +156,13 @@ REFUSED = [
             lambda key, compressor=compressor, value=value: compressors.apply(
                 compressor, key, {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
             ),
-            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); expected "
-            r"finite",
+            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\)",
         )
         for compressor, value in ((TERNARY, np.nan), (compressors.whole_model(TERNARY), -np.inf))
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN),
-        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); expected finite elements$",
+        r"^apply: sign: element 1 is nan \(1 of 2 are not finite\)",
     ),
     (
         lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)),
@@ -239,11 +172,11 @@ REFUSED = [
         lambda key: compressors.apply(
             compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]
         ),
-        r"sign.* of leaf \[1\]: got int32; expected floating point",
+        r"sign.* of leaf \[1\]: .*int32",
     ),
     (
         lambda key: applied(SIGN, key, [jnp.ones(3, bool)]),
-        r"sign.* of leaf \[0\]: got bool; expected floating point",
+        r"sign.* of leaf \[0\]: .*bool",
     ),
 ]
 

@@ -28,6 +28,7 @@ from dsgd.compressors import (
     whole_model,
 )
 from dsgd.compressors.members import stated
+from dsgd.compressors.sizes import fixed_bits
 from tests.dsgd.compressors.shared import (
     EPS,
     HUGE,
@@ -147,51 +148,32 @@ def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
 
 
 @every_compressor
-def test_bits_are_what_the_arrays_hold(compressor):
-    """Or, where their number is random, at most that."""
+def test_messages_are_arrays_which_hold_their_bits_and_which_all_decode_alike(compressor):
+    """Bit for bit, so that copies of a model that are kept by adding messages stay the same. Under
+    jit, where values are not known, there is no error: a run that diverges must see it, if the
+    element is sent at all.
+    """
     expected, (messages, *_, bits) = COMPRESSORS[compressor], run(compressor)
     for d in RUN:
-        held = sum(8 * leaf[0].nbytes for leaf in jax.tree.leaves(messages[d][0]))
+        message, received, decoded = jax.tree.map(np.asarray, messages[d])
+        leaves = jax.tree.leaves(message)
+        assert {leaf.dtype for leaf in leaves} <= {np.dtype(t) for t in ("u1", "u4", "f4")}
         if expected is None:
             assert (bits[d].dtype, bits[d].shape) == (jnp.uint32, ())
+            assert fixed_bits(compressor, d) is None
         else:
-            assert bits[d] == held == expected(d)
             assert isinstance(bits[d], int)
-    if expected is not None:
-        assert [compressors.mean_bits(compressor, d) for d in LONGER] == [
-            expected(d) for d in LONGER
-        ]
-
-
-@every_compressor
-def test_messages_are_arrays_and_the_sender_decodes_what_receivers_decode(compressor):
-    """Bit for bit, so that copies of a model that are kept by adding messages stay the same."""
-    for d in RUN:
-        message, received, decoded = run(compressor)[0][d]
+            assert bits[d] == sum(8 * leaf[0].nbytes for leaf in leaves) == expected(d)
         np.testing.assert_array_equal(decoded, received)
-        assert decoded.dtype == received.dtype
-        leaves = jax.tree.leaves(message)
-        assert leaves
-        assert all(
-            isinstance(leaf, jax.Array) and leaf.dtype in (np.uint8, np.uint32, np.float32)
-            for leaf in leaves
-        )
-
-
-@every_compressor
-def test_what_is_seen_is_finite_float32_and_zero_of_zeros(compressor):
-    """Under jit, where values are not known, there is no error; a run that diverges must see it, if
-    the element is sent at all.
-    """
-    for d in RUN:
-        seen = np.asarray(run(compressor)[0][d][1])
-        assert seen.shape == (len(VECTORS), d)
-        assert seen.dtype == np.float32
-        assert np.isfinite(seen[: len(FINITE)]).all()
-        np.testing.assert_array_equal(seen[ROW["zeros"]], 0)
+        assert (received.shape, received.dtype) == ((len(VECTORS), d), decoded.dtype)
+        assert received.dtype == np.float32
+        assert np.isfinite(received[: len(FINITE)]).all()
+        np.testing.assert_array_equal(received[ROW["zeros"]], 0)
         if not any(some in compressor.name for some in SOME):
-            for row in seen[[ROW["nan"], ROW["inf"]]]:
+            for row in received[[ROW["nan"], ROW["inf"]]]:
                 assert not np.isfinite(row).all() or np.abs(row).max() > 1e37
+    for d in LONGER if expected else ():
+        assert compressors.mean_bits(compressor, d) == fixed_bits(compressor, d) == expected(d)
 
 
 @every_compressor

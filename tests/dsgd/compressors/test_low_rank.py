@@ -107,25 +107,15 @@ def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
 
 
 def test_a_warm_start_is_the_last_right_factor(key):
-    """Subspace iteration: P = orth(M M^T P)."""
+    """Subspace iteration: P = orth(M M^T P), at whatever scale."""
     compressor, x = low_rank(2), normal(36)
-    first = compressor.compress(key, x)
-    second = compressor.compress(jax.random.key(1), x, first)
-    matrix = matrix_of(x, 6)
+    first, matrix = compressor.compress(key, x), matrix_of(x, 6)
     basis = np.linalg.qr(matrix @ matrix.T @ np.asarray(first.left, np.float64))[0]
-    np.testing.assert_allclose(
-        compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5
-    )
-
-
-def test_scales_of_warm_starts_do_not_matter(key):
-    compressor, x = low_rank(2), normal(36)
-    first = compressor.compress(key, x)
-    expected = compressor.decompress(compressor.compress(key, x, first), 36)
-    for scale in (1e30, 1e-30):
+    for scale in (1.0, 1e30, 1e-30):
         scaled = first._replace(right=first.right * scale)
+        second = compressor.compress(jax.random.key(1), x, scaled)
         np.testing.assert_allclose(
-            compressor.decompress(compressor.compress(key, x, scaled), 36), expected, atol=1e-5
+            compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5
         )
 
 
@@ -147,46 +137,24 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
     np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
 
 
-def test_one_element_is_a_matrix_of_rank_one(key):
-    for value in (2.5, -1e30, 1e-30, 0.0):
-        np.testing.assert_allclose(
-            seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6
-        )
-    assert low_rank(1).delta(1) == 1
-
-
-def test_the_largest_numbers_are_seen(key):
-    """No reciprocal of them is in range."""
-    for share in (0.5, 0.9):
-        x = np.eye(1, 33, 4, dtype=np.float32)[0] * np.float32(share * LARGEST)
-        np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
-
-
-def test_a_message_is_two_thin_matrices():
-    assert compressors.mean_bits(low_rank(2), 1000) == 32 * 2 * (32 + 32)
-    assert compressors.mean_bits(low_rank(2), 1025) == 32 * 2 * (32 + 33)
-    assert compressors.mean_bits(low_rank(2, 10), 1001) == 32 * 2 * (101 + 10)
+def test_one_element_and_the_largest_numbers_are_seen(key):
+    """Of which no reciprocal is in range."""
+    for value in (2.5, -1e30, 1e-30, 0.0, 0.5 * LARGEST, 0.9 * LARGEST):
+        for d in (1, 33):
+            x = np.eye(1, d, d // 8, dtype=np.float32)[0] * np.float32(value)
+            np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0; expected an integer, at least 1"),
-        (
-            lambda key: low_rank(1, 0),
-            r"low_rank\(1, 0\): columns = 0; expected an integer, at least 1",
-        ),
-        (
-            lambda key: low_rank(3, 2),
-            r"low_rank\(3, 2\) of 2 columns: expected a rank of at most 2",
-        ),
         (
             lambda key: low_rank(3).compress(key, jnp.ones(4)),
-            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: expected a rank of at most 2",
+            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: .*2",
         ),
         (
             lambda key: low_rank(3, 5).compress(key, jnp.ones(7)),
-            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: expected a rank of at",
+            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: .*2",
         ),
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],

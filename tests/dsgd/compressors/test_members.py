@@ -64,13 +64,10 @@ def test_encode_passes_the_previous_message():
         np.testing.assert_array_equal(decoded, 2 * expected)
     with pytest.raises(
         ValueError,
-        match=r"^encode: last = float32\[3\], but sign does not start warm; expected last=None$",
+        match=r"^encode: last = float32\[3\]",
     ):
         compressors.encode(SIGN, jax.random.key(0), x, x)
-    with pytest.raises(
-        ValueError,
-        match=r"^contraction\(adding\): adding starts warm; expected a compressor without warm start$",
-    ):
+    with pytest.raises(ValueError, match=r"^contraction\(adding\): .*without warm start"):
         compressors.contraction(compressor._replace(omega=lambda d: 1.0))
 
 
@@ -82,7 +79,7 @@ def test_encode_takes_what_compress_decodes():
     np.testing.assert_array_equal(encoded.decoded, -x)
     with pytest.raises(
         ValueError,
-        match=r"^encode: x = float32\[5, 1\]; expected a vector \[d\]: compressors.apply compresses pytrees",
+        match=r"^encode: x = float32\[5, 1\]",
     ):
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 
@@ -126,7 +123,5 @@ def test_sizes_are_those_of_the_arrays_and_random_ones_have_a_mean():
     assert fixed_bits(sparse, 40) is None
     first, again = (compressors.mean_bits(sparse, 40) for _ in range(2))
     assert first == again == pytest.approx(32 + 10 * 38, rel=1e-2)
-    with pytest.raises(
-        ValueError, match=r"compressors.mean_bits: d = 0; expected an integer, at least 1"
-    ):
+    with pytest.raises(ValueError, match=r"mean_bits: d = 0"):
         compressors.mean_bits(SIGN, 0)

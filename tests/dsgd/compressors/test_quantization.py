@@ -22,7 +22,6 @@ from tests.dsgd.compressors.shared import (
     STANDARD_ERRORS,
     TINY,
     as_bits,
-    midpoints,
     normal,
     rounding,
     see,
@@ -108,43 +107,6 @@ def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.nd
     return seen_where(compressor)(x, uniform=uniform, bits=as_bits(uniform))
 
 
-def everywhere(d: int) -> np.ndarray:
-    """Every element draws each of PARTS midpoints once."""
-    return np.tile(midpoints(PARTS)[:, None], d)
-
-
-def lattice(compressor: Compressor) -> np.ndarray:
-    """D elements whose probabilities are multiples of 1 / PARTS."""
-    rng, kind = np.random.default_rng(0), compressor.name.split("(")[0]
-    if kind == "random_quantization":
-        steps = 2 ** int(compressor.name[-2]) - 1
-        places = np.concatenate([[0, steps * PARTS], rng.integers(0, steps * PARTS, D - 2)])
-        return (places / PARTS - 3).astype(np.float32)
-    if kind == "qsgd":  # of norm 64, and no level is a whole number
-        return rng.permutation(np.repeat([-17, -11, 7, 3, 4], [8, 11, 8, 5, 1])).astype(np.float32)
-    if kind == "ternary":
-        return np.concatenate([[PARTS], rng.integers(-PARTS, PARTS, D - 1)]).astype(np.float32)
-    return (
-        rng.choice([-1, 1], D)
-        * np.exp2(rng.integers(-20, 20, D))
-        * (1 + rng.integers(0, PARTS, D) / PARTS)
-    ).astype(np.float32)
-
-
-@every_quantizer
-@pytest.mark.parametrize("scale", [0, 90, -90])
-def test_over_all_draws_the_mean_is_x_and_the_variance_is_the_stated_one(compressor, oracle, scale):
-    """The integral over u is a sum: all probabilities are multiples of what one draw stands for."""
-    x = np.ldexp(lattice(compressor), scale)
-    draws, exact = seen_at(compressor, x, everywhere(D)), x.astype(np.float64)
-    np.testing.assert_allclose(
-        draws.mean(axis=0), exact, rtol=0, atol=4 * EPS * np.abs(exact).max()
-    )
-    variance = sqnorm(draws - exact).mean()
-    assert variance == pytest.approx(oracle(exact).variance(), rel=1e-5)
-    assert 0 < variance <= compressor.omega(D) * sqnorm(exact)
-
-
 @every_quantizer
 @given(st.data())
 def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, oracle, data):
@@ -198,37 +160,36 @@ def test_what_is_a_knob_stays_even_at_a_draw_of_zero(compressor, oracle):
     )
 
 
-@every_bits
-def test_random_quantization_reaches_its_omega(key, bits):
-    """All elements but the ends lie between the two middle knobs: no smaller omega is true."""
-    x = np.concatenate([[-1, 1], np.zeros(D - 2)]).astype(np.float32)
-    assert sqnorm(seen(quantization(bits))(key, x) - x) == pytest.approx(
-        quantization(bits).omega(D) * sqnorm(x), rel=1e-5
-    )
+REACHED = {
+    **{
+        f"ternary, {d}": (  # one large element among equal ones
+            compressors.ternary,
+            to_the_largest,
+            np.concatenate([[1], np.full(d - 1, 1 / (1 + math.sqrt(d)))]),
+        )
+        for d in (1, 2, 3, 7, 100, 10**4)
+    },
+    **{
+        f"natural, {d}": (compressors.natural, to_powers, np.full(d, -4 / 3 * 2.0**7))
+        for d in (1, 5)
+    },
+    "qsgd": (qsgd(1), partial(to_levels, 1), np.full(4, 3.0)),
+    **{
+        f"random_quantization({bits})": (  # all but the ends lie between the two middle knobs
+            quantization(bits),
+            partial(to_knobs, 2**bits - 1),
+            np.concatenate([[-1, 1], np.zeros(D - 2)]),
+        )
+        for bits in BITS
+    },
+}
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 7, 100, 10**4])
-def test_ternary_reaches_its_omega(d):
-    """One large element among equal ones."""
-    x = np.concatenate([[1], np.full(d - 1, 1 / (1 + math.sqrt(d)))])
-    assert to_the_largest(x).variance() == pytest.approx(compressors.ternary.omega(d) * sqnorm(x))
-
-
-@pytest.mark.parametrize("d", [1, 5])
-def test_natural_reaches_its_omega(d):
-    x = np.full(d, -4 / 3 * 2.0**7)
-    assert (
-        to_powers(x).variance()
-        == pytest.approx(sqnorm(x) / 8)
-        == compressors.natural.omega(d) * sqnorm(x)
-    )
-
-
-def test_qsgd_reaches_its_omega_where_all_elements_lie_between_two_levels():
-    x = np.full(4, 3.0, np.float32)
-    assert to_levels(1, x.astype(np.float64)).variance() == pytest.approx(
-        qsgd(1).omega(4) * sqnorm(x)
-    )
+@pytest.mark.parametrize("name", REACHED)
+def test_it_reaches_its_omega(name):
+    """No smaller omega is true."""
+    compressor, oracle, x = REACHED[name]
+    assert oracle(x).variance() == pytest.approx(compressor.omega(x.size) * sqnorm(x))
     assert qsgd(1).omega(1) == 0
     assert [qsgd(5).omega(d) for d in (2, 100, 10**6)] == [2 / 100, 1, 200]
 
@@ -263,31 +224,24 @@ def test_no_draw_moves_the_largest_element(key, bits):
     np.testing.assert_array_equal(draws, x)
 
 
-@every_bits
-def test_random_quantization_sends_constants_exactly(key, bits):
-    for value in (0.0, -0.0, -3.14159, 1e-30, LARGEST, -LARGEST):
-        x = np.full(D, value, np.float32)
-        np.testing.assert_array_equal(seen(quantization(bits))(key, x), x)
-
-
-def test_random_quantization_sends_one_and_two_elements_exactly(key):
-    """Both are ends, and nothing is drawn for them."""
-    one = quantization(1)
-    assert "random_bits" in str(jax.make_jaxpr(one.compress)(key, jnp.zeros(3)))
-    for x in ([2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]):
-        assert "random_bits" not in str(jax.make_jaxpr(one.compress)(key, jnp.array(x)))
-        np.testing.assert_array_equal(
-            seen(one)(key, np.array(x, np.float32)), np.array(x, np.float32)
-        )
-        assert one.omega(len(x)) == 0
-
-
 @pytest.mark.parametrize(
-    "compressor", [qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name
+    "compressor",
+    [qsgd(127), compressors.ternary, compressors.sign, *map(quantization, BITS)],
+    ids=lambda c: c.name,
 )
-def test_one_element_is_sent_exactly(key, compressor):
-    for value in (2.5, -1e30, 1e-30, 0.0):
-        x = np.array([value], np.float32)
+def test_one_element_and_for_knobs_constants_and_two_elements_are_sent_exactly(key, compressor):
+    """They are ends, and nothing is drawn for two."""
+    exact = [[2.5], [-1e30], [1e-30], [0.0]]
+    if "quantization" in compressor.name:
+        pairs = [[-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]]
+        constants = [D * [value] for value in (0.0, -0.0, -3.14159, 1e-30, LARGEST, -LARGEST)]
+        for x in exact + pairs:
+            assert "random_bits" not in str(jax.make_jaxpr(compressor.compress)(key, jnp.array(x)))
+            assert compressor.omega(len(x)) == 0
+        assert "random_bits" in str(jax.make_jaxpr(compressor.compress)(key, jnp.zeros(3)))
+        exact += pairs + constants
+    for values in exact:
+        x = np.array(values, np.float32)
         np.testing.assert_array_equal(seen(compressor)(key, x), x)
 
 
@@ -307,7 +261,7 @@ def test_the_largest_numbers_are_seen(key, compressor):
 
 
 @given(st.sampled_from([1, 2, D]).flatmap(vectors))
-def test_sign_is_the_mean_magnitude_with_signs_and_its_error_is_the_stated_one(x):
+def test_sign_is_the_mean_magnitude_with_signs_and_contracts(x):
     """Denormals may be taken for 0, whose sign is plus."""
     seen_signs = np.asarray(seen(compressors.sign)(jax.random.key(0), x), np.float64)
     exact = x.astype(np.float64)
@@ -317,11 +271,6 @@ def test_sign_is_the_mean_magnitude_with_signs_and_its_error_is_the_stated_one(x
         (seen_signs != 0) & ((exact <= -TINY) | (exact >= 0))
     ].all()
     error = sqnorm(seen_signs - exact)
-    assert error == pytest.approx(
-        sqnorm(exact) - np.abs(exact).sum() ** 2 / x.size,
-        rel=1e-4,
-        abs=1e-5 * sqnorm(exact) + rounding(x),
-    )
     assert error <= (1 - compressors.sign.delta(x.size)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
 
 
@@ -352,23 +301,6 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
     x = np.full(D, -np.nextafter(np.float32(8 * (1 + 2.0**-bits)), np.float32(0)))
     bound = 1 - clipping(bits).delta(D)
     assert bound * (1 - 1e-3) < sqnorm(seen(clipping(bits))(key, x) - x) / sqnorm(x) < bound
-
-
-@pytest.mark.parametrize(
-    ("make", "wrong", "argument", "need"),
-    [
-        *(
-            (make, bits, "bits", "1 to 8")
-            for make in (compressors.random_quantization, compressors.clipping)
-            for bits in (0, 9)
-        ),
-        *((compressors.qsgd, levels, "levels", "1 to 127") for levels in (0, 128)),
-    ],
-)
-def test_bits_and_levels_out_of_range(make, wrong, argument, need):
-    message = f"^{make.__name__}: {argument} = {wrong}; expected an integer from {need}$"
-    with pytest.raises(ValueError, match=message):
-        make(wrong)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import cache
 
@@ -21,16 +20,13 @@ from tests.dsgd.compressors.shared import (
     HUGE,
     STANDARD_ERRORS,
     TINY,
-    as_bits,
     largest,
-    midpoints,
     normal,
     packed_bytes,
     rounding,
     see,
     seen,
     seen_often,
-    seen_where,
     sent,
     sqnorm,
     standard_error,
@@ -42,9 +38,6 @@ SIGN, TERNARY, QSGD = compressors.sign, compressors.ternary, compressors.qsgd(2)
 top_k, random_k, random_sparsification = (
     cache(make)
     for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
-)
-every_selection = pytest.mark.parametrize(
-    "select", [compressors.top_k, compressors.random_k], ids=["top_k", "random_k"]
 )
 
 
@@ -94,12 +87,6 @@ def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values
     assert compressor.delta(d) == pytest.approx(values.delta(k) * k / d)
 
 
-def test_top_k_of_values_without_a_contraction_has_none():
-    assert TERNARY.delta(16) is None
-    assert top_k(1.0, TERNARY).delta(16) is None
-    assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
-
-
 @pytest.mark.parametrize(
     ("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")]
 )
@@ -121,44 +108,17 @@ def test_what_is_decoded_of_messages_that_nobody_reads_is_made_without_them(key,
     assert (np.count_nonzero(decoded(keys, x), axis=1) == 4).all()
 
 
-# 32 random bits: they differ in the 30 that are used, and are the smallest and the largest ones.
-DISTINCT_BITS = np.array([0, 4, 2**32 - 8, 2**32 - 1], np.uint32)
-PERMUTATIONS = np.array(list(itertools.permutations(DISTINCT_BITS)))
-
-
-@pytest.mark.parametrize(("fraction", "k"), [(0.25, 1), (0.5, 2), (0.7, 3), (1.0, 4)])
-def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated_variance(
-    fraction, k
-):
-    x = np.array([1, -2, 3, 5], np.float32)
-    draws = seen_where(random_k(fraction))(x, bits=PERMUTATIONS)
-    subsets = dict.fromkeys(itertools.combinations(range(4), k), 0)
-    for draw in draws:
-        subsets[tuple(np.flatnonzero(draw).tolist())] += 1
-    assert set(subsets.values()) == {24 // len(subsets)}
-    assert (np.isclose(draws, x * 4 / k) | (draws == 0)).all()
-    np.testing.assert_allclose(draws.mean(axis=0), x, rtol=2 * EPS)
-    assert random_k(fraction).omega(4) == 4 / k - 1
-    assert sqnorm(draws - x).mean() == pytest.approx((4 / k - 1) * sqnorm(x), rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.parametrize("x", [[1.25, -2.5, 3.0, 5.0], [1, 1, 1, 1], [4, 0, 0, 1]], ids=str)
-def test_random_k_of_quantized_values_is_unbiased_with_its_omega(x):
-    """Over all orders, and for each over many draws of the values."""
-    x, compressor, parts = np.array(x, np.float32), random_k(0.5, TERNARY), 1024
-    draws = seen_where(compressor)(
-        x, bits=np.tile(PERMUTATIONS, (parts, 1)), uniform=np.repeat(midpoints(parts), 24)
-    )
-    np.testing.assert_allclose(draws.mean(axis=0), x, atol=4 * np.abs(x).max() / parts)
-    assert sqnorm(draws - x).mean() <= compressor.omega(4) * sqnorm(x) * (1 + 4 / parts)
-    assert compressor.omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
-
-
 def test_random_k_takes_every_element_and_every_pair_as_often(key):
-    """Real draws; without replacement, a pair is rarer than two independent elements."""
+    """Without replacement, a pair is rarer than two independent elements; equal elements reach
+    omega.
+    """
     fraction, d, k = 0.1, 33, 4
-    taken = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)) > 0
+    draws, omega = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)), d / k - 1
+    taken = draws > 0
     assert (taken.sum(axis=1) == k).all()
+    np.testing.assert_allclose(draws[taken], d / k, rtol=2 * EPS)
+    assert random_k(fraction).omega(d) == omega
+    np.testing.assert_allclose(sqnorm(draws - 1), omega * d, rtol=1e-5)
     share = k / d
     assert (
         np.abs(taken.mean(axis=0) - share)
@@ -168,69 +128,15 @@ def test_random_k_takes_every_element_and_every_pair_as_often(key):
     assert (np.abs(pairs - pair) <= STANDARD_ERRORS * math.sqrt(pair * (1 - pair) / DRAWS)).all()
 
 
-@every_selection
-def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up(select):
+def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
     """As 0.07 * 100 is, in floating point."""
     for d in (100, 1000, 10**6):
         for percent in range(1, 101):
             assert sparsification.kept(percent / 100, d) == percent * d // 100
     assert [sparsification.kept(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
-    assert compressors.mean_bits(select(0.1), 1000) == 100 * 32 + 8 * packed_bytes(100, 10)
 
 
-@every_selection
-@pytest.mark.parametrize("d", [1, 2, 3, 64, 333])
-def test_a_message_is_k_values_and_as_many_places_of_log_d_bits(select, d):
-    compressor, k = select(0.3, QSGD), math.ceil(0.3 * d)
-    message = jax.eval_shape(compressor.compress, jax.random.key(0), jnp.zeros(d)).message
-    places = math.ceil(math.log2(d))
-    assert sum(plane.size for plane in message.places) == packed_bytes(k, places)
-    assert compressor.bits(message) == 8 * packed_bytes(k, places) + 8 * packed_bytes(k, 3) + 32
-
-
-def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used(key):
-    compressor = top_k(0.5, random_sparsification(0.5))
-    message = jax.jit(compressor.compress)(key, jnp.ones(100)).message
-    used = int((np.asarray(message.values.values) != 0).sum())
-    assert int(compressor.bits(message)) == 8 * packed_bytes(50, 7) + 32 + used * (32 + 6)
-    assert compressors.mean_bits(compressor, 100) == pytest.approx(
-        8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3
-    )
-
-
-@pytest.mark.parametrize("p", [0.25])
-def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probability(p):
-    """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a
-    multiple of 1 / 64.
-    """
-    x = np.array([1, -2, 3], np.float32)
-    bits = as_bits(np.array(list(itertools.product(midpoints(64), repeat=3))))
-    draws = seen_where(random_sparsification(p))(x, bits=bits)
-    kept = draws != 0
-    for subset in itertools.product([False, True], repeat=3):
-        assert (kept == subset).all(axis=1).sum() == 64**3 * p ** sum(subset) * (1 - p) ** (
-            3 - sum(subset)
-        )
-    np.testing.assert_allclose(draws.mean(axis=0), x, rtol=1e-6)
-    assert (
-        sqnorm(draws - x).mean()
-        == pytest.approx((1 / p - 1) * sqnorm(x), rel=1e-6)
-        == random_sparsification(p).omega(3) * sqnorm(x)
-    )
-
-
-@pytest.mark.parametrize("p", [0.9])
-def test_masks_of_real_draws_are_of_independent_elements(key, p):
-    kept = seen_often(random_sparsification(p), DRAWS)(key, np.ones(4, np.float32)) != 0
-    observed = np.bincount(kept @ [8, 4, 2, 1], minlength=16)
-    expected = [
-        DRAWS * p ** sum(mask) * (1 - p) ** (4 - sum(mask))
-        for mask in itertools.product([0, 1], repeat=4)
-    ]
-    assert stats.chisquare(observed, expected).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("p", [0.02])
+@pytest.mark.parametrize("p", [0.02, 0.9])
 def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
     d = 101
     x = normal(d)
@@ -248,7 +154,12 @@ def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
     )
 
 
-def test_random_sparsification_contracts_above_one_half_only():
+def test_constants_are_those_of_the_choice_and_of_the_values():
+    """Random sparsification contracts from one half on, top-k if its values do."""
+    assert random_k(0.5, TERNARY).omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
+    assert [random_sparsification(p).omega(9) for p in (0.25, 0.5)] == [3, 1]
+    assert top_k(1.0, TERNARY).delta(16) is TERNARY.delta(16) is None
+    assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
     assert [random_sparsification(p).delta(9) for p in (0.1, 0.5)] == [None, None]
     assert random_sparsification(0.8).delta(9) == pytest.approx(0.75)
     assert (random_sparsification(1.0).omega(5), random_sparsification(1.0).delta(5)) == (0, 1)
@@ -269,23 +180,47 @@ def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_
             assert room == d
 
 
-def test_bits_count_what_is_used_and_its_number():
-    p, d = 0.1, 333
-    compressor = random_sparsification(p)
-    messages, bits = sent(compressor, jax.random.split(jax.random.key(0), DRAWS // 10), d)
-    kept = (np.asarray(messages.values) != 0).sum(axis=1)
-    each = 32 + math.ceil(math.log2(d))
-    np.testing.assert_array_equal(bits, 32 + kept * each)
-    assert abs(bits.mean() - (32 + p * d * each)) <= STANDARD_ERRORS * standard_error(bits) + 1e-9
-    error = math.sqrt(p * (1 - p) * d) * each / math.sqrt(2**14)
-    assert (
-        abs(compressors.mean_bits(compressor, d) - (32 + p * d * each))
-        <= STANDARD_ERRORS * error + 1e-9
-    )
-    assert messages.values.shape[1] == sparsification.capacity(p, d)
-    assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(
-        sparsification.capacity(p, d), each - 32
-    )
+def used(values: jax.Array) -> np.ndarray:
+    """How many are sent, of each message."""
+    return (np.asarray(values) != 0).reshape(len(values), -1).sum(axis=1)
+
+
+# The compressor, d, the bits of its messages, and their mean.
+RANDOM_SIZES = [
+    (
+        random_sparsification(0.1),
+        333,
+        lambda messages: 32 + used(messages.values) * (32 + 9),
+        32 + 33.3 * (32 + 9),
+    ),
+    (
+        compressors.buckets(random_sparsification(0.3), 16),
+        41,
+        lambda messages: 3 * 32 + sum(used(part.values) for part in messages) * (32 + 4),
+        3 * 32 + 0.3 * 41 * (32 + 4),
+    ),
+    (
+        top_k(0.5, random_sparsification(0.5)),
+        100,
+        lambda messages: 8 * packed_bytes(50, 7) + 32 + used(messages.values.values) * (32 + 6),
+        8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "d", "count", "mean"), RANDOM_SIZES, ids=[row[0].name for row in RANDOM_SIZES]
+)
+def test_bits_count_what_is_used_and_its_number(key, compressor, d, count, mean):
+    messages, bits = sent(compressor, jax.random.split(key, DRAWS // 10), d)
+    np.testing.assert_array_equal(bits, count(messages))
+    assert abs(bits.mean() - mean) <= STANDARD_ERRORS * standard_error(bits)
+    error = bits.std() / math.sqrt(2**14)
+    assert abs(compressors.mean_bits(compressor, d) - mean) <= STANDARD_ERRORS * error + 1e-9
+    if compressor is random_sparsification(0.1):
+        room = sparsification.capacity(0.1, d)
+        assert messages.values.shape[1] == room
+        assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(room, 9)
 
 
 @pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-7, 2**24 + 1)])
@@ -299,20 +234,3 @@ def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32
     assert abs(found.size - mean) <= STANDARD_ERRORS * math.sqrt(mean + 1)
     if mean > 1000:
         assert stats.kstest(found / d, "uniform").pvalue > 1e-4
-
-
-@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])
-def test_shares_outside_0_to_1(value):
-    with pytest.raises(
-        ValueError, match=rf"^top_k: fraction = {value}; expected a number in \(0, 1\]$"
-    ):
-        compressors.top_k(value)
-    with pytest.raises(
-        ValueError, match=rf"^random_k: fraction = {value}; expected a number in \(0, 1\]$"
-    ):
-        compressors.random_k(value, SIGN)
-    with pytest.raises(
-        ValueError,
-        match=rf"^random_sparsification: probability = {value}; expected a number in \(0, 1\]$",
-    ):
-        compressors.random_sparsification(value)

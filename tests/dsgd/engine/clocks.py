@@ -22,6 +22,7 @@ METHODS = {
     "mb-sgd": algorithms.minibatch_sgd(OPTIMIZER),
     "server": algorithms.parameter_server_sgd(OPTIMIZER),
     "servers": by_hand.method(lambda gradient, round: round.mean(gradient, network.multi_server)),
+    "star": by_hand.method(lambda gradient, round: round.mean(gradient, network.star)),
     "ring": algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N)),
     "local": algorithms.local_sgd(OPTIMIZER, 3),
     "schedule": algorithms.decentralized_sgd(OPTIMIZER, topologies.one_peer_exponential(N)),
@@ -115,6 +116,14 @@ def through_server(finish, cluster, bits=VECTOR):
     return done
 
 
+def through_star(finish, cluster):
+    """Links side by side: up when each worker is ready, down when the last has arrived."""
+    (up, down), latency = bandwidths(cluster), cluster.latency
+    received = max(finish[n] + latency + takes(VECTOR, finish[n], up[n]) for n in range(N))
+    begin = received + latency
+    return np.array([begin + takes(VECTOR, begin, down[n]) for n in range(N)])
+
+
 def among_all(finish, cluster, bits=VECTOR, latencies=2 * (N - 1)):
     """All-reduce: each worker begins with the last one; each port carries 2 (N - 1) / N of the
     bits.
@@ -157,6 +166,8 @@ def exchange(name, finish, cluster, t, bits=VECTOR):
     """When each worker is done with the messages of round t, each of so many bits."""
     if name == "server":
         return through_server(finish, cluster, bits)
+    if name == "star":
+        return through_star(finish, cluster)
     if name == "servers":
         return among_all(
             finish, cluster, bits, 2 * (N - 1) if cluster.convention == "blocking" else 2

@@ -33,27 +33,6 @@ def test_every_row_counts_once(M, at_once):
     assert max(lengths) <= (at_once or M)
 
 
-def of_row(params: jax.Array, rows: jax.Array, counted: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(counted, jnp.sin(rows @ params), 0))
-
-
-@pytest.mark.parametrize("at_once", [1, 4, 12])
-def test_derivatives_are_those_of_the_whole(at_once):
-    """Of the sum, mapped over models, and once more."""
-    rng = np.random.default_rng(0)
-    rows, params = rng.normal(size=(13, 3)), rng.normal(size=(2, 3))
-    with jax.enable_x64(True):
-
-        def slope(params):
-            return jax.grad(accumulate.total, 1)(of_row, params, jnp.asarray(rows), at_once)
-
-        found = jax.jit(jax.vmap(slope))(params)
-        bent = jax.jit(jax.jacfwd(slope))(params[0])
-    angles = params @ rows.T
-    np.testing.assert_allclose(found, np.cos(angles) @ rows, rtol=1e-12)
-    np.testing.assert_allclose(bent, -(rows.T * np.sin(angles[0])) @ rows, rtol=1e-12)
-
-
 def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
     """By what a row needs; what parameters need is the same for all."""
     d, M = 1000, 64

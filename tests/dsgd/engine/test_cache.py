@@ -20,10 +20,16 @@ import jax, optax, algorithms, dsgd
 from jax import monitoring
 from dsgd import problems
 compiled = []
-monitoring.register_event_listener(lambda event, **about: compiled.append(event) if event.endswith("cache_misses") else None)
+
+def note(event, **about):
+    if event.endswith("cache_misses"):
+        compiled.append(event)
+
+monitoring.register_event_listener(note)
 print(dsgd.cache.enable())
 problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
-result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=5, key=jax.random.key(0), mesh=1)
+method = algorithms.minibatch_sgd(optax.sgd(0.1))
+result = dsgd.run(method, problem, steps=5, key=jax.random.key(0), mesh=1)
 print(result.history["loss"].tolist())
 print(len(compiled))
 """
@@ -108,7 +114,7 @@ def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         ValueError,
-        match=r"cache: folder = .*file/inside cannot be written to .*; expected a writable folder, or 'off'",
+        match=r"file/inside cannot be written to .*; expected a writable folder, or 'off'",
     ):
         cache.enable(tmp_path / "file" / "inside")
 
@@ -123,25 +129,6 @@ def test_a_home_that_cannot_be_written_to_is_a_warning(home):
         match="programs are not stored, since the user's cache directory cannot be written to",
     ):
         assert cache.enable() is None
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
-)
-def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
-    def unknown(uid):
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    with pytest.warns(UserWarning, match=r"are not stored, .* home directory"):
-        assert cache.enable() is None
-    monkeypatch.setenv("DSGD_CACHE", "~/programs")
-    with pytest.warns(UserWarning, match="DSGD_CACHE = ~/programs cannot be written to"):
-        assert cache.enable() is None
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])

@@ -4,7 +4,6 @@ are there.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -14,9 +13,9 @@ import optax
 import pytest
 
 import algorithms
-import dsgd
 import topologies
 from dsgd import clusters, network, problems
+from tests.dsgd.by_hand import method, run
 
 N, LATENCY = 6, 0.375
 DRAW = np.random.default_rng(0)
@@ -28,7 +27,6 @@ SOME = [
     np.arange(N) != 0,
     np.ones(N, bool),
 ]
-SGD = optax.sgd(0.05)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -121,24 +119,7 @@ def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
     np.testing.assert_allclose(elapsed(RING, here, convention, port, port), expected, rtol=1e-6)
 
 
-def run(method, cluster, steps=12):
-    problem = problems.random_quadratic(N, 3, seed=0)
-    return dsgd.run(
-        method, problem, steps=steps, key=jax.random.key(0), cluster=cluster, mesh=1
-    ).history
-
-
-def test_nobody_waits_for_who_is_away():
-    """Worker 0 takes 10 s, the others 1 s: on a ring its neighbours wait for it in the first round,
-    and then it is away.
-    """
-    here = np.ones((N, 20))
-    here[0, 1:] = 0
-    cluster = clusters.Cluster(
-        clusters.constant([10.0, *[1.0] * (N - 1)]), present=clusters.trace(here, 10.0)
-    )
-    clock = run(algorithms.decentralized_sgd(SGD, topologies.ring(N)), cluster)["clock"]
-    np.testing.assert_allclose(clock, [0, *range(10, 22)])
+PROBLEM = problems.random_quadratic(N, 3, seed=0)
 
 
 def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
@@ -150,33 +131,23 @@ def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
     cluster = clusters.Cluster(
         clusters.constant([10.0, *[1.0] * (N - 1)]), present=clusters.trace(here, 10.0)
     )
-    clock = run(algorithms.decentralized_sgd(SGD, topologies.ring(N)), cluster)["clock"]
+    ring = algorithms.decentralized_sgd(optax.sgd(0.05), topologies.ring(N))
+    clock = run(ring, PROBLEM, 12, cluster=cluster).history["clock"]
     np.testing.assert_allclose(clock, [0, *[10] * 10, 11, 12])
 
 
 def test_sampled_clients_are_as_many_in_every_round_and_stay_for_a_period():
-    problem = problems.random_quadratic(N, 3, seed=0)
-    method = algorithms.local_sgd(SGD, 4)
     cluster = clusters.Cluster(
         clusters.constant(0.0), present=clusters.sampled(2, of=N), present_for=4
     )
-    before, result = np.zeros((N, 3)), None
-    moved: list[set[frozenset[int]]] = [set() for _ in range(3)]
-    for t in range(12):
-        with pytest.warns(UserWarning, match="steps = 1") if t == 0 else nullcontext():
-            result = dsgd.run(
-                method,
-                problem,
-                steps=1,
-                key=jax.random.key(0),
-                cluster=cluster,
-                mesh=1,
-                start=result,
-            )
-        assert result.history["present"][1] == pytest.approx(2 / N)
-        params = np.asarray(result.state.workers.params)
-        if t % 4 < 3:  # those who are drawn make a step of their own
-            moved[t // 4].add(frozenset(np.flatnonzero((params != before).any(axis=1)).tolist()))
-        before = params
-    assert [len(chosen) for period in moved for chosen in period] == [2] * 3
-    assert len(set.union(*moved)) > 1
+
+    def update(state, gradients, round):
+        round.log(who=jnp.float32(round.present))
+        return state
+
+    history = run(method(update=update), PROBLEM, 12, cluster=cluster).history
+    np.testing.assert_allclose(history["present"][1:], 2 / N)
+    drawn = history["who"][1:].reshape(3, 4, N)
+    np.testing.assert_array_equal(drawn, drawn[:, :1].repeat(4, axis=1))
+    assert (drawn.sum(axis=2) == 2).all()
+    assert len(np.unique(drawn[:, 0], axis=0)) > 1

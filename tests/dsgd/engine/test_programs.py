@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 import pytest
 
-import algorithms
-import dsgd
-from dsgd import problems, xla
+from dsgd import xla
 from dsgd.engine import programs
 
 MAPS = Path("/proc/self/maps")
@@ -58,15 +55,6 @@ def test_the_program_used_longest_ago_goes_first(run, monkeypatch):
     assert programs.compiled() == before
     assert run(2) == 3
     assert programs.compiled() == before + 1
-
-
-def test_a_run_that_was_forgotten_gives_the_same_again(monkeypatch, mesh, key):
-    monkeypatch.setattr(programs, "MOST", 1)
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
-    first, again = (dsgd.run(method, problem, steps=5, key=key, mesh=mesh) for _ in range(2))
-    assert programs.kept() == 1
-    np.testing.assert_array_equal(first.history["loss"], again.history["loss"])
 
 
 def test_a_text_that_would_lack_its_constants_is_refused(mesh):

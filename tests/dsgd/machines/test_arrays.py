@@ -1,4 +1,6 @@
-"""What arrays of the host become on a device of one process."""
+"""What arrays of the host become on a device of one process, and that what is made of them does
+not change with them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from dsgd import problems
+import algorithms
+import dsgd
+from dsgd import clusters, problems, work
 from dsgd.machines import arrays
+from tests.dsgd.by_hand import KEY, run
+
+N = 3
+SGD = algorithms.minibatch_sgd(optax.sgd(1.0))
 
 
 def aligned(values: np.ndarray) -> np.ndarray:
@@ -23,11 +32,8 @@ def aligned(values: np.ndarray) -> np.ndarray:
 def test_they_are_copies_of_their_own_type_or_of_that_given():
     values = aligned(np.arange(6.0, dtype=np.float32).reshape(2, 3))
     there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
-    same, short, put = (
-        arrays.from_host(values),
-        arrays.from_host(values, jnp.bfloat16),
-        arrays.put({"x": values}, there)["x"],
-    )
+    put = arrays.put({"x": values}, there)["x"]
+    same, short = arrays.from_host(values), arrays.from_host(values, jnp.bfloat16)
     values += 1
     assert put.sharding == there
     for found, kind in ((same, jnp.float32), (short, jnp.bfloat16), (put, jnp.float32)):
@@ -35,27 +41,96 @@ def test_they_are_copies_of_their_own_type_or_of_that_given():
         np.testing.assert_array_equal(found, np.arange(6.0).reshape(2, 3))
 
 
-def test_problems_do_not_see_what_becomes_of_the_arrays_that_they_were_made_of():
+def linear(rows) -> dsgd.Problem:
+    """The gradient is the mean of the worker's data."""
+    return dsgd.Problem(lambda key: jnp.zeros(8), lambda x, batch: batch @ x, rows, lambda _, x: x)
+
+
+def working(*given: np.ndarray) -> dsgd.Algorithm:
+    """Each worker computes so many samples, with these weights."""
+    return algorithms.unequal_work(
+        SGD, dsgd.Work(*given) if len(given) > 1 else work.weighted(*given)
+    )
+
+
+def one_round(method: dsgd.Algorithm) -> jax.Array:
+    return run(method, linear(np.ones((N, 8))), 1).params
+
+
+def regression(inputs, targets) -> dsgd.Problem:
+    model = problems.Model(lambda key: jnp.zeros(8), lambda params, inputs: inputs @ params)
+    options = {"test": (inputs, targets), "metrics": {"test_loss": optax.l2_loss}}
+    return problems.finite_sum(model, optax.l2_loss, (inputs, targets), N, batch_size=1, **options)
+
+
+def data(problem: dsgd.Problem):
+    return problem.data, problem.shared
+
+
+def sampled(quantity: clusters.Quantity) -> jax.Array:
+    return quantity.sample(KEY, jnp.float32(0), 0)
+
+
+INTEGERS = np.arange(N)[:, None] + 1
+MADE = {
+    "constant": (clusters.constant, sampled, [np.float64(2)]),
+    "constants": (clusters.constant, sampled, [np.arange(3.0)]),
+    "measured": (clusters.measured, sampled, [np.ones((N, 2))]),
+    "trace": (lambda values: clusters.trace(values, 1.0), sampled, [np.ones((N, 2))]),
+    "weights": (working, one_round, [np.float64(INTEGERS)]),
+    "work": (working, one_round, [INTEGERS // INTEGERS, np.float64(INTEGERS)]),
+    "quadratic": (problems.quadratic, data, [np.ones((N, 8)), np.ones((N, 8))]),
+    "finite sum": (regression, data, [np.ones((6, 8)), np.ones(6)]),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_is_made_of_arrays_does_not_see_what_becomes_of_them(what):
+    make, read, given = MADE[what]
     with jax.enable_x64(True):
-        A, b = aligned(np.ones((3, 8))), aligned(np.arange(24.0).reshape(3, 8))
-        inputs, classes = aligned(np.arange(48.0).reshape(6, 8)), aligned(np.arange(6) % 2)
-        quadratic = problems.quadratic(A, b)
-        model = problems.Model(lambda key: jnp.zeros(8), lambda params, inputs: inputs @ params)
-        samples = inputs, classes
-        regression = problems.finite_sum(
-            model,
-            optax.l2_loss,
-            samples,
-            3,
-            batch_size=1,
-            test=samples,
-            metrics={"test_loss": optax.l2_loss},
-        )
-        held = quadratic.data, quadratic.shared, regression.data, regression.shared
-        before = jax.tree.map(np.array, held)
-        for given in (A, b, *samples):
-            np.add(given, 1, out=given)
-        jax.tree.map(np.testing.assert_array_equal, held, before)
+        taken = [*map(aligned, map(np.asarray, given))]
+        made, expected = make(*taken), read(make(*given))
+        for array in taken:
+            array[...] = 7
+        jax.tree.map(np.testing.assert_array_equal, read(made), expected)
+
+
+def test_a_load_function_may_refill_one_array():
+    inputs, targets = aligned(np.zeros((5, 8), np.float32)), aligned(np.zeros(5, np.float32))
+
+    def load(worker):
+        inputs[:] = worker + 1
+        targets[:] = 10 * worker
+        return inputs, targets
+
+    model = problems.Model(lambda key: jnp.zeros(8), lambda params, inputs: inputs @ params)
+    loaded = problems.ByWorker(load)
+    problem = problems.finite_sum(model, optax.l2_loss, loaded, workers=N, batch_size=2)
+    np.testing.assert_array_equal(problem.data.inputs[:, 0, 0], 1 + np.arange(N))
+    np.testing.assert_array_equal(problem.data.targets[:, 0], 10 * np.arange(N))
+
+
+def test_a_generator_may_refill_the_array_that_it_yielded():
+    rows = aligned(np.zeros((N, 8), np.float32))
+
+    def refilled():
+        for t in range(5):
+            rows[:] = t
+            yield rows
+            rows[:] = np.nan
+
+    result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refilled())
+    np.testing.assert_array_equal(result.params, np.full(8, -sum(range(5))))
+
+
+def test_a_problem_s_arrays_may_be_changed_while_a_run_uses_them():
+    rows = aligned(np.ones((N, 8), np.float32))
+
+    def until(history):
+        rows[:] = np.nan
+        return False
+
+    np.testing.assert_array_equal(run(SGD, linear(rows), 5, until=until).params, np.full(8, -5))
 
 
 def test_no_program_is_compiled_for_the_shapes_of_a_problem(caplog):
@@ -63,11 +138,8 @@ def test_no_program_is_compiled_for_the_shapes_of_a_problem(caplog):
         caplog.clear()
         with jax.log_compiles():
             make()
-        return [
-            record.getMessage()
-            for record in caplog.records
-            if "XLA compilation" in record.getMessage()
-        ]
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if "XLA compilation" in message]
 
     assert compiled(lambda: jnp.ones((3, 29, 1)) + 1)
     assert not compiled(lambda: problems.random_quadratic(3, 29, noise=0.1))

@@ -84,10 +84,7 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
     environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError,
-        match="4 processes of mpirun on several machines; expected host:port of rank 0; pass --coordinator, or install mpi4py",
-    ):
+    with pytest.raises(ValueError, match="4 processes of mpirun on several machines; expected"):
         runtime._place(None, None, None, timeout=1.0)
 
 
@@ -97,36 +94,24 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
         held.bind(("127.0.0.1", 0))  # where nobody listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
-            dsgd.Lost,
-            match=rf"the coordinator {address} cannot be reached within 0.3 s \(.*\); expected process 0 at this address",
+            dsgd.Lost, match=f"coordinator {address} cannot be reached within 0.3 s"
         ):
             dsgd.join(address, 2, 1, timeout=0.3)
     assert time.monotonic() - began < 20
 
 
-def by_worker(load, **options):
-    model = problems.Model(
-        lambda key: np.zeros(3, np.float32), lambda params, inputs: inputs @ params
-    )
-    return problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), 2, **options)
-
-
 def test_data_by_worker_must_be_of_one_kind():
-    with pytest.raises(
-        ValueError,
-        match=r"samples of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*; expected the same shapes",
-    ):
-        by_worker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
-    with pytest.raises(
-        ValueError, match="data of worker 0: inputs has entries that are not finite"
-    ):
-        by_worker(lambda n: (np.full((5, 3), np.nan), np.ones(5)))
-    with pytest.raises(
-        ValueError, match="worker 1 has 5 samples; expected at least min_samples = 6"
-    ):
-        by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), min_samples=6)
+    model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
+    loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
+    with pytest.raises(ValueError, match=r"samples of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
+        problems.finite_sum(model, optax.l2_loss, loaded, 2)
 
 
+IMPORTS = """
+import os, signal, sys, time
+import dsgd
+from dsgd.machines import agreement, watch
+"""
 ALONE = "dsgd.join(address, 2, index, timeout=1)"
 JUST_JOINED = """
 if index:
@@ -152,9 +137,8 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        begin = "import os, signal, sys, time\nimport dsgd\nfrom dsgd.machines import agreement, watch\n"
         commands = [
-            [sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"]
+            [sys.executable, "-c", f"{IMPORTS}address, index = {address!r}, {i}\n{script}"]
             for i in range(processes)
         ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

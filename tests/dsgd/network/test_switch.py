@@ -4,7 +4,6 @@ again.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import random
 from fractions import Fraction
@@ -66,7 +65,7 @@ def lists(seed: int, count: int):
     for _ in range(count):
         workers = draw.randint(2, 6)
         messages = []
-        for i in range(draw.randint(0, 24)):
+        for i in range(draw.choice([*range(25), *range(25), 70])):  # some queues are long
             sender, receiver = draw.sample(range(workers), 2)
             after = tuple(draw.choices(range(i), k=draw.choice([0, 0, 1, 3]))) if i else ()
             size, compute, ready = (
@@ -143,103 +142,20 @@ def test_messages_go_when_the_rules_say(simulate, convention):
                 assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(held)))
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_long_queues_go_when_the_rules_say(simulate, convention):
-    """Hundreds of messages for a few ports: most wait, some for one port and then for the other."""
-    draw = random.Random(3)
-    for workers, ready in [(3, 1), (4, 400), (9, 60)]:
-        messages = [
-            Message(
-                *draw.sample(range(workers), 2), draw.randint(0, 3), ready=draw.randint(0, ready)
-            )
-            for _ in range(150)
-        ]
-        for i in range(100, 150):
-            messages[i] = messages[i]._replace(after=(draw.randrange(100), draw.randrange(100)))
-        for latency in (0, 2):
-            assert times_of(simulate(messages, latency, 3, convention)) == naive(
-                messages, latency, 3, convention
-            )
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_numbers_of_any_type_do(simulate, convention):
-    """Fractions stay fractions. Of times that floats hold exactly, the timeline is the same in
-    floats and in ints.
-    """
-    messages = [
-        Message(0, 1, 0.5, ready=0.25),
-        Message(2, 1, 2, (0,), 0.75),
-        Message(1, 0),
-        Message(1, 2, 1.5, (1, 2)),
-        Message(3, 1, 0),
-    ]
-    floats = times_of(simulate(messages, 0.375, [1.0, 2.0, 0.5, 4.0], convention))
-
-    def exact(message):
-        return message._replace(
-            **{what: Fraction(getattr(message, what)) for what in ("size", "compute", "ready")}
-        )
-
-    transfers = [Fraction(1), Fraction(2), Fraction(1, 2), Fraction(4)]
-    fractions = simulate(
-        [exact(message) for message in messages], Fraction(3, 8), transfers, convention
-    )
-    assert times_of(fractions) == floats
-    assert all(isinstance(time, Fraction) for times in times_of(fractions) for time in times)
-    eighths = [
-        message._replace(
-            size=int(8 * message.size), compute=int(8 * message.compute), ready=8 * message.ready
-        )
-        for message in messages
-    ]
-    ints = simulate(eighths, 3, [1, 2, 0.5, 4], convention)
-    assert [tuple(time / 8 for time in times) for times in times_of(ints)] == floats
-
-
 @pytest.mark.parametrize(
     ("transfer", "seconds"),
     [(Fraction(5), 14), (Fraction(5, 2), 9)],
     ids=["example 1.3.1", "compressed, 1.3.2"],
 )
 def test_the_surveys_example(transfer, seconds):
-    """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5
-    units.
+    """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5 units:
+    latency holds ports by default.
     """
     messages = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
-    timeline = network.simulate(messages, Fraction(3, 2), transfer, "blocking")
+    timeline = network.simulate(messages, Fraction(3, 2), transfer)
     assert timeline.start == 5
     assert timeline.seconds - timeline.start == seconds
     assert [passage.start for passage in timeline.passages] == [5, 6, 6 + transfer + Fraction(3, 2)]
-
-
-def test_latency_holds_ports_by_default():
-    assert network.simulate([Message(0, 2), Message(1, 2)], 1, 3).seconds == 8
-    assert network.simulate([Message(0, 2), Message(1, 2)], 1, 3, "pipelined").seconds == 7
-
-
-def test_a_message_that_can_start_goes_before_one_that_was_ready_earlier():
-    """0 waits for the port of 2; meanwhile its sender's queue has a message that can go."""
-    messages = [Message(1, 2, 4), Message(0, 2), Message(3, 2, ready=1), Message(3, 4, ready=1)]
-    assert [passage.start for passage in network.simulate(messages, 0, 1).passages] == [0, 4, 5, 1]
-
-
-def test_the_slower_of_two_ports_sets_the_pace():
-    takes = [
-        passage.transfer
-        for passage in network.simulate(
-            [Message(0, 1, 2), Message(1, 0)], 0, [3, 5], receive=[7, 4]
-        ).passages
-    ]
-    assert takes == [2 * 4, 7]
-    assert network.simulate([Message(0, 1)], 0, [3, 5]).seconds == 5
-    assert network.simulate([Message(0, 1)], 0, 3, receive=[0, 5]).seconds == 5
-    assert network.simulate([Message(0, 1)], 0, [3, 0], receive=[4, 1]).seconds == 3
-
-
-def test_a_label_is_kept():
-    (passage,) = network.simulate([Message(0, 1, label="gradient")], 0, 0).passages
-    assert passage.message.label == "gradient"
 
 
 def test_a_long_chain_is_no_cycle():
@@ -258,71 +174,43 @@ def test_on_ports_that_are_free_messages_start_when_they_are_ready():
     assert passage.start == 0.1
 
 
-NAN, INFINITE = float("nan"), float("inf")
+NAN = float("nan")
 PAIR = [Message(0, 1), Message(1, 0)]
 REFUSED = [
-    *(
-        (([], wrong, 1, None), f"simulate: latency = {wrong}; expected seconds >= 0, finite")
-        for wrong in (-1, Fraction(-1, 3), NAN)
-    ),
-    (([], 1, INFINITE, None), "simulate: transfer = inf; expected seconds >= 0, finite"),
-    (
-        ([], 1, [0, 1, -1e-9], None),
-        "simulate: transfer of worker 2 = -1e-09; expected seconds >= 0, finite",
-    ),
-    (
-        (PAIR, 1, 1, [0, 1, NAN]),
-        "simulate: receive of worker 2 = nan; expected seconds >= 0, finite",
-    ),
+    ((PAIR, 1, 1, [0, 1, NAN]), "simulate: receive of worker 2 = nan"),
     *(
         (
             ([Message(0, 1), PAIR[1]._replace(**{what: wrong})], 1, 1, None),
-            f"message 1: {what} = {wrong}; expected .* >= 0, finite",
+            f"message 1: {what} = {wrong}",
         )
-        for what, wrong in (
-            ("size", -1),
-            ("size", INFINITE),
-            ("compute", NAN),
-            ("ready", Fraction(-1, 3)),
-        )
+        for what, wrong in (("size", float("inf")), ("compute", NAN), ("ready", Fraction(-1, 3)))
     ),
-    (
-        ([Message(0, 1), Message(0, -1)], 1, 1, None),
-        "message 1 is to worker -1; expected a number from 0 on",
-    ),
-    (([Message(-2, 1)], 1, 1, None), "message 0 is from worker -2; expected a number from 0 on"),
-    (
-        ([Message(3, 0)], 1, [1, 1, 1], None),
-        "message 0 is from worker 3; expected a worker from 0 to 2",
-    ),
-    (
-        ([Message(0, 2)], 1, [1, 1, 1], [1, 1]),
-        "message 0 is to worker 2; expected a worker from 0 to 1",
-    ),
-    (([Message(2, 0)], 1, 1, [1, 1]), "message 0 is from worker 2; expected a worker from 0 to 1"),
+    (([Message(0, 1), Message(0, -1)], 1, 1, None), "message 1 is to worker -1"),
+    (([Message(-2, 1)], 1, 1, None), "message 0 is from worker -2"),
+    (([Message(3, 0)], 1, [1, 1, 1], None), "message 0 is from worker 3.*0 to 2"),
+    (([Message(0, 2)], 1, [1, 1, 1], [1, 1]), "message 0 is to worker 2.*0 to 1"),
     (
         ([Message(0, 1), Message(3, 3)], 1, 1, None),
-        "message 1 is from worker 3 to itself; expected another receiver",
+        "message 1 is from worker 3 to itself",
     ),
     (
         ([Message(0, 1, after=(1,))], 1, 1, None),
-        "message 0 comes after message 1; expected a position from 0 to 0",
+        "message 0 comes after message 1.*0 to 0",
     ),
     (
         ([Message(0, 1), Message(0, 1, after=(0, -1))], 1, 1, None),
-        "message 1 comes after message -1; expected a position from 0 to 1",
+        "message 1 comes after message -1.*0 to 1",
     ),
     *(
         (
             ([Message(0, 1, after=places) for places in after], 1, 1, None),
-            f"messages {named} form a cycle; expected an order",
+            f"messages {named}",
         )
         for after, named in (
             ([(0,)], "0 after 0"),
             ([(1,), (0,)], "0 after 1 after 0"),
             ([(), (0, 3), (1,), (2,)], "1 after 3 after 2 after 1"),
             ([(1, 2), (), (3,), (1, 4), (1, 2)], "2 after 3 after 4 after 2"),
-            ([(2,), (2,), (3,), (3,)], "3 after 3"),
         )
     ),
 ]
@@ -333,11 +221,3 @@ def test_what_cannot_be_sent_is_refused(arguments, error):
     messages, latency, transfer, receive = arguments
     with pytest.raises(ValueError, match=error):
         network.simulate(messages, latency, transfer, receive=receive)
-
-
-def test_an_unknown_convention_is_refused():
-    """Under pytest the annotation would catch it; a user has only the check inside."""
-    with pytest.raises(
-        ValueError, match="convention = 'duplex'; expected 'blocking' or 'pipelined'"
-    ):
-        inspect.unwrap(network.simulate)([], 1, 1, "duplex")

@@ -1,8 +1,11 @@
-"""Batches: how they are drawn of a worker's samples."""
+"""Batches: how they are drawn of a worker's samples, with and without replacement, and in
+epochs.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,77 +14,206 @@ import optax
 import pytest
 from scipy import stats
 
-from dsgd import problems
-from dsgd.problems.examples import pad
+import algorithms
+import dsgd
+from dsgd import clusters, problems
+from dsgd.engine import loop, pooled
 
-DRAWS = 20_000
-LIMIT = 5  # standard errors
+SIZES = [1, 2, 4, 9]
+N, M = len(SIZES), sum(SIZES)
+PARTS = np.split(np.arange(M), np.cumsum(SIZES)[:-1])
+KEY = jax.random.key(0)
+SGD = algorithms.minibatch_sgd(optax.sgd(0.5))
+MODEL = problems.Model(
+    lambda key: jnp.zeros(()), lambda x, inputs: jnp.broadcast_to(x, (len(inputs),))
+)
 
 
-def examples(sizes: list[int]) -> problems.Examples:
-    """Workers with so many samples: sample i has the input `[i]` and the target i, and no two
-    workers share one.
+@cache
+def numbered(**options: Any) -> dsgd.Problem:
+    """Worker n's samples are the numbers in `PARTS[n]`; f_n(x) is half their mean squared distance
+    from x.
     """
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    ids = np.arange(sum(sizes))
-    return pad(ids[:, None].astype(float), ids, parts)
+    data, options = (np.arange(M), np.arange(float(M))), {"replacement": False, **options}
+    return problems.finite_sum(MODEL, optax.l2_loss, data, N, PARTS, **options)
 
 
-def draw(sample, mine: problems.Examples, draws: int = DRAWS, seed: int = 0) -> problems.Examples:
+def worker(problem: dsgd.Problem, n: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[n], problem.data)
+
+
+def draw(problem: dsgd.Problem, n: int, draws: int, *number: Any) -> problems.Examples:
     """Many batches of one worker, `[draws, B, ...]`."""
-    return jax.jit(jax.vmap(sample, (0, None)))(jax.random.split(jax.random.key(seed), draws), mine)
+    sample = jax.jit(jax.vmap(lambda key: problem.sample(key, worker(problem, n), *number)))
+    return sample(jax.random.split(KEY, draws))
 
 
-def worker(data: problems.Examples, n: int) -> problems.Examples:
-    return jax.tree.map(lambda leaf: leaf[n], data)
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_pairs_of_a_batch_are_uniform(replacement):
-    """All ordered pairs are equally likely, of equal samples only with replacement; padding never
-    comes.
-    """
-    M = 5
-    batches = draw(problems.minibatch(2, replacement), worker(examples([M, 9]), 0))
-    counts = np.zeros((9, 9), int)
-    np.add.at(counts, (batches.targets[:, 0], batches.targets[:, 1]), 1)
-    possible = np.zeros((9, 9), bool)
-    possible[:M, :M] = True if replacement else ~np.eye(M, dtype=bool)
-    assert counts[~possible].sum() == 0
-    assert stats.chisquare(counts[possible]).pvalue > 1e-4
+@pytest.mark.parametrize(
+    ("replacement", "batch_size", "outcomes"),
+    [(True, 2, 4**2), (False, 2, 4 * 3), (False, 4, 24), ("epoch", 4, 24)],
+)
+def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcomes):
+    """Of a worker with four samples; padding never comes."""
+    problem = numbered(batch_size=batch_size, replacement=replacement)
+    number = [jnp.int32(7)] * (replacement == "epoch")
+    batches = np.asarray(draw(problem, 2, outcomes * 400, *number).inputs)
+    _, times = np.unique(batches @ (10 ** np.arange(batch_size)), return_counts=True)
+    assert len(times) == outcomes
+    assert stats.chisquare(times).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_places_in_a_batch_are_uniform(replacement):
-    """The marginal distribution of every place in a longer batch."""
-    M, B = 7, 6
-    batches = draw(problems.minibatch(B, replacement), worker(examples([M, 12]), 0))
-    for place in range(B):
-        assert stats.chisquare(np.bincount(batches.targets[:, place], minlength=M)).pvalue > 1e-4
+def test_workers_draw_their_own_samples_and_small_ones_each_once_without_replacement(replacement):
+    problem = numbered(batch_size=4, replacement=replacement)
+    for n, size in enumerate(SIZES):
+        batches = draw(problem, n, 300)
+        counted = np.asarray(batches.weights) > 0
+        assert (counted.sum(axis=1) == (4 if replacement else min(4, size))).all()
+        assert set(np.asarray(batches.inputs)[counted]) == set(PARTS[n])
+        np.testing.assert_array_equal(batches.inputs, batches.targets)
+        each = [len(set(row[of])) for row, of in zip(np.asarray(batches.inputs), counted)]  # noqa: B905
+        assert (min(each) == min(4, size)) == (not replacement or size == 1)
+        assert problem.take is not None
+        for count in (1, 3):
+            cut = problem.take(jax.tree.map(lambda leaf: leaf[0], batches), jnp.int32(count))
+            np.testing.assert_array_equal(cut.weights, counted[0] & (np.arange(4) < count))
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_worker_draws_its_own_samples_with_their_classes(replacement):
-    sizes = [3, 11, 6]
-    data = examples(sizes)
-    sample = problems.minibatch(3, replacement)
-    batches = jax.vmap(partial(draw, sample, draws=500))(data)
-    first = np.cumsum([0, *sizes])
-    for n in range(len(sizes)):
-        assert set(batches.targets[n].ravel().tolist()) == set(range(first[n], first[n + 1]))
-    np.testing.assert_array_equal(batches.inputs[..., 0], batches.targets)
-    np.testing.assert_array_equal(batches.weights, np.ones((3, 500, 3)))
-    distinct = np.array([len(set(batch)) for batch in batches.targets.reshape(-1, 3).tolist()])
-    assert bool((distinct == 3).all()) == (not replacement)
-
-
-@pytest.mark.parametrize("sizes", [[2, 5, 3], [4, 4, 4]])
-def test_samples_are_those_of_the_worker_with_the_most(sizes):
+def test_samples_are_those_of_the_worker_with_the_most():
     """For arrays with a partition and for data by worker."""
-    inputs, ends = np.arange(12.0)[:, None], np.cumsum(sizes)
-    parts = np.split(np.arange(sum(sizes)), ends[:-1])
-    by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))
-    model = problems.Model(lambda key: jnp.zeros(()), lambda x, rows: x * rows[:, 0])
-    for given, partition in (((inputs, inputs[:, 0]), parts), (by_worker, "iid")):
-        problem = problems.finite_sum(model, optax.squared_error, given, 3, partition, batch_size=2)
-        assert (problem.samples, problem.batch_size) == (max(sizes), 2)
+    own = problems.ByWorker(lambda n: (PARTS[n], PARTS[n]))
+    made = numbered(batch_size=2)
+    by_worker = problems.finite_sum(MODEL, optax.l2_loss, own, N, batch_size=2)
+    for problem in (made, by_worker):
+        assert (problem.samples, problem.batch_size) == (max(SIZES), 2)
+
+
+# Workers with fewer samples than the batch
+
+
+def test_a_small_client_steps_along_the_mean_over_its_own_samples():
+    options = {"steps": 1, "key": KEY, "mesh": 1, "train_loss": True}
+    found = dsgd.run(SGD, numbered(batch_size=50), **options)
+    mean, square = (np.mean([np.mean(part**k) for part in PARTS]) for k in (1.0, 2.0))
+    np.testing.assert_allclose(found.params, 0.5 * mean, rtol=1e-5)
+    assert found.history["train_loss"][1] == pytest.approx(square / 2, rel=1e-5)
+
+
+def test_a_cluster_charges_small_clients_for_their_own_samples():
+    """Without work, and with it: 2 seconds a batch and 1 a sample."""
+    cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
+    whole = dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers")
+    options = {"steps": 2, "key": KEY, "mesh": 1, "cluster": cluster}
+    for method in (SGD, algorithms.unequal_work(SGD, whole)):
+        found = dsgd.run(algorithms.observed(method), numbered(batch_size=4), **options).history
+        np.testing.assert_allclose(found["measured_compute"][2], 2 + np.minimum(SIZES, 4))
+    np.testing.assert_array_equal(found["samples"][1], np.minimum(SIZES, 4))
+
+
+def test_work_of_more_samples_than_a_small_client_has_is_refused():
+    method = algorithms.unequal_work(SGD, dsgd.work.local_batches([4] * N, batch_size=4))
+    with pytest.raises(ValueError, match=r"4 samples .* of worker 0, which has only 1"):
+        dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
+
+
+# Epochs by reshuffling
+
+
+@cache
+def counting(batch_size: int = 3) -> dsgd.Problem:
+    """The gradient of a batch is -1/b at the numbers of its samples: a method's step counts
+    them.
+    """
+    model = problems.Model(lambda key: jnp.zeros(M), lambda params, inputs: params[inputs])
+    options: Any = {"batch_size": batch_size, "replacement": "epoch"}
+    data = np.arange(M), ()
+    return problems.finite_sum(model, lambda entries, _: -entries, data, N, PARTS, **options)
+
+
+def visits(params: Any) -> list[np.ndarray]:
+    """How often each worker has drawn each of its samples, after steps of size N along the mean."""
+    return [np.asarray(params)[part] * min(3, len(part)) for part in PARTS]
+
+
+COUNTING = algorithms.minibatch_sgd(optax.sgd(float(N)))
+count = partial(dsgd.run, problem=counting(), key=KEY, mesh=1)
+
+
+@pytest.mark.parametrize("steps", [2, 7, 36])
+def test_each_epoch_visits_each_sample_once(steps):
+    found = count(COUNTING, steps=steps).params
+    for times, size in zip(visits(found), SIZES, strict=True):
+        whole, more = divmod(steps * min(3, size), size)
+        expected = [whole] * (size - more) + [whole + 1] * more
+        np.testing.assert_allclose(np.sort(times), expected, rtol=1e-5)
+
+
+def test_orders_differ_by_epoch_and_seed():
+    sample, data = jax.jit(counting().sample), worker(counting(), 3)
+
+    def order(key: jax.Array, batches: range) -> list[int]:
+        return [int(i) for k in batches for i in sample(key, data, jnp.int32(k)).inputs]
+
+    nine = order(KEY, range(3))
+    assert sorted(nine) == list(PARTS[3])
+    assert order(KEY, range(3, 6)) != nine
+    assert order(jax.random.key(1), range(3)) != nine
+
+
+def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
+    whole = count(COUNTING, steps=7)
+    for steps in (2, 5, 7):
+        resumed = count(COUNTING, steps=steps, checkpoint=tmp_path)
+    staged = count(COUNTING, steps=4, start=count(COUNTING, steps=3))
+    for other in (count(COUNTING, steps=7, mesh=4), resumed, staged):
+        np.testing.assert_array_equal(other.params, whole.params)
+
+
+def in_changing_places(state, round):
+    """In 6 rounds each worker computes 9 batches."""
+    counted = jnp.stack([jnp.full(N, round.step % 2 == 1), jnp.ones(N, bool)], axis=1)
+    return dsgd.Work(counted, jnp.ones((N, 2)))
+
+
+THREE = dsgd.Work(np.ones((N, 3), bool), np.ones((N, 3), np.float32))
+ABSENT = np.tile([1.0, 0.0, 1.0, 1.0], (N, 1))
+AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "stages", "options", "epochs"),
+    [
+        (algorithms.unequal_work(COUNTING, in_changing_places), [6], {}, 3),
+        (algorithms.unequal_work(COUNTING, THREE), [1, 1], {}, 2),
+        (COUNTING, [4], {"cluster": AWAY}, 1),
+    ],
+    ids=["micro-batches that are not computed", "stages of several micro-batches", "absence"],
+)
+def test_what_is_not_computed_waits_for_the_next_round(method, stages, options, epochs):
+    """Worker 3 has whole epochs of its 9 samples."""
+    start = {}
+    for steps in stages:
+        found = count(method, steps=steps, **options, **start)
+        start = {"start": found}
+    np.testing.assert_allclose(visits(found.params)[3], epochs, rtol=1e-5)
+
+
+def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
+    """Of SGD, which asks one worker a round: each has drawn its samples equally often, or once
+    more.
+    """
+    found = visits(count(algorithms.sgd(optax.sgd(1.0)), steps=20).params)
+    assert max(np.ptp(np.round(times)) for times in found) <= 1
+    batches = [times.sum() / min(3, size) for times, size in zip(found, SIZES, strict=True)]
+    assert sum(map(round, batches)) == 20
+
+
+def test_a_worker_alone_draws_the_batches_of_the_loop():
+    """The third round's batch of epochs, which one step along the mean shows."""
+    stage = count(COUNTING, steps=2)
+    third = count(COUNTING, steps=1, start=stage)
+    seen = np.flatnonzero(np.asarray(third.params - stage.params))
+    key = loop.split(KEY)[1]
+    for n, part in enumerate(PARTS):
+        batch = loop.batch_of(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)

@@ -39,10 +39,6 @@ class Nnx(nnx.Module):
         return self.layer(x)
 
 
-def made(rngs: nnx.Rngs) -> Nnx:
-    return Nnx(rngs)
-
-
 def of_module(model: Any) -> dsgd.Problem:
     return problems.finite_sum(
         model,
@@ -85,8 +81,11 @@ PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
         [lambda seed: problems.neural_network(problems.MLP(2, hidden=(65,)), "breast-cancer", 4)],
     ),
     "linen": (lambda seed: of_module(Widths([4, 2])), [lambda seed: of_module(Widths([5, 2]))]),
-    "nnx": (lambda seed: of_module(Nnx(nnx.Rngs(3))), [lambda seed: of_module(Nnx(nnx.Rngs(4)))]),
-    "function": (lambda seed: of_module(made), []),
+    "nnx": (
+        lambda seed: of_module(Nnx(nnx.Rngs(3))),
+        [lambda seed: of_module(Nnx(nnx.Rngs(4))), lambda seed: of_module(Nnx)],
+    ),
+    "nnx class": (lambda seed: of_module(Nnx), []),
 }
 
 

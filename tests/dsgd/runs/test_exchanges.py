@@ -54,15 +54,12 @@ def test_each_call_is_an_exchange_with_its_period_and_turns():
 @pytest.mark.parametrize(
     ("method", "cost"),
     [
-        (algorithms.sgd(SGD), 0),
         (algorithms.local_sgd(SGD, 3), Fraction(2 * (N - 1), 3) * (1 + Fraction(10, N))),
-        (algorithms.scaffold(SGD, 2), (N - 1) * (1 + Fraction(10, N))),
         (algorithms.gradient_tracking(SGD, topologies.ring(N)), 2 * 11),
         (
             algorithms.ef21(SGD, compressors.sign, compressors.sign),
             2 * (N - 1) * (1 + Fraction(10, N)),
         ),
-        (algorithms.parameter_server_sgd(SGD), 2 * N * 11),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

@@ -18,8 +18,9 @@ N = 2
 PROBLEM = loop.without_arrays(problems.random_quadratic(N, 2, seed=0))
 
 
-def plan(record_every: int = 3) -> loop.Plan:
-    return loop.Plan(lambda points: None, PROBLEM, workers.mesh(1), N, 0, record_every, 1)  # type: ignore[arg-type]
+def feed(batches, rounds: int = 100, record_every: int = 3) -> Feed:
+    plan = loop.Plan(lambda points: None, PROBLEM, workers.mesh(1), N, 0, record_every, 1)  # type: ignore[arg-type]
+    return Feed(plan, batches, rounds)
 
 
 def numbered(first: int = 0, last: int = 10**6):
@@ -32,92 +33,73 @@ def numbered(first: int = 0, last: int = 10**6):
     ("record_every", "records"), [(1, 16), (3, 5), (5, 3), (8, 2), (16, 1), (17, 1), (100, 1)]
 )
 def test_sixteen_rounds_are_on_the_devices_or_the_rounds_of_one_record(record_every, records):
-    feed = Feed(plan(record_every), numbered(), 1000)
-    assert feed.records == records
-    taken = feed.take(1)
-    assert taken["x"].shape == (records * record_every, N, 3)
+    one = feed(numbered(), 1000, record_every)
+    assert one.records == records
+    assert jax.tree.map(np.shape, one.first) == {"n": (N,), "x": (N, 3)}
+    assert one.take(1)["x"].shape == (records * record_every, N, 3)
 
 
-def test_each_batch_is_taken_once_and_in_order():
-    feed, seen = Feed(plan(), numbered(), 100), []
-    for rounds in (4, 15, 1, 3):
-        taken = feed.take(rounds)
-        seen += np.asarray(taken["n"])[:rounds, 0].tolist()
-        np.testing.assert_array_equal(
-            np.asarray(taken["x"])[:rounds, :, 2], np.asarray(taken["n"])[:rounds]
-        )
-    assert seen == list(range(23))
+def test_each_batch_is_taken_once_and_in_order_unless_it_is_skipped():
+    one, seen = feed(numbered()), []
+    for skipped, rounds in ((0, 4), (0, 15), (7, 1), (0, 3), (2, 2)):
+        one.skip(skipped)
+        taken = jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], one.take(rounds))  # noqa: B023
+        seen += taken["n"][:, 0].tolist()
+        np.testing.assert_array_equal(taken["x"][:, :, 2], taken["n"])
+    assert seen == [*range(19), *range(26, 30), 32, 33]
 
 
-def test_rounds_that_are_done_are_skipped():
-    feed = Feed(plan(), numbered(), 100)
-    feed.skip(7)
-    assert np.asarray(feed.take(3)["n"])[:3, 1].tolist() == [7, 8, 9]
-    feed.skip(2)
-    assert np.asarray(feed.take(1)["n"])[0, 0] == 12
-
-
-def test_the_first_is_known_by_its_shapes():
-    feed = Feed(plan(), numbered(), 100)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), feed.first) == {
-        "n": ((N,), np.int32),
-        "x": ((N, 3), np.float32),
-    }
-    assert feed.identity is None
-
-
-@pytest.mark.parametrize(("before", "rounds"), [(3, 3), (1, 5), (5, 1)])
-def test_batches_that_end_are_reported_with_the_round(before, rounds):
-    feed = Feed(plan(), numbered(0, 5), 100)
-    feed.take(before)
-    with pytest.raises(
-        ValueError, match="batches ended after round 5; expected one for each of the 100 rounds"
-    ):
-        feed.take(rounds)
-    feed = Feed(plan(), numbered(0, 5), 100)
+@pytest.mark.parametrize("rounds", [(3, 3), (1, 5), (5, 1)])
+def test_batches_that_end_are_reported_with_the_round(rounds):
+    one, just = feed(numbered(0, 5)), feed(numbered(0, 5), 5)
+    one.take(rounds[0])
+    with pytest.raises(ValueError, match=r"batches ended after round 5; .* 100 rounds"):
+        one.take(rounds[1])
+    just.skip(2)
+    just.take(3)
     with pytest.raises(ValueError, match="batches ended after round 5"):
-        feed.skip(6)
-    feed = Feed(plan(), numbered(0, 5), 5)
-    feed.skip(2)
-    feed.take(3)
+        just.skip(1)
 
 
-def test_the_first_batch_with_what_is_not_finite_is_reported_with_its_number():
-    def batches(wrong):
+@pytest.mark.parametrize(
+    ("wrong", "skipped", "chunks", "expected"),
+    [
+        ([6, 4], 0, (3, 4), [None, 4]),
+        ([2], 0, (3, 4), [2, 2]),
+        ([], 0, (3, 4), [None, None]),
+        ([3], 0, (3, 4), [None, 3]),
+        ([5], 4, (3,), [5]),
+    ],
+)
+def test_the_first_batch_with_what_is_not_finite_is_reported_with_its_number(
+    wrong, skipped, chunks, expected
+):
+    def batches():
         for t, batch in enumerate(numbered()):
             if t in wrong:
                 batch["x"][1, t % 3] = (np.nan, np.inf)[t % 2]
             yield batch
 
-    for wrong, chunks, expected in (
-        ([6, 4], (3, 4), [None, 4]),
-        ([2], (3, 4), [2, 2]),
-        ([], (3, 4), [None, None]),
-        ([3], (3, 4), [None, 3]),
-    ):
-        feed = Feed(plan(), batches(wrong), 100)
-        for rounds, number in zip(chunks, expected, strict=True):
-            feed.take(rounds)
-            assert feed.not_finite == number
-    feed = Feed(plan(), batches([5]), 100)
-    feed.skip(4)
-    feed.take(3)
-    assert feed.not_finite == 5
+    one = feed(batches())
+    one.skip(skipped)
+    for rounds, number in zip(chunks, expected, strict=True):
+        one.take(rounds)
+        assert one.not_finite == number
+
+
+GOOD = {"x": np.zeros((N, 3), np.float32), "n": np.zeros(N, np.int32)}
+OTHERS = {
+    "is": {**GOOD, "x": np.zeros((N, 4), np.float32)},
+    "is ": {**GOOD, "n": np.zeros(N, np.float32)},
+    "is  ": {"x": GOOD["x"]},
+    "has a leaf of shape": jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), GOOD),
+}
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_a_batch_of_another_kind_is_reported_with_its_number(at):
-    good = {"x": np.zeros((N, 3), np.float32), "n": np.zeros(N, np.int32)}
-    for other in (
-        {**good, "x": np.zeros((N, 4), np.float32)},
-        {**good, "n": np.zeros(N, np.float32)},
-        {"x": good["x"]},
-    ):
-        feed = Feed(plan(), itertools.chain(numbered(0, at), [other], numbered()), 100)
-        feed.take(at)
-        with pytest.raises(ValueError, match=f"batches: batch {at} is"):
-            feed.take(2)
-    few = {"x": np.zeros((N + 1, 3), np.float32), "n": np.zeros(N + 1, np.int32)}
-    feed = Feed(plan(), itertools.chain(numbered(0, at), [few], numbered()), 100)
-    with pytest.raises(ValueError, match=f"batches: batch {at} has a leaf of shape"):
-        feed.take(6)
+@pytest.mark.parametrize("words", OTHERS)
+def test_a_batch_of_another_kind_is_reported_with_its_number(words, at):
+    one = feed(itertools.chain(numbered(0, at), [OTHERS[words]], numbered()))
+    one.take(at)
+    with pytest.raises(ValueError, match=f"batches: batch {at} {words.strip()}"):
+        one.take(2)

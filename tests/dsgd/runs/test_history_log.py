@@ -17,94 +17,86 @@ def bits(*numbers: int) -> np.ndarray:
     return counts.table(list(numbers))
 
 
+def log(*pieces: tuple[dict[str, np.ndarray], int], **options: int) -> Log:
+    """Of one run with a record every 3 rounds, unless the options are others; each piece with the
+    round that it ends with.
+    """
+    one = Log(N=N, **{"runs": 0, "record_every": 3, "first": 0, **options})
+    for piece, last in pieces:
+        one.extend(piece, last)
+    return one
+
+
 def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
-    """Of one run: records with these losses, of 10 bits each."""
+    """Records with these losses, of 10 bits each."""
     loss = np.array(loss, np.float32)
     return {"loss": loss, "bits": np.broadcast_to(bits(10), (*loss.shape, 4)).copy(), **more}
 
 
-def log(runs: int = 0, record_every: int = 3, first: int = 0) -> Log:
-    return Log(runs=runs, N=N, record_every=record_every, first=first)
-
-
 def test_records_are_numbered_from_the_start_and_the_last_may_come_early():
-    one = log()
-    one.extend(piece([5.0, 4.0, 3.0, -1.0, -1.0]), 6)  # of a chunk that has room for more
-    assert one.steps == [0, 3, 6]
-    one.extend(piece([2.0, 1.0, -1.0]), 10)
+    """A chunk may have room for more."""
+    one = log((piece([5.0, 4.0, 3.0, -1.0, -1.0]), 6), (piece([2.0, 1.0, -1.0]), 10))
     assert one.steps == [0, 3, 6, 9, 10]
     history = one.history()
-    np.testing.assert_array_equal(history["step"], [0, 3, 6, 9, 10])
+    np.testing.assert_array_equal(history["step"], one.steps)
     np.testing.assert_array_equal(history["loss"], [5.0, 4.0, 3.0, 2.0, 1.0])
     np.testing.assert_array_equal(history["bits"], np.array([10, 20, 30, 40, 50]) / N)
     assert one.last_loss() == 1.0
-    later = log(first=4)
-    later.extend(piece([1.0, 1.0]), 7)
-    assert later.steps == [4, 7]
+    assert log((piece([1.0, 1.0]), 7), first=4).steps == [4, 7]
     assert log().history() == {}
 
 
 def test_bits_are_added_up_exactly_of_each_run():
-    one = log(runs=1, record_every=1)
     large = (1 << 52) + 1
-    each = np.stack([bits(0, large), bits(1, 3)])
-    one.extend({"loss": np.ones((2, 2), np.float32), "bits": each}, 1)
-    one.extend({"loss": np.ones((2, 1), np.float32), "bits": np.stack([bits(large), bits(5)])}, 2)
+    chunks = [bits(0, large), bits(1, 3)], [bits(large), bits(5)]
+    pieces = [
+        {"loss": np.ones((2, len(chunk[0])), np.float32), "bits": np.stack(chunk)}
+        for chunk in chunks
+    ]
+    one = log((pieces[0], 1), (pieces[1], 2), runs=1, record_every=1)
     np.testing.assert_array_equal(
         one.history()["bits"], [[0, large / N, 2 * large / N], [0.5, 2, 4.5]]
     )
 
 
 def test_what_is_kept_for_later_is_all_and_goes_on():
-    one = log()
-    one.extend(piece([5.0, 4.0], clock=np.array([[0.0, 0.0], [2.0, 0.5]], np.float32)), 3)
+    one = log((piece([5.0, 4.0], clock=np.array([[0.0, 0.0], [2.0, 0.5]], np.float32)), 3))
     again = log()
     again.resume(one.records())
     for each in (one, again):
         each.extend(piece([3.0], clock=np.array([[4.0, 0.25]], np.float32)), 6)
     assert again.steps == one.steps == [0, 3, 6]
-    for name, values in one.history().items():
-        np.testing.assert_array_equal(again.history()[name], values)
+    np.testing.assert_equal(again.history(), one.history())
     np.testing.assert_array_equal(one.history()["clock"], [0.0, 1.5, 3.75])
+
+
+OF_POINTS = [[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]
 
 
 @pytest.mark.parametrize(
     ("runs", "losses", "expected"),
     [
-        (0, [[3.0, 2.0]], 2.0),
-        (1, [[[3.0, 2.0], [5.0, 6.0]]], 4.0),  # the mean over seeds
-        # of the best point that is finite
-        (
-            2,
-            [[[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]],
-            4.0,
-        ),
-        (1, [[[1.0, np.nan], [1.0, 2.0]]], np.nan),
+        (1, [[3.0, 2.0], [5.0, 6.0]], 4.0),  # the mean over seeds
+        (2, OF_POINTS, 4.0),  # of the best point that is finite
+        (1, [[1.0, np.nan], [1.0, 2.0]], np.nan),
+        (1, [[3e38], [3e38]], np.float32(3e38)),  # whose sum is too large for float32
     ],
 )
 def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, expected):
-    one = log(runs=runs, record_every=1)
-    values = np.array(losses[0], np.float32)
-    one.extend(
-        {"loss": values, "bits": np.zeros((*values.shape, 4), np.uint32)}, values.shape[-1] - 1
-    )
-    np.testing.assert_equal(one.last_loss(), expected)
+    values = piece(losses)
+    one = log((values, values["loss"].shape[-1] - 1), runs=runs, record_every=1)
+    np.testing.assert_allclose(one.last_loss(), expected, rtol=1e-6)
 
 
 def test_the_last_loss_is_of_the_last_evaluation():
-    one = log(record_every=1)
-    one.extend(piece([5.0, 4.0, np.nan], evaluated=np.array([1, 1, 0], np.float32)), 2)
+    one = log(
+        (piece([5.0, 4.0, np.nan], evaluated=np.array([1, 1, 0], np.float32)), 2),
+        (piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4),
+        record_every=1,
+    )
     assert one.last_loss() == 4.0
-    one.extend(piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4)
-    assert one.last_loss() == 4.0
-    one.check("a method", lambda at_start: "")
-    history = one.history()
-    assert history["evaluated"].dtype == bool
-    found = evaluated(history)
-    np.testing.assert_array_equal(found["step"], [0, 1])
-    np.testing.assert_array_equal(found["loss"], [5.0, 4.0])
-    plain = {"step": np.arange(2), "loss": np.ones(2)}
-    assert evaluated(plain) is plain
+    one.check("a method", lambda *at: "")
+    np.testing.assert_array_equal(one.history()["evaluated"], [1, 1, 0, 0, 0])
 
 
 def test_evaluated_records_of_several_runs_and_workers():
@@ -122,10 +114,42 @@ def test_evaluated_records_of_several_runs_and_workers():
     np.testing.assert_array_equal(found["step"], [0, 2])
 
 
-def diverged(
-    one: Log, name: str = "a method", reason: str = ""
-) -> tuple[str, dict[str, np.ndarray], list[bool]]:
-    asked = []
+OF_SEEDS = [[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]
+SOME_EVALUATED = piece(
+    [1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)
+)
+FIRST = log((piece([5.0, np.inf]), 3))
+DIVERGED = [
+    # the log; the method, and what the data say; words; records that are kept
+    (
+        log((piece([5.0, 4.0, 3.0]), 6), (piece([np.inf, np.nan]), 12)),
+        ("mine", ""),
+        "mine: the loss is inf after round 9 (finite after 6); try a smaller step size (",
+        4,
+    ),
+    (FIRST, ("a(allow_any)", ""), "a smaller step size, or a method without allow_any (", 2),
+    (FIRST, ("mine", "batch 3 is not finite"), ": batch 3 is not finite; expected finite", 2),
+    (log((piece([np.nan, 1.0]), 1), record_every=1), ("mine", ""), "after round 0; try", 1),
+    (log((piece([1.0, np.nan]), 1), record_every=1), ("mine", ""), "after round 1; try", 2),
+    (
+        log((piece(OF_SEEDS), 4), runs=1, record_every=2),
+        ("mine", ""),
+        "the loss of seed 1 is nan after round 2 (finite after 0)",
+        2,
+    ),
+    (
+        log((SOME_EVALUATED, 4), record_every=1),
+        ("mine", ""),
+        "the loss is inf after round 3 (finite after 0)",
+        4,
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "given", "words", "records"), DIVERGED)
+def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, given, words, records):
+    """What the data say is asked once, of the start if its own record is not finite."""
+    (name, reason), asked = given, []
 
     def suspects(record, first, run):
         asked.append(first == 0)
@@ -133,59 +157,9 @@ def diverged(
 
     with pytest.raises(Diverged) as error:
         one.check(name, suspects)
-    return str(error.value), error.value.history, asked
-
-
-def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
-    one = log()
-    one.extend(piece([5.0, 4.0, 3.0]), 6)
-    one.check("a method", lambda at_start: "never asked")
-    one.extend(piece([np.inf, np.nan]), 12)
-    words, history, asked = diverged(one)
-    assert words.startswith(
-        "a method: the loss is inf after round 9 (finite after 6); try a smaller step size (the "
-        "error's attribute `history`"
-    )
-    assert asked == [False]
-    np.testing.assert_array_equal(history["step"], [0, 3, 6, 9])
-    np.testing.assert_array_equal(history["loss"], [5, 4, 3, np.inf])
-    words, _, _ = diverged(one, "a method(allow_any)")
-    assert "try a smaller step size, or a method without allow_any (" in words
-    words, _, _ = diverged(one, reason="batch 3 is not finite")
-    assert ": batch 3 is not finite; expected finite numbers" in words
-
-
-def test_a_start_that_is_not_finite_and_a_record_each_round():
-    one = log(record_every=1)
-    one.extend(piece([np.nan, 1.0]), 1)
-    words, history, asked = diverged(one)
-    assert "the loss is nan after round 0; try" in words
-    assert asked == [True]
-    assert len(history["loss"]) == 1
-    one = log(record_every=1)
-    one.extend(piece([1.0, np.nan]), 1)
-    assert "the loss is nan after round 1; try" in diverged(one)[0]
-
-
-def test_of_seeds_the_one_that_diverges_first_is_reported():
-    one = log(runs=1, record_every=2)
-    one.extend(piece([[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]), 4)
-    words, history, _ = diverged(one)
-    assert "the loss of seed 1 is nan after round 2 (finite after 0)" in words
-    np.testing.assert_array_equal(history["loss"], [[1.0, 2.0], [1.0, np.nan]])
-
-
-def test_only_evaluated_records_are_looked_at():
-    one = log(record_every=1)
-    one.extend(
-        piece(
-            [1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)
-        ),
-        4,
-    )
-    words, history, _ = diverged(one)
-    assert "the loss is inf after round 3 (finite after 0)" in words
-    assert len(history["step"]) == 4
+    assert words in str(error.value)
+    assert asked == [records == 1]
+    assert error.value.history["loss"].shape[-1] == len(error.value.history["step"]) == records
 
 
 @pytest.mark.parametrize(
@@ -200,19 +174,12 @@ def test_only_evaluated_records_are_looked_at():
     ],
 )
 def test_a_clock_that_goes_back_or_is_not_finite_is_refused(before, clock, wrong):
-    def seconds(values):
-        return np.stack([np.array(values, np.float32), np.zeros(2, np.float32)], axis=-1)
-
-    def written():
-        one = log(record_every=1)
-        one.extend(piece([1.0, 1.0], clock=seconds(before)), 1)
-        one.extend(piece([1.0, 1.0], clock=seconds(clock)), 3)
-
-    if wrong:
-        with pytest.raises(
-            ValueError,
-            match=r"the cluster's clock is not finite or decreases, at (inf|nan|\S+ to \d\S*) s by round [13]",
-        ):
-            written()
-    else:
-        written()
+    pieces = [
+        (piece([1.0, 1.0], clock=np.stack([np.float32(seconds), np.zeros(2)], axis=-1)), last)
+        for seconds, last in ((before, 1), (clock, 3))
+    ]
+    if not wrong:
+        log(*pieces, record_every=1)
+        return
+    with pytest.raises(ValueError, match=r"clock is not finite or decreases, .* by round [13]"):
+        log(*pieces, record_every=1)

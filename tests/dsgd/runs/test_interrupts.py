@@ -19,6 +19,7 @@ import algorithms
 import dsgd
 from dsgd.engine import loop
 from dsgd.runs import chunks, interrupts, progress
+from tests.dsgd.by_hand import run
 
 FOREVER = 2_000_000_000
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -61,26 +62,22 @@ def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_run_ends_with_its_history_and_its_checkpoint(
-    number, problem, mesh, key, tmp_path, monkeypatch
-):
-    options = {"key": key, "mesh": mesh, "record_every": 1_000}
-    dsgd.run(METHOD, problem, steps=1, **options)  # compiled
+def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, tmp_path, monkeypatch):
+    run(METHOD, problem, 1, record_every=1_000)  # compiled
+    options = {"record_every": 1_000, "checkpoint": tmp_path}
     with (
         sent(number, monkeypatch),
         pytest.raises(
             dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) "
         ) as stopped,
     ):
-        dsgd.run(METHOD, problem, steps=FOREVER, checkpoint=tmp_path, **options)
+        run(METHOD, problem, FOREVER, **options)
     assert isinstance(stopped.value, KeyboardInterrupt)
     done = int(stopped.value.history["step"][-1])
     assert f"after round {done} " in str(stopped.value)
     with np.load(tmp_path / "dsgd-run.npz") as saved:
         assert saved["records/step"][-1] == done
-    resumed = dsgd.run(METHOD, problem, steps=done, checkpoint=tmp_path, **options)
-    for name, values in resumed.history.items():
-        np.testing.assert_array_equal(values, stopped.value.history[name])
+    np.testing.assert_equal(run(METHOD, problem, done, **options).history, stopped.value.history)
 
 
 def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
@@ -100,23 +97,14 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
     assert stopped.value.history["loss"].shape == (3, 2, len(stopped.value.history["step"]))
     resumed = dsgd.sweep(factory, problem, steps=done + 2_000, checkpoint=tmp_path, **options)
     straight = dsgd.sweep(factory, problem, steps=done + 2_000, **options)
-    for name, values in straight.history.items():
-        np.testing.assert_array_equal(resumed.history[name], values)
+    np.testing.assert_equal(resumed.history, straight.history)
     np.testing.assert_array_equal(resumed.params, straight.params)
-    with pytest.raises(
-        ValueError,
-        match=r"grid learning_rate = \[0.0\d+, .*\] in the checkpoint, \[0.5\] in this run",
-    ):
-        dsgd.sweep(
-            factory,
-            problem,
-            steps=FOREVER,
-            checkpoint=tmp_path,
-            **(options | {"learning_rate": [0.5]}),
-        )
+    options["learning_rate"] = [0.5]
+    with pytest.raises(ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] in the checkpoint, \[0.5\]"):
+        dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
 
 
-def test_a_signal_at_the_very_end_is_not_swallowed(problem, mesh, key, monkeypatch):
+def test_a_signal_at_the_very_end_is_not_swallowed(problem, monkeypatch):
     """While the models are taken home."""
     take_home = chunks.programs.call
 
@@ -127,11 +115,11 @@ def test_a_signal_at_the_very_end_is_not_swallowed(problem, mesh, key, monkeypat
 
     monkeypatch.setattr(chunks.programs, "call", call)
     with pytest.raises(dsgd.Interrupted, match="after round 3") as stopped:
-        dsgd.run(METHOD, problem, steps=3, key=key, mesh=mesh)
+        run(METHOD, problem, 3)
     np.testing.assert_array_equal(stopped.value.history["step"], [0, 1, 2, 3])
 
 
-def test_batches_that_never_come_are_not_waited_for(problem, mesh, key):
+def test_batches_that_never_come_are_not_waited_for(problem):
     waiting = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 
     def batches():
@@ -141,7 +129,7 @@ def test_batches_that_never_come_are_not_waited_for(problem, mesh, key):
 
     began = time.monotonic()
     with pytest.raises(dsgd.Interrupted, match="after round 1 ") as stopped:
-        dsgd.run(METHOD, problem, steps=FOREVER, key=key, mesh=mesh, batches=batches())
+        run(METHOD, problem, FOREVER, batches=batches())
     assert time.monotonic() - began < 50
     np.testing.assert_array_equal(stopped.value.history["step"], [0, 1])
 

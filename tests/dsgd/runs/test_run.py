@@ -1,8 +1,17 @@
-"""`dsgd.run`: its history, its seeds, its chunks, what it refuses, and how it stops."""
+"""`dsgd.run`: history, seeds, chunks, batches, refusals, warnings, and how it stops."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
+import os
+import pickle
+import re
+import signal
+import time
+import warnings
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,251 +24,20 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems
+from dsgd import checks, clusters, compressors, problems
 from dsgd.engine import loop, programs
 from dsgd.runs import chunks, plans
+from dsgd.runs.jobs import Job
+from tests.dsgd.by_hand import run
 
 N = 4
-
-
-@pytest.fixture(scope="module")
-def method():
-    return algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
-
-
-def test_history_has_the_public_names_and_shapes(method, problem, mesh, key):
-    result = dsgd.run(method, problem, steps=10, key=key, seeds=3, mesh=mesh)
-    assert set(result.history) == {"step", "bits", "loss", "grad_sqnorm", "consensus"}
-    assert all(values.shape == (3, 11) for name, values in result.history.items() if name != "step")
-    assert result.params.shape == (3, 3)
-    assert result.state.workers.params.shape == (3, N, 3)
-    alone = dsgd.run(method, problem, steps=10, key=key, mesh=mesh)
-    assert all(values.shape == (11,) for values in alone.history.values())
-    assert alone.params.shape == (3,)
-
-
-def test_seed_r_is_the_run_with_the_r_th_key(method, problem, mesh, key):
-    together = dsgd.run(method, problem, steps=10, key=key, seeds=3, mesh=mesh)
-    for r, own in enumerate(jax.random.split(key, 3)):
-        alone = dsgd.run(method, problem, steps=10, key=own, mesh=mesh)
-        np.testing.assert_allclose(together.history["loss"][r], alone.history["loss"], rtol=1e-5)
-        np.testing.assert_allclose(together.params[r], alone.params, rtol=1e-5)
-
-
-def test_metrics_are_those_of_the_averaged_model(method, problem, mesh, key):
-    result = dsgd.run(method, problem, steps=7, key=key, mesh=mesh)
-    local = np.asarray(result.state.workers.params, np.float64)
-    mean = local.mean(axis=0)
-    A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
-    loss = np.mean([mean @ A[n] @ mean / 2 - b[n] @ mean for n in range(N)])
-    slope = A.mean(axis=0) @ mean - b.mean(axis=0)
-    np.testing.assert_allclose(result.params, mean, rtol=1e-5)
-    np.testing.assert_allclose(result.history["loss"][-1], loss, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(result.history["grad_sqnorm"][-1], slope @ slope, rtol=1e-3)
-    np.testing.assert_allclose(
-        result.history["consensus"][-1], np.mean(np.sum((local - mean) ** 2, axis=1)), rtol=1e-4
-    )
-
-
-def test_sparse_records_are_those_of_every_round(method, problem, mesh, key):
-    """Also if the last interval is shorter, or is the only one."""
-    every = dsgd.run(method, problem, steps=11, key=key, mesh=mesh).history
-    for record_every in (5, 2**30):
-        some = dsgd.run(
-            method, problem, steps=11, key=key, mesh=mesh, record_every=record_every
-        ).history
-        np.testing.assert_array_equal(some["step"], sorted({*range(0, 12, record_every), 11}))
-        for name in ("loss", "grad_sqnorm", "consensus"):
-            np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
-        np.testing.assert_array_equal(some["bits"], every["bits"][some["step"]])
-
-
-def test_any_number_of_steps_and_any_equal_problem_share_one_program(method, mesh, key):
-    def run(steps, seed):
-        fresh = problems.random_quadratic(N, 3, noise=0.3, seed=seed)
-        return dsgd.run(method, fresh, steps=steps, key=jax.random.key(seed), mesh=mesh)
-
-    run(5, 0)
-    compiled = programs.compiled()
-    run(9, 1)
-    run(200, 2)  # several chunks
-    assert programs.compiled() == compiled
-
-
-def test_an_equal_method_made_anew_is_not_compiled_again_and_another_is(problem, mesh, key):
-    """Equal and different in nothing but the numbers of W."""
-
-    def run(own_weight):
-        W = np.full((N, N), (1 - own_weight) / (N - 1))
-        np.fill_diagonal(W, own_weight)
-        method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.from_matrix(W))
-        return dsgd.run(method, problem, steps=5, key=key, mesh=mesh)
-
-    first, compiled = run(0.4), programs.compiled()
-    again = run(0.4)
-    assert programs.compiled() == compiled
-    other = run(0.7)
-    assert programs.compiled() > compiled
-    np.testing.assert_array_equal(again.history["consensus"], first.history["consensus"])
-    assert (other.history["consensus"][1:] > first.history["consensus"][1:]).all()
-
-
-def test_one_method_runs_with_several_numbers_of_workers_and_both_kinds_of_key(mesh):
-    """Programs that do not use the data, or the type of the key, lower to the same text."""
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    for N in (1, 4):
-        few = problems.random_quadratic(N, 3, heterogeneity=0.0, seed=0)
-        ends = [
-            dsgd.run(method, few, steps=5, key=key, mesh=mesh).history["loss"][-1]
-            for key in (jax.random.key(0), jax.random.PRNGKey(0))
-        ]
-        assert ends[0] == ends[1]
-
-
-@pytest.fixture
-def advances(monkeypatch) -> list[int]:
-    """The rounds of each chunk, of runs that know no pace yet, and whose chunks may take as long as
-    they like.
-    """
-    call, found = programs.call, []
-
-    def told(function, plan, *args, **options):
-        if function is loop.advance:
-            found.append(int(args[-1].rounds))
-        return call(function, plan, *args, **options)
-
-    monkeypatch.setattr(programs, "call", told)
-    monkeypatch.setattr(chunks, "_CHUNK_SECONDS", 1e6)
-    monkeypatch.setattr(chunks, "_paces", WeakKeyDictionary())
-    return found
-
-
-def test_chunks_leave_no_seam(method, problem, mesh, key, advances):
-    """A run of several chunks passes through the state of a shorter run, of one: a run begins at
-    the pace of the one before.
-    """
-    long = dsgd.run(method, problem, steps=150, key=key, mesh=mesh)
-    assert (advances[0], sum(advances)) == (1, 150)
-    assert len(advances) > 2
-    advances.clear()
-    short = dsgd.run(method, problem, steps=100, key=key, mesh=mesh)
-    assert advances == [100]
-    np.testing.assert_array_equal(long.history["loss"][:101], short.history["loss"])
-    np.testing.assert_array_equal(long.history["step"], np.arange(151))
-
-
-def test_state_is_donated(method, problem, mesh, key):
-    plan = plans.make_plan(
-        plans.Always(method), method, problem, mesh, runs=0, size=1, record_every=1
-    )
-    state = programs.call(loop.first_carry, plan, {}, key)
-    arguments = (
-        {},
-        key,
-        problem.data,
-        problem.shared,
-        None,
-        loop.Chunk(*map(np.int32, (0, 1, 1, 1))),
-    )
-    programs.call(loop.advance, plan, state, *arguments, donate=(0,))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-def test_bits_neither_overflow_nor_round(problem, mesh, key):
-    """2^40 + 1 bits up in every round: more than a 32-bit integer holds, and odd, which a float32
-    cannot tell.
-    """
-    method = algorithms.sgd(optax.sgd(0.1))
-    huge = 2**40 + 1
-
-    def update(state, gradients, round):
-        up, nothing = (dsgd.counts.of(bits, round.workers) for bits in (huge, 0))
-        round.sent(up, nothing, dsgd.network.local)
-        return method.update(state, gradients, round)
-
-    chatty = method._replace(update=update)
-    for record_every in (1, 4):
-        sent = dsgd.run(
-            chatty, problem, steps=10, key=key, mesh=mesh, record_every=record_every
-        ).history
-        np.testing.assert_array_equal(sent["bits"], sent["step"] * float(huge))
-
-
-def test_a_methods_own_scalars_are_in_the_history(problem, mesh, key):
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-
-    def update(state, gradients, round):
-        round.log(squared_step=1.0 * state.step**2)
-        return method.update(state, gradients, round)
-
-    history = dsgd.run(
-        method._replace(update=update),
-        problem,
-        steps=6,
-        key=key,
-        seeds=2,
-        mesh=mesh,
-        record_every=2,
-    ).history
-    np.testing.assert_array_equal(history["squared_step"], [[np.nan, 1, 9, 25]] * 2)
-
-
-def test_train_loss_is_that_of_the_drawn_batches(mesh, key):
-    """Batches from outside, by hand; also on two devices, with sparse records, and with a gradient
-    of the problem's own.
-    """
-    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
-    inputs, targets = map(np.asarray, problem.data)
-    batches = [
-        (inputs[:, at], targets[:, at]) for at in np.random.default_rng(0).integers(0, 20, (6, 5))
-    ]
-    options = {"steps": 6, "key": key, "batches": batches, "train_loss": True}
-    history = dsgd.run(method, problem, mesh=mesh, **options).history
-    plain = dsgd.run(method, problem, mesh=mesh, **(options | {"train_loss": False})).history
-    assert history.keys() - plain.keys() == {"train_loss"}
-    np.testing.assert_allclose(history["loss"], plain["loss"], rtol=1e-5)
-    assert np.isnan(history["train_loss"][0])
-    model = np.zeros(3)
-    for batch, told in zip(batches, history["train_loss"][1:], strict=True):
-        errors = batch[0].astype(np.float64) @ model - batch[1]
-        np.testing.assert_allclose(told, np.mean(errors**2), rtol=1e-4)
-        model = model - 0.1 * np.mean([2 * errors[n] @ batch[0][n] / 5 for n in range(N)], axis=0)
-    alone = problem._replace(loss=dsgd.Loss(problem.loss, jax.grad(problem.loss)))
-    for other, devices, every in ((problem, 2, 4), (alone, 1, 1)):
-        again = dsgd.run(method, other, mesh=devices, record_every=every, **options).history
-        np.testing.assert_allclose(
-            again["train_loss"], history["train_loss"][again["step"]], rtol=1e-4
-        )
-
-
-def test_train_loss_of_one_worker_is_its_own(key):
-    """SGD asks one worker: each has a loss of its own, and no gradient."""
-    problem = dsgd.Problem(
-        init=lambda key: jnp.zeros(2),
-        loss=lambda params, batch: 0.0 * jnp.sum(params) + batch,
-        data=jnp.arange(1.0, 5.0),
-        sample=lambda key, mine: mine,
-    )
-    history = dsgd.run(
-        algorithms.sgd(optax.sgd(0.1)), problem, steps=60, key=key, mesh=2, train_loss=True
-    ).history
-    assert set(history["train_loss"][1:]) == {1.0, 2.0, 3.0, 4.0}
-
-
-def test_float64_problems_run_in_float64(mesh, key):
-    with jax.enable_x64(True):
-        problem = problems.random_quadratic(N, 3, seed=0)
-        history = dsgd.run(
-            algorithms.gradient_descent(optax.sgd(1.0)), problem, steps=400, key=key, mesh=mesh
-        ).history
-    assert history["loss"].dtype == np.float64
-    assert history["loss"][-1] - problem.constants.minimum < 1e-14
+RING = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 
 
 def own_problem() -> dsgd.Problem:
     """Least squares as a user would write it, with none of the optional parts."""
     inputs = jax.random.normal(jax.random.key(0), (N, 20, 3))
-    targets = inputs @ jnp.array([1.0, -2.0, 3.0])
 
     def loss(params, batch):
         x, y = batch
@@ -269,268 +47,490 @@ def own_problem() -> dsgd.Problem:
         chosen = jax.random.randint(key, (5,), 0, 20)
         return jax.tree.map(lambda leaf: leaf[chosen], mine)
 
-    return dsgd.Problem(
-        init=lambda key: jnp.zeros(3), loss=loss, data=(inputs, targets), sample=sample
-    )
+    targets = inputs @ jnp.array([1.0, -2.0, 3.0])
+    return dsgd.Problem(lambda key: jnp.zeros(3), loss, (inputs, targets), sample)
 
 
-def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(mesh, key, advances):
-    few, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
-    more = few._replace(
-        data=jax.tree.map(lambda leaf: np.tile(leaf, (1, 2, 1)[: leaf.ndim]), few.data)
+LEAST_SQUARES = own_problem()
+INPUTS, TARGETS = WHOLE = tuple(map(np.asarray, LEAST_SQUARES.data))
+
+
+def test_seed_r_is_the_run_with_the_r_th_key(problem, key):
+    """Each has its own clock."""
+    seconds, bandwidths = (clusters.lognormal(mean, 1.0) for mean in (0.0, 4.0))
+    cluster = clusters.Cluster(seconds, up=bandwidths, latency=0.25)
+    together = run(RING, problem, 10, seeds=3, cluster=cluster)
+    assert len(np.unique(together.history["clock"][:, -1])) == 3
+    for r, own in enumerate(jax.random.split(key, 3)):
+        alone = run(RING, problem, 10, key=own, cluster=cluster)
+        for name, values in alone.history.items():
+            of_seed = np.broadcast_to(together.history[name], (3, 11))[r]
+            np.testing.assert_allclose(of_seed, values, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(together.params[r], alone.params, rtol=1e-5)
+
+
+def test_metrics_are_those_of_the_averaged_model(problem):
+    result = run(RING, problem, 7)
+    local = np.asarray(result.state.workers.params, np.float64)
+    mean = local.mean(axis=0)
+    A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
+    slope = A.mean(axis=0) @ mean - b.mean(axis=0)
+    np.testing.assert_allclose(result.params, mean, rtol=1e-5)
+    for name, value in {
+        "loss": np.mean([mean @ A[n] @ mean / 2 - b[n] @ mean for n in range(N)]),
+        "grad_sqnorm": slope @ slope,
+        "consensus": np.mean(np.sum((local - mean) ** 2, axis=1)),
+    }.items():
+        np.testing.assert_allclose(result.history[name][-1], value, rtol=1e-3, atol=1e-5)
+
+
+def test_sparse_records_are_those_of_every_round(problem):
+    """Also if the last interval is shorter, or is the only one."""
+    every = run(RING, problem, 11).history
+    for record_every in (5, 2**30):
+        some = run(RING, problem, 11, record_every=record_every).history
+        np.testing.assert_array_equal(some["step"], sorted({*range(0, 12, record_every), 11}))
+        for name in ("loss", "grad_sqnorm", "consensus", "bits"):
+            np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
+
+
+def test_programs_are_those_of_other_steps_and_data_and_of_an_equal_method_made_anew():
+    """Methods that differ in the numbers of W only have programs of their own."""
+
+    def consensus(own_weight, steps, seed):
+        W = np.full((N, N), (1 - own_weight) / (N - 1))
+        np.fill_diagonal(W, own_weight)
+        method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.from_matrix(W))
+        fresh = problems.random_quadratic(N, 3, noise=0.3, seed=seed)
+        return run(method, fresh, steps, key=jax.random.key(seed)).history["consensus"]
+
+    first, compiled = consensus(0.4, 5, 0), programs.compiled()
+    np.testing.assert_array_equal(consensus(0.4, 200, 0)[:6], first)  # several chunks
+    consensus(0.4, 9, 1)
+    assert programs.compiled() == compiled
+    assert (consensus(0.7, 5, 0)[1:] > first[1:]).all()
+    assert programs.compiled() > compiled
+
+
+@pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (4, 0.0), (4, 0.3)])
+def test_raw_keys_draw_what_typed_keys_draw_for_any_number_of_workers(workers, noise):
+    """Programs that do not use the data, or the type of the key, lower to the same text."""
+    few = problems.random_quadratic(workers, 3, heterogeneity=0.0, noise=noise, seed=0)
+    raw, typed = (
+        run(SGD, few, 5, key=key, seeds=2)
+        for key in (np.asarray(jax.random.PRNGKey(5)), jax.random.key(5))
     )
+    np.testing.assert_array_equal(raw.params, typed.params)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (jax.random.split(jax.random.key(0), 3), r"key<fry>\[3\]; .*pass one of these keys"),
+        (jax.random.split(jax.random.PRNGKey(0), 3), r"uint32\[3, 2\]; .*pass one of these keys"),
+        (jnp.zeros(3, jnp.uint32), r"uint32\[3\]; expected one key"),
+        (jax.random.key(0, impl="rbg"), "'rbg'.*number of devices; .*pass jax.random.key"),
+        (jax.random.PRNGKey(0, impl="rbg"), "'rbg'"),
+    ],
+)
+def test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused(key, words):
+    with pytest.raises(ValueError, match=words):
+        run(SGD, LEAST_SQUARES, 1, key=key)
+
+
+def test_rbg_as_jax_s_default_is_refused_and_our_own_keys_are_not_of_it():
+    with jax.default_prng_impl("rbg"):
+        with pytest.raises(ValueError, match=r"'rbg'.*impl='threefry2x32'"):
+            run(SGD, LEAST_SQUARES, 1, key=jax.random.key(0))
+        assert compressors.check(compressors.sign, 8).holds
+        assert str(jax.random.key_impl(checks.default_key())) == "threefry2x32"
+
+
+@pytest.fixture
+def advances(monkeypatch) -> list[int]:
+    """The rounds of each chunk, of runs that know no pace yet, and whose chunks may take as long as
+    they like.
+    """
+    call, found = programs.call, []
+
+    def noted(function, plan, *args, **options):
+        if function is loop.advance:
+            found.append(int(args[-1].rounds))
+        return call(function, plan, *args, **options)
+
+    monkeypatch.setattr(programs, "call", noted)
+    monkeypatch.setattr(chunks, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(chunks, "_paces", WeakKeyDictionary())
+    return found
+
+
+def test_chunks_leave_no_seam(problem, advances):
+    """A run of several chunks passes through the state of a shorter run, of one: a run begins at
+    the pace of the one before.
+    """
+    long = run(RING, problem, 150)
+    assert (advances[0], sum(advances)) == (1, 150)
+    assert len(advances) > 2
+    advances.clear()
+    short = run(RING, problem, 100)
+    assert advances == [100]
+    np.testing.assert_array_equal(long.history["loss"][:101], short.history["loss"])
+    np.testing.assert_array_equal(long.history["step"], np.arange(151))
+
+
+def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(advances):
+    few = LEAST_SQUARES
+    more = few._replace(data=(INPUTS.repeat(2, axis=1), TARGETS.repeat(2, axis=1)))
     for problem, first in ((few, 1), (few, 20), (more, 1), (more, 20), (few, 20)):
         advances.clear()
-        dsgd.run(method, problem, steps=20, key=key, mesh=mesh)
+        run(SGD, problem, 20)
         assert advances[0] == first
 
 
-def test_batches_from_outside_are_used_one_a_round(mesh, key):
-    """With the whole data as every batch, mini-batch SGD is gradient descent; also on several
-    devices and with sparse records.
+def test_state_is_donated(problem, mesh, key):
+    plan = plans.make_plan(plans.Always(RING), RING, problem, mesh, runs=0, size=1, record_every=1)
+    state = programs.call(loop.first_carry, plan, {}, key)
+    chunk = loop.Chunk(*map(np.int32, (0, 1, 1, 1)))
+    arguments = {}, key, problem.data, problem.shared, None, chunk
+    programs.call(loop.advance, plan, state, *arguments, donate=(0,))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_bits_neither_overflow_nor_round(problem):
+    """2^40 + 1 bits up in every round: more than a 32-bit integer holds, and odd, which a float32
+    cannot represent.
     """
-    problem = own_problem()
-    everything = jax.tree.map(np.asarray, problem.data)
-    exact = dsgd.run(
-        algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=37, key=key, mesh=mesh
-    )
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    fed = dsgd.run(
-        method,
-        problem,
-        steps=37,
-        key=key,
-        mesh=2,
-        record_every=5,
-        batches=itertools.repeat(everything),
-    )
-    np.testing.assert_allclose(fed.params, exact.params, rtol=1e-5)
-    np.testing.assert_allclose(
-        fed.history["loss"], exact.history["loss"][fed.history["step"]], rtol=1e-4, atol=1e-10
-    )
+    huge = 2**40 + 1
+
+    def update(state, gradients, round):
+        up, nothing = (dsgd.counts.of(bits, round.workers) for bits in (huge, 0))
+        round.sent(up, nothing, dsgd.network.local)
+        return state
+
+    for record_every in (1, 4):
+        sent = run(SGD._replace(update=update), problem, 10, record_every=record_every).history
+        np.testing.assert_array_equal(sent["bits"], sent["step"] * float(huge))
 
 
-def test_batches_come_in_order_and_none_is_lost(gradient_is_batch, mesh, key):
+def test_half_precision_models_send_16_bits_a_number():
+    problem = LEAST_SQUARES._replace(init=lambda key: jnp.zeros(3, jnp.bfloat16))
+    history = run(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, 3).history
+    np.testing.assert_array_equal(history["bits"], history["step"] * 2.0 * 16 * 3)
+
+
+def test_train_loss_is_that_of_the_drawn_batches():
+    """Batches from outside, against numpy; also on two devices, with sparse records, and with a
+    gradient of the problem's own.
+    """
+    drawn = np.random.default_rng(0).integers(0, 20, (6, 5))
+    options = {"batches": [(INPUTS[:, at], TARGETS[:, at]) for at in drawn], "train_loss": True}
+    history = run(SGD, LEAST_SQUARES, 6, **options).history
+    assert np.isnan(history["train_loss"][0])
+    model = np.zeros(3)
+    for (x, y), loss in zip(options["batches"], history["train_loss"][1:], strict=True):
+        errors = x.astype(np.float64) @ model - y
+        np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-4)
+        model = model - 0.1 * np.mean([2 * errors[n] @ x[n] / 5 for n in range(N)], axis=0)
+    gradient = jax.grad(LEAST_SQUARES.loss)
+    alone = LEAST_SQUARES._replace(loss=dsgd.Loss(LEAST_SQUARES.loss, gradient))
+    for other, devices, every in ((LEAST_SQUARES, 2, 4), (alone, 1, 1)):
+        again = run(SGD, other, 6, mesh=devices, record_every=every, **options).history
+        np.testing.assert_allclose(
+            again["train_loss"], history["train_loss"][again["step"]], rtol=1e-4
+        )
+
+
+def test_batches_come_in_order_and_none_is_lost(gradient_is_batch):
     """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
     batches = (np.full(N, float(t), np.float32) for t in itertools.count())
-    result = dsgd.run(
-        algorithms.minibatch_sgd(optax.sgd(1.0)),
-        gradient_is_batch,
-        steps=50,
-        key=key,
-        mesh=mesh,
-        batches=batches,
-    )
-    np.testing.assert_array_equal(result.history["loss"], -np.cumsum([0, *range(50)]))
+    method = algorithms.minibatch_sgd(optax.sgd(1.0))
+    history = run(method, gradient_is_batch, 50, mesh=2, record_every=7, batches=batches).history
+    np.testing.assert_array_equal(history["loss"], -np.cumsum([0, *range(50)])[history["step"]])
 
 
-def test_a_loss_that_diverges_stops_the_run_and_keeps_the_history(problem, mesh, key):
-    method = algorithms.minibatch_sgd(optax.sgd(50.0))
-    with pytest.raises(
-        dsgd.Diverged,
-        match=r"minibatch_sgd: the loss is (inf|nan) after round \d+; try a smaller step size",
-    ) as error:
-        dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh)
-    loss = error.value.history["loss"]
-    first = int(np.flatnonzero(~np.isfinite(loss))[0])
-    assert f"after round {error.value.history['step'][first]};" in str(error.value)
-    assert first > 5
-    assert first == len(loss) - 1, "it ends with the record that shows it"
-
-
-def test_a_divergence_between_records_is_bracketed(problem, mesh, key):
-    with pytest.raises(
-        dsgd.Diverged, match=r"after round (\d+) \(finite after \d+\); try a smaller step size"
-    ) as error:
-        dsgd.run(
-            algorithms.minibatch_sgd(optax.sgd(50.0)),
-            problem,
-            steps=2_000,
-            key=key,
-            mesh=mesh,
-            record_every=7,
-        )
-    steps = error.value.history["step"]
-    assert f"after round {steps[-1]} (finite after {steps[-2]})" in str(error.value)
-
-
-def with_a_nan(array: jax.Array) -> np.ndarray:
+def with_a_nan(array: np.ndarray) -> np.ndarray:
     spoilt = np.array(array)
     spoilt[2, 1] = np.nan
     return spoilt
 
 
-def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
-    """Data, a start, batches, and a loss that is infinite where it should not be; not the step
-    size.
-    """
-    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
-    options = {"steps": 40, "key": key, "mesh": mesh}
-    with pytest.raises(
-        dsgd.Diverged,
-        match=r"the loss is nan after round 0: problem: data\[1\] is not finite; expected finite numbers",
-    ):
-        dsgd.run(
-            method, problem._replace(data=(problem.data[0], with_a_nan(problem.data[1]))), **options
-        )
-    with pytest.raises(
-        dsgd.Diverged, match=r"the loss is nan after round 0: problem: the start is not finite"
-    ):
-        dsgd.run(method, problem._replace(init=lambda key: jnp.full(3, jnp.nan)), **options)
-    state = dsgd.run(method, problem, **options).state
-    spoilt = jax.tree.map(lambda leaf: leaf * jnp.nan if leaf.dtype == jnp.float32 else leaf, state)
-    with pytest.raises(
-        dsgd.Diverged,
-        match=r"the loss is nan after round 40: start: state.server.params is not finite",
-    ):
-        dsgd.run(method, problem, start=spoilt, **options)
-    with pytest.raises(
-        dsgd.Diverged,
-        match=r"the loss is inf after round 0: it was not finite before the first round, with finite data",
-    ):
-        dsgd.run(
-            method,
-            problem._replace(loss=lambda params, batch: jnp.sum(params) + jnp.inf),
-            **options,
-        )
-    everybody = jax.tree.map(np.asarray, problem.data)
-    batches = [everybody] * 17 + [(everybody[0], with_a_nan(everybody[1]))] * 23
-    with pytest.raises(
-        dsgd.Diverged,
-        match=r"the loss is nan after round 18: batch 17 is not finite; expected finite numbers",
-    ):
-        dsgd.run(method, problem, batches=batches, **options)
+def spoilt_start() -> dsgd.State:
+    state = run(SGD, LEAST_SQUARES, 40).state
+    return jax.tree.map(lambda leaf: leaf * jnp.nan if leaf.dtype == jnp.float32 else leaf, state)
 
 
-def given(**changed) -> dict[str, Any]:
-    """What a run takes, some of it wrong: options of `dsgd.run`, or members of its problem."""
-    problem = own_problem()
-    members = {name: changed.pop(name) for name in problem._fields & changed.keys()}
-    return {
-        "algorithm": algorithms.minibatch_sgd(optax.sgd(0.1)),
-        "problem": problem._replace(**members),
-        "steps": 5,
-        "mesh": 1,
-        **changed,
-    }
+NOT_FINITE = {
+    r"is nan after round 0: problem: data\[1\]": lambda: {"data": (INPUTS, with_a_nan(TARGETS))},
+    "is nan after round 0: problem: the start": lambda: {"init": lambda key: jnp.full(3, jnp.nan)},
+    "is nan after round 40: start: state.server.params": lambda: {"start": spoilt_start()},
+    "is inf after round 0: .*before the first round, with finite data": lambda: {
+        "loss": lambda params, batch: jnp.sum(params) + jnp.inf
+    },
+    "is nan after round 18: batch 17": lambda: {
+        "batches": [WHOLE] * 17 + [(INPUTS, with_a_nan(TARGETS))] * 23
+    },
+}
+
+
+def given(changed: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `dsgd.run`: options, and members of its problem."""
+    members = {name: changed[name] for name in LEAST_SQUARES._fields if name in changed}
+    options = {name: value for name, value in changed.items() if name not in members}
+    problem = LEAST_SQUARES._replace(**members)
+    return {"method": SGD, "problem": problem, "steps": 5} | options
+
+
+@pytest.mark.parametrize("message", NOT_FINITE)
+def test_a_loss_that_is_not_finite_for_its_data_says_so(message):
+    """It does not blame the step size."""
+    with pytest.raises(dsgd.Diverged, match=message):
+        run(**given({"steps": 40} | NOT_FINITE[message]()))
 
 
 def evaluating(**scalars: float) -> dict[str, Any]:
-    return given(evaluate=lambda params, data, shared: (jax.tree.map(jnp.float32, scalars), params))
+    return {"evaluate": lambda params, data, shared: (jax.tree.map(jnp.float32, scalars), params)}
 
 
-def logging_a_loss() -> dict[str, Any]:
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-
-    def update(state, gradients, round):
-        round.log(loss=jnp.float32(0))
-        return method.update(state, gradients, round)
-
-    return given(algorithm=method._replace(update=update))
+def logging_a_loss(state, gradients, round):
+    round.log(loss=jnp.float32(0))
+    return SGD.update(state, gradients, round)
 
 
-WHOLE = tuple(map(np.asarray, own_problem().data))
-REFUSED = {
-    "steps = 0; expected an integer, at least 1": lambda: given(steps=0),
-    "steps = -3": lambda: given(steps=-3),
-    "seeds = 0": lambda: given(seeds=0),
-    "record_every = 0": lambda: given(record_every=0),
-    r"steps = 2147483648; expected fewer than 2\^31 rounds in total": lambda: given(steps=2**31),
-    r"record_every = 2147483648; expected at most 2\^30": lambda: given(
-        steps=3, record_every=2**31
-    ),
-    "mesh has 3 devices for 4 workers; expected a number of devices that divides 4": lambda: given(
-        mesh=3
-    ),
-    "batches ended after round 3; expected one for each of the 5 rounds": lambda: given(
-        batches=[WHOLE] * 3
-    ),
-    r"leaf of shape \(2, 20, 3\)": lambda: given(batches=[tuple(leaf[:2] for leaf in WHOLE)] * 5),
-    r"batch 4 is .*\(4, 7, 3\).*; expected equal structures, shapes": lambda: given(
-        batches=[*[WHOLE] * 4, tuple(x[:, :7] for x in WHOLE)]
-    ),
-    "asks for exact gradients, but batches are given": lambda: given(
-        algorithm=algorithms.gradient_descent(optax.sgd(0.1)), batches=itertools.repeat(WHOLE)
-    ),
-    "expected 'loss', and none of .*step": lambda: evaluating(loss=0.0, step=1.0),
-    "returns .'accuracy'.; expected 'loss'": lambda: evaluating(accuracy=1.0),
-    r"logs metrics \['bits', 'loss'\]; expected names other than": logging_a_loss,
-    r"decentralized_sgd\(ring\(5\)\) .* has 5 nodes but the problem has 4 workers": lambda: given(
-        algorithm=algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
-    ),
-    r"must be floating point, but \['phases'\] has dtype complex64; expected its real": lambda: (
-        given(init=lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)})
-    ),
-    "parameters have no floating-point leaf; expected at least one to be trained": lambda: given(
-        init=lambda key: jnp.zeros(3, jnp.int32)
-    ),
-    r"data\[1\] has shape \(3, 20\); expected a leading axis for the 4 workers": lambda: given(
-        data=(WHOLE[0], WHOLE[1][:3])
-    ),
-    "data have no worker axis": lambda: given(data=()),
+REFUSED: dict[str, dict[str, Any]] = {
+    "steps = 0": {"steps": 0},
+    "seeds = 0": {"seeds": 0},
+    "record_every = 0": {"record_every": 0},
+    r"steps = 2147483648; expected fewer than 2\^31": {"steps": 2**31},
+    r"record_every = 2147483648; expected at most 2\^30": {"record_every": 2**31},
+    "evaluate_every = 0": {"evaluate_every": 0},
+    "evaluate_every = 1024": {"record_every": 2**25, "evaluate_every": 1024},
+    "mesh has 3 devices for 4 workers": {"mesh": 3},
+    "batches ended after round 3": {"batches": [WHOLE] * 3},
+    r"leaf of shape \(2, 20, 3\)": {"batches": [tuple(leaf[:2] for leaf in WHOLE)] * 5},
+    r"batch 4 is .*\(4, 7, 3\)": {"batches": [*[WHOLE] * 4, (INPUTS[:, :7], TARGETS[:, :7])]},
+    "asks for exact gradients, but batches are given": {
+        "method": algorithms.gradient_descent(optax.sgd(0.1)),
+        "batches": [WHOLE] * 5,
+    },
+    "expected 'loss', and none of .*step": evaluating(loss=0.0, step=1.0),
+    "returns .'accuracy'.; expected 'loss'": evaluating(accuracy=1.0),
+    r"logs metrics \['bits', 'loss'\]": {"method": SGD._replace(update=logging_a_loss)},
+    r"decentralized_sgd\(ring\(5\)\) .* 5 nodes .* 4 workers": {
+        "method": algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
+    },
+    r"\['phases'\] has dtype complex64": {
+        "init": lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)}
+    },
+    "parameters have no floating-point leaf": {"init": lambda key: jnp.zeros(3, jnp.int32)},
+    r"data\[1\] has shape \(3, 20\)": {"data": (INPUTS, TARGETS[:3])},
+    "data have no worker axis": {"data": ()},
+    "until returned None": {"until": lambda history: None},
+    r"until returned bool\[2\]": {"until": lambda history: np.array([True, False])},
+    "cluster: it has 3 workers but the problem has 4": {
+        "cluster": clusters.Cluster(clusters.constant(1.0), up=clusters.constant([1.0, 2.0, 3.0]))
+    },
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_run_is_refused(message, key):
+def test_what_cannot_be_run_is_refused(message):
     with pytest.raises(ValueError, match=message):
-        dsgd.run(key=key, **REFUSED[message]())
+        run(**given(REFUSED[message]))
 
 
-def test_half_precision_losses_keep_exact_bits(mesh, key):
-    problem = dsgd.Problem(
-        init=lambda key: jnp.ones(700, jnp.bfloat16),
-        loss=lambda params, batch: jnp.mean(params**2) * batch,
-        data=jnp.ones(N, jnp.bfloat16),
-        sample=lambda key, mine: mine,
-    )
-    history = dsgd.run(
-        algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, steps=3, key=key, mesh=mesh
-    ).history
-    np.testing.assert_array_equal(history["bits"], history["step"] * 2.0 * 16 * 700)
+@pytest.mark.parametrize("truth", [np.True_, jnp.array(True)], ids=type)
+def test_until_may_return_any_truth_value(truth):
+    history = run(SGD, LEAST_SQUARES, 10**6, until=lambda history: truth).history
+    assert history["step"][-1] < 10**6
 
 
-def test_progress_shows_rounds_speed_and_loss(method, problem, mesh, key, capsys):
-    dsgd.run(method, problem, steps=30, key=key, mesh=mesh, progress=True)
+def test_an_error_in_until_says_where_it_comes_from():
+    with pytest.raises(KeyError) as caught:
+        run(SGD, LEAST_SQUARES, 2, until=lambda history: history["accuracy"])
+    assert "until, of a run of minibatch_sgd raised KeyError" in caught.value.__notes__[-1]
+
+
+def test_progress_shows_rounds_speed_and_loss(problem, capsys):
+    run(RING, problem, 30, progress=True)
     shown = capsys.readouterr().out
-    assert "30/30" in shown
-    assert "rounds/s" in shown
-    assert "loss" in shown
-    dsgd.run(method, problem, steps=30, key=key, mesh=mesh)
+    assert all(words in shown for words in ("30/30", "rounds/s", "loss"))
+    run(RING, problem, 30)
     assert capsys.readouterr().out == ""
 
 
 def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
     first, rounds = jax.random.split(key)
-    state, statistics = dsgd.compile_round(method, problem, mesh=1)(
-        method.init(problem.init(first), 4), rounds, problem.data
+    state, statistics = dsgd.compile_round(SGD, problem, mesh=1)(
+        SGD.init(problem.init(first), N), rounds, problem.data
     )
-    result = dsgd.run(method, problem, steps=1, key=key, mesh=1)
-    np.testing.assert_allclose(state.server.params, result.params, rtol=1e-6)
+    np.testing.assert_allclose(state.server.params, run(SGD, problem, 1).params, rtol=1e-6)
     assert state.step == 1
-    assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * 4
-
-
-def test_a_compiled_round_shows_what_crosses_devices(problem):
-    """Three floats, all-reduced round a ring of two."""
-    program = dsgd.compile_round(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, mesh=2)
-    assert dsgd.workers.traffic(program) == {"all-reduce": 12}
+    assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * N
 
 
 def test_a_compiled_round_may_be_on_a_cluster(problem):
-    """Without one, backup workers would not know who is slow."""
-    method, cluster = (
-        algorithms.backup_workers_sgd(optax.sgd(0.1), 1),
-        dsgd.clusters.Cluster(dsgd.clusters.exponential(1.0)),
-    )
+    """Without one, backup workers would not know which are slow. Three floats are all-reduced round
+    a ring of two.
+    """
+    method = algorithms.backup_workers_sgd(optax.sgd(0.1), 1)
     with pytest.raises(ValueError, match="without a cluster"):
         dsgd.compile_round(method, problem, mesh=2)
-    assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=2, cluster=cluster)) == {
-        "all-reduce": 12
-    }
+    cluster = clusters.Cluster(clusters.exponential(1.0))
+    program = dsgd.compile_round(method, problem, mesh=2, cluster=cluster)
+    assert dsgd.workers.traffic(program) == {"all-reduce": 12}
 
 
-@pytest.mark.parametrize(("N", "devices"), [(4, 4), (6, 6), (9, 3), (11, 1), (16, 8)])
-def test_the_default_mesh_has_as_many_devices_as_divide_the_workers(N, devices):
-    assert plans._mesh(None, N).size == devices
+# --- Exceptions, and processes that were forked.
+
+EXCEPTION = re.compile(
+    r"^class (\w+)\(.*(Error|Exception|Interrupt|Warning|WithHistory)\b.*\):", re.MULTILINE
+)
+
+
+def exceptions() -> list[tuple[str, str]]:
+    """Module and name of each exception that the packages define."""
+    root = Path(dsgd.__file__).parents[1]
+    return [
+        (".".join(path.relative_to(root).with_suffix("").parts), name)
+        for package in ("dsgd", "algorithms", "topologies", "theory_checks", "experiments")
+        for path in sorted((root / package).rglob("*.py"))
+        for name, _ in EXCEPTION.findall(path.read_text())
+    ]
+
+
+def test_there_are_exceptions_of_runs():
+    assert {"Diverged", "Interrupted", "Lost", "Elsewhere"} <= {name for _, name in exceptions()}
+
+
+@pytest.mark.parametrize(("module", "name"), exceptions())
+def test_exceptions_survive_pickling_and_copying(module, name):
+    kind = getattr(pytest.importorskip(module), name)
+    history = {"step": np.arange(3), "loss": np.arange(6.0).reshape(2, 3)}
+    more = (history,) if "history" in inspect.signature(kind.__init__).parameters else ()
+    error = kind("what happened", *more)
+    error.add_note("a note")
+    error.more = 7
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert again.args == ("what happened",)
+        assert str(again) == str(error)
+        np.testing.assert_equal(again.__dict__, error.__dict__)
+
+
+def test_a_process_that_was_forked_after_jax_started_is_refused():
+    jax.block_until_ready(jnp.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns, too
+        child = os.fork()
+    if not child:
+        refused = 0
+        for call in (
+            lambda: run(SGD, LEAST_SQUARES, 1),
+            lambda: problems.quadratic(np.ones((2, 2)), np.ones((2, 2))),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                refused += "forked" in str(error) and "get_context('spawn')" in str(error)
+        os._exit(10 + refused)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child waits for threads that it does not have")
+    assert os.waitstatus_to_exitcode(status) == 12
+    run(SGD, LEAST_SQUARES, 1)
+
+
+# --- Workers that come and go, and messages that are lost.
+
+# which links are up in a round, and which workers take part
+LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for t in range(8)])
+PRESENT = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])
+
+
+def by_round(table: np.ndarray) -> clusters.Quantity:
+    """The table's numbers, `[rounds, numbers]`, where a round takes a second."""
+
+    def sample(key, clock, number):
+        return jnp.asarray(table, jnp.float32)[jnp.round(clock).astype(jnp.int32), number]
+
+    return clusters.Quantity(sample, "table", False)
+
+
+def messages(t: int) -> tuple[int, int]:
+    """On the ring in round t: sent, and arrived."""
+    near = [(i, j) for i in range(N) for j in ((i - 1) % N, (i + 1) % N)]
+    sent = [pair for pair in near if t % 2 and PRESENT[t][list(pair)].all()]
+    return len(sent), sum(LINKS[t, min(pair) * N + max(pair)] for pair in sent)
+
+
+def test_the_history_has_the_share_of_messages_that_arrived(problem):
+    """Of those between two records: NaN if none was sent."""
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), present=by_round(PRESENT), delivered=by_round(LINKS)
+    )
+    method = algorithms.local_sgd(optax.sgd(0.1), 2, topologies.ring(N))
+    history = run(method, problem, 7, mesh=4, cluster=cluster, record_every=3).history
+    numbers = [np.sum([*map(messages, range(*pair))], axis=0) for pair in ((0, 3), (3, 6))]
+    expected = [np.nan, *(arrived / sent for sent, arrived in numbers), np.nan]
+    np.testing.assert_array_equal(history["arrived"], expected)
+    assert 0 < np.nanmean(history["arrived"]) < 1
+
+
+def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
+    return clusters.Cluster(clusters.constant(1.0), present=quantity, **options)
+
+
+def of_two(present_for: int) -> clusters.Cluster:
+    """Two workers at a time, drawn every few rounds."""
+    return present(clusters.sampled(2, of=N), present_for=present_for)
+
+
+LOCAL = algorithms.local_sgd(optax.sgd(0.1), 2)
+SCAFFOLD = {period: algorithms.scaffold(optax.sgd(0.1), period) for period in (1, 2)}
+BETWEEN = r"every 2 rounds, but .*present_for = {0} .*pass Cluster\(..., present_for=2\)"
+WARNED = [
+    (LOCAL, 2, of_two(1), BETWEEN.format(1)),
+    (SCAFFOLD[2], 2, of_two(4), BETWEEN.format(4)),
+    (SGD, 3, of_two(4), "present_for = 4 rounds, so the same workers participate in all steps = 3"),
+    (SGD, 4, of_two(4), None),
+    (LOCAL, 2, of_two(2), None),
+    (SCAFFOLD[1], 2, of_two(2), None),
+    (LOCAL, 2, None, None),
+    # by the clock, nothing is drawn
+    (LOCAL, 2, present(clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)), None),
+    (LOCAL, 2, present(clusters.constant([1.0, 1.0, 1.0, 0.0])), None),
+    (LOCAL, 2, present(clusters.bernoulli(1.0, 1.0)), None),
+]
+
+
+@pytest.mark.parametrize(("method", "steps", "cluster", "words"), WARNED)
+def test_periods_of_participation_that_do_not_fit_are_warned_of(
+    method, steps, cluster, words, problem, key
+):
+    plan = plans.make_plan(
+        plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1, cluster=cluster
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plans.warn_if_drawn_again(Job(plan, (method,), problem, {}, key, steps))
+    assert len(caught) == (words is not None)
+    assert all(re.search(words, str(warning.message)) for warning in caught)
+
+
+def test_a_period_longer_than_the_run_is_warned_of(problem):
+    """Unless it is a later stage."""
+    method = algorithms.local_sgd(optax.sgd(0.1), 3)
+    with pytest.warns(UserWarning, match="every 3 rounds, but .*steps = 2, so nothing is sent"):
+        first = run(method, problem, 2)
+    run(method, problem, 2, start=first)
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(4, 4), (9, 3), (11, 1), (16, 8)])
+def test_the_default_mesh_has_as_many_devices_as_divide_the_workers(workers, devices):
+    assert plans._mesh(None, workers).size == devices

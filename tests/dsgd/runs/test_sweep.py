@@ -1,8 +1,11 @@
-"""`dsgd.sweep`: every grid point is the run that it says, in one program."""
+"""`dsgd.sweep`: every grid point is the run with its hyperparameters, in one program; the best
+point; metrics with one number for each worker.
+"""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,7 +13,9 @@ import pytest
 import algorithms
 import dsgd
 import topologies
+from dsgd import checks
 from dsgd.engine import programs
+from tests.dsgd.by_hand import method, run
 
 N, STEPS = 4, 30
 
@@ -21,108 +26,175 @@ def factory(learning_rate, momentum=0.0):
     )
 
 
-@pytest.fixture(scope="module")
-def swept(problem):
+def sweep(factory, problem, steps=STEPS, **options):
     return dsgd.sweep(
-        factory,
-        problem,
-        steps=STEPS,
-        key=jax.random.key(0),
-        seeds=2,
-        mesh=dsgd.workers.mesh(2),
-        train_loss=True,
-        learning_rate=[0.01, 0.2, 900.0],
-        momentum=[0.0, 0.5],
+        factory, problem, steps=steps, **({"key": jax.random.key(0), "mesh": 1} | options)
     )
 
 
-def test_every_point_is_the_run_with_its_hyperparameters(swept, problem, mesh):
-    """On another number of devices."""
-    for i, j in ((0, 1), (1, 0)):
-        assert swept.point((i, j)) == {"learning_rate": [0.01, 0.2][i], "momentum": [0.0, 0.5][j]}
-        alone = dsgd.run(
-            factory(**swept.point((i, j))),
-            problem,
-            steps=STEPS,
-            key=jax.random.key(0),
-            seeds=2,
-            mesh=mesh,
-        )
-        at = swept.at((i, j))
-        for name, values in alone.history.items():
-            np.testing.assert_allclose(at[name], values, rtol=2e-4, atol=1e-6)
-        np.testing.assert_allclose(swept.params[i, j], alone.params, rtol=1e-4)
-        np.testing.assert_allclose(
-            swept.state.workers.params[i, j], alone.state.workers.params, rtol=1e-4
-        )
+RATES, DECAYS = [0.01, 0.2, 900.0], [0.0, 0.5]
 
 
-def test_axes_are_the_grids_in_order_then_seeds_then_records(swept):
-    assert swept.history["loss"].shape == (3, 2, 2, STEPS + 1)
-    assert swept.history["step"].shape == (STEPS + 1,)
-    assert (
-        swept.history["train_loss"][0, :, :, 2:] != swept.history["train_loss"][1, :, :, 2:]
-    ).all()
+@pytest.fixture(scope="module")
+def swept(problem):
+    options = {"seeds": 2, "mesh": 2, "train_loss": True}
+    return sweep(factory, problem, learning_rate=RATES, momentum=DECAYS, **options)
+
+
+def test_every_point_is_the_run_with_its_hyperparameters(swept, problem):
+    """On another number of devices. Axes are the grids in order, then seeds, then records."""
     assert list(swept.grid) == ["learning_rate", "momentum"]
+    for i, j in ((0, 1), (1, 0)):
+        assert swept.point((i, j)) == {"learning_rate": RATES[i], "momentum": DECAYS[j]}
+        alone = run(factory(**swept.point((i, j))), problem, STEPS, seeds=2, train_loss=True)
+        found = swept.at((i, j)), swept.params[i, j], swept.state.workers.params[i, j]
+        expected = alone.history, alone.params, alone.state.workers.params
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6),
+            found,
+            expected,
+        )
 
 
 def test_a_point_that_diverges_does_not_stop_the_others_and_is_never_best(swept):
-    assert not np.isfinite(swept.history["loss"][2, :, :, -1]).any()
-    assert np.isfinite(swept.history["loss"][:2]).all()
+    loss = swept.history["loss"]
+    assert not np.isfinite(loss[2, :, :, -1]).any()
+    assert np.isfinite(loss[:2]).all()
     best = swept.best()
     assert best[0] == 1
-    ends = dsgd.tail_mean(swept.history["loss"]).mean(axis=-1)
+    ends = dsgd.tail_mean(loss).mean(axis=-1)
     assert ends[best] == np.nanmin(ends)
+    diverged = swept._replace(history=swept.history | {"loss": np.full_like(loss, np.nan)})
+    with pytest.raises(ValueError, match=r"learning_rate = \[0.01, 0.2, 900.0\].* diverged"):
+        diverged.best()
+    with pytest.raises(ValueError, match="metric = 'accuracy' is not in the history"):
+        swept.best("accuracy")
 
 
-def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem, mesh, key):
-    def run(rates):
-        return dsgd.sweep(
-            factory, problem, steps=5, key=key, seeds=2, mesh=mesh, learning_rate=rates
-        )
-
+def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem):
     before = programs.compiled()
-    run(np.logspace(-3, -1, 20))
+    sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-3, -1, 20))
     after = programs.compiled()
     assert after == before + 3, "the start, the loop, and the models to take home"
-    run(np.logspace(-2, 0, 20))
+    sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-2, 0, 20))
     assert programs.compiled() == after
-
-
-def test_all_points_diverged(swept):
-    diverged = swept._replace(
-        history={**swept.history, "loss": np.full_like(swept.history["loss"], np.nan)}
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"every point of the grid learning_rate = \[0.01, 0.2, 900.0\], momentum = .* diverged",
-    ):
-        diverged.best()
-    with pytest.raises(
-        ValueError,
-        match="metric = 'accuracy' is not in the history; expected one of step, bits, consensus",
-    ):
-        swept.best("accuracy")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "sweep: no grid given"),
-        (
-            {"learning_rate": []},
-            "grid learning_rate = .*; expected a non-empty sequence of finite numbers",
-        ),
+        ({"learning_rate": []}, "expected a non-empty sequence of finite numbers"),
         ({"learning_rate": 0.1}, "expected a non-empty sequence"),
         ({"learning_rate": [0.1, float("nan")]}, "finite"),
         ({"learning_rate": ["a"]}, "numbers"),
+        ({"learning_rate": [True, False]}, "grid learning_rate = .*expected numbers"),
+        ({"learning_rate": [1, 3_000_000_000]}, "3000000000 is out of range for int32"),
+        ({"learning_rate": [1.0, 1e300]}, "is out of range for float32"),
+        ({"learning_rate": [1.0, 1e-300]}, "is out of range for float32"),
         ({"learning_rate": [0.1], "seeds": 0}, "seeds = 0"),
         ({"learning_rate": [0.1], "steps": 0}, "steps = 0"),
     ],
 )
-def test_bad_options_are_refused(options, message, problem, mesh, key):
+def test_bad_options_are_refused(options, message, problem):
     with pytest.raises(ValueError, match=message):
-        dsgd.sweep(factory, problem, **{"steps": 3, "key": key, "mesh": mesh, **options})
+        sweep(factory, problem, **options)
+
+
+USES = {
+    "if": lambda factor: 0.1 if factor > 1 else 0.2,
+    "shape": lambda factor: jnp.sum(jnp.ones(factor)),
+    "our own refusal": lambda factor: 0.1 * checks.natural("factor", factor),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_hyperparameter_that_is_used_as_a_python_value_is_named(use, problem):
+    with pytest.raises(ValueError, match=r"sweep: factor is used as a Python value"):
+        sweep(
+            lambda scale, factor: factory(scale * USES[use](factor)),
+            problem,
+            scale=[1.0, 2.0],
+            factor=[0, 1],
+        )
+
+
+def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is(problem):
+    wrong = method(update=lambda state, gradients, round: len(round.workers))
+    with pytest.raises(TypeError, match="has no len"):
+        sweep(lambda rate: wrong, problem, rate=[0.1, 0.2])
+
+
+# --- The best point, of histories that are made up here.
+
+
+def made_up(
+    metric: str, ends: np.ndarray, loss: np.ndarray | None = None, **grid: list[float]
+) -> dsgd.Sweep:
+    """A sweep whose metric has these values at its points, with one seed and one record."""
+    loss = np.zeros_like(ends) if loss is None else loss
+    history = {"step": np.arange(1), "loss": loss[..., None, None], metric: ends[..., None, None]}
+    grids = {name: np.asarray(values) for name, values in grid.items()}
+    return dsgd.Sweep(grids, history, dsgd.State(jnp.zeros((), jnp.int32)), ())
+
+
+SOME = np.array([0.5, 0.1, 0.9, 0.6, 2.0, 0.0])
+DIVERGED = np.array([1.0, 1.0, 1.0, 1.0, np.nan, np.inf])
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "index"),
+    [
+        ("accuracy", {}, 2),
+        ("test_accuracy", {"largest": False}, 1),
+        ("bits", {}, 1),
+        ("clock", {}, 1),
+        ("test_error", {}, 1),
+        ("f1", {"largest": True}, 2),
+    ],
+)
+def test_the_best_point_is_in_the_metric_s_direction(metric, options, index):
+    """Points that diverged are not best in any metric."""
+    found = made_up(metric, SOME, DIVERGED, rate=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert found.best(metric, **options) == (index,)
+
+
+def test_a_metric_of_unknown_direction_needs_it():
+    with pytest.raises(ValueError, match=r"best: metric = 'f1'.*; pass largest=False or"):
+        made_up("f1", SOME, rate=[*range(6)]).best("f1")
+
+
+def test_records_that_were_not_evaluated_do_not_count_for_the_best_point():
+    loss = np.array([[[5.0, np.nan, 1.0]], [[4.0, np.nan, 2.0]]])
+    history = {"step": np.arange(3), "loss": loss, "evaluated": ~np.isnan(loss)}
+    found = made_up("loss", np.zeros(2), rate=[1.0, 2.0])._replace(history=history)
+    assert found.best(share=0.7) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ([1.0, 2.0, 3.0], "rate = 3 .* largest value of its grid"),
+        ([3.0, 2.0, 1.0], "rate = 1 .* smallest value of its grid"),
+    ],
+)
+def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, words):
+    """Both values of a grid of two are at its edge."""
+    ends = np.array([[9.0, 8.0], [3.0, 2.0], [2.0, 1.0]])
+    grids = {"rate": rates, "of_two": [0.0, 1.0]}
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert made_up("loss", ends, ends, **grids).best() == (2, 1)
+    assert len(caught) == 1
+    assert made_up("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], **grids).best() == (1, 1)
+
+
+def test_a_sweep_keeps_its_grid_and_gives_histories_that_may_be_changed(problem):
+    rates = np.array([0.1, 0.2])
+    found = sweep(factory, problem, 1, learning_rate=rates)
+    rates[:] = 7
+    assert found.grid["learning_rate"].tolist() == [0.1, 0.2]
+    found.at((1,))["loss"][:] = 0
+    assert found.history["loss"][..., 1].all()
 
 
 def test_tail_mean_is_of_the_last_tenth():
@@ -130,3 +202,41 @@ def test_tail_mean_is_of_the_last_tenth():
     assert dsgd.tail_mean(values) == np.mean([27, 28, 29])
     assert dsgd.tail_mean(values[:, :4]) == 3
     assert dsgd.tail_mean(values, 0.5) == np.mean(np.arange(15, 30))
+
+
+# --- Metrics with one number for each worker.
+
+
+def counting(size=0.1) -> dsgd.Algorithm:
+    """Its metric is `[N]`: the round, a decimal further for each worker."""
+
+    def update(state, gradients, round):
+        round.log(rounds=(round.step + 1) * 10.0 ** jnp.arange(round.workers))
+        return dsgd.State(state.server - size * round.mean(gradients))
+
+    return method(update=update)
+
+
+def rounds(steps: int) -> np.ndarray:
+    counted = np.arange(1, steps + 1)[:, None] * 10.0 ** np.arange(N)
+    return np.concatenate([np.full((1, N), np.nan), counted])
+
+
+def test_metrics_of_workers_are_recorded_worker_by_worker(problem):
+    alone = run(counting(), problem, 5, record_every=2, mesh=N).history["rounds"]
+    np.testing.assert_allclose(alone, rounds(5)[[0, 2, 4, 5]])
+    found = sweep(counting, problem, 5, seeds=2, size=[0.1, 0.2, 0.3])
+    np.testing.assert_allclose(found.history["rounds"], np.broadcast_to(rounds(5), (3, 2, 6, N)))
+    with pytest.raises(ValueError, match="best: metric = 'rounds' has one number per worker"):
+        found.best("rounds")
+
+
+def test_what_diverges_keeps_the_records_until_then(problem):
+    """More records than workers, so that the axes cannot be taken for each other."""
+    with pytest.raises(dsgd.Diverged, match=r"mine: the loss .*; try a smaller step") as caught:
+        run(counting(1e4), problem, 100, seeds=2)
+    history = caught.value.history
+    count = len(history["step"])
+    assert N < count < 100
+    assert history["loss"].shape == (2, count)
+    np.testing.assert_allclose(history["rounds"], np.broadcast_to(rounds(count - 1), (2, count, N)))

@@ -4,6 +4,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -59,37 +60,41 @@ def contents(size: int, below: int) -> np.ndarray:
     return np.concatenate([np.zeros((1, size), kind), np.full((1, size), below - 1, kind), draws])
 
 
-@pytest.mark.parametrize("bits", BITS)
+def packing(bits: int | str) -> tuple[Callable, Callable, Callable[[list[int]], list[bytes]]]:
+    """How codes of so many bits, or trits, are packed and unpacked; and packed by hand."""
+    if isinstance(bits, str):
+        return (
+            lambda codes: (codecs.pack_trits(codes),),
+            lambda planes, d: codecs.unpack_trits(*planes, d),
+            lambda codes: [trits_by_hand(codes)],
+        )
+    return (
+        lambda codes: codecs.pack(codes, bits),
+        lambda planes, d: codecs.unpack(planes, bits, d),
+        lambda codes: packed_by_hand(codes, bits),
+    )
+
+
+@pytest.mark.parametrize("bits", [*BITS, "trits"])
 def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
+    pack, unpack, by_hand = packing(bits)
+    lengths, below = (SIZES, 3) if bits == "trits" else (sizes(bits), 2**bits)
+
     @partial(jax.jit, compiler_options=UNOPTIMIZED)
     def there_and_back(codes):
-        packed = [jax.vmap(lambda code: codecs.pack(code, bits))(of_size) for of_size in codes]
+        packed = [jax.vmap(pack)(of_size) for of_size in codes]
         return packed, [
-            jax.vmap(lambda planes, d=d: codecs.unpack(planes, bits, d), axis_size=5)(one)
-            for one, d in zip(packed, sizes(bits), strict=True)
+            jax.vmap(partial(unpack, d=d), axis_size=5)(one)
+            for one, d in zip(packed, lengths, strict=True)
         ]
 
-    codes = [contents(size, 2**bits) for size in sizes(bits)]
+    codes = [contents(size, below) for size in lengths]
     for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
-        assert unpacked.dtype == (np.uint8 if bits <= 8 else np.uint32)
-        assert [plane.dtype for plane in packed] == [np.uint8] * len(packed)
-        assert [plane.shape[1] for plane in packed] == [
-            -(-sent.shape[1] * width // 8) for width in widths(bits)
-        ]
-        rows = [
-            [plane.tobytes() for plane in row] for row in zip(*map(np.asarray, packed), strict=True)
-        ]
-        assert rows == [packed_by_hand(row.tolist(), bits) for row in sent] or bits == 0
+        assert unpacked.dtype == sent.dtype
+        assert all(plane.dtype == np.uint8 for plane in packed)
+        for row, expected in enumerate(sent.tolist()):
+            assert [np.asarray(plane[row]).tobytes() for plane in packed] == by_hand(expected)
         np.testing.assert_array_equal(unpacked, sent)
-
-
-def test_codes_in_eights_take_exactly_their_bits():
-    for bits in BITS:
-        for d in (8, 64, 1000):
-            packed = jax.eval_shape(
-                partial(codecs.pack, bits=bits), jax.ShapeDtypeStruct((d,), jnp.uint32)
-            )
-            assert sum(8 * plane.size for plane in packed) == d * bits
 
 
 def test_a_code_of_few_bits_may_come_in_a_wide_type():
@@ -99,36 +104,6 @@ def test_a_code_of_few_bits_may_come_in_a_wide_type():
     np.testing.assert_array_equal(codecs.unpack(packed, 6, 13), codes)
 
 
-def test_trits_come_back_five_from_a_byte():
-    @partial(jax.jit, compiler_options=UNOPTIMIZED)
-    def there_and_back(codes):
-        packed = [jax.vmap(codecs.pack_trits)(of_size) for of_size in codes]
-        return packed, [
-            jax.vmap(lambda code, d=d: codecs.unpack_trits(code, d))(one)
-            for one, d in zip(packed, SIZES, strict=True)
-        ]
-
-    codes = [contents(size, 3) for size in SIZES]
-    for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
-        assert packed.dtype == unpacked.dtype == np.uint8
-        assert packed.shape[1] == -(-sent.shape[1] // 5)
-        assert [row.tobytes() for row in np.asarray(packed)] == [
-            trits_by_hand(row.tolist()) for row in sent
-        ]
-        np.testing.assert_array_equal(unpacked, sent)
-
-
 def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
-    assert [codecs.index_bits(d) for d in (1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31)] == [
-        0,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        10,
-        10,
-        11,
-        31,
-    ]
+    dimensions = [1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31]
+    assert [*map(codecs.index_bits, dimensions)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]

@@ -148,36 +148,6 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         )
 
 
-def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
-    """Nothing is lost but time: what has not arrived stays with its sender."""
-    graph = GRAPHS["one peer"]
-    key = jax.random.key(0)
-
-    def function(x):
-        def one_round(t, carry):
-            def arrives(i, j):
-                i, j = jnp.broadcast_arrays(i, j)
-                number = jnp.minimum(i, j) * N + jnp.maximum(i, j)
-                draw = jax.vmap(
-                    lambda n: jax.random.bernoulli(
-                        jax.random.fold_in(jax.random.fold_in(key, t), n), 0.4
-                    )
-                )
-                return draw(number.reshape(-1)).reshape(number.shape)
-
-            everybody = jnp.ones(N, bool)
-            with workers.attended(workers.Attendance(everybody, everybody, arrives)):
-                return workers.mix(carry, graph, t, keep_sums=True)
-
-        return lax.fori_loop(0, 300, one_round, (x, jnp.ones(x.shape[0])))
-
-    x, weights = map(np.asarray, spread(function, 4, X))
-    assert weights.std() > 0.1, "messages were lost"
-    np.testing.assert_allclose(
-        x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6
-    )
-
-
 def test_functions_that_are_traced_once_see_each_rounds_attendance():
     """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of
     them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ CHOSEN = np.array([3, 15, 0, 3, 8], np.int32)
 KEY = 7
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(
-    r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    r"|collective-broadcast)(?:-start)?\("
 )
 
 
@@ -43,10 +44,6 @@ def messages() -> dict[str, np.ndarray]:
         "vector": draw.normal(size=(N, N, 3)).astype(np.float32),
         "byte": draw.integers(0, 255, (N, N), np.uint8),
     }
-
-
-def some(*names: str) -> dict[str, np.ndarray]:
-    return {name: rows()[name] for name in names}
 
 
 def on_every_device(tree):
@@ -83,12 +80,66 @@ def every_collective(rows, messages, everybody, chosen, key):
     return by_worker, on_every_device(by_device)
 
 
-@cache
-def compiled(mesh):
+def expected(devices: int):
+    """What numpy says: by worker, to the bit; on every device, to the bit; and sums and means, in
+    float64, up to a few roundings.
+    """
+    everything = rows()
+    exact = {name: np.asarray(leaf, np.float64) for name, leaf in everything.items()}
+    blocks = {
+        name: exact[name].reshape(devices, -1, *exact[name].shape[1:])
+        for name in ("scalar", "matrix")
+    }
+    keys = [jax.random.key_data(jax.random.fold_in(jax.random.key(KEY), i)) for i in range(N)]
+    by_worker = {
+        "ids": np.arange(N, dtype=np.int32),
+        "keys": np.stack(keys),
+        "own": everything,
+        "all_to_all": jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), messages()),
+        "shift": {
+            by: {name: np.roll(everything[name], by, axis=0) for name in ("matrix", "flag")}
+            for by in range(-N, N + 1)
+        },
+    }
+    to_the_bit = {
+        "gather": everything,
+        "select": {name: leaf[CHOSEN] for name, leaf in everything.items()},
+        "devices": np.int32(devices),
+    }
+    rounded = {
+        "sum": {name: leaf.sum(axis=0) for name, leaf in exact.items()},
+        "mean": {name: exact[name].mean(axis=0) for name in ("matrix", "scalar", "half")},
+        "mean_over_devices": {
+            "a": blocks["scalar"].max(axis=1).mean(axis=0),
+            "b": blocks["matrix"].max(axis=1).mean(axis=0),
+        },
+        "mean_sqdist": sum(
+            ((exact[name] - exact[name][0]) ** 2).sum() for name in ("matrix", "scalar")
+        )
+        / N,
+    }
+    return by_worker, to_the_bit, rounded
+
+
+def identical(got, want):
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def close(got, want, roundings: float = 8):
+    """Up to a few roundings at the size of the largest element; integers exactly."""
+    floating = jnp.issubdtype(got.dtype, jnp.floating)
+    eps = float(jnp.finfo(got.dtype).eps) if floating else 0.0
+    atol = roundings * eps * max(1.0, np.abs(want).max())
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=atol)
+
+
+def test_every_collective_is_what_numpy_says(any_mesh):
+    """On every device the same, and sums and means keep the type; only many devices send."""
     args = (rows(), messages(), rows(), CHOSEN, jax.random.key(KEY))
     spread = jax.shard_map(
         every_collective,
-        mesh=mesh,
+        mesh=any_mesh,
         in_specs=(BLOCKS, BLOCKS, SAME, SAME, SAME),
         out_specs=BLOCKS,
         check_vma=False,
@@ -96,148 +147,34 @@ def compiled(mesh):
     program = (
         jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
     )
-    by_worker, by_device = jax.tree.map(np.asarray, program(*args))
-    return by_worker, by_device, program.as_text()
-
-
-def by_worker(mesh, name: str):
-    return compiled(mesh)[0][name]
-
-
-def by_device(mesh, name: str):
-    """What every device holds, once it is known that they all hold the same."""
-
-    def one(leaf):
-        assert leaf.shape[0] == mesh.size
-        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
-        return leaf[0]
-
-    return jax.tree.map(one, compiled(mesh)[1][name])
-
-
-def assert_identical(result, expected):
-    assert jax.tree.structure(result) == jax.tree.structure(expected)
-    for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
-
-
-def assert_close(result, expected, *, roundings: float = 8):
-    """Up to a few roundings at the size of the largest element; `expected` in float64."""
-    assert jax.tree.structure(result) == jax.tree.structure(expected)
-    for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-        atol = roundings * float(jnp.finfo(got.dtype).eps) * max(1.0, np.abs(want).max())
-        np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=atol)
-
-
-def exact(tree):
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-
-
-def test_devices_is_their_number(any_mesh):
-    assert by_device(any_mesh, "devices") == any_mesh.size
-
-
-def test_ids_count_all_workers_once(any_mesh):
-    assert_identical(by_worker(any_mesh, "ids"), np.arange(N, dtype=np.int32))
-
-
-def test_a_workers_key_depends_on_its_id_only(any_mesh):
-    expected = np.stack(
-        [jax.random.key_data(jax.random.fold_in(jax.random.key(KEY), i)) for i in range(N)]
-    )
-    assert_identical(by_worker(any_mesh, "keys"), expected)
-
-
-def test_own_takes_the_blocks_rows(any_mesh):
-    assert_identical(by_worker(any_mesh, "own"), rows())
+    by_worker, on_devices = jax.tree.map(np.asarray, program(*args))
+    workers_expected, to_the_bit, rounded = expected(any_mesh.size)
+    jax.tree.map(identical, by_worker, workers_expected)
+    on_each = [
+        jax.tree.map(lambda leaf, device=device: leaf[device], on_devices)
+        for device in range(any_mesh.size)
+    ]
+    for one in on_each:
+        jax.tree.map(np.testing.assert_array_equal, one, on_each[0])
+    found = on_each[0]
+    jax.tree.map(identical, {name: found[name] for name in to_the_bit}, to_the_bit)
+    jax.tree.map(close, {name: found[name] for name in rounded}, rounded)
+    jax.tree.map(partial(close, roundings=4), found["sum"], rounded["sum"])
+    for name in ("matrix", "scalar", "half", "count"):
+        assert found["sum"][name].dtype == rows()[name].dtype
+    assert found["mean"]["half"].dtype == jnp.bfloat16
+    kinds = {"all-gather", "all-reduce", "all-to-all", "collective-permute"}
+    assert set(SENDS.findall(program.as_text())) == (kinds if any_mesh.size > 1 else set())
 
 
 def test_stack_repeats_every_leaf():
     tree = {"scalar": jnp.float32(2), "vector": jnp.arange(3, dtype=jnp.int32), "number": 1.5}
-    stacked = workers.stack(tree, 4)
-    assert_identical(
-        jax.tree.map(np.asarray, stacked),
-        {
-            "scalar": np.full(4, 2, np.float32),
-            "vector": np.tile(np.arange(3, dtype=np.int32), (4, 1)),
-            "number": np.full(4, 1.5, np.float32),
-        },
-    )
-
-
-def test_sum_is_over_all_workers_and_keeps_the_dtype(any_mesh):
-    result = by_device(any_mesh, "sum")
-    names = ("matrix", "scalar", "half", "count")
-    assert {name: result[name].dtype for name in names} == {
-        name: rows()[name].dtype for name in names
+    repeated = {
+        "scalar": np.full(4, 2, np.float32),
+        "vector": np.tile(np.arange(3, dtype=np.int32), (4, 1)),
+        "number": np.full(4, 1.5, np.float32),
     }
-    assert_close(
-        {name: result[name] for name in names[:3]},
-        jax.tree.map(lambda leaf: leaf.sum(0), exact(some(*names[:3]))),
-        roundings=4,
-    )
-    np.testing.assert_array_equal(result["count"], rows()["count"].sum(0))
-
-
-def test_sum_of_flags_counts_them(any_mesh):
-    np.testing.assert_array_equal(by_device(any_mesh, "sum")["flag"], rows()["flag"].sum(0))
-
-
-def test_mean_is_over_all_workers(any_mesh):
-    result = by_device(any_mesh, "mean")
-    assert result["half"].dtype == jnp.bfloat16
-    assert_close(
-        result, jax.tree.map(lambda leaf: leaf.mean(0), exact(some("matrix", "scalar", "half")))
-    )
-
-
-def test_mean_over_devices_averages_what_the_blocks_gave(any_mesh):
-    blocks = {
-        name: exact(rows()[name]).reshape(any_mesh.size, -1, *rows()[name].shape[1:])
-        for name in ("scalar", "matrix")
-    }
-    expected = {"a": blocks["scalar"].max(1).mean(0), "b": blocks["matrix"].max(1).mean(0)}
-    assert_close(by_device(any_mesh, "mean_over_devices"), expected)
-
-
-def test_mean_sqdist_is_the_mean_square_distance_over_all_leaves(any_mesh):
-    tree = exact(some("matrix", "scalar"))
-    expected = sum(((leaf - leaf[0]) ** 2).sum() for leaf in tree.values()) / N
-    assert_close(by_device(any_mesh, "mean_sqdist"), expected)
-
-
-def test_gather_gives_everybodys_rows_to_every_device(any_mesh):
-    assert_identical(by_device(any_mesh, "gather"), rows())
-
-
-@pytest.mark.parametrize("name", ["matrix", "scalar", "half", "count", "flag"])
-def test_find_and_select_give_the_chosen_rows_to_every_device(any_mesh, name):
-    assert_identical(by_device(any_mesh, "select")[name], rows()[name][CHOSEN])
-
-
-def test_all_to_all_delivers_each_message_to_its_receiver(any_mesh):
-    assert_identical(
-        by_worker(any_mesh, "all_to_all"),
-        jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), messages()),
-    )
-
-
-def test_shift_rolls_the_workers_by_any_number(any_mesh):
-    for by, shifted in by_worker(any_mesh, "shift").items():
-        assert_identical(
-            shifted,
-            jax.tree.map(lambda leaf, by=by: np.roll(leaf, by, axis=0), some("matrix", "flag")),
-        )
-
-
-def test_only_many_devices_send(any_mesh):
-    kinds = set(SENDS.findall(compiled(any_mesh)[2]))
-    assert kinds == (
-        set()
-        if any_mesh.size == 1
-        else {"all-gather", "all-reduce", "all-to-all", "collective-permute"}
-    )
+    jax.tree.map(identical, jax.tree.map(np.asarray, workers.stack(tree, 4)), repeated)
 
 
 def test_mesh_takes_devices_from_the_front():
@@ -247,14 +184,7 @@ def test_mesh_takes_devices_from_the_front():
     assert workers.mesh(2).axis_names == ("workers",)
 
 
-@pytest.mark.parametrize("devices", [0, -1, 9])
+@pytest.mark.parametrize("devices", [0, -1, 9, []])
 def test_mesh_of_an_impossible_number_of_devices(devices):
-    with pytest.raises(
-        ValueError, match=rf"mesh: devices = {devices}; expected between 1 and the 8"
-    ):
+    with pytest.raises(ValueError, match="mesh"):
         workers.mesh(devices)
-
-
-def test_mesh_of_an_empty_list_of_devices():
-    with pytest.raises(ValueError, match=r"mesh: devices = \[\]; expected at least one"):
-        workers.mesh([])

@@ -27,7 +27,8 @@ STEPS = 8  # two of the longest period
 FLOAT = 4  # bytes
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(
-    r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    r"|collective-broadcast)(?:-start)?\("
 )
 # of what LLVM makes of the program, not of the program
 FAST = {"xla_backend_optimization_level": 0}
@@ -184,14 +185,6 @@ def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
     return elsewhere.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
-def results(devices: int, n: int, step: int):
-    return of_rounds(devices, n)[0][step]
-
-
-def W_at(graph: Topology, step: int) -> np.ndarray:
-    return graph.matrices[step % graph.period].toarray()
-
-
 def close(result: np.ndarray, expected: np.ndarray, message: str, *, roundings: float = 4) -> None:
     """Up to a few roundings at the size of the largest element; `expected` in float64."""
     atol = roundings * float(jnp.finfo(result.dtype).eps) * max(1.0, np.abs(expected).max())
@@ -204,182 +197,70 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-SIZES = [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)]
-every_n = pytest.mark.parametrize(("devices", "n"), SIZES, ids=str)
-
-
-@every_n
-def test_mix_is_the_product_with_W_in_every_round(devices, n):
-    for step in range(STEPS):
-        for name, mixed in results(devices, n, step)[0]["mix"].items():
-            for leaf, row in rows(n).items():
-                assert mixed[leaf].dtype == row.dtype
-                close(
-                    mixed[leaf],
-                    product(W_at(graphs(n)[name], step), row),
-                    f"{name}, {leaf}, {step}",
-                )
-
-
-@every_n
-def test_a_schedule_takes_its_rounds_in_turn(devices, n):
-    """Not the same one, and again after a period, to the bit."""
-    for name, graph in schedules(n).items():
-        taken = [
-            results(devices, n, step)[0]["mix"][name]["matrix"] for step in range(2 * graph.period)
-        ]
-        for step in range(graph.period):
-            np.testing.assert_array_equal(taken[step], taken[step + graph.period])
-        assert any((taken[0] != other).any() for other in taken[1:])
-
-
 def pull(W: np.ndarray, leaf: np.ndarray, *, told: float = 1) -> np.ndarray:
-    """Neighbour by neighbour, of what they tell."""
-    x = np.asarray(leaf, np.float64)
-    return np.stack(
-        [
-            sum(W[i, j] * (told * x[j] - x[i]) for j in range(len(W)) if j != i)
-            for i in range(len(W))
-        ]
-    )
+    """Of neighbours that tell so many times what they have."""
+    x, others = np.asarray(leaf, np.float64), W - np.diag(np.diag(W))
+    differences = told * x[None] - x[:, None]
+    return np.einsum("ij,ij...->i...", others, differences)
 
 
-@every_n
-def test_pull_takes_the_table_that_it_is_given(devices, n):
-    """Here of neighbours that tell twice what they have."""
-    for step in (0, 1, 6):
-        for name, pulled in results(devices, n, step)[0]["by hand"].items():
-            close(pulled, pull(W_at(graphs(n)[name], step), rows(n)["matrix"], told=2), name)
-
-
-@every_n
-def test_errors_of_a_pull_are_as_small_as_the_disagreement(devices, n):
-    """Which is 2^17 times smaller than the models, whose roundings would drown it; a mean over all
-    is rounded as a model is.
+def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
+    """Exactly what neighbours say; whoever a device hears, it hears right: rows of zeros fill the
+    table up.
     """
-    for step in (0, 1):
-        for name, pulled in results(devices, n, step)[0]["pulled"].items():
-            expected = pull(W_at(graphs(n)[name], step), near(n))
-            size = near(n).max() if graphs(n)[name].uniform else np.ptp(near(n))
+    n = len(W)
+    said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
+    assert table.dtype == np.uint8
+    assert len(table) <= devices * n
+    for brought, own in zip(
+        table.reshape(devices, -1, 4), np.arange(n).reshape(devices, -1), strict=True
+    ):
+        np.testing.assert_array_equal(brought, said[brought[:, 0]])
+        needed = np.flatnonzero((W[own] != 0).any(axis=0))
+        assert {*needed, *own} <= set(brought[:, 0].astype(int) - 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "n"), [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)], ids=str
+)
+def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
+    """By both roads: lists of a few rows, and products with the whole table."""
+    plans = [routes.routes_of(graph, devices) for graph in graphs(n).values() if not graph.uniform]
+    assert n < N or {plan.places is None for plan in plans} == {True, False}
+    for step, (found, vmapped) in enumerate(of_rounds(devices, n)[0]):
+        for name, graph in graphs(n).items():
+            W, at = graph.matrices[step % graph.period].toarray(), f"{name}, {step}"
+            for leaf, row in rows(n).items():
+                mixed = found["mix"][name][leaf]
+                assert mixed.dtype == row.dtype
+                close(mixed, product(W, row), at)
+            close(found["by hand"][name], pull(W, rows(n)["matrix"], told=2), at)
+            # Errors of a pull are as small as the disagreement, which is 2^17 times smaller than
+            # the models, whose roundings would drown it; a mean over all is rounded as a model is.
+            size = near(n).max() if graph.uniform else np.ptp(near(n))
             np.testing.assert_allclose(
-                pulled,
-                expected,
+                found["pulled"][name],
+                pull(W, near(n)),
                 rtol=0,
                 atol=8 * float(size * np.finfo(np.float32).eps),
-                err_msg=name,
+                err_msg=at,
             )
-
-
-@every_n
-def test_models_that_agree_stay_bit_for_bit(devices, n):
-    """Where rows sum to 1; under push-sum they are scaled by what rows sum to."""
-    for step in (0, 1, 2, 3):
-        for name, stay in results(devices, n, step)[0]["stay"].items():
-            for leaf, model in agreed(n).items():
-                if graphs(n)[name].doubly_stochastic:
-                    np.testing.assert_array_equal(stay[leaf], model, err_msg=name)
+            # Models that agree stay as they are; under push-sum they are scaled by sums of rows.
+            for leaf, model in agreed(n).items() if name in found["stay"] else ():
+                if graph.doubly_stochastic:
+                    np.testing.assert_array_equal(found["stay"][name][leaf], model, err_msg=at)
                 else:
-                    close(stay[leaf], product(W_at(graphs(n)[name], step), model), name)
-
-
-@every_n
-def test_mix_of_many_seeds_is_mix_of_each(devices, n):
-    for step in (0, 1, 3):
-        for name, mixed in results(devices, n, step)[1].items():
-            for seed in range(SEEDS):
-                close(mixed[seed], product(W_at(graphs(n)[name], step), seeds(n)[seed]), name)
-
-
-@every_n
-def test_fetch_brings_what_neighbours_say_exactly(devices, n):
-    """And whoever a device hears, it hears right: rows of zeros fill the table up."""
-    block = n // devices
-    said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
-    for step in (0, 1, 2):
-        for name, table in results(devices, n, step)[0]["codes"].items():
-            assert table.dtype == np.uint8
-            for device, brought in enumerate(table.reshape(devices, -1, 4)):
-                np.testing.assert_array_equal(brought, said[brought[:, 0]])
-                own = np.arange(device * block, (device + 1) * block)
-                needed = np.flatnonzero((W_at(graphs(n)[name], step)[own] != 0).any(axis=0))
-                assert {*needed, *own} <= set(brought[:, 0].astype(int) - 1), name
-
-
-@every_n
-def test_a_table_has_no_more_rows_than_everybody(devices, n):
-    tables = results(devices, n, 0)[0]["codes"]
-    assert all(len(table) <= devices * n for table in tables.values())
-    if devices > 1:
-        block = n // devices
-        assert len(tables[f"ring({n})"]) == devices * (block + 2)
-        assert len(tables[f"one_peer_exponential({n})"]) == devices * 2 * block
-
-
-@every_n
-def test_sum_of_others_is_exact(devices, n):
-    for step in (0, 1, 2):
-        for name, heard in results(devices, n, step)[0]["heard"].items():
-            others = (W_at(graphs(n)[name], step) != 0) & ~np.eye(n, dtype=bool)
-            assert heard.dtype == np.uint32
+                    close(found["stay"][name][leaf], product(W, model), at)
+            for mixed, row in zip(vmapped.get(name, ()), seeds(n), strict=name in vmapped):
+                close(mixed, product(W, row), at)
+            check_fetched(found["codes"][name], W, devices)
+            others = (W != 0) & ~np.eye(n, dtype=bool)
+            assert found["heard"][name].dtype == np.uint32
             np.testing.assert_array_equal(
-                heard, others.astype(np.int64) @ counts(n).astype(np.int64), err_msg=name
+                found["heard"][name],
+                others.astype(np.int64) @ counts(n).astype(np.int64),
+                err_msg=at,
             )
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_only_many_devices_send(devices):
-    kinds = {kind for _, kind in SENDS.findall(of_rounds(devices, N)[1])}
-    assert kinds == (set() if devices == 1 else {"all-gather", "all-reduce", "collective-permute"})
-
-
-@pytest.fixture
-def most(monkeypatch):
-    """Sets the number of neighbours up to which rows are summed one by one."""
-
-    def set_most(number: int) -> None:
-        monkeypatch.setattr(routes, "_MOST", number)
-        routes.routes_of.cache_clear()
-
-    yield set_most
-    routes.routes_of.cache_clear()
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_rows_one_by_one_and_the_product_agree(devices, most):
-    some = [graphs(N)[name] for name in ("push-sum", "one_peer_exponential(16)")]
-
-    def both(x, counted, step):
-        results = []
-        for number in (0, 32):
-            most(number)
-            assert all(
-                (routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some
-            )
-            heard = [
-                workers.sum_of_others(workers.fetch(counted, graph, step), graph, step)
-                for graph in some
-            ]
-            results.append(([workers.mix(x, graph, step) for graph in some], heard))
-        return results
-
-    places = {"in_specs": (BLOCKS, BLOCKS, SAME), "out_specs": BLOCKS, "check_vma": False}
-    spread = jax.jit(jax.shard_map(both, mesh=workers.mesh(devices), **places))
-    x = rows(N)["matrix"]
-    program = spread.lower(x, counts(N), jnp.int32(0)).compile(compiler_options=FAST)
-    for step in (0, 3):
-        (by_product, counted), (one_by_one, counted_too) = jax.tree.map(
-            np.asarray, program(x, counts(N), np.int32(step))
-        )
-        for graph, left, right, heard, heard_too in zip(
-            some, by_product, one_by_one, counted, counted_too, strict=True
-        ):
-            for mixed in (left, right):
-                close(mixed, product(W_at(graph, step), x), graph.name)
-            others = (W_at(graph, step) != 0) & ~np.eye(N, dtype=bool)
-            for exact in (heard, heard_too):
-                np.testing.assert_array_equal(
-                    exact, others.astype(np.int64) @ counts(N).astype(np.int64)
-                )
 
 
 def test_gradients_flow_through_mix():
@@ -394,98 +275,76 @@ def test_gradients_flow_through_mix():
     np.testing.assert_allclose(gradient, product(graph.W.T, c), rtol=0, atol=1e-14)
 
 
-def sends_of_a_mix(
-    graph: Topology, devices: int = 8
-) -> tuple[list[tuple[str, str]], dict[str, int | float]]:
-    """Shape and kind of each of the devices' messages, for rows of three numbers; and the bytes
-    that a device sends.
-    """
+ROW = 3 * FLOAT
+TAIL = nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)])
+RING = topologies.ring(8).W
+# The devices, the graph, and what a mix of rows of three numbers sends: kinds and shapes of the
+# messages, and bytes of each device.
+SENT = {
+    "one device": (1, topologies.one_peer_exponential(8), [], [], 0),
+    "a ring in blocks": (8, topologies.ring(16), 2 * ["collective-permute"], [1, 3], 2 * ROW),
+    "two hops in blocks of four": (
+        8,
+        topologies.from_matrix(circulant(32, {0: 0.5, 1: 0.1, 2: 0.15})),
+        2 * ["collective-permute"],
+        [2, 3],
+        4 * ROW,
+    ),
+    # In as many permutes as one has neighbours; the mean over devices sends the mean degree.
+    **{
+        name: (
+            8,
+            graph,
+            graph.degree * ["collective-permute"],
+            [1, 3],
+            graph.sends.mean() * ROW,
+        )
+        for name, graph in {
+            "single workers": topologies.random_regular(8, 3),
+            "push-sum": topologies.from_graph(directed(8, seed=3)),
+            "a star with a tail": topologies.from_graph(TAIL),
+        }.items()
+    },
+    # The hub needs everybody's row: a gather brings what permutes would.
+    "a star": (8, topologies.star(16), ["all-gather"], [], 14 * ROW),
+    "all": (8, topologies.complete(16), ["all-reduce"], [3], None),
+    # One branch for each of the three rounds, of which a step takes one.
+    "a schedule": (
+        8,
+        topologies.one_peer_exponential(8),
+        3 * ["collective-permute"],
+        [1, 3],
+        ROW,
+    ),
+    "rounds between equal pairs": (
+        8,
+        topologies.from_matrix(np.stack([RING, (np.eye(8) + RING) / 2, RING])),
+        2 * ["collective-permute"],
+        [1, 3],
+        2 * ROW,
+    ),
+}
 
-    def mix(x, step):
-        return workers.mix(x, graph, step)
 
+@pytest.mark.parametrize("name", SENT)
+def test_a_mix_sends_no_more_than_the_neighbours_rows(name):
+    devices, graph, kinds, shape, sent = SENT[name]
     spread = jax.shard_map(
-        mix, mesh=workers.mesh(devices), in_specs=(BLOCKS, SAME), out_specs=BLOCKS, check_vma=False
+        lambda x, step: workers.mix(x, graph, step),
+        mesh=workers.mesh(devices),
+        in_specs=(BLOCKS, SAME),
+        out_specs=BLOCKS,
+        check_vma=False,
     )
     program = (
         jax.jit(spread).lower(jnp.zeros((graph.n, 3)), jnp.int32(0)).compile(compiler_options=FAST)
     )
-    return SENDS.findall(program.as_text()), workers.traffic(program)
-
-
-ROW = 3 * FLOAT
-
-
-@pytest.mark.parametrize(
-    ("graph", "rows_each_way"),
-    [
-        (topologies.ring(16), 1),
-        (
-            topologies.from_matrix(
-                circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"
-            ),
-            2,
-        ),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_neighbouring_blocks_exchange_one_message_each_way(graph, rows_each_way):
-    sends, total = sends_of_a_mix(graph)
-    assert [kind for _, kind in sends] == ["collective-permute"] * 2
-    assert all(re.match(rf"\(?f32\[{rows_each_way},3\]", shape) for shape, _ in sends)
-    assert total == {"collective-permute": 2 * rows_each_way * ROW}
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        topologies.random_regular(8, 3),
-        topologies.from_graph(directed(8, seed=3), name="push-sum"),
-        topologies.from_graph(
-            nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)]), name="a star with a tail"
-        ),
-    ],
-    ids=lambda graph: graph.name,
-)
-def test_single_workers_send_their_row_to_each_neighbour(graph):
-    """In as many permutes as one has neighbours; the mean over devices sends the mean degree."""
-    sends, total = sends_of_a_mix(graph)
-    assert [kind for _, kind in sends] == ["collective-permute"] * graph.degree
-    assert all(re.match(r"\(?f32\[1,3\]", shape) for shape, _ in sends)
-    assert total == {"collective-permute": graph.sends.mean() * ROW}
-
-
-def test_a_star_gathers_what_permutes_would_bring():
-    """The hub needs everybody's row."""
-    n = 16
-    sends, total = sends_of_a_mix(topologies.star(n))
-    assert [kind for _, kind in sends] == ["all-gather"]
-    assert total == {"all-gather": 7 * n // 8 * ROW}
-
-
-def test_a_complete_graph_sends_one_mean():
-    sends, _ = sends_of_a_mix(topologies.complete(16))
-    assert [kind for _, kind in sends] == ["all-reduce"]
-    assert re.match(r"\(?f32\[3\]", sends[0][0])
-
-
-def test_a_round_of_a_schedule_sends_its_own_rows_only():
-    """One branch for each of the three rounds, of which a step takes one."""
-    sends, total = sends_of_a_mix(topologies.one_peer_exponential(8))
-    assert [kind for _, kind in sends] == ["collective-permute"] * 3
-    assert total == {"collective-permute": ROW}
-
-
-def test_rounds_between_equal_pairs_are_one_branch():
-    W = topologies.ring(8).W
-    sends, total = sends_of_a_mix(topologies.from_matrix(np.stack([W, (np.eye(8) + W) / 2, W])))
-    assert [kind for _, kind in sends] == ["collective-permute"] * 2
-    assert total == {"collective-permute": 2 * ROW}
-
-
-@pytest.mark.parametrize("graph", [topologies.star(8), topologies.one_peer_exponential(8)])
-def test_one_device_sends_nothing(graph):
-    assert sends_of_a_mix(graph, devices=1) == ([], {})
+    found = SENDS.findall(program.as_text())
+    assert [kind for _, kind in found] == kinds
+    if "all-gather" not in kinds:
+        assert all(re.match(rf"\(?f32\[{','.join(map(str, shape))}\]", each) for each, _ in found)
+    if sent is not None:
+        assert workers.traffic(program) == dict.fromkeys(kinds, sent)
 
 
 @pytest.mark.parametrize(
@@ -500,11 +359,8 @@ def test_one_device_sends_nothing(graph):
 )
 def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
     """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
-    needed = rf"; expected floating-point leaves of {N} workers"
     for gossip in (workers.mix, workers.pull):
-        with pytest.raises(
-            ValueError, match=rf"gossip on {re.escape(graph.name)}: a leaf of {given}{needed}"
-        ):
+        with pytest.raises(ValueError, match=rf"{re.escape(graph.name)}: a leaf of {given}"):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
 
@@ -536,8 +392,5 @@ def test_a_schedule_needs_the_step(devices):
     if devices > 1:
         calls.append(lambda x: workers.fetch(x, graph))
     for call in calls:
-        with pytest.raises(
-            ValueError,
-            match=r"gossip on one_peer_exponential\(8\), a schedule of 3 rounds: step = None; expected",
-        ):
+        with pytest.raises(ValueError, match=r"one_peer_exponential\(8\).* step"):
             spread(call, devices)(np.zeros((8, 2), np.float32))

@@ -52,12 +52,6 @@ def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
         )
 
 
-def test_the_same_bits_twice(mesh):
-    x = rows("float32", 16)
-    mean = over_workers(workers.mean, mesh)
-    np.testing.assert_array_equal(mean(x), mean(x))
-
-
 @pytest.mark.parametrize(("shape", "grid", "seeds"), [((3,), 2, 2), ((50, 20), 2, 3)])
 def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
     """Runs that are mapped over, twice, are added up each for itself: many elements by
@@ -108,42 +102,31 @@ def test_consensus_distances_of_long_rows_are_those_of_numpy(dtype, any_mesh):
     )
 
 
-def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(any_mesh):
-    """The sums of pairs are in the program once."""
-    x = rows("float32")
-    both = over_workers(workers.mean_and_sqdist, any_mesh)
-    mean, apart = both(x)
-    exact = np.asarray(x, np.float64)
-    np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(apart, ((exact - exact.mean(axis=0)) ** 2).sum() / 8, rtol=1e-5)
-    assert both.lower(x).as_text().count("stablehlo.complex") == 8 // any_mesh.size
+def weighted(x):
+    with workers.weighted(WEIGHTS):
+        return workers.mean_and_sqdist(x)
 
 
-def test_of_a_tree_distances_are_summed_and_types_are_kept():
-    """With workers' weights, and in half precision, which is rounded once."""
-    mesh = workers.mesh(2)
+WEIGHTS = (2.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("by", [(1.0,) * 8, WEIGHTS], ids=["plain", "weighted"])
+def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(by, any_mesh):
+    """The sums of pairs are in the program once. Types are kept; half precision is rounded once."""
     x = {"a": rows("float32"), "b": rows("bfloat16")[:, 0]}
-    weights = (2.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-
-    def weighted(x):
-        with workers.weighted(weights):
-            return workers.mean_and_sqdist(x)
-
-    exact = {name: np.asarray(leaf, np.float64) for name, leaf in x.items()}
-    for both, by in ((workers.mean_and_sqdist, np.ones(8)), (weighted, np.array(weights))):
-        mean, apart = over_workers(both, mesh)(x)
-        middle = {name: np.tensordot(by, leaf, axes=1) / 8 for name, leaf in exact.items()}
-        assert (mean["a"].dtype, mean["b"].dtype) == (jnp.float32, jnp.bfloat16)
-        np.testing.assert_allclose(mean["a"], middle["a"], rtol=1e-6)
-        np.testing.assert_allclose(np.asarray(mean["b"], np.float64), middle["b"], rtol=2.0**-8)
-        squares = (
-            sum(
-                ((leaf - np.asarray(mean[name], np.float64)) ** 2).sum()
-                for name, leaf in exact.items()
-            )
-            / 8
-        )
-        np.testing.assert_allclose(apart, squares, rtol=1e-5)
+    both = over_workers(weighted if by is WEIGHTS else workers.mean_and_sqdist, any_mesh)
+    mean, apart = both(x)
+    squares = 0.0
+    for name, rounding in (("a", 1e-6), ("b", 2.0**-8)):
+        exact = np.asarray(x[name], np.float64)
+        middle = np.tensordot(np.array(by), exact, axes=1) / 8
+        assert mean[name].dtype == x[name].dtype
+        np.testing.assert_allclose(np.asarray(mean[name], np.float64), middle, rtol=rounding)
+        squares += ((exact - np.asarray(mean[name], np.float64)) ** 2).sum() / 8
+    np.testing.assert_allclose(apart, squares, rtol=1e-5)
+    if by is not WEIGHTS:
+        alone = both.lower(rows("float32")).as_text()
+        assert alone.count("stablehlo.complex") == 8 // any_mesh.size
 
 
 @pytest.mark.parametrize("shape", [LONG, (5,)])

@@ -147,15 +147,18 @@ from jax._src import compiler, dispatch, mesh, sharding_impls
 from jax._src.interpreters import mlir, pxla
 
 def seen():
-    functions = {(module.__name__, name): value for module in (compiler, dispatch, pxla, mlir) for name, value in vars(module).items()}
-    rules = [dict(table) for table in (mlir._lowerings, *mlir._platform_specific_lowerings.values())]
+    modules = compiler, dispatch, pxla, mlir
+    functions = {(m.__name__, name): value for m in modules for name, value in vars(m).items()}
+    tables = mlir._lowerings, *mlir._platform_specific_lowerings.values()
+    rules = [dict(table) for table in tables]
     return functions, rules, dict(jax.config.values), dict(__import__("os").environ)
 
 before = seen()
 import dsgd, algorithms, topologies
 after = seen()
 same = [all(after[0].get(name) is value for name, value in before[0].items())]
-same += [all(new.get(name) is value for name, value in old.items()) for old, new in zip(before[1], after[1])]
+for old, new in zip(before[1], after[1]):
+    same += [all(new.get(name) is value for name, value in old.items())]
 print(all(same), before[2:] == after[2:], dsgd.xla.forms.ENABLED)
 """
 

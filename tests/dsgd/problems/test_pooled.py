@@ -1,0 +1,111 @@
+"""Very unequal workers share a pool, which computes what padded arrays do."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import problems
+from dsgd.engine import pooled
+from dsgd.problems.examples import pad
+
+KEY = jax.random.key(0)
+SIZES = [3, 5, 2, 4000, 7, 1, 10, 6]
+CUTS = np.cumsum(SIZES)[:-1]
+ROWS = np.random.default_rng(0).normal(size=(sum(SIZES), 100)).astype(np.float32)
+VALUES = (ROWS[:, :9] @ np.ones(9) + np.arange(len(ROWS)) % 7).astype(np.float32)
+PARTS = np.split(np.random.default_rng(1).permutation(len(ROWS)), CUTS)
+MODEL = problems.Model(lambda key: jnp.zeros(100), lambda params, inputs: inputs @ params)
+MB = algorithms.minibatch_sgd(optax.sgd(0.01))
+
+
+@cache
+def unequal(**options: Any) -> Any:
+    options, data = {"batch_size": 4, **options}, (ROWS, VALUES)
+    return problems.finite_sum(MODEL, optax.squared_error, data, 8, PARTS, **options)
+
+
+@cache
+def with_padding(**options: Any) -> Any:
+    """The same problem with the arrays `[N, longest, ...]`."""
+    order = np.concatenate(PARTS)
+    data = pad(ROWS[order], VALUES[order], np.split(np.arange(len(ROWS)), CUTS))
+    return unequal(**options)._replace(data=data)
+
+
+def test_memory_is_that_of_the_samples():
+    samples = ROWS.nbytes + VALUES.nbytes
+    own = problems.ByWorker(lambda n: (ROWS[: SIZES[n]], VALUES[: SIZES[n]]))
+    by_worker = problems.finite_sum(MODEL, optax.squared_error, own, 8)
+    for problem, low, high in (
+        (unequal(), 1, 1.01),
+        (by_worker, 1, 1.01),
+        (with_padding(), 7, 9),
+    ):
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.data))
+        assert low * samples <= size < high * samples
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
+    data, n = pooled.laid_out(unequal().data, devices), 8 // devices
+    assert data.inputs.shape[1] == -(-np.reshape(SIZES, (devices, n)).sum(axis=1).max() // n)
+
+
+GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.01), topologies.ring(8))
+HALF = dsgd.work.micro_batches(np.arange(24).reshape(8, 3) % 2 == 0)
+RUNS = {
+    "without replacement": (algorithms.local_sgd(optax.sgd(0.01), 2), {"replacement": False}),
+    "epochs": (MB, {"replacement": "epoch"}),
+    "exact": (algorithms.gradient_descent(optax.sgd(0.01)), {"weights": "samples", "l2": 0.1}),
+    "exact at local models": (
+        GOSSIP._replace(query=lambda state, round: GOSSIP.query(state, round)._replace(exact=True)),
+        {"chunk": 64},
+    ),
+    "one worker": (algorithms.sgd(optax.sgd(0.01)), {"weights": "samples"}),
+    "micro-batches": (algorithms.unequal_work(MB, HALF), {}),
+}
+SHORT = {"exact at local models", "micro-batches"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS]
+)
+def test_runs_are_those_of_padded_arrays(name):
+    method, options = RUNS[name]
+    train_loss = name.startswith("exact")
+    one, other = (
+        dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
+        for problem, devices in ((unequal, 4), (with_padding, 1))
+    )
+    np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
+    for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):
+        np.testing.assert_allclose(one.history[scalar], other.history[scalar], rtol=2e-5)
+
+
+def test_the_objective_of_a_pool_without_a_custom_evaluation():
+    problem = unequal(weights="samples")._replace(evaluate=None)
+    history = dsgd.run(MB, problem, steps=1, key=KEY, mesh=2).history
+    assert history["loss"][0] == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
+
+
+def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
+    whole = dsgd.run(MB, unequal(), steps=2, key=KEY, mesh=1).params
+    for steps, devices in ((1, 1), (2, 4)):
+        resumed = dsgd.run(MB, unequal(), steps=steps, key=KEY, mesh=devices, checkpoint=tmp_path)
+    np.testing.assert_allclose(resumed.params, whole, rtol=1e-5, atol=1e-7)
+
+
+def test_a_pool_laid_out_for_other_devices_is_refused():
+    wrong = unequal()._replace(data=pooled.laid_out(unequal().data, 2))
+    with pytest.raises(ValueError, match="laid out for 2 devices"):
+        dsgd.run(MB, wrong, steps=1, key=KEY, mesh=1)

@@ -1,0 +1,85 @@
+"""Sparse features compute what dense ones do, in less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.sparse as sp
+
+import dsgd
+from dsgd import problems
+
+KEY = jax.random.key(0)
+SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), format="csr")
+CLASSES = np.arange(40) % 3
+
+
+def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
+    given = (sp.csc_matrix(SPARSE), SPARSE.toarray())
+    sparse, dense = (
+        problems.logistic_regression((inputs, CLASSES), 3, batch_size=4) for inputs in given
+    )
+    assert isinstance(sparse.data.inputs, problems.SparseRows)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(sparse.data.inputs))
+    assert size < dense.data.inputs.nbytes
+    assert sparse.constants.smoothness == pytest.approx(dense.constants.smoothness)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), dense.init(KEY))
+
+    def of(problem: dsgd.Problem) -> list[jax.Array]:
+        """Worker 1's batch loss and gradient."""
+        mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
+        batch = problem.sample(KEY, mine)
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(problem.loss))(params, batch))
+
+    for one, other in zip(of(sparse), of(dense), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_rows_are_the_matrix():
+    # two entries at one place, and a zero
+    matrix = sp.coo_array(([1.0, 2, 3, 0], ([0, 0, 2, 1], [4, 4, 0, 2])), (3, 5))
+    rows = problems.sparse_rows(matrix, longest=2)
+    assert rows.shape == (3, 5)
+    assert rows.columns.shape == (3, 2)
+    np.testing.assert_array_equal(rows.toarray(), [[0, 0, 0, 0, 3], [0] * 5, [3, 0, 0, 0, 0]])
+    kernel = jnp.arange(10.0).reshape(5, 2)
+    for each in (kernel, kernel[:, 0]):
+        np.testing.assert_array_equal(rows @ each, rows.toarray() @ each)
+    with pytest.raises(ValueError, match=r"kernel .*\(4, 2\)"):
+        rows @ kernel[:4]
+    # a column that is not there
+    assert jnp.isnan(problems.SparseRows(np.array([[5]]), np.ones((1, 1)), 5) @ kernel).all()
+    with pytest.raises(ValueError, match="2 entries and 2 features, but longest = 1"):
+        problems.sparse_rows(sp.csr_array(np.ones((2, 2))), longest=1)
+
+
+def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_longer():
+    model = problems.Model(lambda key: jnp.ones(30), lambda x, inputs: inputs @ x)
+    longer = np.pad(np.ones((2, 9)), ((0, 0), (0, 21)))
+
+    def made(inputs: Any, **options: Any) -> dsgd.Problem:
+        loss = optax.squared_error
+        return problems.finite_sum(model, loss, (inputs, CLASSES * 1.0), 4, **options)
+
+    metrics = {"error": optax.squared_error}
+    shared = made(SPARSE, test=(sp.csr_array(longer), np.ones(2)), metrics=metrics).shared
+    assert isinstance(shared.inputs, problems.SparseRows)
+    np.testing.assert_allclose(shared.inputs @ jnp.arange(30.0), longer @ np.arange(30.0))
+    # dense where that is smaller, or needed
+    assert isinstance(made(sp.csr_array(np.ones((40, 30)))).data.inputs, jax.Array)
+    assert problems.neural_network("mlp", (SPARSE, CLASSES), 2).data.inputs.shape[-1] == 30
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"), [(np.nan, "not finite"), (1e300, r"1e\+300"), (1j, "complex")]
+)
+def test_sparse_entries_that_do_not_fit_are_refused(entry, words):
+    inputs = sp.csr_array(([entry], ([0], [0])), (40, 30))
+    with pytest.raises(ValueError, match=f"data: inputs.*{words}"):
+        problems.logistic_regression((inputs, CLASSES), 2)

@@ -1,0 +1,138 @@
+"""Leaves of the parameters that are not trained: frozen ones, integers, keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import problems
+from dsgd.engine import leaves, loop
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+Y = X @ np.array([1, 2, 3], np.float32)
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
+FROZEN = {"w": True, "frozen": False, "table": True, "key": True}
+
+
+def init(key):
+    frozen = {"frozen": jax.random.normal(key, (3,)), "table": jnp.arange(3)}
+    return {"w": jnp.zeros(3), "key": jax.random.fold_in(key, 1), **frozen}
+
+
+def predict(params, x):
+    constant = params["table"].sum() + jax.random.normal(params["key"])
+    return x @ params["w"] + 0.1 * x @ params["frozen"] + constant
+
+
+def regression(init=init, predict=predict, **options: Any) -> dsgd.Problem:
+    model, options = problems.Model(init, predict), {"batch_size": 4, "l2": 0.1, **options}
+    return problems.finite_sum(model, optax.squared_error, (X, Y), 3, **options)
+
+
+def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(mesh, key):
+    problem = regression(trainable=FROZEN)
+    start = problem.init(loop.split(key)[0])
+    alone = regression(
+        lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x)
+    )
+    method = algorithms.make("choco-sgd", optax.sgd(0.05), 3)
+    found, expected = (
+        dsgd.run(method, each, steps=4, key=key, mesh=mesh) for each in (problem, alone)
+    )
+    for leaf in ("frozen", "table", "key"):
+        assert jnp.array_equal(found.params[leaf], start[leaf])
+    np.testing.assert_allclose(found.params["w"], expected.params["w"], rtol=1e-6)
+    for column in ("bits", "loss", "grad_sqnorm", "consensus"):
+        np.testing.assert_allclose(found.history[column], expected.history[column], rtol=1e-5)
+
+
+def test_runs_with_fixed_leaves_go_on_from_results_checkpoints_and_models(tmp_path, mesh, key):
+    problem = regression(trainable=lambda params: {**dict.fromkeys(params, True), "frozen": False})
+    options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 2}
+    whole = dsgd.run(SGD, problem, steps=4, **options)
+    first = dsgd.run(SGD, problem, steps=2, checkpoint=tmp_path, **options)
+    resumed = dsgd.run(SGD, problem, steps=4, checkpoint=tmp_path, **options)
+    second = dsgd.run(SGD, problem, steps=2, start=first, **options)
+    for other in (resumed, second):
+        for leaf in ("w", "frozen", "table"):
+            np.testing.assert_array_equal(other.params[leaf], whole.params[leaf])
+    model = jax.tree.map(lambda leaf: leaf[0], first.params)
+    options = {"key": key, "mesh": mesh, "record_every": 2, "steps": 2}
+    start = dsgd.Parameters(lambda key: model, problem.trainable)
+    third = dsgd.run(SGD, problem._replace(init=start), **options)
+    np.testing.assert_allclose(third.history["loss"][0], first.history["loss"][0, -1], rtol=1e-6)
+    assert not np.array_equal(third.params["w"], model["w"])
+    with pytest.raises(ValueError, match=r"leaves \['w'\].*\['frozen'\], \['w'\]"):
+        dsgd.run(SGD, problem._replace(init=lambda key: model), **options)
+
+
+def test_a_custom_problem_may_freeze_leaves_and_have_integer_ones(mesh, key):
+    def init(key):
+        return {"w": jnp.ones(2), "scale": jnp.float32(3), "n": jnp.int32(3)}
+
+    def loss(params, batch):
+        return 0.5 * params["scale"] * jnp.sum((params["w"] - batch) ** 2) + params["n"]
+
+    problem = dsgd.Problem(init, loss, jnp.zeros((2, 2)), lambda key, mine: mine)
+    assert problem.trainable is None
+    frozen = dsgd.Parameters(init, lambda params: {**params, "w": True, "n": True, "scale": False})
+    result = dsgd.run(SGD, problem._replace(init=frozen), steps=1, key=key, mesh=mesh)
+    np.testing.assert_allclose(result.params["w"], 0.7, rtol=1e-6)
+    assert (result.params["scale"], result.params["n"]) == (3, 3)
+
+
+def test_a_custom_gradient_has_float0_for_integers_as_jax_has(mesh, key):
+    def slope(params, batch):
+        return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}
+
+    problem = dsgd.Problem(
+        lambda key: {"w": jnp.ones(2), "n": jnp.int32(3)},
+        dsgd.Loss(lambda params, batch: jnp.sum(params["w"] - batch), slope),
+        jnp.ones((2, 2)),
+        lambda key, mine: 2 * mine,
+    )
+    params = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params
+    np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
+    assert params["n"] == 3
+
+
+def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
+    def init(key):
+        return {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))}
+
+    problem = regression(init, lambda p, x: x @ (p["w"] + p["frozen"]))
+    masked = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
+    method = algorithms.make("local-sgd", optax.chain(optax.adam(0.1), masked), 3)
+    found: Any = dsgd.run(method, problem, steps=4, key=key, mesh=mesh).params
+    np.testing.assert_array_equal(found["frozen"], problem.init(loop.split(key)[0])["frozen"])
+    assert np.abs(found["w"]).min() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("trainable", "words"),
+    [
+        ({**FROZEN, "w": 1}, r"trainable = .*True and False"),
+        ({"w": True}, "trainable = {'w': True}.*prefix"),
+        (False, "no floating-point leaf"),
+    ],
+)
+def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, words):
+    with pytest.raises(ValueError, match=words):
+        regression(trainable=trainable)
+
+
+def test_layers_of_a_neural_network_can_be_frozen():
+    def last(params):
+        """Of flax's modules, whose layers' names end with their numbers."""
+        return dict.fromkeys(params, False) | {max(params): True}
+
+    problem = problems.neural_network("mlp", workers=2, batch_size=4, trainable=last)
+    flags = leaves.flags(problem)
+    assert sum(flags) == 2 < len(flags)

@@ -1,0 +1,147 @@
+"""Weights of the workers' objectives."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import clusters, problems
+from dsgd.engine import oracle, pooled
+
+SIZES = [1, 2, 4, 9]
+N, M = len(SIZES), sum(SIZES)
+KEY = jax.random.key(0)
+PARTS = np.split(np.arange(M), np.cumsum(SIZES)[:-1])
+CENTERS = np.array([-8.0, -4.0, 2.0, 4.0])
+W = np.array(SIZES) * N / M
+GD, SGD = (each(optax.sgd(0.1)) for each in (algorithms.gradient_descent, algorithms.minibatch_sgd))
+
+
+@cache
+def means(weights: Any = "samples") -> dsgd.Problem:
+    """f_n(x) = |x - c_n|^2 / 2 for x in R^2 and worker n's center c_n, with exact gradients: each
+    batch is all that a worker has.
+    """
+    model = problems.Model(
+        lambda key: jnp.zeros(2), lambda x, inputs: jnp.broadcast_to(x, (len(inputs), 2))
+    )
+    data = np.zeros((M, 1)), np.repeat(CENTERS, SIZES)
+    options: Any = {"weights": weights, "batch_size": max(SIZES), "replacement": False}
+    return problems.finite_sum(model, lambda x, c: (x - c[:, None]) ** 2, data, N, PARTS, **options)
+
+
+def objective(x: float, weights: Any) -> float:
+    return np.average((x - CENTERS) ** 2, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "numbers", "devices"),
+    [("samples", W, 4), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]), 1)],
+)
+def test_the_history_has_the_weighted_objective_and_its_gradient(weights, numbers, devices):
+    """The batches are all data, so that the loss on them is the objective at the model before."""
+    options = {"steps": 2, "key": KEY, "mesh": devices, "train_loss": True}
+    history = dsgd.run(SGD, means(weights), **options).history
+    x = 0.1 * np.average(CENTERS, weights=numbers)
+    values = [objective(0, numbers), objective(x, numbers)]
+    np.testing.assert_allclose(history["loss"][:2], values, rtol=1e-5)
+    np.testing.assert_allclose(history["train_loss"][1:], values, rtol=1e-5)
+    assert history["grad_sqnorm"][0] == pytest.approx(2 * (10 * x) ** 2, rel=1e-5)
+
+
+PRESENT = np.array([True, False, False, True])
+AT_ONCE = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "expected"),
+    [
+        (algorithms.local_sgd(optax.sgd(0.1), 2), 2, CENTERS * (1 - (1 - 0.1) ** 2)),
+        (
+            algorithms.observed(
+                algorithms.unequal_work(algorithms.local_sgd(optax.sgd(0.1), 1), AT_ONCE)
+            ),
+            1,
+            0.1 * CENTERS,
+        ),
+    ],
+    ids=["local SGD", "wrapped"],
+)
+def test_models_are_averaged_with_weights_after_plain_local_steps(method, steps, expected):
+    """FedAvg: (1/N) sum_n w_n x_n, with the step size that was given."""
+    found = dsgd.run(method, means(), steps=steps, key=KEY, mesh=4).params
+    np.testing.assert_allclose(found, np.average(expected, weights=W), rtol=1e-5)
+
+
+def test_the_average_over_those_that_participate_has_their_weights():
+    present = clusters.trace(PRESENT[:, None].astype(float), 1.0)
+    cluster = clusters.Cluster(clusters.constant(1.0), present=present)
+    method = algorithms.scaffold(optax.sgd(0.1), 1)
+    state: Any = dsgd.run(method, means(), steps=1, key=KEY, mesh=1, cluster=cluster).state
+    mean = np.average(0.1 * CENTERS[PRESENT], weights=W[PRESENT])
+    np.testing.assert_allclose(state.workers.params[3], mean, rtol=1e-5)
+    np.testing.assert_allclose(state.server, -np.sum((W * CENTERS)[PRESENT]) / N, rtol=1e-5)
+
+
+def test_a_problem_without_a_custom_evaluation_has_weights_by_one_field():
+    quadratic = problems.quadratic(np.ones((N, 1)), CENTERS[:, None])._replace(weights=W)
+    method = algorithms.gradient_descent(optax.sgd(1.0))
+    found = dsgd.run(method, quadratic._replace(evaluate=None), steps=1, key=KEY, mesh=4)
+    minimizer = np.average(CENTERS, weights=W)
+    np.testing.assert_allclose(found.params, minimizer, rtol=1e-5)
+    np.testing.assert_allclose(found.history["loss"][1], -0.5 * minimizer**2, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"weights, .*evaluate"):
+        dsgd.run(method, quadratic, steps=1, key=KEY, mesh=1)
+
+
+def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
+    momentum, adam = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
+    with pytest.warns(UserWarning, match="the weights have no effect"):
+        dsgd.compile_round(algorithms.make("dsgd", adam, N), means(), 1)
+    for name, optimizer in (("dsgd", momentum), ("local-sgd", adam)):
+        dsgd.compile_round(algorithms.make(name, optimizer, N), means(), 1)
+
+
+@pytest.mark.parametrize(
+    "weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1]]
+)
+def test_weights_that_are_none_are_refused(weights):
+    with pytest.raises(ValueError, match="finite_sum: weights = "):
+        means.__wrapped__(weights)
+    if not isinstance(weights, str):
+        wrong = problems.random_quadratic(N, 2)._replace(weights=weights, evaluate=None)
+        with pytest.raises(ValueError, match=r"weights = .*mean 1"):
+            dsgd.run(GD, wrong, steps=1, key=KEY, mesh=1)
+
+
+def test_a_checkpoint_knows_the_weights(tmp_path):
+    options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(SGD, means(), **options)
+    with pytest.raises(ValueError, match=r"another run.*data = "):
+        dsgd.run(SGD, means("equal"), **options)
+
+
+def test_the_smoothness_is_that_of_the_weighted_functions():
+    """With rows of two ones, and one for the bias, it is 3 / 2 + l2 for each worker."""
+    data = np.ones((M, 2)), np.arange(M) % 2
+    for weights, most in (("equal", 1), ([3.0, 0.5, 0.5, 0.0], 3)):
+        problem = problems.logistic_regression(data, N, "blocks", weights=weights, l2=0.1)
+        assert problem.constants.smoothness == pytest.approx(most * 1.6, rel=1e-5)
+
+
+def test_a_worker_alone_computes_its_weighted_loss():
+    """As processes and actors do."""
+    problem = means()
+    for n in range(N):
+        alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)
+        loss, slope = oracle.with_loss(alone)(jnp.ones(2), alone.sample(KEY, data))
+        assert float(loss) == pytest.approx(W[n] * (1 - CENTERS[n]) ** 2, rel=1e-5)
+        np.testing.assert_allclose(slope, W[n] * (1 - CENTERS[n]), rtol=1e-5)

@@ -1,0 +1,257 @@
+"""What users pass to public functions: numbers of other types and sizes, and functions of other
+arguments or results.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import delays
+from dsgd import checks, clusters, codecs, compressors, counts, network, problems
+from tests.dsgd.by_hand import run
+from theory_checks import Rate, bounds
+
+PROBLEM, METHOD = problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
+DATA = (np.eye(4, 3), np.ones(4))
+LINEAR = problems.Model(lambda key: jnp.zeros(3), lambda params, inputs: inputs @ params)
+
+
+@checks.arguments
+def door(
+    n: Any = 1,
+    *,
+    whole: int = 1,
+    number: float = 1.0,
+    truth: bool = True,
+    several: Sequence[int] = (),
+    either: int | jax.Array = 1,
+    step: float | jax.Array = 1.0,
+    exact: float | Fraction = 1.0,
+    seed: int = 0,
+    function: Annotated[Callable[[int, int], int] | None, "a rule"] = None,
+    named: Annotated[Callable[[int], int], "(worker)"] = lambda worker: worker,
+) -> dict[str, Any]:
+    return locals()
+
+
+SMALL = np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        *((name, value, 100) for name in ("whole", "number", "seed") for value in SMALL),
+        ("number", np.float16(0.5), 0.5),
+        ("number", jnp.bfloat16(0.5), 0.5),
+        ("number", Fraction(1, 4), 0.25),
+        ("number", 10**19, 1e19),
+        ("truth", np.bool_(False), False),
+        ("truth", np.array(False), False),
+        ("several", [np.int8(1), 2], [1, 2]),
+        ("either", np.int8(3), 3),
+        ("exact", Fraction(1, 3), Fraction(1, 3)),  # exact where it may be
+        ("seed", 2**100, 2**100),  # as numpy's SeedSequence draws them
+    ],
+)
+def test_numbers_become_those_of_python_which_do_not_overflow(argument, value, expected):
+    assert repr(door(**{argument: value})[argument]) == repr(expected)
+
+
+def test_what_may_be_an_array_of_jax_is_not_converted():
+    array = jnp.asarray(3)
+    assert door(either=array, step=array).items() >= {"either": array, "step": array}.items()
+
+
+class Broken:
+    def __repr__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        *(
+            ("whole", value, "expected an integer")
+            for value in (4.0, np.float32(4), np.array(4.0), "4", True, np.array([4]), np.ma.masked)
+        ),
+        ("whole", Broken(), "a Broken; expected an integer"),
+        ("whole", 10**19, "10000000000000000000; expected an integer of at most 64 bits"),
+        ("whole", 10**400, "an integer of 1329 bits; expected an integer of at most 64 bits"),
+        ("whole", -(10**5000), "an integer of 16610 bits; expected an integer"),
+        ("number", 10**400, "an integer of 1329 bits; expected a number of at most 64 bits"),
+        ("several", [1, 10**5000], "a list; expected a list, each an integer"),
+        ("seed", 10**400, "an integer of 1329 bits; expected an integer"),
+        ("function", lambda: 1, r"takes \(\); expected a function of 2 arguments"),
+        ("function", lambda first: 1, r"takes \(first\); expected"),
+        ("function", lambda a, b, *, c: 1, r"takes \(a, b, \*, c\); expected"),
+        ("function", functools.partial(lambda a, b: 1, 0), r"takes \(b\); expected"),
+        ("named", lambda: 1, r"takes \(\); expected a function of 1 argument \(worker\)"),
+    ],
+    ids=lambda value: checks.shown(value)[:20],
+)
+def test_other_numbers_and_functions_are_refused_by_name(argument, value, message):
+    with pytest.raises(ValueError, match=f"door: {argument} = .*{message}"):
+        door(**{argument: value})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda huge: algorithms.local_sgd(optax.sgd(0.1), huge),
+        delays.constant,
+        lambda huge: clusters.per_server(clusters.constant(1.0), huge),
+        lambda huge: clusters.sampled(1, huge),
+        topologies.ring,
+        lambda huge: topologies.torus(huge // 2, 2),
+        topologies.hypercube,
+        lambda huge: problems.random_quadratic(huge, 2),
+    ],
+)
+def test_what_is_counted_in_int32_is_refused_beyond(call):
+    with pytest.raises(ValueError, match=r"= \d+; expected .*at most \d+"):
+        call(2**31)
+
+
+class TakesTwo:
+    def __call__(self, first, second):
+        return first
+
+
+def outer(function):
+    """A decorator that keeps the signature of what it wraps."""
+    return functools.wraps(function)(lambda *args: function(*args, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda first, second: 1,
+        lambda *both: 1,
+        functools.partial(lambda zero, first, second: 1, 0),
+        TakesTwo(),
+        jax.jit(lambda first, second: first),
+        outer(lambda first, second, third: 1),
+        max,
+        np.add,
+    ],
+)
+def test_functions_that_take_the_arguments_are_taken(function):
+    assert door(function=function)["function"] is function
+
+
+# --- What users' functions take and return.
+
+
+def changed(**members: Any) -> Any:
+    """A run of a problem with other members."""
+    return run(METHOD, PROBLEM._replace(**members), 1)
+
+
+def evaluated(metric: Callable, model: Any = LINEAR) -> dsgd.Problem:
+    options = {"batch_size": 1, "test": DATA, "metrics": {"close": metric}}
+    return problems.finite_sum(model, optax.squared_error, DATA, 2, **options)
+
+
+def delayed(staleness: Callable) -> Any:
+    late = delays.Delays(2, staleness, "mine")
+    return run(algorithms.asynchronous_sgd(optax.sgd(0.1), late), PROBLEM, 1)
+
+
+def at(sample: Callable, integral: Any = None) -> Any:
+    """A run on a cluster with such bandwidths."""
+    quantity = clusters.Quantity(sample, "mine", True, integral=integral)
+    return run(METHOD, PROBLEM, 1, cluster=clusters.Cluster(clusters.constant(1.0), up=quantity))
+
+
+def compressed(**members: Any) -> Any:
+    sign = compressors.sign
+    return run(algorithms.ef21(optax.sgd(0.1), sign._replace(**members), sign), PROBLEM, 1)
+
+
+USERS = {
+    r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: at(
+        lambda key, clock, worker: 1.0, lambda seconds: seconds
+    ),
+    r"'close' = .*2 arguments \(outputs, targets\)": lambda: evaluated(lambda outputs: outputs),
+    r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delayed(lambda key, t: 0),
+    r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: run(
+        METHOD._replace(query=lambda state: state), PROBLEM, 1
+    ),
+    r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: changed(
+        loss=dsgd.Loss(PROBLEM.loss, lambda params: params)
+    ),
+    r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: changed(
+        sample=dsgd.Sampler(lambda key, data: data, numbered=True)
+    ),
+    r"quadratic.*: sample\.take = .*2 arguments \(batch, b\)": lambda: changed(
+        sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, take=lambda batch: batch)
+    ),
+    r"sign: compress = .*2 arguments \(key, x\)": lambda: compressed(compress=lambda x: x),
+    r"star.*: seconds = .*4 arguments \(N, latency, transfer, convention\)": lambda: network.cost(
+        network.star._replace(seconds=lambda N: N), 4, 0.1, 0.1
+    ),
+    r"'mine': sample = .* returned float32\[2\]": lambda: at(
+        lambda key, clock, worker: jnp.ones(2)
+    ),
+    "'mine': integral = .* returned None": lambda: at(
+        lambda key, clock, worker: 1.0 + clock, lambda key, clock, seconds, worker: None
+    ),
+    "finite_sum: close: it returned 'x'": lambda: evaluated(lambda outputs, targets: "x"),
+    "init of the model returned 'x'": lambda: evaluated(
+        optax.squared_error, problems.Model(lambda key: "x", lambda params, inputs: inputs)
+    ),
+    "init of the problem returned None": lambda: changed(init=lambda key: None),
+    r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(
+        lambda *args: jnp.zeros(3, jnp.int32)
+    ),
+    "sign: compress returned None": lambda: compressed(compress=lambda key, x: None),
+    "delta of sign returns 'x'": lambda: compressed(delta=lambda d: "x"),
+    "pack: bits = 33; expected an integer": lambda: codecs.pack(jnp.zeros(3, jnp.uint32), 33),
+    "unpack: bits = -1; expected an integer": lambda: codecs.unpack((), -1, 3),
+    r"pack: codes = uint8\[5\] for bits = 9": lambda: codecs.pack(
+        jnp.arange(5, dtype=jnp.uint8), 9
+    ),
+    "counts: bits = an integer of 1329 bits": lambda: counts.of(10**400, 2),
+    "counts: bits = -1": lambda: counts.of(-1, 2),
+    "counts: bits = 18446744073709551616": lambda: counts.of(2**64, 2),
+    r"counts.of: bits = uint32\[3\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+}
+
+
+@pytest.mark.parametrize("message", USERS)
+def test_what_users_functions_and_codes_are_is_checked(message):
+    with pytest.raises(ValueError, match=message):
+        USERS[message]()
+
+
+def test_counts_take_small_integers():
+    assert counts.to_int(counts.table([np.int8(100), 1])).tolist() == [100, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 10**400}, "bounds.sgd: steps = an integer of 1329 bits"),
+        ({"gap": 1e300, "learning_rate": 1e-320}, "bounds.sgd: .*products are within"),
+        ({"noise": "large"}, "bounds.sgd: noise = 'large'"),
+    ],
+    ids=["steps", "overflow", "text"],
+)
+def test_bounds_beyond_float64_are_refused(given, message):
+    good = {"gap": 1.0, "smoothness": 1.0, "noise": 1e200, "steps": 100, "learning_rate": 0.001}
+    with pytest.raises(ValueError, match=message):
+        bounds.sgd(**good | given)
+    with pytest.raises(ValueError, match=r"epsilon = 1e-320; expected one that .* reaches"):
+        Rate(1.0, 1.0).iterations(1e-320)
