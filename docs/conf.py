@@ -76,7 +76,9 @@ def copy_notebooks() -> None:
     shutil.rmtree(there, ignore_errors=True)
     there.mkdir()
     for notebook in NOTEBOOKS:
-        (there / notebook.name).write_text(notebook.read_text().replace("](../../docs/", "](../"))
+        (there / notebook.name).write_text(
+            notebook.read_text().replace("](../../docs/", "](../")
+        )
 
 
 def link_notebooks(app: Any, page: str, source: list[str]) -> None:

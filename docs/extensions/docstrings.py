@@ -50,8 +50,13 @@ def _of_data(name: str, thing: Any) -> list[str]:
     """
     last = name.rpartition(".")[2]
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.split(".")[0] in PACKAGES and getattr(module, last, None) is thing:
-            found = ModuleAnalyzer.for_module(module_name).find_attr_docs().get(("", last))
+        if (
+            module_name.split(".")[0] in PACKAGES
+            and getattr(module, last, None) is thing
+        ):
+            found = (
+                ModuleAnalyzer.for_module(module_name).find_attr_docs().get(("", last))
+            )
             if found:
                 return found
     return []
@@ -69,7 +74,9 @@ def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
             types[argument] = plain
 
 
-def _skip(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+def _skip(
+    app: Any, what: str, name: str, thing: Any, skip: bool, options: Any
+) -> bool | None:
     """Fields of named tuples are told in `Args` of their class."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 

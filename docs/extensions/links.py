@@ -40,7 +40,9 @@ def _documented(objects: dict[str, Any], name: str) -> str | None:
             return ends[0]
     owner, _, member = name.rpartition(".")
     return (
-        _documented(objects, owner) if member and owner.rpartition(".")[2][:1].isupper() else None
+        _documented(objects, owner)
+        if member and owner.rpartition(".")[2][:1].isupper()
+        else None
     )
 
 
@@ -53,7 +55,8 @@ def _type(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     same = [
         each
         for each in objects
-        if each.rpartition(".")[2] == target.rpartition(".")[2] and _thing(each) is wanted
+        if each.rpartition(".")[2] == target.rpartition(".")[2]
+        and _thing(each) is wanted
     ]
     if wanted is None or not same:
         return None
@@ -73,7 +76,12 @@ def _literals(app: Any, doctree: nodes.document, docname: str) -> None:
         if name is not None:
             entry = objects[name]
             link = make_refnode(
-                app.builder, docname, entry.docname, entry.node_id, literal.deepcopy(), name
+                app.builder,
+                docname,
+                entry.docname,
+                entry.node_id,
+                literal.deepcopy(),
+                name,
             )
             literal.parent.replace(literal, link)
 
