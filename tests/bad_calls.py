@@ -668,7 +668,7 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
     "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test inputs have entries that are not finite",
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train targets have the entry",
     "dsgd.sweep(algorithms.delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1; expected an integer, at least 0",
-    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "choco_sgd: consensus_step = 1.5: need a number in (0, 1]",
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "choco_sgd: consensus_step = 1.5; expected a number in (0, 1]",
     "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'; expected 'linear' or 'log'",
     "dsgd.frame(problem)": "expected a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by method name",
     "swept.best(share=-1)": "share = -1; expected a fraction of the records, in (0, 1]",

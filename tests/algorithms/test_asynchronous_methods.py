@@ -730,22 +730,22 @@ def run(method: dsgd.Algorithm, cluster: clusters.Cluster | None = None, N: int 
 
 
 REFUSED = {
-    "bound = 2 with 4 workers, who all read the first model: need at least 3": lambda: run(
+    "bound = 2 with 4 workers; expected at least N - 1 = 3, because all": lambda: run(
         asynchronous_sgd(STEP, bound=2)
     ),
-    "asynchronous_sgd with delays.constant(2) on a cluster: D(t) is given and has no time; need a run without a cluster, or delays=None": (
+    "asynchronous_sgd: delays.constant(2) on a cluster, but given delays have no times; expected": (
         lambda: run(asynchronous_sgd(STEP, delays.constant(2)), UNIT)
     ),
-    "bound = 5 with delays.uniform(2), which has its own: need one of the two": lambda: (
+    "bound = 5 with delays.uniform(2), which has its own bound; expected one of the two": lambda: (
         asynchronous_sgd(STEP, delays.uniform(2), bound=5)
     ),
-    "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (
+    "delays.given: D has 2 columns, but the model has 3 parts; expected 3 columns, or one D": (
         lambda: run(asynchronous_sgd(STEP, delays.given(np.zeros((1, 2), int)), servers=3))
     ),
-    "backup_workers_sgd without a cluster, on which workers would differ; pass run(..., cluster=...)": lambda: (
+    "backup_workers_sgd: the run has no cluster, so that all workers are equally fast; expected one": lambda: (
         run(backup_workers_sgd(STEP, 1))
     ),
-    "backup_workers_sgd: backups = 4 of 4 workers; expected at most 3": lambda: run(
+    "backup_workers_sgd: backups = 4 with 4 workers; expected at most 3": lambda: run(
         backup_workers_sgd(STEP, 4), UNIT
     ),
 }

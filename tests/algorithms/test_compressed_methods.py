@@ -302,10 +302,15 @@ def test_only_with_memory_a_biased_compressor_converges_on_a_counterexample():
 
 def test_what_compressed_sgd_cannot_use_is_refused():
     biased = compressors.identity._replace(omega=None, name="biased")
-    need = r"compressed_sgd with biased, .*need an unbiased .*error_compensated_sgd or ef21, or allow_biased"
+    need = (
+        r"compressed_sgd: the compressor biased is biased; expected an unbiased one: "
+        r"use error_compensated_sgd or ef21, or pass allow_biased=True"
+    )
     with pytest.raises(ValueError, match=need):
         compressed_sgd(STEP, biased)
-    with pytest.raises(ValueError, match="compressed_sgd via 'tree': need one of server, ring"):
+    with pytest.raises(
+        ValueError, match="compressed_sgd: via = 'tree'; expected 'server' or 'ring'"
+    ):
         inspect.unwrap(compressed_sgd)(STEP, compressors.identity, "tree")
     with pytest.raises(
         ValueError, match=r"low_rank\(3\) of 3 elements as a 2 x 2 matrix: need a rank of at most 2"

@@ -261,22 +261,22 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
     """
     symmetric = name not in ANY_DOUBLY_STOCHASTIC
     need = (
-        "symmetric: need an undirected graph"
+        "W of directed is not symmetric; expected an undirected graph"
         if symmetric
-        else "rows of W do not sum to 1: need a doubly stochastic W"
+        else "the rows of W of directed do not sum to 1; expected a doubly stochastic W"
     )
-    with pytest.raises(ValueError, match=rf"^{name} on directed, .*{need}"):
+    with pytest.raises(ValueError, match=rf"^{name}: {need}"):
         ON_GRAPHS[name](DIRECTED)
     if symmetric:
         with pytest.raises(
             ValueError,
-            match=rf"^{name} on exponential\(6\), whose W is not symmetric: need an undirected graph",
+            match=rf"^{name}: W of exponential\(6\) is not symmetric; expected an undirected graph",
         ):
             ON_GRAPHS[name](topologies.exponential(N))
     if name not in SCHEDULES:
         with pytest.raises(
             ValueError,
-            match=rf"^{name} on random_matchings\(6, 5, 0\), a schedule of 5 rounds: need one mixing matrix",
+            match=rf"^{name}: random_matchings\(6, 5, 0\) is a schedule of 5 rounds; expected .* one mixing",
         ):
             ON_GRAPHS[name](MATCHINGS)
     with pytest.raises(
@@ -289,8 +289,11 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     """At -1/3 one of the recursion's roots is -1."""
     for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
-        need = r"whose W has the eigenvalue -0\.\d+, for which .*: need all above -1/3, .*weights=topologies\.lazy, or allow_unproven=True"
-        with pytest.raises(ValueError, match=rf"^d2 on .*, {need}"):
+        need = (
+            r"has the eigenvalue -0\.\d+, for which .*; expected all eigenvalues above -1/3: "
+            r"pass weights=topologies\.lazy or allow_unproven=True"
+        )
+        with pytest.raises(ValueError, match=rf"^d2: W of .* {need}"):
             d2(STEP, graph)
         d2(STEP, graph, allow_unproven=True)
     d2(STEP, LAZY)
@@ -303,7 +306,7 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
     for eta in (0.0, 1.5, float("nan")):
         with pytest.raises(
             ValueError,
-            match=rf"^{method.__name__}: consensus_step = {eta}: need a number in \(0, 1\]",
+            match=rf"^{method.__name__}: consensus_step = {eta}; expected a number in \(0, 1\]",
         ):
             method(STEP, RING, compressors.sign, eta)
     method(STEP, RING, compressors.sign, 1)

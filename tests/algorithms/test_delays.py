@@ -85,19 +85,19 @@ def test_each_part_may_have_a_sequence_of_its_own():
 
 
 REFUSED = {
-    "delays.given: D(1) = 2 is in the future: need 0 <= D(t) <= t": partial(
+    "delays.given: D(1) = 2 is in the future; expected 0 <= D(t) <= t": partial(
         delays.given, [0, 2, 1]
     ),
     "delays.given: D(2) = 3 is in the future": partial(
         delays.given, np.array([[0, 0], [0, 1], [2, 3]])
     ),
-    "delays.given: D(2) = -1 is before the start: need 0 <= D(t) <= t": partial(
+    "delays.given: D(2) = -1 is before the start; expected 0 <= D(t) <= t": partial(
         delays.given, [0, 1, -1]
     ),
-    "delays.given: bound = 1, but the staleness reaches 3: need a buffer": partial(
+    "delays.given: bound = 1, but the staleness reaches 3; expected bound >= 3": partial(
         delays.given, [0, 0, 2, 0], bound=1
     ),
-    "delays.given: D of shape (0,) and type float64: need integers [T] or [T, parts]": partial(
+    "delays.given: D has shape (0,) and type float64; expected integers [T] or [T, parts]": partial(
         delays.given, []
     ),
     "delays.given: D of shape (1, 1, 1) and type int64": partial(
@@ -107,7 +107,7 @@ REFUSED = {
     "asynchronous_sgd: delays = 4; expected one of algorithms.delays": partial(
         algorithms.asynchronous_sgd, optax.sgd(0.1), 4
     ),
-    "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (
+    "delays.given: D has 2 columns, but the model has 3 parts; expected 3 columns, or one D": (
         lambda: of(delays.given(np.zeros((1, 2), int)), 1, parts=3)
     ),
 }

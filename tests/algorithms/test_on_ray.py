@@ -655,7 +655,7 @@ async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
     np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
     with pytest.raises(
         TimeoutError,
-        match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with",
+        match=r"worker 1 was restarted, but no neighbour had a model to continue from for 0\.01 s",
     ):
         await lonely(1, patience=0.01)._take_over()
 
@@ -809,11 +809,11 @@ RUN = {"steps": 5, "key": KEY}
     [
         (
             lambda: on_ray.asynchronous_sgd(problem(), STEP, bound=1, **RUN),
-            "bound = 1 with 3 workers, who all read",
+            "bound = 1 with 3 workers; expected at least N - 1 = 2",
         ),
         (
             lambda: on_ray.asynchronous_sgd(problem(), STEP, patience=0.0, **RUN),
-            "patience = 0: need finite seconds > 0",
+            "patience = 0; expected finite seconds > 0",
         ),
         (
             lambda: on_ray.minibatch_sgd(problem(), STEP, checkpoint_seconds=-1.0, **RUN),
@@ -831,7 +831,7 @@ RUN = {"steps": 5, "key": KEY}
         ),
         (
             lambda: on_ray.asynchronous_sgd(problem(), STEP, **RUN),
-            r"Ray is not installed; need it: pip install 'dsgd\[ray\]'",
+            r"Ray is not installed; expected the optional dependency: pip install 'dsgd\[ray\]'",
         ),
     ],
 )

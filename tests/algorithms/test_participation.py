@@ -320,11 +320,16 @@ def test_a_server_keeps_its_state_in_a_round_without_participants():
     assert run(counting, CLUSTER).state.server[1] == HERE.any(axis=1).sum() < T
 
 
-NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
+NO_ROUNDS = (
+    "it has no rounds in which a worker could be absent; use longer compute times for slow workers"
+)
 SERVERS = "each worker is the server of a shard of the model, which no other worker has"
-ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
+ONE_W = (
+    "its correction accumulates the changes that the same W makes in every round, and a round with "
+    "missing messages uses another W"
+)
 REFUSED = {
-    "sgd": "it is one machine, which asks one worker in each round",
+    "sgd": "it runs on one machine, which asks one worker in each round",
     "csgd": SERVERS,
     "csgd-ring": "each worker adds its own vector to the message of the worker before it",
     "ec-sgd": SERVERS,
@@ -333,7 +338,10 @@ REFUSED = {
     "d2": ONE_W,
     "extra": ONE_W,
     "exact-diffusion": ONE_W,
-    "choco-sgd": "neighbours add up what each has sent, and would no longer know what was lost",
+    "choco-sgd": (
+        "each worker keeps the sum of its neighbours' messages, which would be wrong after a lost "
+        "message"
+    ),
     "ad-psgd": NO_ROUNDS,
 }
 

@@ -115,7 +115,7 @@ def test_a_key_that_is_not_in_the_state_is_refused(key):
     )
     with pytest.raises(
         ValueError,
-        match=r"optimizer chain\(custom_noise, .*key that is not in its state.*keep the key in the state",
+        match=r"optimizer chain\(custom_noise, .*key that is not in its state.*expected the key in the state",
     ):
         dsgd.run(method, flat_problem(4), steps=1, key=KEY)
 
@@ -214,7 +214,7 @@ class _Torch:
         ),
         (
             optax.scale_by_adam(),
-            r"optimizer scale_by_adam: .*up the gradient.*scale_by_learning_rate",
+            r"optimizer scale_by_adam: .*an ascent step.*scale_by_learning_rate",
         ),
         (optax.sgd(float("nan")), r"optimizer chain\(identity, scale\): .* is nan; .*finite"),
         (

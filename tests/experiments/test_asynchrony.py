@@ -142,7 +142,7 @@ def test_the_server_is_saturated_where_its_ports_say(full):
     [
         ({"methods": ("asgd",)}, "--methods asgd: need some of synchronous"),
         ({"slow": 16}, "slow = 16 of 16 workers"),
-        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
+        ({"backups": 16}, "backups = 16 with 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
     ],
 )

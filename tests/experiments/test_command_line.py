@@ -69,7 +69,7 @@ def test_what_a_user_got_wrong_is_one_line_and_status_2(launch, tmp_path):
         compare.main, compare.Args(methods=("adagrad",), out=tmp_path, cache="off")
     )
     assert status == 2
-    assert line.startswith("Error: make: unknown method 'adagrad': need one of gd,")
+    assert line.startswith("Error: make: unknown method 'adagrad'; expected one of gd,")
 
 
 def test_a_message_of_several_lines_is_one(launch, tmp_path):

@@ -128,7 +128,7 @@ def test_seconds_to_a_loss_are_between_records():
     [
         ({"server": 17}, "of 16 workers with --server 17"),
         ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
-        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
+        ({"backups": 16}, "backups = 16 with 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
     ],
 )
