@@ -49,14 +49,14 @@ def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
 
 def test_what_is_no_time_or_bandwidth_is_refused():
     for arguments, message in (
-        ({"up": [1.0, -1.0]}, "kimad.budget: up = -1; need bits per second >= 0"),
+        ({"up": [1.0, -1.0]}, "kimad.budget: up = -1; expected bits per second >= 0"),
         ({"down": -2.0}, "down = -2"),
-        ({"computation": -0.5}, "computation = -0.5; need seconds >= 0"),
-        ({"round_time": [1.0, np.inf]}, "round_time = inf; need seconds > 0, finite"),
-        ({"congestion": -1.0}, "congestion = -1; need a finite number >= 0"),
+        ({"computation": -0.5}, "computation = -0.5; expected seconds >= 0"),
+        ({"round_time": [1.0, np.inf]}, "round_time = inf; expected seconds > 0, finite"),
+        ({"congestion": -1.0}, "congestion = -1; expected a finite number >= 0"),
         (
             {"up": [1.0, 2.0], "computation": [0.1] * 3},
-            r"up \[2\], computation \[3\]: need numbers, or arrays whose shapes",
+            r"up \[2\], computation \[3\]; expected numbers, or arrays whose shapes",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -109,13 +109,16 @@ def test_the_whole_model_is_one_vector():
 TOP = kimad.top_k([0.1])
 SIGNS = [compressors.sign, compressors.whole_model(compressors.sign)]
 BAD = [
-    (lambda: kimad.top_k([0.1, 0.0]), r"kimad.top_k: a ratio of 0.0; need numbers in \(0, 1\]"),
-    (lambda: kimad.top_k([]), r"kimad.top_k: ratios = \[\]; need a list of at least one"),
-    (lambda: kimad_sgd(SGD, [], 1.0), r"kimad_sgd: compressors = \[\]: need at least one"),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, down=[]), r"kimad_sgd: down = \[\]: need at least one"),
+    (
+        lambda: kimad.top_k([0.1, 0.0]),
+        r"kimad.top_k: ratios contain 0.0; expected numbers in \(0, 1\]",
+    ),
+    (lambda: kimad.top_k([]), r"kimad.top_k: ratios = \[\]; expected a list of at least one"),
+    (lambda: kimad_sgd(SGD, [], 1.0), r"kimad_sgd: compressors = \[\]; expected at least one"),
+    (lambda: kimad_sgd(SGD, TOP, 1.0, down=[]), r"kimad_sgd: down = \[\]; expected at least one"),
     (
         lambda: kimad_sgd(SGD, SIGNS, 1.0),
-        r"kimad.any_of: compressors sign, whole_model\(sign\): need all layer by layer, or all",
+        r"kimad.any_of: compressors sign, whole_model\(sign\) mix .*; expected all layer by layer, or all",
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, down=kimad.whole_model(TOP)),
@@ -123,19 +126,22 @@ BAD = [
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, weights=[1.0, -1.0]),
-        r"weights = \[1.0, -1.0\]: need finite",
+        r"weights = \[1.0, -1.0\]; expected finite",
     ),
     (lambda: kimad_sgd(SGD, TOP, 1.0, weights=[0.0, 0.0]), "not all 0"),
-    (lambda: kimad_sgd(SGD, TOP, np.inf), "kimad_sgd: round_time = inf; need seconds > 0, finite"),
+    (
+        lambda: kimad_sgd(SGD, TOP, np.inf),
+        "kimad_sgd: round_time = inf; expected seconds > 0, finite",
+    ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.1, -0.1]),
-        r"computation = \[0.1, -0.1\]; need seconds >= 0",
+        r"computation = \[0.1, -0.1\]; expected seconds >= 0",
     ),
     (
         lambda: kimad_sgd(SGD, TOP, 1.0, computation=[0.5, 1.0]),
-        "round_time = 1.0 s with a computation of 1 s: need more, for messages",
+        "round_time = 1.0 s with a computation of 1 s; expected a longer round_time",
     ),
-    (lambda: kimad_sgd(SGD, TOP, 1.0, congestion=-0.5), "kimad_sgd: congestion = -0.5; need"),
+    (lambda: kimad_sgd(SGD, TOP, 1.0, congestion=-0.5), "kimad_sgd: congestion = -0.5; expected"),
     (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight = 0.0"),
 ]
 
@@ -177,22 +183,25 @@ UNFIT = [
     ),
     (
         {"down": RANDOM},
-        "its messages are of random length; need one whose length is known before it is chosen",
+        "has messages of random length; expected a compressor whose message length is known before",
     ),
-    ({"weights": [1.0]}, "kimad_sgd: weights of 1 numbers for 2 workers: need one for each"),
+    ({"weights": [1.0]}, "kimad_sgd: weights has 1 entries for 2 workers; expected one for each"),
     (
         {"computation": [0.1] * 3},
-        "kimad_sgd: computation of 3 numbers for 2 workers: need one for each",
+        "kimad_sgd: computation has 3 entries for 2 workers; expected one for each",
     ),
     (
         {"rule": lambda errors, sizes, budget: jnp.int32(0)},
-        r"rule gives int32\[\]: need .* int32 \[2\]",
+        r"rule returned int32\[\]; expected .* int32 \[2\]",
     ),
     (
         {"rule": lambda errors, sizes, budget: jnp.zeros(2)},
-        r"kimad_sgd: the rule gives float32\[2\]: need",
+        r"kimad_sgd: the rule returned float32\[2\]; expected",
     ),
-    ({"rule": lambda errors, sizes, budget: [0, 0]}, "kimad_sgd: the rule gives a list: need"),
+    (
+        {"rule": lambda errors, sizes, budget: [0, 0]},
+        "kimad_sgd: the rule returned a list; expected",
+    ),
 ]
 
 

@@ -161,6 +161,6 @@ def test_a_budget_that_is_too_small():
     np.testing.assert_allclose(np.diff(history["clock"])[1:], 1 + 2 * needed / 100.5, rtol=1e-5)
     with pytest.raises(
         ValueError,
-        match=f"a message has {needed - 50} bits more than round_time leaves for it; pass more time",
+        match=f"a message has {needed - 50} bits more than round_time leaves for it; pass a longer",
     ):
         small("error")
