@@ -179,7 +179,7 @@ def test_a_choice_that_is_none_of_the_compressors_is_refused(wrong, update):
     )
     with pytest.raises(
         ValueError,
-        match=rf"the rule gives the choice {wrong} for messages \w+ the server; expected the index of one of top_k",
+        match=rf"the rule returned the choice {wrong} for messages \w+ the server; expected an index into top_k",
     ):
         dsgd.run(method, quadratic(), steps=2, key=KEY, mesh=1, cluster=CLUSTER)
 

@@ -261,30 +261,30 @@ GIVEN = {
     "communication": 0.0,
 }
 REFUSED = [
-    ({"mean": np.inf}, "mean = inf: need finite seconds, above 0"),
-    ({"std": 0.0}, "std = 0: need finite seconds, above 0"),
-    ({"std": 1e-7}, "need a std of at least a millionth of the mean"),
-    ({"std": 1e7}, "need a std of at most a million times the mean"),
-    ({"workers": [4, 0]}, r"workers = \[4, 0\]: need an integer, at least 1, or an array of them"),
+    ({"mean": np.inf}, "mean = inf; expected finite seconds > 0"),
+    ({"std": 0.0}, "std = 0; expected finite seconds > 0"),
+    ({"std": 1e-7}, "expected a std of at least 1e-6 of the mean"),
+    ({"std": 1e7}, "expected a std of at most 1e6 times the mean"),
+    ({"workers": [4, 0]}, r"workers = \[4, 0\]; expected an integer >= 1, or an array of them"),
     ({"workers": 2.5}, "workers = 2.5"),
-    ({"thresholds": [1.0, np.nan]}, "thresholds with the entry nan: need seconds, at least 0"),
+    ({"thresholds": [1.0, np.nan]}, "thresholds contain nan; expected seconds >= 0"),
     (
         {"thresholds": [1.0, 2.0], "workers": [2, 3, 4]},
-        r"thresholds \[2\] for workers \[3\]: need shapes that broadcast",
+        r"thresholds \[2\] for workers \[3\]; expected shapes that broadcast",
     ),
-    ({"communication": -1.0}, "communication = -1: need finite seconds, at least 0"),
-    ({"step_time": 0.0}, "step_time = 0: need finite seconds, above 0"),
+    ({"communication": -1.0}, "communication = -1; expected finite seconds >= 0"),
+    ({"step_time": 0.0}, "step_time = 0; expected finite seconds > 0"),
     (
         {"step_time": 3.0, "approximate": True},
-        "step_time = 3.0 and approximate = True: need one of the two",
+        "step_time = 3.0 and approximate = True; expected one of the two",
     ),
     (
         {"workers": 1, "approximate": True},
-        "workers = 1: need at least 2: of one, equation 4 is infinite",
+        "workers = 1; expected at least 2 with approximate=True, because equation 4 is infinite",
     ),
     (
         {"stop": "between", "std": 1e-5, "micro_batches": 2000},
-        "takes minutes between micro-batches",
+        "takes minutes with stop=",
     ),
 ]
 
@@ -294,6 +294,6 @@ def test_what_the_model_has_no_answer_for_is_refused():
         with pytest.raises(ValueError, match=message):
             dropcompute.expected_speedup(**GIVEN | arguments)
     with pytest.raises(
-        ValueError, match="expected_step_time: threshold with the entry 9: need infinity"
+        ValueError, match="expected_step_time: thresholds contain 9; expected infinity"
     ):
         dropcompute.expected_step_time(1.0, 0.3, 12, 4, threshold=[9.0, np.inf], approximate=True)

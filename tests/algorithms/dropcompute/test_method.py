@@ -343,7 +343,7 @@ REFUSED = [
     (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
     (
         lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE),
-        "micro-batches at once: need one by one",
+        "micro-batches as one batch; expected a cluster with",
     ),
     (
         lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY),
@@ -351,13 +351,13 @@ REFUSED = [
     ),
     (
         lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)),
-        "one by one; need a synchronous one",
+        "one by one; expected a synchronous method",
     ),
     (
         lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)),
         "asks for exact gradients",
     ),
-    (lambda: run(drop_compute(WHOLE, TAU, M)), "states itself what"),
+    (lambda: run(drop_compute(WHOLE, TAU, M)), "set the local work themselves"),
     (
         lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)),
         "seconds of the round, which another call has already set",
@@ -375,9 +375,9 @@ REFUSED = [
         ),
         "a period that is swept",
     ),
-    (lambda: drop_compute(METHOD, float("nan"), M), "threshold = nan: need seconds >= 0"),
+    (lambda: drop_compute(METHOD, float("nan"), M), "threshold = nan; expected seconds >= 0"),
     (lambda: drop_compute(METHOD, TAU, M, correction=-0.5), "correction = -0.5"),
-    (lambda: dropcompute.extra_steps(10, 1.0), r"drop_rate = 1.0: need a share in \[0, 1\)"),
+    (lambda: dropcompute.extra_steps(10, 1.0), r"drop_rate = 1.0; expected a share in \[0, 1\)"),
 ]
 
 

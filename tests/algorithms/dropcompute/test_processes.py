@@ -110,11 +110,11 @@ REFUSED = [
         {"problem": problems.random_quadratic(3, 2)},
         "1 process for 3 workers; expected one process per worker",
     ),
-    ({"threshold": math.nan}, "threshold = nan: need seconds, at least 0"),
-    ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
+    ({"threshold": math.nan}, "threshold = nan; expected seconds >= 0"),
+    ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps; expected more steps"),
     (
         {"correction": -1.0},
-        "train_processes: correction = -1.0: need a word, or a finite number >= 0",
+        "train_processes: correction = -1.0; expected a word, or a finite number >= 0",
     ),
     ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0; expected finite seconds >= 0"),
 ]
@@ -133,8 +133,8 @@ def test_refusals(key):
         with pytest.raises(ValueError, match=message):
             dropcompute.train_processes(**{**good, **arguments})
     for batches, threshold, message in (
-        ([], 1.0, "no micro-batches; need at least one"),
-        ([1], math.nan, "threshold = nan: need seconds"),
+        ([], 1.0, "batches = \[\]; expected at least one"),
+        ([1], math.nan, "threshold = nan; expected seconds"),
     ):
         with pytest.raises(ValueError, match=f"accumulate: {message}"):
             dropcompute.accumulate(lambda params, batch: batch, 0, batches, threshold)

@@ -60,9 +60,9 @@ def test_what_cannot_be_simulated_is_refused():
         "key": KEY,
     }
     for changed, message in (
-        ({"rounds": 1}, "simulated: rounds = 1: need at least 2"),
-        ({"communication": -1.0}, "simulated: communication = -1: need finite seconds"),
-        ({"thresholds": [1.0, np.nan]}, "simulated: thresholds with the entry nan"),
+        ({"rounds": 1}, "simulated: rounds = 1; expected at least 2"),
+        ({"communication": -1.0}, "simulated: communication = -1; expected finite seconds"),
+        ({"thresholds": [1.0, np.nan]}, "simulated: thresholds contain nan"),
         (
             {"cluster": clusters.Cluster(clusters.constant(1.0), at_once=True)},
             "simulated: a cluster whose",

@@ -206,25 +206,25 @@ def test_edges():
 REFUSED = [
     (
         {"latencies": np.ones((2, 3))},
-        r"NAME: latencies \[2, 3\]: need \[iterations, workers, micro-batches\]",
+        r"NAME: latencies \[2, 3\]; expected \[iterations, workers, micro-batches\]",
     ),
     (
         {"latencies": np.ones((0, 3, 4)), "communication": []},
-        r"latencies \[0, 3, 4\]: need .* at least one of each",
+        r"latencies \[0, 3, 4\]; expected .* at least one of each",
     ),
     (
         {"latencies": np.full((2, 3, 4), -1.0)},
-        "NAME: latencies with the entry -1: need finite seconds, at least 0",
+        "NAME: latencies contain -1; expected finite seconds >= 0",
     ),
-    ({"latencies": np.full((2, 3, 4), np.inf)}, "latencies with the entry inf"),
+    ({"latencies": np.full((2, 3, 4), np.inf)}, "latencies contain inf"),
     (
         {"communication": [1.0, 1.0, 1.0]},
-        r"NAME: communication \[3\] for latencies \[2, 3, 4\]: need \[iterations\]",
+        r"NAME: communication \[3\] for latencies \[2, 3, 4\]; expected communication \[iterations\]",
     ),
-    ({"communication": [1.0, -2.0]}, "NAME: communication with the entry -2"),
+    ({"communication": [1.0, -2.0]}, "NAME: communication contain -2"),
     (
         {"thresholds": [1.0, np.nan]},
-        "NAME: thresholds with the entry nan: need seconds, at least 0",
+        "NAME: thresholds contain nan; expected seconds >= 0",
     ),
 ]
 
