@@ -313,7 +313,8 @@ def test_what_compressed_sgd_cannot_use_is_refused():
     ):
         inspect.unwrap(compressed_sgd)(STEP, compressors.identity, "tree")
     with pytest.raises(
-        ValueError, match=r"low_rank\(3\) of 3 elements as a 2 x 2 matrix: expected a rank of at most 2"
+        ValueError,
+        match=r"low_rank\(3\) of 3 elements as a 2 x 2 matrix: expected a rank of at most 2",
     ):
         drive(METHODS["csgd"](STEP, compressors.low_rank(3)), jnp.ones((N, 7)), steps=1)
 

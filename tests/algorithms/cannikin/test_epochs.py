@@ -195,12 +195,12 @@ def test_lengths_and_room_that_are_not_given():
     [
         (
             [16, 17, 16, 16],
-            r"batches array\(\[16, 17, 16, 16\]\): need whole numbers, one a node, from 0 to "
+            r"batches array\(\[16, 17, 16, 16\]\); expected integers, one for each node, from 0 to "
             r"\[16, 16, 16, 16\]",
         ),
-        ([-1, 4, 4, 4], "need whole numbers"),
-        ([1.0, 4.0, 4.0, 4.0], "need whole numbers"),
-        ([4, 4, 4], "need whole numbers"),
+        ([-1, 4, 4, 4], "expected integers"),
+        ([1.0, 4.0, 4.0, 4.0], "expected integers"),
+        ([4, 4, 4], "expected integers"),
         ([0, 0, 0, 0], "gives batches of 0 samples in all"),
     ],
 )

@@ -279,18 +279,18 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
 
 
 REFUSED = [
-    ({"batches": [1.0, 2.0]}, r"batches = \[1.0, 2.0\]: need 3 finite numbers, at least 0"),
-    ({"compute": np.ones(3)}, r"compute of shape \[3\]: need \[rounds, 3\]"),
+    ({"batches": [1.0, 2.0]}, r"batches = \[1.0, 2.0\]; expected 3 finite numbers >= 0"),
+    ({"compute": np.ones(3)}, r"compute has the shape \[3\]; expected \[rounds, 3\]"),
     (
         {"first": np.ones((1, 3))},
-        r"compute \[2, 3\], .* first \[1, 3\].*: need as many rounds of each",
+        r"compute \[2, 3\], .* first \[1, 3\].*; expected the same number of rounds",
     ),
     (
         {"backward": -np.ones((2, 3))},
-        "backward from -1.0 to -1.0: need seconds, at least 0, or NaN",
+        "backward from -1.0 to -1.0; expected seconds >= 0, or NaN",
     ),
-    ({"communication": np.full((2, 3), np.inf)}, "communication from inf to inf: need seconds"),
-    ({"compute": np.zeros((2, 3))}, "compute from 0.0 to 0.0: need seconds, more than 0, or NaN"),
+    ({"communication": np.full((2, 3), np.inf)}, "communication from inf to inf; expected seconds"),
+    ({"compute": np.zeros((2, 3))}, "compute from 0.0 to 0.0; expected seconds > 0, or NaN"),
 ]
 
 
@@ -303,15 +303,15 @@ def test_bad_measurements_and_learners_are_refused():
         with pytest.raises(ValueError, match=words):
             cannikin.learner(3, 0.1).observed(**{**good, **wrong})
     for call, words in (
-        (lambda: cannikin.learner(2, 0.1, [1.0]), r"limits = \[1.0\]: need 2 numbers, at least 0"),
+        (lambda: cannikin.learner(2, 0.1, [1.0]), r"limits = \[1.0\]; expected 2 numbers >= 0"),
         (lambda: cannikin.learner(2, 1.5), r"last_share = 1\.5; expected a number from 0 to 1"),
         (
             lambda: cannikin.learner(2, 0.1).without([2]),
-            r"without: nodes = \[2\]: need numbers from 0 to 1",
+            r"without: nodes = \[2\]; expected indices from 0 to 1",
         ),
         (
             lambda: cannikin.learner(2, 0.1).without([0, 1]),
-            r"without: nodes = \[0, 1\]: need one that stays",
+            r"without: nodes = \[0, 1\]; expected at least one node that stays",
         ),
     ):
         with pytest.raises(ValueError, match=words):

@@ -209,40 +209,40 @@ LIMITED = ClusterModel(**GOOD, limits=[3.5, 2.5])
 REFUSED = [
     (
         lambda: ClusterModel(**{**GOOD, "s": [1.0, 2.0, 3.0]}),
-        r"s of shape \[3\]: need one number for each of 2 nodes",
+        r"s has the shape \[3\]; expected one number for each of 2 nodes",
     ),
     (
         lambda: ClusterModel(**{**GOOD, "k": [-1.0, 2.0]}),
-        r"k = \[-1.0, 2.0\]: need finite numbers, at least 0",
+        r"k = \[-1.0, 2.0\]; expected finite numbers >= 0",
     ),
-    (lambda: ClusterModel(**{**GOOD, "m": [1.0, np.inf]}), "m = .*: need finite numbers"),
+    (lambda: ClusterModel(**{**GOOD, "m": [1.0, np.inf]}), "m = .*; expected finite numbers"),
     (
         lambda: ClusterModel(**{**GOOD, "q": [0.0, 1.0], "k": [0.0, 1.0]}),
-        r"q \+ k = 0 of node 0: need samples that take time",
+        r"q \+ k = 0 for node 0; expected samples that take time",
     ),
     (lambda: ClusterModel(**{**GOOD, "gamma": 1.5}), "gamma = 1.5; expected a number from 0 to 1"),
     (lambda: ClusterModel(**{**GOOD, "t_overlap": -1.0}), "t_overlap = -1.0"),
     (
         lambda: ClusterModel(**{**GOOD, "limits": [np.nan, 1.0]}),
-        "limits = .*: need numbers, at least 0",
+        "limits = .*; expected numbers >= 0",
     ),
     (lambda: LIMITED.optperf([1.0, 6.5]), r"a total batch of 6\.5 samples, but limits of 6 in all"),
     (
         lambda: LIMITED.optperf([4.0, 0.0]),
-        "optperf: a total batch of 0 samples: need a finite number above 0",
+        "optperf: total_batch = 0; expected a finite number > 0",
     ),
     (lambda: LIMITED.optperf_integer(6), "a total batch of 6 samples, but limits of 5 in all"),
     (
         lambda: LIMITED.optperf_integer(2.5),
-        "optperf_integer: total_batch = 2.5: need an integer, at least 1, or several",
+        "optperf_integer: total_batch = 2.5; expected an integer >= 1, or an array",
     ),
     (
         lambda: LIMITED.node_times([1.0, 2.0, 3.0]),
-        r"node_times: batches of shape \[3\]: need \[\.\.\., 2\], a number for each node",
+        r"node_times: batches have the shape \[3\]; expected \[\.\.\., 2\], one number for each node",
     ),
     (
         lambda: LIMITED.batch_time([[1.0, 2.0], [np.nan, 2.0]]),
-        "batch_time: batches = .*nan.*: need finite numbers of samples",
+        "batch_time: batches = .*nan.*; expected finite numbers of samples",
     ),
 ]
 

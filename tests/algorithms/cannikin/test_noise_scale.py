@@ -164,15 +164,15 @@ def test_averages_are_exponential_without_a_start_at_0():
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"batches": [4, 0]}, r"batches = \[4, 0\]: need two nodes that have samples"),
-    ({"batches": [4, -1]}, r"batches = \[4, -1\]: need finite numbers, at least 0"),
+    ({"batches": [4, 0]}, r"batches = \[4, 0\]; expected at least two nodes with samples"),
+    ({"batches": [4, -1]}, r"batches = \[4, -1\]; expected finite numbers >= 0"),
     (
         {"batches": [4, 1, 1]},
-        r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]: need \[..., n\], \[...\] and "
+        r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]; expected \[..., n\], \[...\] and "
         r"\[n\]",
     ),
-    ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms down to -2: need squares, at least 0"),
-    ({"global_sqnorm": -1.0}, "global_sqnorm down to -1: need squares"),
+    ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms contain -2; expected squares >= 0"),
+    ({"global_sqnorm": -1.0}, "global_sqnorm contain -1; expected squares"),
     ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]: need"),
 ]
 
@@ -183,5 +183,5 @@ def test_bad_norms_are_refused():
             gradient_noise_scale(
                 **{"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], **wrong}
             )
-    with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0: need a number in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0; expected a number in \(0, 1\]"):
         smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)

@@ -296,7 +296,7 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
     with pytest.raises(
         ValueError,
-        match="AdaptDL: total batches of 31 samples or more, but nodes have room for 30: need smaller ones",
+        match="AdaptDL: total batches of 31 samples or more, but the nodes have memory for 30; expected",
     ):
         cannikin.adaptdl([31, 60], 30).start(start)
 
@@ -451,18 +451,18 @@ REFUSED = [
     (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step = 0"),
     (
         lambda: cannikin.adaptdl([], 8),
-        r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1",
+        r"cannikin.adaptdl: total_batches = \[\]; expected integers >= 1",
     ),
     (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
     (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch = -1"),
     (
         lambda: cannikin.efficiency(0.5, 1.0, 8),
-        "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1",
+        "cannikin.efficiency: total_batch = 0.5; expected finite numbers >= 1",
     ),
     (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale = nan"),
     (
         lambda: cannikin.goodput(0.0, 8, 1.0, 8),
-        "cannikin.goodput: seconds = 0.0: need numbers above 0",
+        "cannikin.goodput: seconds = 0.0; expected numbers > 0",
     ),
     (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch = 0"),
 ]
@@ -478,7 +478,9 @@ def test_equal_parts_give_the_first_nodes_one_more():
     np.testing.assert_array_equal(policies.equal_parts(11, np.array([3, 3, 3, 2])), [3, 3, 3, 2])
     np.testing.assert_array_equal(policies.equal_parts(12, np.array([3, 3, 3, 3])), [3, 3, 3, 3])
     for limits in ([3, 3, 2, 3], [2, 3, 3, 3]):
-        with pytest.raises(ValueError, match="which has room for 2: need fewer"):
+        with pytest.raises(
+            ValueError, match="but has memory for 2; expected a smaller total batch"
+        ):
             policies.equal_parts(11, np.array(limits))
 
 

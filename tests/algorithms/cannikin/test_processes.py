@@ -148,7 +148,7 @@ def test_what_cannot_be_trained_is_refused():
         ({"problem": make(2)}, "1 process for 2 workers; expected one process per worker"),
         (
             {"limits": [3]},
-            r"given gives batches array\(\[4\]\): need whole numbers, one a node, from 0 to \[3\]",
+            r"given returned batches array\(\[4\]\); expected integers, one for each node, from 0 to \[3\]",
         ),
         (
             {"scaling": lambda *args: 2.0},

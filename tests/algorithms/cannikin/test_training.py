@@ -275,24 +275,24 @@ REFUSED = [
     ),
     (
         {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},
-        "10 micro-batches as batches of their own: need a cluster with",
+        "10 micro-batches on a cluster that computes them one by one; expected a cluster with",
     ),
     (
         {"limits": [1, 2, 3]},
-        r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4",
+        r"cannikin.train: limits = \[1, 2, 3\]; expected integers >= 0, a number of samples for each of 4",
     ),
     (
         {"limits": [10] * N},
-        "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer",
+        "equal parts of 64 samples: node 0 gets 16 but has memory for 10; expected a smaller",
     ),
-    ({"smoothing": 0.0}, r"cannikin.train: smoothing = 0.0: need a number in \(0, 1\]"),
+    ({"smoothing": 0.0}, r"cannikin.train: smoothing = 0.0; expected a number in \(0, 1\]"),
     (
         {"present": lambda epoch: np.zeros(N, bool)},
-        r"present\(0\) = .*: need bool \[4\], of which one is true",
+        r"present\(0\) = .*; expected bool \[4\] with at least one True",
     ),
     (
         {"scaling": lambda *_: np.nan},
-        "cannikin.train: scaling gives nan: need a finite number above 0",
+        "cannikin.train: scaling returned nan; expected a finite number > 0",
     ),
     (
         {"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))},
@@ -300,7 +300,7 @@ REFUSED = [
     ),
     (
         {"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0},
-        r"fixed: need cannikin\.scalable",
+        r"fixed; expected .* cannikin\.scalable",
     ),
 ]
 

@@ -133,7 +133,7 @@ def test_refusals(key):
         with pytest.raises(ValueError, match=message):
             dropcompute.train_processes(**{**good, **arguments})
     for batches, threshold, message in (
-        ([], 1.0, "batches = \[\]; expected at least one"),
+        ([], 1.0, r"batches = \[\]; expected at least one"),
         ([1], math.nan, "threshold = nan; expected seconds"),
     ):
         with pytest.raises(ValueError, match=f"accumulate: {message}"):

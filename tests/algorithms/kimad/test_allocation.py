@@ -246,7 +246,7 @@ REFUSED = [
     ({"sizes": TABLE.T}, r"errors \[2, 3\] for sizes \[3, 2\]; expected the same"),
     ({"errors": TABLE + np.nan}, r"errors contain nan; expected numbers >= 0"),
     ({"sizes": TABLE - 1}, r"sizes contain -1.0; expected integer numbers of bits >= 0"),
-    ({"sizes": TABLE + 0.5}, r"sizes with the entry 0.5"),
+    ({"sizes": TABLE + 0.5}, r"sizes contain 0.5"),
     (
         {"sizes": TABLE * 2**30},
         r"the largest sizes of all layers add up to 7,516,192,768 bits; expected less than 2\^32",
