@@ -95,7 +95,7 @@ def start_local(optimizer: optax.GradientTransformation, params: Params, N: int)
 
 
 def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
-    """Returns a model for each row of leaves `[N, ...]`, for example for the shards of N servers."""
+    """Returns a model for each row of leaves `[N, ...]`, for example for the shards of servers."""
     return jax.vmap(lambda row: start(optimizer, row))(rows)
 
 
@@ -242,12 +242,12 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = causes.remedy(error)
-        said = said if len(said) <= 200 else f"{said[:180]} ..."
+        cause = causes.remedy(error)
+        cause = cause if len(cause) <= 200 else f"{cause[:180]} ..."
         raise ValueError(
             f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: "
-            f"{said}); expected an optimizer that steps on gradients alone, with masks, labels and "
-            "schedules that fit the parameters"
+            f"{cause}); expected an optimizer that steps on gradients alone, with masks, "
+            "labels and schedules that fit the parameters"
         ) from error
 
 

@@ -203,13 +203,13 @@ def _there(plan: Plan, epoch: int) -> np.ndarray:
     N = len(plan.room)
     if plan.present is None:
         return np.arange(N)
-    said = np.asarray(plan.present(epoch))
-    if said.shape != (N,) or said.dtype != bool or not said.any():
+    present = np.asarray(plan.present(epoch))
+    if present.shape != (N,) or present.dtype != bool or not present.any():
         raise ValueError(
-            f"{plan.name}: present({epoch}) = {checks.shown(said)}; expected bool [{N}] with at "
+            f"{plan.name}: present({epoch}) = {checks.shown(present)}; expected bool [{N}] with at "
             "least one True"
         )
-    return np.flatnonzero(said)
+    return np.flatnonzero(present)
 
 
 def _attending(
@@ -239,7 +239,7 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     """Validates the system's decision; returns the batches of all nodes, `[N]`, 0 for those that do
     not participate.
     """
-    batches, most, who = np.asarray(decided), plan.room[ids], f"{plan.name}: {plan.system.name}"
+    batches, most, where = np.asarray(decided), plan.room[ids], f"{plan.name}: {plan.system.name}"
     if (
         batches.shape != ids.shape
         or not np.issubdtype(batches.dtype, np.integer)
@@ -247,12 +247,13 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     ):
         given, limits = checks.shown(decided), checks.shown(most.tolist())
         raise ValueError(
-            f"{who} returned batches {given}; expected integers, one for each node, from 0 to "
+            f"{where} returned batches {given}; expected integers, one for each node, from 0 to "
             f"{limits}"
         )
     if not batches.any():
         raise ValueError(
-            f"{who} returned batches of 0 samples in total; expected at least one node with samples"
+            f"{where} returned batches of 0 samples in total; expected at least one node with "
+            "samples"
         )
     sizes = np.zeros(len(plan.room), int)
     sizes[ids] = batches

@@ -166,7 +166,7 @@ class Learner:
 
     @property
     def seen_at(self) -> np.ndarray:
-        """The only measured batch size of each node that needs another one, `[n]`; NaN for others."""
+        """The only measured batch size of nodes that need another one, `[n]`; otherwise NaN."""
         return np.where(self.unknown, self.seen.smallest, np.nan)
 
     @checks.arguments

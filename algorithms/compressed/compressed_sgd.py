@@ -59,7 +59,7 @@ def compressed_sgd(
             ).received
         return optimizers.step(optimizer, x, communication.unshard(mean, x.params, compressor))
 
-    said = ", ".join(
+    options = ", ".join(
         [compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)]
     )
-    return methods.one_model(f"compressed_sgd({said})", optimizer, update)
+    return methods.one_model(f"compressed_sgd({options})", optimizer, update)

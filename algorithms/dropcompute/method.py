@@ -325,8 +325,8 @@ def need_correction(where: str, correction: Any) -> None:
     if isinstance(correction, str):
         if correction not in words:
             raise ValueError(
-                f"{where}: correction = {correction!r}; expected {', '.join(map(repr, words))}, or a "
-                "number"
+                f"{where}: correction = {correction!r}; expected "
+                f"{', '.join(map(repr, words))}, or a number"
             )
     elif not isinstance(correction, Tracer) and (
         jnp.ndim(correction) or not 0 <= correction < math.inf

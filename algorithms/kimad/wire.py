@@ -140,8 +140,8 @@ def receive(origin: socket.socket, wire: Wire) -> tuple[Frame, bytes, float]:
     Raises:
         OSError: if the sender closed the connection or sends an invalid message.
     """
-    *said, length = _HEADER.unpack(_read(origin, _HEADER.size))
-    frame, began = Frame(*said), time.monotonic()
+    *fields, length = _HEADER.unpack(_read(origin, _HEADER.size))
+    frame, began = Frame(*fields), time.monotonic()
     if frame.choice >= len(wire.sizes) or _BYTE * length != wire.sizes[frame.choice]:
         raise OSError(
             f"kimad: received {length} bytes with compressor {frame.choice}; expected a message of "

@@ -742,9 +742,10 @@ REFUSED = {
     "delays.given: D has 2 columns, but the model has 3 parts; expected 3 columns, or one D": (
         lambda: run(asynchronous_sgd(STEP, delays.given(np.zeros((1, 2), int)), servers=3))
     ),
-    "backup_workers_sgd: the run has no cluster, so that all workers are equally fast; expected one": lambda: (
-        run(backup_workers_sgd(STEP, 1))
-    ),
+    (
+        "backup_workers_sgd: the run has no cluster, so that all workers are equally fast; "
+        "expected one"
+    ): lambda: run(backup_workers_sgd(STEP, 1)),
     "backup_workers_sgd: backups = 4 with 4 workers; expected at most 3": lambda: run(
         backup_workers_sgd(STEP, 4), UNIT
     ),

@@ -327,7 +327,10 @@ def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(met
     for up, down in ((layer_wise, one_vector), (one_vector, layer_wise)):
         with pytest.raises(
             ValueError,
-            match=f"{method.__name__}: .*{up.name[:5]}.* up and .*{down.name[:5]}.* down; expected both",
+            match=(
+                f"{method.__name__}: .*{up.name[:5]}.* up and .*{down.name[:5]}.* down; expected "
+                "both"
+            ),
         ):
             method(STEP, up, down)
     method(STEP, one_vector, one_vector)

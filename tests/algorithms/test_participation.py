@@ -351,7 +351,10 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
         method = algorithms.make(name, SGD, N)
         with pytest.raises(ValueError) as error:
             dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
-        expected = f"{method.name} on a cluster where workers do not participate: {why}; expected a method that tolerates this, such as "
+        expected = (
+            f"{method.name} on a cluster where workers do not participate: {why}; expected a "
+            "method that tolerates this, such as "
+        )
         assert str(error.value).startswith(expected)
         assert str(error.value).removeprefix(expected) == GOES_ON
 
@@ -371,7 +374,10 @@ def test_kimad_needs_all_messages():
     for missing in ({"present": certain}, {"delivered": certain}):
         with pytest.raises(
             ValueError,
-            match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that",
+            match=(
+                "a worker that misses a message of the server no longer has its estimate of the "
+                "model; expected a method that"
+            ),
         ):
             run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 

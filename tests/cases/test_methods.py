@@ -162,7 +162,9 @@ def test_a_staleness_outside_the_bound_is_refused(wrong):
     method = algorithms.asynchronous_sgd(optax.sgd(0.01), rule)
     with pytest.raises(
         ValueError,
-        match=f"delays.mine gives a staleness of {wrong}; expected 0 to 2, and at most t in update t",
+        match=(
+            f"delays.mine gives a staleness of {wrong}; expected 0 to 2, and at most t in update t"
+        ),
     ):
         dsgd.run(method, quadratic(), steps=8, key=KEY, mesh=1, record_every=8)
 

@@ -136,9 +136,9 @@ def evaluated(
     whole = {"step": history["step"], "bits": history["bits"], **scalars, **history}
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
-        told = f"{name}: the loss is {scalars['loss'][at]} after update {history['step'][at]}"
+        diverged = f"{name}: the loss is {scalars['loss'][at]} after update {history['step'][at]}"
         raise Diverged(
-            f"{told}; pass a smaller step size (the error's .history has the records before)",
+            f"{diverged}; pass a smaller step size (the error's .history has the records before)",
             {name: values[: at + 1] for name, values in whole.items()},
         )
     return whole
@@ -165,6 +165,6 @@ def _measure(
 
 
 def first_params(problem: Problem, key: jax.Array) -> Params:
-    """Returns the initial model, the same as that of `dsgd.run` with this key, with NumPy leaves."""
+    """Returns the initial model of `dsgd.run` with this key, with NumPy leaves."""
     leaves.need_all("on_ray", problem)
     return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))

@@ -192,7 +192,7 @@ def tasks(
 
 
 def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
-    """Returns a key as its data and the name of its implementation, to send it to other processes."""
+    """Returns a key as its data and its implementation's name, which can be sent to processes."""
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
 

@@ -201,7 +201,7 @@ def test_lengths_and_room_that_are_not_given():
         ([-1, 4, 4, 4], "expected integers"),
         ([1.0, 4.0, 4.0, 4.0], "expected integers"),
         ([4, 4, 4], "expected integers"),
-        ([0, 0, 0, 0], "gives batches of 0 samples in all"),
+        ([0, 0, 0, 0], "returned batches of 0 samples in total"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(decision, words):

@@ -296,7 +296,10 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
     with pytest.raises(
         ValueError,
-        match="AdaptDL: total batches of 31 samples or more, but the nodes have memory for 30; expected",
+        match=(
+            "AdaptDL: total batches of 31 samples or more, but the nodes have memory for 30; "
+            "expected"
+        ),
     ):
         cannikin.adaptdl([31, 60], 30).start(start)
 

@@ -271,7 +271,7 @@ def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
 REFUSED = [
     (
         {"cluster": clusters.Cluster(clusters.constant(1.0))},
-        "cannikin.train: a cluster without an overlap",
+        "cannikin.train: the cluster .* has no overlap; expected one",
     ),
     (
         {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},
@@ -296,7 +296,7 @@ REFUSED = [
     ),
     (
         {"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))},
-        "cannikin.train: .* cannot cut its batches",
+        "cannikin.train: .* cannot truncate its batches",
     ),
     (
         {"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0},

@@ -297,7 +297,10 @@ def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(
             send(here, Frame(choice, False, 0.0, 0.0), bytes(int(length)))
             with pytest.raises(
                 OSError,
-                match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios",
+                match=(
+                    f"a message of {length} bytes with compressor {choice}: its sender has other "
+                    "ratios"
+                ),
             ):
                 receive(there, WIRE)
             there.recv(int(length), socket.MSG_WAITALL)
