@@ -1,12 +1,12 @@
-"""What waiting costs, and what not waiting does: synchronous, asynchronous, bounded and
+"""The cost of waiting and of staleness: synchronous, asynchronous, bounded-staleness and
 backup-worker SGD on one simulated cluster.
 
     python -m experiments.asynchrony --workers 16 --slow 2 --factor 10
 
-Loss against updates and against seconds, each method at the step size of the grid with the smallest
-loss over the second half of the run, without stragglers and with some workers that are several
-times slower; how stale the gradients were; and how many workers saturate the server, after which
-more of them only add staleness.
+Shows the loss against updates and against seconds, without stragglers and with some workers that
+are several times slower. Each method has the step size of the grid with the smallest loss over the
+second half of the run. Also shows the staleness of the gradients, and the number of workers that
+saturate the server, beyond which additional workers only increase the staleness.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ class Args:
     workers: commands.Count = 16
     """Number of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
+    """Data for logistic regression: digits, breast-cancer, or images or a LIBSVM file in --data-dir
+    (mnist, a9a; see `problems.load`).
     """
     data_dir: commands.DataDir = None
     partition: str = "iid"
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Partition of the samples: iid, blocks, by-label or dirichlet."""
     batch_size: commands.Count = 16
-    """Samples of one gradient."""
+    """Number of samples of one gradient."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     rounds: commands.Count = 200
-    """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many
-    gradients.
+    """Number of rounds of synchronous methods; asynchronous ones make N times as many updates, with
+    the same number of gradients.
     """
     seeds: commands.Count = 3
-    """Independent runs of each method."""
+    """Number of independent runs of each method."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     compute: commands.NotNegative = 0.01
-    """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially
-    distributed).
+    """Computation time of a gradient, seconds, without an exponentially distributed random part,
+    whose mean is a tenth of it.
     """
     slow: int = 2
-    """How many workers are stragglers."""
+    """Number of stragglers."""
     factor: commands.Positive = 10.0
-    """How many times as long they compute."""
+    """Factor by which stragglers are slower."""
     backups: int = 2
-    """How many of the slowest gradients backup workers drop in a round."""
+    """Number of the slowest gradients that backup workers drop in a round."""
     methods: tuple[str, ...] = (
         "synchronous",
         "drop slowest",
@@ -78,13 +78,13 @@ class Args:
         "4 servers",
         "AD-PSGD",
     )
-    """Which methods."""
+    """Methods to compare."""
     bound: int = 32
-    """The largest staleness of the bounded method."""
+    """Largest staleness of the bounded method."""
     latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e8
-    """Bits per second of a port."""
+    """Bandwidth of a port, bits per second."""
     cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/asynchrony"))
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
@@ -94,16 +94,14 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How a method is made, and how many updates it makes while every worker computes one
-    gradient.
-    """
+    """A method, and its number of updates while each worker computes one gradient."""
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int
 
 
 class Saturation(NamedTuple):
-    """Of each number of workers: updates a second, and mean staleness, once it runs steadily."""
+    """Updates per second and mean staleness in the steady state, for each number of workers."""
 
     workers: np.ndarray
     rate: np.ndarray
@@ -153,7 +151,7 @@ def main(args: Args) -> None:
 
 
 def computing(args: Args, where: str) -> clusters.Quantity:
-    """Workers that are alike but for chance, or some of them always slower."""
+    """Returns the compute times: workers that differ only randomly, or some that are always slower."""
     compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
     return (
         clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute
@@ -161,7 +159,7 @@ def computing(args: Args, where: str) -> clusters.Quantity:
 
 
 def methods(args: Args) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     N, graph = args.workers, topologies.complete(args.workers)
     known = {
         "synchronous": Method(algorithms.minibatch_sgd, 1),
@@ -189,7 +187,7 @@ def methods(args: Args) -> dict[str, Method]:
 def train(
     args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method
 ) -> tuning.Tuned:
-    """The method at its best step size."""
+    """Trains the method at its best step size."""
 
     def build(learning_rate):
         return method.build(optax.sgd(learning_rate))
@@ -205,7 +203,7 @@ def train(
 def staleness(
     args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int
 ) -> dict[str, np.ndarray]:
-    """Of every update, by method, of those that have any, `[updates]`."""
+    """Returns the staleness of every update, `[updates]`, by method."""
     late = {name: method for name, method in chosen.items() if method.updates > 1}
     return {
         name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"]
@@ -216,11 +214,11 @@ def staleness(
 def timed(
     args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int
 ) -> dict[str, np.ndarray]:
-    """The clock and the staleness of every update, `[updates]`, while each worker computes so many
-    gradients.
+    """Returns the clock and the staleness of every update, `[updates]`, while each worker computes
+    the given number of gradients.
 
-    They do not depend on what is computed: the model is one number, over a bandwidth at which its
-    message takes as long as one of `bits`.
+    They do not depend on the model, so the simulation uses a single number, with a bandwidth at
+    which its message takes as long as one of `bits`.
     """
     cluster = clusters.Cluster(
         compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency
@@ -234,8 +232,8 @@ def timed(
 
 
 def measure_saturation(args: Args, bits: int) -> Saturation:
-    """One server with more and more equal workers who always compute as long: the second half of 40
-    gradients of each.
+    """Simulates one server with increasing numbers of equal workers with constant compute times,
+    and evaluates the second half of 40 gradients per worker.
     """
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
@@ -269,15 +267,15 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
 
 
 def saturation_point(args: Args, bits: int) -> float:
-    """Workers that keep the busier of the server's ports at work: a lap 2(l + r) + C, over the l +
-    r that it gives each.
+    """Returns the number of workers that keeps the busier of the server's ports busy: the lap time
+    2(l + r) + C divided by the l + r of each worker.
     """
     message = args.latency + bits / args.bandwidth
     return (2 * message + args.compute) / message
 
 
 def knee_of(full: Saturation) -> int:
-    """The fewest workers that reach (all but 1 %) the highest rate."""
+    """Returns the smallest number of workers that reaches 99 % of the highest rate."""
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
@@ -288,7 +286,7 @@ def tabulate(
     stale: dict[str, np.ndarray],
     target: float,
 ) -> Table:
-    """Cost to the target, one row a method."""
+    """Tabulates the cost to the target, one row per method."""
     title = (
         f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
     )
@@ -317,9 +315,12 @@ def tabulate(
 
 
 def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
-    """From how many workers on one server is saturated, and what twice as many make of it."""
+    """Tabulates how many workers saturate one server, and the effect of twice as many."""
     knee = knee_of(full)
-    caption = f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) / (l + r) workers."
+    caption = (
+        f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) "
+        "/ (l + r) workers."
+    )
     table = tables.table(
         "one server with more and more equal workers",
         ("", "workers", "ports", "updates/s", "staleness"),
@@ -344,8 +345,8 @@ def draw(
     bits: int,
     target: float,
 ) -> Figure:
-    """Loss against updates and seconds, and the staleness, for each cluster; below, the server's
-    saturation.
+    """Draws the loss against updates and seconds and the staleness for each cluster, and below them
+    the server's saturation.
     """
     sheet = Figure(figsize=(14, 12), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
@@ -365,7 +366,10 @@ def draw(
         histogram(row[2], list(runs), stale[where])
     figures.legend(above, rows[0, 0], columns=4)
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
-    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
+    switch = (
+        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of "
+        f"{args.compute * 1e3:g} ms"
+    )
     bands = f"{statistics.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
@@ -378,7 +382,7 @@ def draw(
 
 
 def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> None:
-    """The share of updates by their staleness, in the colours of the lines."""
+    """Draws the share of updates by their staleness, in the colors of the lines."""
     most = max((values.max() for values in stale.values()), default=1)
     edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
     for i, name in enumerate(names):
@@ -402,8 +406,8 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
-    """Updates a second and staleness against the number of workers, with the point where the server
-    is saturated.
+    """Draws updates per second and staleness against the number of workers, with the saturation
+    point.
     """
     knee = knee_of(full)
     for axes, values, label in zip(

@@ -1,13 +1,13 @@
-"""What it costs that workers are away, or messages are lost: loss over rounds and seconds as the
-share of them falls from 1 to 0.3.
+"""The cost of partial participation and of message loss: loss against rounds and seconds as the
+share of participating workers, or of delivered messages, falls from 1 to 0.3.
 
     python -m experiments.availability --shares 1.0 0.5 0.1
 
-Which workers take part is drawn in every round, without replacement; for local SGD and SCAFFOLD
-once for each averaging, as clients are sampled in federated learning. Messages are lost
-independently: in gossip with their link, in averages over all a worker's part. Each method at each
-share has the step size of the grid with the smallest loss over the second half of the run. Workers'
-data differ by label.
+The participating workers are drawn in every round, without replacement; for local SGD and SCAFFOLD
+they are drawn once per averaging period, as clients are sampled in federated learning. Messages are
+lost independently: in gossip those of single links, in averages over all workers a worker's
+contribution. For each method and share, the step size is the one of the grid with the smallest loss
+over the second half of the run. Workers' data differ by label.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ COSTS = ("rounds", "simulated seconds")
 
 @dataclass(frozen=True)
 class Args:
-    """Compares methods where workers or messages are missing."""
+    """Compares methods with partial participation or message loss."""
 
     shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
-    """Shares of workers that are present, and of messages that are delivered."""
+    """Shares of workers that participate, and of messages that are delivered."""
     workers: commands.Count = 16
     """Number of workers."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
+    """Data for logistic regression: digits, breast-cancer, or images or a LIBSVM file in --data-dir
+    (mnist, a9a; see `problems.load`).
     """
     data_dir: commands.DataDir = None
     partition: str = "by-label"
-    """Who gets which samples: iid or by-label."""
+    """Partition of the samples: iid or by-label."""
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     period: commands.Count = 4
-    """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
+    """Number of rounds of an averaging period of local SGD and SCAFFOLD."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
-    """Independent runs."""
+    """Number of independent runs."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
+    """Bandwidth of a worker's port, bits per second."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     delay: commands.NotNegative = 1e-3
-    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = field(default=Path("results/availability"))
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
@@ -77,7 +77,7 @@ class Args:
 
 
 class Case(NamedTuple):
-    """A method where this share of workers, or of messages, is there."""
+    """A method with this share of participating workers, or of delivered messages."""
 
     method: str
     what: str
@@ -85,7 +85,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For the file of histories."""
+        """Name in the file of histories."""
         return f"{self.method}, {self.what} {self.share:g}"
 
 
@@ -120,7 +120,7 @@ def main(args: Args) -> None:
 
 
 def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
-    """The methods by name, each a function of the step size."""
+    """Returns the methods by name, each a function of the step size."""
     ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
     return {
         "mb-sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
@@ -141,8 +141,8 @@ def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
 
 
 def make_cluster(args: Args, case: Case) -> clusters.Cluster:
-    """Equal workers with random delays, of which so many are there, or whose messages arrive so
-    often; where all do, nothing is drawn.
+    """Returns equal workers with random delays, with this share of participating workers or of
+    delivered messages; with a share of 1 nothing is drawn.
     """
     some: dict[str, Any] = {}
     if case.share < 1 and case.what == "present":
@@ -163,7 +163,9 @@ def train(
     methods: dict[str, Callable[[Any], dsgd.Algorithm]],
     by_case: dict[Case, clusters.Cluster],
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Case by case, the history at the best step size; without those that diverged at every one."""
+    """Returns the history of each case at its best step size, without the cases that diverged at
+    every step size.
+    """
     done: dict[tuple[str, str], tuning.Tuned | None] = {}  # where all are there, all arrives
     for case in tables.bar(list(by_case), "availability", args.progress):
         cluster = by_case[case]
@@ -184,7 +186,7 @@ def train(
 
 
 def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
-    """A loss that every method reaches well before its end where most is there."""
+    """Returns a loss that every method reaches well before its end at the largest share."""
     most = max(case.share for case in histories)
     return SLACK * max(
         float(dsgd.tail_mean(history["loss"]).mean())
@@ -194,7 +196,7 @@ def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
 
 
 def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
-    """Where each method ends."""
+    """Returns the final loss of each case."""
 
     def cell(history: dict[str, np.ndarray]) -> str:
         edge = statistics.edge(history["learning_rate"][0, 0], args.learning_rates)
@@ -208,9 +210,12 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
 
 
 def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
-    """How long each takes to the target."""
+    """Returns the seconds of each case to the target."""
     goal = target(histories)
-    caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
+    caption = (
+        f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the "
+        "first row."
+    )
     return tabulate(
         histories,
         lambda history: statistics.cost_to(history, goal)[-1],
@@ -225,7 +230,7 @@ def tabulate(
     title: str,
     caption: str,
 ) -> Table:
-    """One row a share, one column a method."""
+    """Tabulates one row per share, with one column per method."""
     methods = list(dict.fromkeys(case.method for case in histories))
     table = tables.table(
         title, ("share of", *(name.replace("-", "\n") for name in methods)), caption
@@ -242,8 +247,8 @@ def tabulate(
 
 
 def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
-    """A column for each method; a row for each of what is missing and what it costs; a line for
-    each share.
+    """Draws a column for each method, a row for each kind of absence and cost, and a line for each
+    share.
     """
     methods = list(dict.fromkeys(case.method for case in histories))
     shares = sorted({case.share for case in histories}, reverse=True)

@@ -1,12 +1,13 @@
-"""Cannikin on the real clock: processes of this machine, made unequal, whose model says how long a
-split takes that it has not seen.
+"""Cannikin in real time: processes on this machine with artificially different speeds, whose
+learned model predicts the time of splits that it has not measured.
 
     python -m experiments.cannikin_processes --competitors 0 2
 
-Each process is kept on a core; on some of these others compute all the time, so that the process
-has a share of it only. A network on digits is trained; the processes measure what they do. From an
-epoch of equal parts and one of equation 8's the cluster's model is learned: it decides what is
-best, and says how long that, equal parts, and some other splits take. Then all of them are tried.
+Each process is pinned to a core; on some cores other processes compute all the time, so that the
+training process gets only a share. A network on digits is trained while the processes measure their
+timings. The cluster's model is learned from one epoch with equal parts and one with equation 8's
+parts. It computes the optimal split, and predicts the time of it, of equal parts, and of some other
+splits. Then all of them are measured.
 """
 
 from __future__ import annotations
@@ -42,36 +43,36 @@ _SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
 
 @dataclass(frozen=True)
 class Args:
-    """Measures what a model of the real clock predicts."""
+    """Compares a learned model's predictions with measured times."""
 
     competitors: tuple[int, ...] = (0, 2)
-    """On the core of each process, how many others always compute there; as many processes as
-    numbers, and no more than cores.
+    """For each process, the number of others that always compute on its core; the number of entries
+    is the number of processes, at most that of the cores.
     """
     nice: int = 0
-    """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5,
-    three times as much.
+    """Niceness of these competitors, 0 to 19: with 0 a process gets the same share of its core as
+    each of them, with 5 three times as much.
     """
     total: int = 1920
-    """B, samples of a round."""
+    """B, number of samples of a round."""
     shares: tuple[float, ...] = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
-    """Of the first process, in the splits that are tried; the others share the rest equally."""
+    """Shares of the first process in the measured splits; the others share the rest equally."""
     piece: int = 16
-    """Samples in which batches are counted."""
+    """Granularity of batches, in samples."""
     rounds: commands.Count = 20
-    """Of each epoch."""
+    """Number of rounds of each epoch."""
     passes: int = 4
-    """Epochs of each split, each pass in an order of its own."""
+    """Number of epochs of each split; each pass has its own order."""
     width: commands.Count = 1000
-    """Of both hidden layers of the network: the more, the longer a sample takes."""
+    """Width of both hidden layers of the network; a larger one makes samples slower."""
     learning_rate: commands.Positive = 0.1
-    """Of SGD."""
+    """Step size of SGD."""
     seed: commands.Seed = 0
-    """Of everything random, but for what the clock says."""
+    """Seed of all random numbers; measured times are not reproducible."""
     out: Path = field(default=Path("results/cannikin_processes"))
     """Folder for config.json, epochs.csv and figure.png."""
     progress: bool = True
-    """Show that it works."""
+    """Show progress."""
 
 
 def main(args: Args) -> None:

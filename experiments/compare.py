@@ -1,12 +1,12 @@
 """Methods of all families on the same model, data and workers: rounds, bits and seconds to a target
-loss, each at its tuned step size.
+loss, each method at its tuned step size.
 
     python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
 
 Each method's step size is the one of the grid with the smallest loss over the second half of the
-run, averaged over the seeds that are shown. A round lasts as long as the workers compute their
-samples, and as the survey's switch needs for the messages ("blocking" costs); asynchronous methods
-have a round for each gradient.
+run, averaged over the seeds. The duration of a round is the time that the workers compute their
+samples, plus the time of the messages on the survey's switch ("blocking" costs); a round of an
+asynchronous method is one gradient.
 """
 
 from __future__ import annotations
@@ -42,45 +42,45 @@ class Args:
     """Compares distributed methods on one problem."""
 
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
-    """What is trained."""
+    """Model to train."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model
-    docstrings (default), grammar, path.
+    """Data: digits (default), breast-cancer, or files in --data-dir (mnist, a9a); for the language
+    model docstrings (default), grammar, or a path.
     """
     data_dir: commands.DataDir = None
     partition: str | None = None
-    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language
-    model blocks (the default) or files.
+    """Partition of the samples: iid, by-label (default) or dirichlet; for the language model blocks
+    (default) or files.
     """
     alpha: commands.Positive = 0.5
-    """Concentration of the dirichlet partition: small is heterogeneous."""
+    """Concentration of the dirichlet partition; smaller values are more heterogeneous."""
     workers: commands.Count = 16
     """Number of workers."""
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
-    """Which methods, by the short names in `algorithms.ALGORITHMS`."""
+    """Methods to compare, by their short names in `algorithms.ALGORITHMS`."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
-    """Independent runs of each method."""
+    """Number of independent runs of each method."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     target: commands.Positive | None = None
-    """Loss to reach; by default the highest loss that a method ends at, and that fewer than half
-    reach at once.
+    """Target loss; by default the highest final loss of a method that fewer than half of the
+    methods reach immediately.
     """
     latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
+    """Bandwidth of a worker's port, bits per second."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     delay: commands.NotNegative = 0.0
-    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = field(default=Path("results/compare"))
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
@@ -118,7 +118,7 @@ def main(args: Args) -> None:
 
 
 def make_problem(args: Args) -> dsgd.Problem:
-    """The model on the partitioned data."""
+    """Returns the model on the partitioned data."""
     usual_data, usual_partition = USUAL[args.model == "language-model"]
     data = usual_data if args.data is None else args.data
     partition = usual_partition if args.partition is None else args.partition
@@ -138,7 +138,7 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 
 def make_cluster(args: Args) -> clusters.Cluster:
-    """Equal workers on the survey's switch, with random delays if there are any."""
+    """Returns equal workers on the survey's switch, with random delays if given."""
     return tuning.equal_workers(
         args.compute * args.batch_size, args.bandwidth, args.latency, args.delay
     )
@@ -147,7 +147,7 @@ def make_cluster(args: Args) -> clusters.Cluster:
 def tune(
     args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
 ) -> tuning.Tuned | None:
-    """At its best step size; None where every one diverged."""
+    """Returns the history at the best step size; None if every step size diverged."""
     records = 20 if args.model == "language-model" else 200
 
     def build(learning_rate):
@@ -159,8 +159,8 @@ def tune(
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """The highest of the methods' losses over the last tenth that fewer than half reach by their
-    first record; the lowest if there is none.
+    """Returns the highest of the methods' mean losses over the last tenth that fewer than half of
+    them reach by their first record; the lowest if there is none.
 
     Rounded up to two digits.
     """
@@ -182,13 +182,17 @@ def _rounded_up(loss: float) -> float:
 def tabulate(
     args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
 ) -> Table:
-    """Cost to the target, and how good the model is on held-out data at the end, one row a
-    method.
-    """
+    """Tabulates the cost to the target and the final quality on held-out data, one row per method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
+    switch = (
+        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
+        f"{statistics.runs(args.seeds)}"
+    )
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
+    caption = (
+        "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is "
+        "one gradient. -: not reached."
+    )
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
         caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
@@ -202,7 +206,7 @@ def tabulate(
 
 
 def held_out(history: dict[str, np.ndarray]) -> str:
-    """Of the last record: the test accuracy, or what a byte costs."""
+    """Returns the test accuracy, or the bits per byte, of the last record."""
     if "test_bits_per_byte" in history:
         return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
     return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
@@ -211,8 +215,8 @@ def held_out(history: dict[str, np.ndarray]) -> str:
 def draw(
     args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
 ) -> Figure:
-    """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page
-    shows it.
+    """Draws the loss against rounds, bits and seconds, in the colors of the families, no wider than
+    a page.
     """
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
@@ -253,7 +257,7 @@ def draw(
 
 
 def family(name: str, workers: int) -> str:
-    """The folder of `algorithms` where a registered method's factory is."""
+    """Returns the folder of `algorithms` that contains a registered method."""
     factory = algorithms.make(name, optax.sgd(1.0), workers).name.partition("(")[0]
     return getattr(algorithms, factory).__module__.split(".")[1]
 
@@ -261,8 +265,8 @@ def family(name: str, workers: int) -> str:
 def draw_best(
     axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any
 ) -> None:
-    """The best mean loss so far, `[seeds, records]` over x `[records]`, from the first record after
-    the start.
+    """Draws the best mean loss so far, from losses `[seeds, records]`, over x `[records]`, without
+    the initial record.
     """
     if x.any():  # what costs nothing has no place on a logarithmic axis
         axes.plot(
@@ -276,8 +280,8 @@ def draw_best(
 
 
 def name_ends(axes: Axes) -> None:
-    """The lines' names in a column right of the panel, each joined to its line's end, and so far
-    apart that all can be read.
+    """Writes the lines' names in a column right of the panel, joined to the lines' ends, without
+    overlaps.
     """
     to_panel = axes.transData + axes.transAxes.inverted()
     lines = [

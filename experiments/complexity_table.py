@@ -1,13 +1,13 @@
-"""The survey's summary of its results (Table 1.1), reproduced: iterations to reach epsilon,
-predicted beside measured, and communication.
+"""The survey's summary of its results (Table 1.1), reproduced: predicted and measured iterations to
+reach epsilon, and communication.
 
     python -m experiments.complexity_table
 
-Predicted: the least T at which the theorem's rate is at most epsilon. Measured: the least T at
-which the average of |f'(x_t)|^2 over T steps is, at the step size recommended for T, without
-sampling noise. All methods have one quadratic, whose workers' Hessians are equal: then sigma and
-varsigma are the same everywhere, as the theorems want. (The mean of DSGD's models does not feel
-heterogeneity there, but its step size does.)
+Predicted: the smallest T at which the theorem's rate is at most epsilon. Measured: the smallest T
+at which the average of |f'(x_t)|^2 over T steps is at most epsilon, at the step size recommended
+for T, without sampling noise. All methods use the same quadratic, whose workers have equal
+Hessians, so that sigma and varsigma are constant, as the theorems require. (There, heterogeneity
+does not affect the mean of DSGD's models, but it affects its step size.)
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Args:
     """Reproduces the survey's iterations and communication."""
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
-    """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""
+    """Target averages of |f'(x_t)|^2, decreasing; |f'(x_1)|^2 = 1."""
     dimension: commands.Count = 2**16
-    """Elements of the model whose messages are counted."""
+    """Number of elements of the model whose messages are counted."""
     latency: commands.NotNegative = 50e-6
-    """Seconds of a message."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e9
-    """Bits per second of a port."""
+    """Bandwidth of a port, bits per second."""
     cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/complexity_table"))
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
@@ -180,7 +180,10 @@ def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
 def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
     """The survey's column of iterations, corrected, beside the powers that were found."""
     last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
-    caption = f"misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε from {last}."
+    caption = (
+        "misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε "
+        f"from {last}."
+    )
     headings = ("method", "order", "misprint", "predicted", "measured")
     table = tables.table("iterations to reach ε, up to constants", headings, caption, left=3)
     for name, entry in SURVEY.items():

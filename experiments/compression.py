@@ -1,13 +1,13 @@
-"""Every compressor, without error memory and with: loss against rounds and bits, and the bandwidth
-at which it pays.
+"""Every compressor with and without error memory: loss against rounds and bits, and the bandwidth
+at which it pays off.
 
     python -m experiments.compression
 
-Without memory is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14), both
-through servers and with the same compressor in both directions, of the model as one vector. A
-compressor that states no contraction for a server's part is scaled down to one before it gets a
-memory, which would grow. Each runs at the step size with the smallest loss over the second half of
-the run.
+Without memory the method is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14),
+both through servers, with the same compressor in both directions, applied to the model as one
+vector. A compressor that declares no contraction for a server's shard is scaled down to one before
+it is used with a memory, which would otherwise grow. Each run has the step size with the smallest
+loss over the second half of the run.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ class Args:
     """Compares compressors, with and without error memory."""
 
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
-    """What is trained."""
+    """Models to train."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
+    """Data: digits, breast-cancer, or images or a LIBSVM file in --data-dir (mnist, a9a; see
     `problems.load`).
     """
     data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Partition of the samples: iid, blocks, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
-    """Which compressors, by name."""
+    """Compressors, by name."""
     workers: commands.Count = 8
-    """Number of workers, each also the server of one part."""
+    """Number of workers, each also the server of one shard."""
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 400
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
-    """Independent runs of each."""
+    """Number of independent runs of each case."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     sizes: tuple[commands.Count, ...] = (2**16, 2**20)
-    """Elements of larger models for which to say when compression pays."""
+    """Numbers of elements of larger models for which the break-even bandwidth is computed."""
     out: Path = field(default=Path("results/compression"))
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each
     problem.
@@ -343,7 +343,10 @@ def draw_losses(
         ncols=len(kinds) if len(tasks) > 3 else 3,
         frameon=False,
     )
-    claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
+    claim = (
+        "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, "
+        "3.3)"
+    )
     setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
     figures.title(sheet, f"{claim}\n{setting}")
     return sheet

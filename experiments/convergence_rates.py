@@ -1,11 +1,11 @@
-"""How fast the survey's methods converge, and whether N workers help: slopes on log-log axes,
-measured beside predicted.
+"""Convergence rates of the survey's methods, and their speedup with N workers: measured and
+predicted slopes on log-log axes.
 
     python -m experiments.convergence_rates
 
-What is measured is the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the
-step size that they recommend for T, on quadratics each of which makes one term of a rate the
-largest. Lines are exact, without sampling noise; points are runs.
+Measures the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the step size
+that they recommend for T. Each quadratic makes one term of a rate the largest. Lines are exact,
+without sampling noise; points are runs.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ class Args:
     """Measures the slopes of convergence rates."""
 
     steps: tuple[commands.Count, ...] = tuple(2**k for k in range(5, 15))
-    """T, rising; slopes are fitted to the second half."""
+    """T, increasing; slopes are fitted to the second half."""
     longest_run: commands.Count = 2**12
-    """Runs over seeds are made up to this T."""
+    """Largest T of runs over seeds."""
     workers: tuple[commands.Count, ...] = (1, 2, 4, 8)
-    """N of the speedup, exact; slopes are fitted to all."""
+    """N of the speedup, exact; slopes are fitted to all values."""
     run_workers: tuple[commands.Count, ...] = (4, 16)
-    """N of the speedup, of runs."""
+    """N of the speedup, for runs."""
     staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""
     fixed_steps: commands.Count = 2**12
-    """T where N or tau vary."""
+    """T if N or tau varies."""
     seeds: commands.Count = 32
-    """Independent runs."""
+    """Number of independent runs."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/convergence_rates"))
     """Folder for config.json, rates.csv, slopes.csv and figure.png."""
     progress: bool = True

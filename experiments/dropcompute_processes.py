@@ -1,12 +1,12 @@
-"""DropCompute on the real clock: processes of this machine, one of them slower, each of which stops
-by its own clock.
+"""DropCompute in real time: processes on this machine, one of them slower, each of which stops by
+its own clock.
 
     python -m experiments.dropcompute_processes --processes 2 --slow 1 --factor 2
 
-A small network on digits is trained twice, in the same processes, on the same batches and among the
-same stragglers: lognormal delays in every micro-batch (appendix B.1), and one process that takes
-longer for all. What a step takes, and what is dropped, beside what the planner expects from the
-first steps.
+A small network on digits is trained twice, in the same processes, with the same batches and the
+same stragglers: lognormal delays in every micro-batch (appendix B.1), and one process that is
+slower in all of them. Step times and drop rates are compared with the planner's predictions from
+the first steps.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ class Args:
     """Measures DropCompute in real processes of this machine."""
 
     processes: commands.Count = 2
-    """N, one worker each; more than the machine has cores slow each other down."""
+    """N, number of processes, one per worker; more than the machine has cores slow each other down.
+    """
     slow: int | None = 1
-    """The process, from 0, that takes longer; None: there is none."""
+    """Number of the slow process, from 0; None: no process is slow."""
     factor: commands.Positive = 2.0
-    """How many times as long it takes for each micro-batch, at least 1."""
+    """Factor by which its micro-batches are slower, at least 1."""
     micro_batches: commands.Count = 12
-    """M, of each step, as in the paper."""
+    """M, micro-batches of each step, as in the paper."""
     batch_size: commands.Count = 256
-    """Samples of each."""
+    """Number of samples of a micro-batch."""
     steps: commands.Count = 150
-    """Of each of the two runs."""
+    """Number of steps of each of the two runs."""
     rounds: commands.Count = 20
-    """Steps that are measured before the threshold is chosen."""
+    """Number of steps that are measured before the threshold is chosen."""
     learning_rate: commands.Positive = 0.1
-    """Of SGD."""
+    """Step size of SGD."""
     width: commands.Count = 2048
-    """Of the network's hidden layer: the more, the longer a micro-batch takes."""
+    """Width of the network's hidden layer; a larger one makes micro-batches slower."""
     seed: commands.Seed = 0
-    """Of everything random, but for what the clock says."""
+    """Seed of all random numbers; measured times are not reproducible."""
     out: Path = field(default=Path("results/dropcompute_processes"))
     """Folder for config.json, steps.csv and figure.png."""
     progress: bool = True
-    """Show that it works."""
+    """Show progress."""
 
 
 def main(args: Args) -> None:

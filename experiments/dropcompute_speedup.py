@@ -1,12 +1,12 @@
-"""How much faster synchronous training is where stragglers drop their last micro-batches:
-DropCompute's figures 1, 3, 4, 13 and 14.
+"""The speedup of synchronous training if stragglers drop their last micro-batches: figures 1, 3, 4,
+13 and 14 of DropCompute.
 
     python -m experiments.dropcompute_speedup --communication 1
 
-Latencies are drawn as a run on a cluster draws them; thresholds are chosen from some steps and used
-on as many others. Beside it are the paper's equations 4, 5 and 11, which know the mean and the
-variance of a micro-batch, and exact sums of the distributions. For one number of workers real runs
-of the method show, by their clock, that they do as the planner says.
+Latencies are drawn as in a run on a cluster; thresholds are chosen from some steps and applied to
+the same number of other steps. They are compared with the paper's equations 4, 5 and 11, which use
+the mean and the variance of a micro-batch, and with exact sums of the distributions. For one number
+of workers, the clock of real runs of the method confirms the planner's predictions.
 """
 
 from __future__ import annotations
@@ -53,23 +53,24 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 
 @dataclass(frozen=True)
 class Args:
-    """Says what is gained by dropping last micro-batches."""
+    """Computes the gain from dropping the last micro-batches."""
 
     worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
-    """Numbers of workers that are simulated."""
+    """Numbers of simulated workers."""
     run_workers: commands.Count = 64
-    """Workers of the runs whose clock is compared with the plan."""
+    """Number of workers of the runs whose clock is compared with the plan."""
     communication: commands.NotNegative = 0.0
-    """Seconds of a step besides computation, T^c, which the paper does not state."""
+    """T^c, seconds of a step besides computation, which the paper does not state."""
     stop: Stop = "preempt"
-    """preempt: at the threshold; between: a worker looks at its clock between micro-batches only.
+    """preempt: workers stop at the threshold; between: they read their clock only between
+    micro-batches.
     """
     iterations: commands.Count = 50
-    """Steps to choose a threshold from, and as many more to use it on."""
+    """Number of steps from which a threshold is chosen, and of those on which it is evaluated."""
     seeds: commands.Count = 5
-    """Independent times that each number is measured."""
+    """Number of independent measurements of each quantity."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/dropcompute_speedup"))
     """Folder for config.json, scale.csv and the figures."""
     progress: bool = True
@@ -212,7 +213,10 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:
     """What stands for the paper's cluster."""
     own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
-    what = f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each by {within:g} %"
+    what = (
+        f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each "
+        f"by {within:g} %"
+    )
     return panels.figure_4(setting, SHARES, lines, what)
 
 

@@ -1,10 +1,10 @@
-"""Decentralized SGD and its corrections as workers' data differ more and more: Dirichlet
-partitions, alpha from 0.05 to 100.
+"""Decentralized SGD and its corrections with increasingly heterogeneous data: Dirichlet partitions,
+alpha from 0.05 to 100.
 
     python -m experiments.heterogeneity --topology ring
 
-Twice: as trained in practice, on random batches and at each method's best step size; and with exact
-gradients at one step size, where what is left of f' is what heterogeneity alone does: nothing for
+Two settings: practical training, with random batches and each method's best step size; and exact
+gradients with one step size, where the remaining f' is the effect of heterogeneity alone: zero for
 the corrected methods, a constant for decentralized SGD.
 """
 
@@ -54,40 +54,40 @@ class Args:
     """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
-    """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth
-    more of its own.
+    """The graph, with Metropolis weights; if an eigenvalue is too small for D2, D2 uses 0.9 W + 0.1
+    I.
     """
     workers: commands.Count = 16
     """Number of workers."""
     alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
-    """Concentrations of the Dirichlet partition: small is heterogeneous."""
+    """Concentrations of the Dirichlet partition; smaller values are more heterogeneous."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
+    """Data for logistic regression: digits, breast-cancer, or images or a LIBSVM file in --data-dir
+    (mnist, a9a; see `problems.load`).
     """
     data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round; the partition is drawn again until every worker
-    has as many.
+    """Number of samples that each worker draws in a round; the partition is drawn again until every
+    worker has enough samples.
     """
     l2: commands.NotNegative = 1e-4
-    """Weight of the squared norm, on random batches."""
+    """Weight of the squared norm with random batches."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from, on random batches."""
+    """Candidate step sizes, on random batches."""
     exact_l2: commands.NotNegative = 1e-2
-    """Weight of the squared norm with exact gradients: so strongly convex that all is settled in
-    the end.
+    """Weight of the squared norm with exact gradients; large enough for convergence by the end of
+    the run.
     """
     exact_learning_rate: commands.Positive = 0.1
     """Step size with exact gradients."""
     steps: commands.Count = 1_000
-    """Rounds on random batches."""
+    """Number of rounds with random batches."""
     exact_steps: commands.Count = 10_000
-    """Rounds with exact gradients."""
+    """Number of rounds with exact gradients."""
     seeds: commands.Count = 3
-    """Independent runs on random batches."""
+    """Number of independent runs with random batches."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/heterogeneity"))
     """Folder for config.json, history.csv, exact.csv and figure.png."""
     progress: bool = True
@@ -246,7 +246,9 @@ def draw(
     )
     panels[0].set(
         ylabel="loss f(mean x)",
-        title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds",
+        title=(
+            f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds"
+        ),
     )
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")

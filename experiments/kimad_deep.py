@@ -1,14 +1,14 @@
 """Kimad on a neural network, sections 4.2 and 4.3 of its paper: what each worker sends as the
-bandwidth changes, and what that saves.
+bandwidth changes, and the time that this saves.
 
     python -m experiments.kimad_deep --model resnet-18 --data-dir cifar-10 --communication-times 1
     --seeds 1
 
-Links of 30 to 330 Mbit/s, as to a ResNet-18, go up and down, each worker's with noise of its own;
-smaller models have slower links, so that they take the same seconds. All is sent as it is in the
-first 20th of the rounds. EF21 has one ratio, at which it sends as many bits as Kimad; Kimad+ and
-the K largest elements of the whole model have Kimad's budgets, T_comm times the bandwidth in each
-direction.
+The links' bandwidth oscillates between 30 and 330 Mbit/s for a ResNet-18, with independent noise
+for each worker; smaller models have proportionally slower links, so that messages take the same
+seconds. In the first 20th of the rounds nothing is compressed. EF21 has one ratio, at which it
+sends as many bits as Kimad. Kimad+, and the K largest elements of the whole model, have Kimad's
+budgets, T_comm times the bandwidth in each direction.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ class Args:
     """Compares EF21, Kimad and Kimad+ on a neural network."""
 
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
-    """What is trained; resnet-18 with the paper's numbers, for a GPU."""
+    """Model to train; resnet-18 uses the paper's settings and needs a GPU."""
     data: Literal["digits", "mnist", "cifar-10"] | None = None
-    """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
+    """Data; the last two are read from --data-dir. Default: digits; for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
-    """Number of workers, of all but table 2."""
+    """Number of workers, except in table 2."""
     worker_counts: tuple[commands.Count, ...] = (2, 4, 8, 16)
-    """Numbers of workers of table 2."""
+    """Numbers of workers in table 2."""
     communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
-    """That of them where compression errors and accuracies are compared."""
+    """The one of these at which compression errors and accuracies are compared."""
     batch_size: commands.Count | None = None
-    """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
+    """Number of samples that each worker draws in a round. Default: 32; for resnet-18 128."""
     epochs: commands.Count | None = None
-    """How often all workers together draw as many samples as there are; if nothing is said 60, for
-    resnet-18 100.
+    """Number of epochs, in which all workers together draw as many samples as there are. Default:
+    60; for resnet-18 100.
     """
     learning_rate: commands.Positive | None = None
-    """Step size; if nothing is said 0.1, for resnet-18 0.01."""
+    """Step size. Default: 0.1; for resnet-18 0.01."""
     period: commands.Positive = 100.0
-    """Seconds from one maximum of the bandwidth to the next: many steps."""
+    """Period of the bandwidth, seconds, which covers many steps."""
     noise: commands.NotNegative = 0.1
-    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its
+    """Noise of each worker's bandwidth, drawn in each round: the standard deviation of its
     logarithm.
     """
     seeds: commands.Count = 5
-    """Independent runs."""
+    """Number of independent runs."""
     seed: commands.Seed = 21
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/kimad_deep"))
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True

@@ -1,16 +1,18 @@
-"""Section 4.1 of Kimad: a quadratic of 30 elements over a link whose bandwidth oscillates: gradient
-descent, the best EF21, and Kimad.
+"""Section 4.1 of Kimad, a quadratic with 30 elements and a link with oscillating bandwidth:
+gradient descent, the best EF21, and Kimad.
 
     python -m experiments.kimad_quadratic
 
-One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kimad every round time
-of a grid, each at every step size: the best is the one with the least loss at the end, the same
-number of simulated seconds for all. Where a message is no shorter than the vector as it is, EF21
-sends the vector: from K = 26 on it is gradient descent, if places are sent.
+There is one worker, and messages to it take no time. EF21 is run with every K from 1 to 30 and
+Kimad with every round time of a grid, each at every step size. The best run is the one with the
+smallest final loss, after the same number of simulated seconds. If a message is not shorter than
+the uncompressed vector, EF21 sends the vector: for K >= 26 it is gradient descent, if indices are
+sent.
 
-Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no
-bandwidth yet, sends its first message whole, which is a head start (with the oracle it has none).
-Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
+The paper does not state how methods start, so there are two variants. They start from 0: then
+Kimad, which has no bandwidth estimate yet, sends its first message uncompressed, which is an
+advantage (not with the oracle). Or all start from the gradient (`warm_up` of 1), so that they
+differ only by the adaptation.
 """
 
 from __future__ import annotations
@@ -48,39 +50,41 @@ class Args:
     """Races Kimad against EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
-    """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max <<
-    d.
+    """Smallest and largest number of elements (32 bits; the vector has 30) that the link carries
+    per second in figure 3: B_max << d.
     """
     small: tuple[float, float] = (1.0, 20.0)
-    """In figure 4: B_max < d."""
+    """The same in figure 4: B_max < d."""
     oscillating: tuple[float, float] = (1.0, 300.0)
-    """In figure 5: between small and high."""
+    """The same in figure 5: between small and high."""
     high: tuple[float, float] = (270.0, 330.0)
-    """In figure 6: high, with small oscillations."""
+    """The same in figure 6: high, with small oscillations."""
     period: commands.Positive = 50.0
-    """Seconds from one maximum of the bandwidth to the next."""
+    """Period of the bandwidth, seconds."""
     noise: commands.NotNegative = 0.1
-    """Of the bandwidth's logarithm, drawn anew in every round."""
+    """Standard deviation of the bandwidth's logarithm, drawn in every round."""
     compute: commands.NotNegative = 1.0
-    """Seconds of a gradient."""
+    """Computation time of a gradient, seconds."""
     seconds: commands.Positive = 300.0
-    """Simulated, of every run."""
+    """Simulated seconds of every run."""
     condition: float = 100.0
-    """The largest a_i, which is 1, over the smallest."""
+    """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
-    """Spectra, starts and noises, drawn independently."""
+    """Number of problems, with independent spectra, initial points and noise."""
     learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
-    """Step sizes to choose from; gradient descent needs less than 2."""
+    """Candidate step sizes; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
-    """Seconds of Kimad's rounds to choose from."""
+    """Candidate round times of Kimad, seconds."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
-    """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
+    """Number of uncompressed messages of all methods at the start: 0, methods start from 0; 1, from
+    the gradient.
+    """
     places: Literal["sent", "free"] = "sent"
-    """Whether the places of what is sent count as bits, or, as if both sides knew them, only the
-    values.
+    """Whether the indices of sent elements count as bits; otherwise only the values count, as if
+    both sides knew the indices.
     """
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/kimad_quadratic"))
     """Folder for config.json, curves.csv, messages.csv and figure.png."""
     progress: bool = True
@@ -284,7 +288,10 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
         ncols=len(labels) + len(more),
         frameon=False,
     )
-    setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
+    setting = (
+        f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at "
+        "its best"
+    )
     figures.title(
         sheet,
         f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",

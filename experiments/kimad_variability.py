@@ -1,12 +1,13 @@
-"""What it brings to follow the bandwidth, as the bandwidth varies more, and faster: Kimad against
-the best fixed compressor.
+"""The gain from adapting to the bandwidth, as it varies more strongly and faster: Kimad against the
+best fixed compressor.
 
     python -m experiments.kimad_variability --trace bandwidth.csv --interval 0.5
 
-The quadratics of `experiments.kimad_quadratic`, one worker and its uplink, whose mean bandwidth
-stays the same; all methods begin from the gradient. What is chosen is K of Top-K, and, as the range
-of the bandwidth grows, also how many bits a random quantization has. Fixed compressors have the
-best choice of all, Kimad the best round time of a grid, each at its best step size.
+Uses the quadratics of `experiments.kimad_quadratic`, with one worker and its uplink, whose mean
+bandwidth is constant; all methods start from the gradient. The choice is K of top-K and, for the
+series over the range of the bandwidth, also the number of bits of a random quantization. Fixed
+compressors have the best constant choice, and Kimad has the best round time of a grid, each at its
+best step size.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ TRACE = "trace"
 
 @dataclass(frozen=True)
 class Args:
-    """Says where adapting to the bandwidth pays."""
+    """Shows when adapting to the bandwidth pays off."""
 
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
-    """Largest bandwidths over smallest ones; 1 is no variability."""
+    """Ratios of the largest and the smallest bandwidth; 1 is a constant bandwidth."""
     periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
-    """Seconds from one maximum to the next, at the largest of the ratios."""
+    """Periods of the bandwidth, seconds, at the largest of the ratios."""
     period: commands.Positive = 50.0
-    """The same for all ratios."""
+    """Period of the bandwidth for all ratios, seconds."""
     mean: commands.Positive = 5.0
-    """Elements (32 bits, of 30) a second that the link carries on average."""
+    """Mean number of elements (32 bits; the vector has 30) that the link carries per second."""
     trace: Path | None = None
-    """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By
-    default a random walk of 300.
+    """File of bandwidths, separated by commas or line breaks, which are scaled to the mean.
+    Default: a random walk of 300 values.
     """
     interval: commands.Positive = 1.0
-    """Seconds from one of them to the next."""
+    """Seconds between two values of the trace."""
     compute: commands.NotNegative = 1.0
-    """Seconds of a gradient."""
+    """Computation time of a gradient, seconds."""
     seconds: commands.Positive = 300.0
-    """Simulated, of every run."""
+    """Simulated seconds of every run."""
     condition: float = 100.0
-    """The largest a_i, which is 1, over the smallest."""
+    """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
-    """Spectra and starts, drawn independently."""
+    """Number of problems, with independent spectra and initial points."""
     learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
-    """Step sizes to choose from; gradient descent needs less than 2."""
+    """Candidate step sizes; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
-    """Seconds of Kimad's rounds to choose from."""
+    """Candidate round times of Kimad, seconds."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/kimad_variability"))
     """Folder for config.json, speedups.csv and figure.png."""
     progress: bool = True

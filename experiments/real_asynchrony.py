@@ -1,11 +1,11 @@
-"""What not waiting does on real machines: synchronous, asynchronous and bounded SGD, and AD-PSGD,
-in processes of which one is slowed down.
+"""Asynchronous methods on real machines: synchronous, asynchronous and bounded-staleness SGD, and
+AD-PSGD, in processes of which some are slowed down.
 
     python -m experiments.real_asynchrony --workers 4 --slow 1 --factor 8
 
-Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients, and
-sleeps besides, one of them for longer. Loss over real seconds, updates a second, and the staleness:
-as measured, and as the simulation has it on a cluster that is made of the measured seconds.
+Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients and
+sleeps in addition, some of them longer. Shows the loss over real seconds, updates per second, and
+the staleness, as measured and as simulated on a cluster made from the measured times.
 """
 
 from __future__ import annotations
@@ -42,27 +42,30 @@ class Args:
     """Measures asynchronous SGD in real processes."""
 
     workers: commands.Count = 4
-    """N, a process each; more than the machine has cores slow each other down."""
+    """N, number of workers, one process each; more than the machine has cores slow each other down.
+    """
     servers: commands.Count = 2
-    """Of the method with several servers, each a process."""
+    """Number of servers, one process each, of the method with several servers."""
     data: Literal["digits", "breast-cancer"] = "digits"
-    """For logistic regression."""
+    """Data for logistic regression."""
     batch_size: commands.Count = 16
-    """Samples of one gradient."""
+    """Number of samples of one gradient."""
     learning_rate: commands.Positive = 0.2
-    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD
-    (of one of N models) N times it.
+    """Step size of a server's step with one gradient; synchronous SGD (with the mean of N
+    gradients) and AD-PSGD (on one of N models) use N times this.
     """
     seconds: commands.Positive = 10.0
-    """Of each method, about: updates are as many as workers that only sleep make."""
+    """Approximate seconds of each method: the number of updates is that of workers which only
+    sleep.
+    """
     delay: commands.Positive = 0.02
-    """Seconds that a process sleeps in each gradient."""
+    """Seconds for which a process sleeps in each gradient."""
     slow: int = 1
-    """How many processes sleep for longer."""
+    """Number of processes that sleep longer."""
     factor: commands.Positive = 8.0
-    """How many times as long."""
+    """Factor by which they sleep longer."""
     bound: int = 8
-    """The largest staleness of the bounded method, at least N - 1."""
+    """Largest staleness of the bounded method, at least N - 1."""
     methods: tuple[str, ...] = (
         "synchronous",
         "asynchronous",
@@ -71,15 +74,15 @@ class Args:
         "servers",
         "AD-PSGD",
     )
-    """Which methods."""
+    """Methods to compare."""
     address: str = "local"
-    """Of a cluster of Ray's; local: processes of this machine."""
+    """Address of a Ray cluster; local: processes of this machine."""
     seed: commands.Seed = 0
-    """Of the data's partition and of the batches; what the clock says is not repeated."""
+    """Seed of the data's partition and of the batches; measured times are not reproducible."""
     out: Path = field(default=Path("results/real_asynchrony"))
     """Folder for config.json, history.csv, staleness.csv and figure.png."""
     progress: bool = True
-    """Show that it works."""
+    """Show progress."""
 
 
 class Method(NamedTuple):
@@ -297,7 +300,10 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             histogram(axes, one, name)
         below.axes[0].set_ylabel("share of updates")
         below.axes[0].legend(frameon=False)
-    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others once"
+    slower = (
+        f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms "
+        "in a gradient, the others once"
+    )
     figures.title(
         sheet,
         f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}",

@@ -1,12 +1,12 @@
-"""What one would do against stragglers, side by side on one axis of seconds.
+"""Methods against stragglers, compared on the same axis of seconds.
 
     python -m experiments.stragglers --rounds 60
 
-Waiting for all, backup workers, DropCompute, local SGD without and with it, and servers that do not
-wait, with and without a bound on the staleness. Two kinds of stragglers: B.1's delays, of anybody
-at any time, and waits in one server only. A gradient is of as many micro-batches for every method.
-Each has the step size of the grid with which it is soonest at the target loss, and all run for as
-many simulated seconds.
+Waiting for all workers, backup workers, DropCompute, local SGD with and without DropCompute, and
+asynchronous servers, with and without bounded staleness. There are two kinds of stragglers: B.1's
+delays, of all workers at any time, and waiting in one server only. A gradient has the same number
+of micro-batches for every method. Each method has the step size of the grid with which it reaches
+the target loss first, and all run for the same number of simulated seconds.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ WAITING = "synchronous"  # what others are compared with
 
 @dataclass(frozen=True)
 class Args:
-    """Compares what one would do against stragglers."""
+    """Compares methods against stragglers."""
 
     workers: commands.Count = 16
-    """N."""
+    """N, number of workers."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression; iid.
+    """Data for logistic regression, partitioned iid: digits, breast-cancer, or images or a LIBSVM
+    file in --data-dir (mnist, a9a; see `problems.load`).
     """
     data_dir: commands.DataDir = None
     micro_batches: commands.Count = 12
-    """M, of every gradient."""
+    """M, number of micro-batches of every gradient."""
     batch_size: commands.Count = 4
-    """Samples of a micro-batch."""
+    """Number of samples of a micro-batch."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     target: commands.Positive = 0.3
-    """The loss to which seconds are compared."""
+    """Loss to which seconds are compared."""
     rounds: commands.Count = 60
-    """Of the synchronous method; others have as many seconds."""
+    """Number of rounds of the synchronous method; the others have the same number of seconds."""
     backups: int = 4
-    """How many of the slowest gradients backup workers drop in a round."""
+    """Number of the slowest gradients that backup workers drop in a round."""
     period: commands.Count = 4
-    """H, gradients of local SGD from one averaging to the next."""
+    """H, number of gradients between two averagings of local SGD."""
     bound: int = 32
-    """The largest staleness of the bounded method."""
+    """Largest staleness of the bounded method."""
     straggling: float = 0.04
-    """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in
+    """Probability, averaged over workers, that a micro-batch waits one second, if stragglers are in
     one server.
     """
     server: commands.Count = 4
-    """Its workers: those who wait."""
+    """Number of workers of this server, which are the ones that wait."""
     micro_batch: commands.Positive = 0.15
-    """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
+    """Seconds of a micro-batch without waiting in this case; with B.1's delays 0.45."""
     latency: commands.NotNegative = 0.02
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 2e6
-    """Bits per second of a port."""
+    """Bandwidth of a port, bits per second."""
     cluster: commands.ClusterFile = None
     seeds: commands.Count = 4
-    """Independent runs of each method."""
+    """Number of independent runs of each method."""
     seed: commands.Seed = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = field(default=Path("results/stragglers"))
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
@@ -316,8 +316,14 @@ def draw(args: Args, tuned: Histories) -> Figure:
         figures.losses(axes, lines, args.target, xlabel="simulated seconds", title=where)
     panels[0].set_ylabel("loss f(x)")
     figures.legend(sheet, panels[0], columns=4)
-    what = f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} micro-batches"
-    how = f"{args.backups} backup workers; averaging every {args.period}; staleness up to {args.bound}"
+    what = (
+        f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} "
+        "micro-batches"
+    )
+    how = (
+        f"{args.backups} backup workers; averaging every {args.period}; staleness up to "
+        f"{args.bound}"
+    )
     figures.title(sheet, f"{what}; {how}; {statistics.errors('bands', args.seeds)}; grey: target")
     return sheet
 

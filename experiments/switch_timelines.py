@@ -1,13 +1,13 @@
-"""The survey's timelines, drawn from the event simulation, and its costs beside what the simulation
-takes.
+"""The survey's timelines, drawn from the event simulation, and its communication costs compared
+with the simulation.
 
     python -m experiments.switch_timelines
 
 Figures 1.3 and 1.4 (three messages, then compressed), 1.6 (one parameter server, of which 1.5 is a
 sketch), 1.7 (ring all-reduce), 3.4 and 3.5 (compression), 4.1 and 4.2 (asynchrony), 5.2 and 5.3
-(gossip). The times of computing are ours, the survey states none. In the list of example 1.3.1 the
-last message goes to M2; in its text and figure, and here, to M1. Numbers are fractions: equal means
-equal.
+(gossip). The compute times are ours, because the survey states none. In the list of example 1.3.1
+the last message goes to M2; in its text and figure, and here, it goes to M1. All numbers are
+fractions, so that comparisons are exact.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ class Args:
     """Draws the survey's timelines, and checks its costs."""
 
     workers: commands.Count = 4
-    """Number of workers of the patterns; pictures show 6 at most."""
+    """Number of workers of the patterns; timelines show at most 6."""
     latency: commands.NotNegative = 1.5
-    """Units of time that the switch adds to a message."""
+    """Time units that the switch adds to a message."""
     transfer: commands.NotNegative = 5.0
-    """Units of time that a full vector needs on a port."""
+    """Time units that a full vector needs on a port."""
     compute: commands.NotNegative = 4.0
-    """Units of time that a gradient takes, in chapters 3 to 5."""
+    """Time units of a gradient, in chapters 3 to 5."""
     slow: float = 5.0
-    """How many times as long it takes the third of three workers, in figures 4.1 and 4.2."""
+    """Factor by which the third of three workers is slower, in figures 4.1 and 4.2."""
     convention: network.Convention = "blocking"
-    """Of the pictures. blocking: latency holds both ports; pipelined: it holds none."""
+    """Convention of the timelines. blocking: latency occupies both ports; pipelined: it occupies
+    none.
+    """
     out: Path = field(default=Path("results/switch_timelines"))
     """Folder for config.json, timeline.csv and figure.png."""
 
@@ -333,7 +335,10 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     gradient = (
         f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
     )
-    reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
+    reading = (
+        f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to "
+        "worker 3, ◂S: from the server"
+    )
     figures.title(
         sheet,
         f"The survey's timelines, simulated: latency {args.latency:g}, transfer "

@@ -1,12 +1,12 @@
-"""What a graph costs: consensus and loss of decentralized SGD on every topology, and rho as
-measured beside rho as computed.
+"""The cost of a graph: consensus and loss of decentralized SGD on every topology, and measured and
+computed values of rho.
 
     python -m experiments.topology --workers 16 64
 
-On each graph, with data spread at random and by label, decentralized SGD at the step size of the
-grid with the smallest loss over the second half of the run. Figures have loss and consensus
-distance against rounds, bits and modelled seconds, and the graphs; tables have the graphs' numbers
-and the cost to a target loss.
+On each graph, with data partitioned iid and by label, decentralized SGD is run at the step size of
+the grid with the smallest loss over the second half of the run. Figures show loss and consensus
+distance against rounds, bits and modelled seconds, and the graphs; tables show the graphs'
+properties and the cost to a target loss.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ class Args:
     workers: tuple[commands.Count, ...] = (16, 64)
     """Numbers of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see
-    `problems.load`), for logistic regression.
+    """Data for logistic regression: digits, breast-cancer, or images or a LIBSVM file in --data-dir
+    (mnist, a9a; see `problems.load`).
     """
     data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     learning_rates: tuple[commands.Positive, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
-    """Independent runs on each graph."""
+    """Number of independent runs on each graph."""
     seed: commands.Seed = 0
-    """Of everything random, graphs included."""
+    """Seed of all random numbers, including the random graphs."""
     latency: commands.NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e8
-    """Bits per second of a worker's port."""
+    """Bandwidth of a worker's port, bits per second."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     out: Path = field(default=Path("results/topology"))
     """Folder for config.json, graphs.csv, and for each N history-N.csv, figure-N.png and tables."""
     progress: bool = True
@@ -255,7 +255,10 @@ def tabulate(
     runs: dict[str, dict[str, np.ndarray]],
 ) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
+    switch = (
+        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
+        f"{statistics.runs(args.seeds)}"
+    )
     caption = (
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
         f"Target: {SLACK:g} times where the complete graph ends."

@@ -1,5 +1,5 @@
-"""The one way to draw a panel of losses, a legend and a title, and to write a figure; all else is
-in `dsgd.plots`.
+"""Shared functions to draw a panel of losses, a legend and a title, and to write a figure; other
+plots are in `dsgd.plots`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dsgd import plots, records
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
-    """As PNG, atomically."""
+    """Writes a figure as PNG, atomically."""
     with records.replacing(path) as temporary:
         sheet.savefig(temporary, dpi=150)
 
 
 def title(sheet: Figure, text: str) -> None:
-    """A title above all panels, each of its lines wrapped."""
+    """Sets a title above all panels, with each of its lines wrapped."""
     width = round(11 * sheet.get_figwidth())
     sheet.suptitle("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=11)
 
@@ -34,13 +34,13 @@ def losses(
     target: float | None = None,
     **look: Any,
 ) -> None:
-    """A panel of losses on a logarithmic axis, with bands over seeds.
+    """Draws a panel of losses on a logarithmic axis, with bands over seeds.
 
     Args:
         axes: the panel.
         lines: x `[records]` and losses `[seeds, records]`, by name.
-        target: where a grey line is drawn.
-        look: labels, scales and title, as of `Axes.set`.
+        target: value at which a grey line is drawn; None: no line.
+        look: labels, scales and title, as in `Axes.set`.
     """
     axes.set(yscale="log", **look)
     plots.draw_lines(axes, lines)
@@ -50,7 +50,7 @@ def losses(
 
 
 def legend(sheet: FigureBase, axes: Axes, columns: int) -> None:
-    """A legend below all panels, of the lines of one of them."""
+    """Adds a legend below all panels, for the lines of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     sheet.legend(
         handles, labels, loc="outside lower center", ncols=min(len(labels), columns), frameon=False

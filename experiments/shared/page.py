@@ -1,5 +1,5 @@
-"""One page of results that stands alone as a file: the tables and figures of each experiment, as
-Markdown that a library makes HTML of.
+"""A self-contained HTML page of results, made from Markdown, with the tables and figures of each
+experiment.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ $body
 </body>
 </html>
 """)
-LAST_LINES = 15  # of what a command that failed printed as errors
+LAST_LINES = 15  # lines shown of the error output of a failed command
 
 
 class Outcome(NamedTuple):
-    """Of one experiment.
+    """Outcome of one experiment.
 
     Args:
-        name: of the run.
+        name: name of the run.
         experiment: its module.
-        command: that ran it.
-        folder: of its results.
-        seconds: that it took.
-        failure: what it printed as errors, and how it ended; empty if it ended well.
+        command: the command line.
+        folder: folder of its results.
+        seconds: duration.
+        failure: error output and exit status; empty if it succeeded.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
 
 
 def render(outcomes: Sequence[Outcome], quick: bool) -> str:
-    """The page, as HTML.
+    """Returns the page as HTML.
 
     Args:
         outcomes: in the order in which they are shown.
@@ -93,7 +93,7 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 
 def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
-    """When, on what, with which versions, how long."""
+    """Returns date, devices, versions and duration."""
     ran = [found for outcome in outcomes if (found := _of_run(outcome))]
     tools = [
         f"{name} {ran[0][name]}" for name in ("dsgd", "jax", "python") if ran and name in ran[0]
@@ -116,7 +116,7 @@ def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 
 def _of_run(outcome: Outcome) -> dict[str, str]:
-    """What its config.json says of device and versions."""
+    """Returns device and versions from the run's config.json."""
     try:
         return json.loads((outcome.folder / "config.json").read_text())["run"]
     except (OSError, ValueError, KeyError):
@@ -124,14 +124,17 @@ def _of_run(outcome: Outcome) -> dict[str, str]:
 
 
 def _section(outcome: Outcome) -> Iterator[str]:
-    """Its text, figures and tables."""
+    """Yields text, figures and tables of a run."""
     yield f"## {outcome.name}"
     yield from map(escape, catalogue.paragraphs(outcome.experiment))
     yield f"`{outcome.command}`\n\n{_time(outcome.seconds)}"
     if outcome.failure:
         yield "\n".join(["~~~~~~", *outcome.failure.splitlines()[-LAST_LINES:], "~~~~~~"])
     for path in sorted(outcome.folder.rglob("*.png")):
-        yield f"![{outcome.name}: {path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()})"
+        yield (
+            f"![{outcome.name}: "
+            f"{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()})"
+        )
     yield from map(tables.markdown, tables.written(outcome.folder))
 
 

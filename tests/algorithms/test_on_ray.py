@@ -821,7 +821,7 @@ RUN = {"steps": 5, "key": KEY}
         ),
         (
             lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), **RUN),
-            "a topology of 4 workers for a problem of 3",
+            "the topology has 4 nodes but the problem has 3 workers",
         ),
         (
             lambda: on_ray.asynchronous_gossip_sgd(
