@@ -22,8 +22,11 @@ from typing import Any
 from dsgd import records
 from experiments.shared import catalogue, commands, page, tables
 
-LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
-LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end
+LIMITS = {
+    True: 900.0,
+    False: 6 * 3600.0,
+}  # time limit of an experiment with and without --quick, seconds
+LAST_WORDS = 60.0  # seconds for an interrupted experiment to write its results
 
 
 @dataclass(frozen=True)

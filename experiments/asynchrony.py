@@ -151,7 +151,7 @@ def main(args: Args) -> None:
 
 
 def computing(args: Args, where: str) -> clusters.Quantity:
-    """Returns the compute times: workers that differ only randomly, or some that are always slower."""
+    """Returns the compute times: workers that differ only randomly, or some always slower."""
     compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
     return (
         clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute

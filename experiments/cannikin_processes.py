@@ -96,7 +96,7 @@ def main(args: Args) -> None:
 
 
 class Trial(NamedTuple):
-    """An epoch: what each process computed, int `[N]`, what was measured, and seconds of a
+    """Results of an epoch: samples of each process, int `[N]`, the measurements, and seconds of a
     round.
     """
 
@@ -105,7 +105,7 @@ class Trial(NamedTuple):
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for what cannot be run, or nothing to compare."""
+    """Raises a ValueError if the arguments cannot be run, or leave nothing to compare."""
     if len(args.competitors) < 2 or min(args.competitors) < 0:
         raise ValueError(
             f"--competitors {args.competitors}: need two numbers or more, one a process, at least 0"
@@ -123,19 +123,21 @@ def check(args: Args) -> None:
 
 
 def split(share: float, N: int, total: int) -> np.ndarray:
-    """The first process has this share, the others equal ones of the rest."""
+    """Returns batches of which the first process has this share, and the others equal shares of the
+    rest.
+    """
     parts = np.array([share] + (N - 1) * [(1 - share) / (N - 1)])
     return whole(total * parts, total, np.full(N, total))
 
 
 def train(args: Args) -> list[Trial]:
-    """Starts the processes, and ends them; a ChildProcessError where one fails."""
+    """Starts and ends the processes; raises a ChildProcessError if one fails."""
     with competitors.competing(args.competitors, args.nice) as cores:
         return dsgd.loopback(len(cores), partial(_train, args, cores), timeout=math.inf)[0]
 
 
 def _train(args: Args, cores: list[int]) -> list[Trial]:
-    """In each process."""
+    """Runs in each process."""
     competitors.stay_on(cores[jax.process_index()])
     N, log = len(cores), list[cannikin.Observation]()
     model, key = problems.MLP(10, (args.width, args.width)), jax.random.key(args.seed)
@@ -155,7 +157,7 @@ def _train(args: Args, cores: list[int]) -> list[Trial]:
 
 
 class _Tour(NamedTuple):
-    """Where a tour is: the epoch, Cannikin's memory, and the splits still to come."""
+    """State of a tour: the epoch, Cannikin's state, and the remaining splits."""
 
     epoch: int
     inner: Any
@@ -163,12 +165,12 @@ class _Tour(NamedTuple):
 
 
 def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
-    """Cannikin's first epochs; then equal parts, what it finds to be best, and the splits, in
-    passes, each in an order of its own.
+    """Returns a system that first makes Cannikin's first epochs, and then measures equal parts,
+    Cannikin's optimum, and the splits, in passes with their own order.
 
     Args:
-        args: of all.
-        log: gets what was measured, epoch by epoch.
+        args: the command's arguments.
+        log: receives the measurements of each epoch.
     """
     N = len(args.competitors)
     inner, limits = cannikin.cannikin(args.total), np.full(N, args.total)
@@ -201,7 +203,7 @@ def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
 
 
 def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
-    """Each pass has all of them, shuffled."""
+    """Returns passes that each contain all splits, shuffled."""
     N, rng = len(args.competitors), np.random.default_rng(args.seed)
     each = [
         equal_parts(args.total, np.full(N, args.total)),
@@ -215,7 +217,7 @@ def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
 
 
 def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
-    """The cluster's model from these epochs."""
+    """Returns the cluster's model learned from these epochs."""
     known = cannikin.learner(len(trials[0].seen.batches), 1.0)
     for seen, _ in trials:
         known = known.observed(
@@ -231,8 +233,9 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
 
 
 class Judged(NamedTuple):
-    """A split: samples of each process, seconds of a round in each of its epochs, what the model of
-    the first two epochs expects, and that of all epochs but its own."""
+    """A split: samples of each process, seconds of a round in each of its epochs, and the
+    predictions of the model of the first two epochs and of the model of all epochs except its own.
+    """
 
     batches: np.ndarray
     measured: np.ndarray
@@ -240,14 +243,14 @@ class Judged(NamedTuple):
     others: float
 
     def errors(self) -> tuple[float, float]:
-        """Of both, relative to what was measured on average."""
+        """Returns the relative errors of both predictions of the mean measured time."""
         mean = self.measured.mean()
         return self.first / mean - 1, self.others / mean - 1
 
 
 def judge(trials: Sequence[Trial]) -> list[Judged]:
-    """All splits of the tour, in the order in which they were first seen; the first model has seen
-    none of them but equal parts.
+    """Returns all splits of the tour, in the order of their first measurement. Of these, the first
+    model was learned only from equal parts.
     """
     early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
     found = []
@@ -263,8 +266,8 @@ def judge(trials: Sequence[Trial]) -> list[Judged]:
 
 
 def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of the first process, and seconds of a round where the others share the rest
-    equally.
+    """Returns shares of the first process, and seconds of a round in which the others share the
+    rest equally.
     """
     shares, N = np.linspace(_SMALLEST, 1 - _SMALLEST, 200), model.nodes
     parts = np.column_stack([shares, *(N - 1) * [(1 - shares) / (N - 1)]])
@@ -272,8 +275,8 @@ def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.nda
 
 
 def write(path: Path, trials: list[Trial]) -> None:
-    """One row an epoch: samples of each process, seconds of a round, and means of what each
-    measured.
+    """Writes one row per epoch: samples of each process, seconds of a round, and means of the
+    measurements.
     """
     N, names = len(trials[0].seen.batches), ("compute", "backward", "communication")
     heading = (
@@ -291,25 +294,25 @@ def write(path: Path, trials: list[Trial]) -> None:
 
 
 def who(args: Args) -> str:
-    """The processes, for titles."""
+    """Describes the processes, for titles."""
     return f"{len(args.competitors)} processes; others on their cores: {', '.join(map(str, args.competitors))}"
 
 
 def name_of(judged: Judged, trials: list[Trial]) -> str:
-    """What the split is, where it has a name."""
+    """Returns the name of the split, if it has one."""
     if (judged.batches == trials[0].seen.batches).all():
         return "equal parts"
     return "OptPerf" if (judged.batches == best_of(trials)).all() else ""
 
 
 def best_of(trials: list[Trial]) -> np.ndarray:
-    """What the first model has found to be best."""
+    """Returns the optimum of the first model."""
     total = int(trials[0].seen.batches.sum())
     return learned(trials[:LEARNED]).optperf_integer(total).batches
 
 
 def tabulate(args: Args, judged: list[Judged]) -> Table:
-    """Splits, with what they take, and what the models said of it."""
+    """Tabulates the splits with measured and predicted times."""
     table = tables.table(
         f"{who(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
@@ -333,7 +336,7 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
 
 
 def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
-    """OptPerf beside equal parts: expected and measured."""
+    """Tabulates the gain of OptPerf over equal parts, predicted and measured."""
     of = {name_of(each, trials): each for each in judged}
     table = tables.table(
         "OptPerf beside equal parts",
@@ -354,7 +357,7 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
 
 
 def tabulate_model(args: Args, trials: list[Trial]) -> Table:
-    """What is learned of each process from all epochs."""
+    """Tabulates the parameters of each process learned from all epochs."""
     model = learned(trials)
     table = tables.table(
         "the model of all epochs",
@@ -370,7 +373,7 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
 
 
 def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
-    """Seconds of a round over the split, and of each process over its samples."""
+    """Draws the seconds of a round over the split, and of each process over its samples."""
     sheet = Figure(figsize=(11, 4.2), layout="constrained")
     splits, each = plots.panels(sheet, 2, sharey=False)
     draw_splits(args, splits, trials, judged)
@@ -418,8 +421,8 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
 
 
 def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged]) -> None:
-    """Of the first process's share; the others share the rest equally, but for OptPerf's where
-    there are more than two.
+    """Draws the seconds over the first process's share; the others share the rest equally, except
+    in OptPerf's split with more than two processes.
     """
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
         shares, seconds = family(learned(of), args.total)

@@ -28,12 +28,12 @@ import dsgd
 from dsgd import clusters, plots, problems, records
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-# a few of each family
+# some methods of each family
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
-LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-# data and partition, where nothing is said; of the language model
+LABEL_HEIGHT = 0.07  # smallest distance of names, as a share of the panel
+# default data and partition; the second pair is for the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
@@ -90,7 +90,7 @@ class Args:
 
 def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
-    # what is wrong is refused now
+    # invalid method names are refused before the first run
     names = {
         name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
     }
@@ -182,7 +182,7 @@ def _rounded_up(loss: float) -> float:
 def tabulate(
     args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
 ) -> Table:
-    """Tabulates the cost to the target and the final quality on held-out data, one row per method."""
+    """Tabulates the cost to the target and the final quality on held-out data by method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = (
         f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
@@ -240,7 +240,7 @@ def draw(
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
     plots.plain_log(panels[0].yaxis)
-    for axes in panels:  # only now their scales are known
+    for axes in panels:  # their scales are known only now
         name_ends(axes)
     handles = [
         Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name)
@@ -268,7 +268,7 @@ def draw_best(
     """Draws the best mean loss so far, from losses `[seeds, records]`, over x `[records]`, without
     the initial record.
     """
-    if x.any():  # what costs nothing has no place on a logarithmic axis
+    if x.any():  # a cost of 0 cannot be drawn on a logarithmic axis
         axes.plot(
             x[1:],
             np.minimum.accumulate(losses.mean(axis=0))[1:],

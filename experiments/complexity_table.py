@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
     Args:
         order: corrected.
-        misprint: what is printed in place of the last term; nothing where the row is right.
+        misprint: the printed form of the last term; empty if the row is right.
     """
 
     order: str
@@ -124,7 +124,7 @@ def check(args: Args) -> None:
 
 
 def on_one_problem() -> list[Method]:
-    """The seven methods; L = 1, D = 1/2."""
+    """Returns the seven methods on one problem; L = 1, D = 1/2."""
     direction, sign = np.full(WORKERS, WORKERS**-0.5), (-1.0) ** np.arange(WORKERS)
     A = np.broadcast_to(np.eye(WORKERS), (WORKERS,) * 3)
     problem = problems.quadratic(
@@ -142,7 +142,9 @@ def on_one_problem() -> list[Method]:
 
 
 def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
-    """The least T at which the average is at most epsilon, to one part in 500, for each epsilon."""
+    """Returns the smallest T at which the average is at most epsilon, to one part in 500, for each
+    epsilon.
+    """
 
     @cache
     def average(T: int) -> float:
@@ -153,7 +155,7 @@ def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
 
 
 def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
-    """By doubling up to what the theorem says is enough, then by bisection."""
+    """Finds it by doubling up to the number that the theorem guarantees, then by bisection."""
     high, low = 1, 0
     while high < enough and average(high) > epsilon:
         high, low = min(2 * high, enough), high
@@ -164,7 +166,7 @@ def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
 
 
 def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> list[list]:
-    """One row a method and epsilon."""
+    """Yields one row per method and epsilon."""
     return [
         [name, epsilon, most, least, most / least]
         for name in measured
@@ -173,12 +175,12 @@ def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
 
 
 def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
-    """The power of 1 / epsilon between the last two."""
+    """Returns the power of 1 / epsilon between the last two values."""
     return math.log(steps[-1] / steps[-2]) / math.log(epsilons[-2] / epsilons[-1])
 
 
 def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
-    """The survey's column of iterations, corrected, beside the powers that were found."""
+    """Tabulates the survey's column of iterations, corrected, and the measured powers."""
     last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
     caption = (
         "misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε "
@@ -195,7 +197,7 @@ def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list
 def iterations(
     args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]
 ) -> Table:
-    """Predicted and measured iterations, and their ratio."""
+    """Tabulates predicted and measured iterations, and their ratio."""
     caption = (
         f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = "
         f"{COMPRESSION:g}, τ = {WORKERS - 1}.\n"
@@ -214,7 +216,7 @@ def iterations(
 
 
 def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
-    """Iterations against 1 / epsilon: measured solid, predicted dashed."""
+    """Draws iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet = Figure(figsize=(9.6, 5.8), layout="constrained")
     axes = plots.panels(sheet, 1)[0]
     x = 1 / np.array(args.epsilons)

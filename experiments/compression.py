@@ -163,21 +163,21 @@ def main(args: Args) -> None:
 
 
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
-    """The model on the partitioned data."""
+    """Returns the model on the partitioned data."""
     make = problems.logistic_regression if model == "logistic" else problems.neural_network
     shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
     return make(data=args.data, workers=args.workers, partition=partition, **shared)
 
 
 def dimension(problem: dsgd.Problem) -> int:
-    """Elements of the model."""
+    """Returns the number of elements of the model."""
     return sum(
         leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
     )
 
 
 def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
-    """The case at its best step size; None where it diverged at every one."""
+    """Returns the case at its best step size; None if it diverged at every one."""
     part = -(-dimension(problem) // args.workers)
 
     def build(learning_rate):
@@ -189,7 +189,7 @@ def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
 def method(
     compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int
 ) -> dsgd.Algorithm:
-    """CSGD or EC-SGD, where servers have so many elements each."""
+    """Returns CSGD or EC-SGD, for servers with this number of elements."""
     if memory == WITHOUT:
         return algorithms.compressed_sgd(
             optimizer, compressors.whole_model(compressor), allow_biased=True
@@ -201,18 +201,20 @@ def method(
 
 
 def scaled(compressor: Compressor, part: int) -> bool:
-    """Whether it must be scaled down to be a contraction of so many elements."""
+    """Returns whether the compressor must be scaled down to be a contraction of this number of
+    elements.
+    """
     return stated(compressor.delta, part) is None
 
 
 def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
-    """Over the last tenth of the run: mean over seeds, and its standard error."""
+    """Returns the loss over the last tenth of the run: mean over seeds, and its standard error."""
     middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
 
 
 def write_histories(path: Path, outcomes: Outcomes) -> None:
-    """Of all cases that did not diverge."""
+    """Writes the histories of all cases that did not diverge."""
     records.write_histories(
         path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome}
     )
@@ -221,7 +223,7 @@ def write_histories(path: Path, outcomes: Outcomes) -> None:
 def tabulate(
     args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
 ) -> Table:
-    """One row a compressor."""
+    """Tabulates one row per compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
     title = (
@@ -262,7 +264,7 @@ def tabulate(
 
 
 def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
-    """The final loss with its marks."""
+    """Formats the final loss with its marks."""
     if outcome is None:
         return "-"
     return (
@@ -275,12 +277,12 @@ def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
 def draw_losses(
     args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]
 ) -> Figure:
-    """What the survey claims: unbiased compressors work without memory, biased ones need it.
+    """Draws the survey's claim: unbiased compressors work without memory, biased ones need it.
 
     Args:
-        args, outcomes: what was run, and what came of it.
+        args, outcomes: the command's arguments and the results.
         tasks: model and partition of each problem.
-        parts: elements that a server has, by model.
+        parts: number of elements of a server's shard, by model.
     """
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
     sheet, panels = plots.figure(
@@ -353,7 +355,7 @@ def draw_losses(
 
 
 def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
-    """Loss against rounds and against bits, without memory above, with memory below."""
+    """Draws the loss against rounds and against bits, without memory above and with memory below."""
     sheet, panels = plots.figure(2, 2)
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
@@ -373,7 +375,7 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
 
 
 def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds or megabits, and loss; nothing to be seen of what diverged."""
+    """Returns rounds or megabits, and losses; empty if the case diverged."""
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
     return statistics.COSTS[what](outcome.history), outcome.history["loss"]

@@ -83,8 +83,8 @@ def main(args: Args) -> None:
 
 
 class Pair(NamedTuple):
-    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the
-    seconds of a micro-batch without.
+    """The histories of both runs (`dropcompute.train_processes`), with the same batches and delays,
+    and the seconds of a micro-batch without delays.
     """
 
     alone: float
@@ -92,13 +92,13 @@ class Pair(NamedTuple):
     with_threshold: History
 
     def histories(self) -> dict[str, History]:
-        """Both, by name."""
+        """Both histories, by name."""
         return {"without": self.without, "with": self.with_threshold}
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for a slow process that is not there, a factor below 1, or too few steps
-    after those that are measured.
+    """Raises a ValueError if the slow process does not exist, the factor is below 1, or there are
+    too few steps after the measured ones.
     """
     if args.slow is not None and not 0 <= args.slow < args.processes:
         raise ValueError(
@@ -117,7 +117,7 @@ def check(args: Args) -> None:
 
 
 def _train_twice(args: Args) -> Pair:
-    """In each process."""
+    """Runs in each process."""
     model, optimizer, key = (
         problems.MLP(10, (args.width,)),
         optax.sgd(args.learning_rate),
@@ -146,15 +146,15 @@ def _train_twice(args: Args) -> Pair:
 
 
 def delays(args: Args, process: int, alone: float) -> np.ndarray:
-    r"""Seconds that a process sleeps in each micro-batch, `[steps, M]`: so that it takes
-    $f \mu (1 + \epsilon)$ instead of $\mu$.
+    r"""Returns the seconds for which a process sleeps in each micro-batch, `[steps, M]`, so that it
+    takes $f \mu (1 + \epsilon)$ instead of $\mu$.
 
     $$ \epsilon = \min(Z / \alpha, 5.5), \qquad Z \sim \mathrm{LogNormal}(4, 1), \qquad \alpha = 2
     e^{4.5} $$
 
     Args:
-        args: with f, the factor of the slow process; of others it is 1.
-        process: which.
+        args: contain f, the factor of the slow process; the factor of the others is 1.
+        process: its number.
         alone: mu, seconds.
 
     Source: Giladi et al., "DropCompute", appendix B.1.
@@ -167,9 +167,10 @@ def delays(args: Args, process: int, alone: float) -> np.ndarray:
 
 
 class Found(NamedTuple):
-    """One number in three ways: what the planner expects from the steps that it measured; what it
-    expects, at the same threshold, from the later steps of the run without; and of the same steps,
-    what was measured, with half its 95 % interval over steps."""
+    """One quantity in three ways: the planner's prediction from the measured steps; its prediction,
+    at the same threshold, from the later steps of the run without it; and the measurement on these
+    steps, with the half-width of its 95 % interval over steps.
+    """
 
     planned: float
     hindsight: float
@@ -178,7 +179,9 @@ class Found(NamedTuple):
 
 
 def judge(args: Args, pair: Pair) -> dict[str, Found]:
-    """Seconds of a step without and with the threshold, drop rate, effective speedup, by name."""
+    """Returns the seconds of a step without and with the threshold, drop rate, and effective
+    speedup, by name.
+    """
     before, after = slice(args.rounds), slice(args.rounds, None)
     tau = float(pair.with_threshold["threshold"][-1])
     planned, hindsight = (
@@ -202,7 +205,7 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
 
 
 def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
-    """What the planner expects where all was computed."""
+    """Returns the planner's predictions from steps without drops."""
     latencies, communication = history["latencies"][steps], history["communication"][steps]
     serial = communication.mean()
     numbers = {
@@ -215,9 +218,10 @@ def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
 
 
 class Race(NamedTuple):
-    """To the loss that both runs reach, the larger of those at their ends: steps and seconds,
-    without and with the threshold. And the losses at the same time, when the first of the runs has
-    ended."""
+    """The race to the loss that both runs reach, which is the larger of their final losses: steps
+    and seconds, without and with the threshold; and both losses at the time at which the first run
+    ends.
+    """
 
     loss: float
     steps: tuple[int, int]
@@ -227,7 +231,7 @@ class Race(NamedTuple):
 
 
 def race(args: Args, pair: Pair) -> Race:
-    """Losses are means over the last twentieth of the steps, at least one."""
+    """Returns the race; losses are means over the last twentieth of the steps, at least one."""
     runs = pair.histories().values()
     smooth, clocks = (
         [smoothed(run["loss"], args.steps) for run in runs],
@@ -246,7 +250,7 @@ def race(args: Args, pair: Pair) -> Race:
 
 
 def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
-    """Each step's mean over itself and those before it, a twentieth of all steps, `[steps]`."""
+    """Returns means over each step and those before it, a twentieth of all steps, `[steps]`."""
     width = max(1, steps // 20)
     sums = np.cumsum(np.concatenate([[0.0], loss]))
     counts = np.minimum(np.arange(1, len(loss) + 1), width)
@@ -254,8 +258,8 @@ def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
 
 
 def write(path: Path, pair: Pair) -> None:
-    """One row a run and step; of each worker how many micro-batches, and the seconds that it
-    computed.
+    """Writes one row per run and step, with the number of micro-batches of each worker and its
+    seconds of computation.
     """
     N = pair.without["latencies"].shape[1]
     heading = ("run", "step", "seconds", "communication", "threshold", "dropped", "loss")
@@ -281,13 +285,13 @@ def write(path: Path, pair: Pair) -> None:
 
 
 def stragglers(args: Args) -> str:
-    """Who there is, for titles."""
+    """Describes the stragglers, for titles."""
     slow = "" if args.slow is None else f", one taking {args.factor:g} times as long"
     return f"{args.processes} process{'es' * (args.processes > 1)}{slow}, B.1's delays"
 
 
 def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
-    """Steps, drops and speedup: expected and measured."""
+    """Tabulates predicted and measured steps, drops and speedup."""
     alone, tau = 1e3 * pair.alone, 1e3 * pair.with_threshold["threshold"][-1]
     table = tables.table(
         f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = "
@@ -323,7 +327,7 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
 
 
 def tabulate_race(race: Race) -> Table:
-    """Steps and seconds to one loss, losses at one time."""
+    """Tabulates steps and seconds to the same loss, and losses at the same time."""
     table = tables.table(
         "to the same loss",
         ("", "without", "with", "change", "paper"),
@@ -346,7 +350,7 @@ def tabulate_race(race: Race) -> Table:
 
 
 def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
-    """Seconds of steps, one after the other and in order of length, and the loss over seconds."""
+    """Draws the seconds of steps, in order of time and of length, and the loss over seconds."""
     sheet = Figure(figsize=(14, 4), layout="constrained")
     over_steps, ordered, losses = plots.panels(sheet, 3, sharey=False)
     for line, (name, run) in enumerate(pair.histories().items()):
@@ -388,7 +392,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
 def draw_planned(
     over_steps: Axes, ordered: Axes, level: float, colour: str, label: str | None
 ) -> None:
-    """What a step was expected to take."""
+    """Draws the predicted seconds of a step."""
     over_steps.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=label)
     ordered.axvline(level, color=colour, linestyle="--", linewidth=1.2)
 

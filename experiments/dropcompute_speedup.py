@@ -140,7 +140,7 @@ def main(args: Args) -> None:
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
-    """Every seed's numbers."""
+    """Writes the numbers of every seed."""
     rows = (
         (name, of.noise.name, N, run, *(f"{each[run]:.6g}" for each in found))
         for name, of in outcomes.items()
@@ -151,7 +151,9 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
-    """By the clock of runs; planned, from latencies drawn apart; and exact."""
+    """Returns the speedups by the clock of runs, as planned from independently drawn latencies, and
+    exact.
+    """
     tau = float(of.found[workers].threshold.mean())
     plan = simulated.of_seeds(
         [simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds]
@@ -161,7 +163,7 @@ def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured
 
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
-    """Of normal micro-batches, and of B.1's."""
+    """Draws figure 3 for normal micro-batches and for those of B.1."""
     lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {
         "(a) normal micro-batches": outcomes["13b"],
@@ -181,8 +183,8 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
-    """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best
-    threshold, `[seeds]`.
+    """Returns results without added noise: figure 4's lines, by panel, and the speedup of A.2's
+    workers at the best threshold, `[seeds]`.
     """
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
     most = max(*workers, N, speedup_tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
@@ -211,7 +213,7 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
 
 
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """What stands for the paper's cluster."""
+    """Draws the substitute for the paper's cluster."""
     own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
     what = (
         f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each "
@@ -221,7 +223,7 @@ def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figur
 
 
 def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> dict[str, Figure]:
-    """Figures 13 and 14."""
+    """Draws figures 13 and 14."""
     N = one_N.workers
 
     def titled(*names: str) -> dict[str, Sampled]:
@@ -253,7 +255,7 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
 
 
 def growing(setting: Setting, of: Sampled) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The exact speedups of `MANY` workers by latencies, and the bounds of those that have one."""
+    """Returns the exact speedups of `MANY` workers by latencies, and the bounds where they exist."""
     those = {
         "B.1's, unbounded": noises.delays_unbounded(),
         "lognormal (13a)": noises.lognormal(0.05),

@@ -34,7 +34,7 @@ from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
-    """What a problem has where nothing is said."""
+    """Default values of a problem."""
 
     steps: int
     learning_rate: float
@@ -140,7 +140,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where flags do not fit."""
+    """Raises a ValueError if flags do not fit together."""
     for flag, rates in (
         ("--drop-rates", args.drop_rates),
         ("--corrected-rates", args.corrected_rates),
@@ -174,7 +174,7 @@ def check(args: Args) -> None:
 
 
 def setting_of(args: Args) -> Setting:
-    """Of figure 5 and table 1."""
+    """Returns the setting of figure 5 and table 1."""
     usual = USUAL[args.problem]
     steps, rates = args.steps or usual.steps, {LAMB: args.learning_rate or usual.learning_rate}
     if args.problem == "digits":
@@ -208,7 +208,7 @@ def setting_of(args: Args) -> Setting:
 def on_digits(
     args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]
 ) -> Setting:
-    """The MLP on so many workers."""
+    """Returns the MLP on this number of workers."""
     problem = problems.neural_network(
         "mlp", "digits", workers, batch_size=batch_size, seed=args.seed
     )
@@ -227,14 +227,14 @@ def on_digits(
 
 
 def corrected_setting(args: Args) -> Setting:
-    """Of figures 10 and 11."""
+    """Returns the setting of figures 10 and 11."""
     steps, learning_rate, _ = USUAL["digits"]
     rates = {SGD: args.sgd_learning_rate, LAMB: args.learning_rate or learning_rate}
     return on_digits(args, args.corrected_workers, args.batch_size, args.steps or steps, rates)
 
 
 def local_setting(args: Args) -> Setting:
-    """Of figure 12."""
+    """Returns the setting of figure 12."""
     return on_digits(
         args,
         args.local_workers,
@@ -245,12 +245,12 @@ def local_setting(args: Args) -> Setting:
 
 
 def stragglers(args: Args) -> tuple[local_sgd.Stragglers, local_sgd.Stragglers]:
-    """Of figure 12."""
+    """Returns the stragglers of figure 12."""
     return local_sgd.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
 
 
 def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """All histories with their names."""
+    """Returns all histories with their names."""
     yield from quality.runs(setting, args.drop_rates)
     yield from convergence.runs(setting, args.rounds, args.communications)
     if args.problem == "digits":
@@ -261,7 +261,7 @@ def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndar
 
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
-    """Figure 5 and table 1."""
+    """Draws figure 5 and table 1."""
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
@@ -276,7 +276,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
 
 
 def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
-    """Where ours differ from the paper's, and why."""
+    """Explains the differences between our results and the paper's."""
     names = [quality.at(rate) for rate in args.drop_rates if rate]
     names += [quality.EXTRA, quality.LARGER, quality.AGAIN]
     sure = quality.significant(setting, histories, names)

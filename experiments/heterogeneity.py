@@ -130,7 +130,7 @@ def main(args: Args) -> None:
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
-    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, for which D2 has no
+    """Returns W, or 0.9 W + 0.1 I if W has an eigenvalue near or below -1/3, for which D2 has no
     guarantee.
     """
     if W.smallest_eigenvalue > -0.3:
@@ -139,7 +139,9 @@ def for_d2(W: dsgd.Topology) -> dsgd.Topology:
 
 
 def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
-    """On the first partition that leaves every worker enough samples for a batch."""
+    """Returns the problem on the first partition that gives every worker enough samples for a
+    batch.
+    """
     labels = problems.load(args.data, args.data_dir).train_targets
     for seed in range(args.seed, args.seed + 10_000):
         try:
@@ -160,12 +162,14 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
 def tune(
     args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
 ) -> tuning.Tuned | None:
-    """On random batches, at the best step size; None where every one diverged."""
+    """Returns the history on random batches at the best step size; None if every step size
+    diverged.
+    """
     return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
 def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None]) -> None:
-    """Histories with a column that says which step size was chosen."""
+    """Writes the histories with a column of the chosen step size."""
     records.write_histories(
         path,
         {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one},
@@ -173,7 +177,7 @@ def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None])
 
 
 def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]]) -> None:
-    """Histories with exact gradients."""
+    """Writes the histories with exact gradients."""
     records.write_histories(
         path, {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()}
     )
@@ -182,7 +186,7 @@ def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]
 def without_noise(
     args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
 ) -> dict[str, np.ndarray]:
-    """The history with exact gradients, `[1, records]`."""
+    """Returns the history with exact gradients, `[1, records]`."""
     method = build(args.exact_learning_rate, graph)
 
     def query(state, round):
@@ -204,7 +208,7 @@ def without_noise(
 def tabulate(
     args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str
 ) -> Table:
-    """One row an alpha, one column a method."""
+    """Tabulates one row per alpha, with one column per method."""
     table = tables.table(
         title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0
     )
@@ -220,8 +224,8 @@ def draw(
     slopes: dict[tuple[float, str], np.ndarray],
     exact: dict[tuple[float, str], dict[str, np.ndarray]],
 ) -> Figure:
-    """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the
-    smallest alpha.
+    """Draws the final loss, and the remaining f' without noise, against alpha, and its course at
+    the smallest alpha.
     """
     sheet = Figure(figsize=(14, 4.6), layout="constrained")
     panels = plots.panels(sheet, 3, sharey=False)

@@ -40,7 +40,7 @@ from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
-    """What a model has where nothing is said."""
+    """Default values of a model."""
 
     data: str
     batch_size: int
@@ -126,8 +126,8 @@ def main(args: Args) -> None:
 
 
 def setting_of(args: Args, workers: int) -> Setting:
-    """The model on so many workers, over which the data are spread at random, and on links as slow
-    as it is smaller than a ResNet-18.
+    """Returns the model with its data distributed over the workers at random, and links that are
+    slower by the factor by which it is smaller than a ResNet-18.
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
 
@@ -167,7 +167,7 @@ def setting_of(args: Args, workers: int) -> Setting:
 def train(
     args: Args, setting: Setting, others: list[Setting]
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Case by case, its history."""
+    """Returns the history of each case."""
     times = sorted(set(args.communication_times), reverse=True)
     yield from across_times(setting, times)
     yield from told(setting, times)

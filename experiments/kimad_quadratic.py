@@ -93,7 +93,7 @@ class Args:
 
 
 class Case(NamedTuple):
-    """A regime, and how methods begin."""
+    """A regime of the bandwidth, and how methods start."""
 
     warm_up: int
     regime: str
@@ -127,7 +127,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where flags do not fit together."""
+    """Raises a ValueError if flags do not fit together."""
     quadratics.check_times(args.compute, args.round_times)
     for regime in REGIMES:
         least, most = ends(args, regime)
@@ -138,12 +138,12 @@ def check(args: Args) -> None:
 
 
 def ends(args: Args, regime: str) -> tuple[float, float]:
-    """Least and most elements a second."""
+    """Returns the smallest and largest number of elements per second."""
     return getattr(args, regime.replace(" ", "_"))
 
 
 def bandwidth(args: Args, regime: str) -> clusters.Quantity:
-    """Of the uplink, bits per second."""
+    """Returns the bandwidth of the uplink, bits per second."""
     least, most = (ELEMENT * end for end in ends(args, regime))
     return clusters.sinusoid(most - least, math.pi / args.period, least, args.noise)
 
@@ -151,7 +151,7 @@ def bandwidth(args: Args, regime: str) -> clusters.Quantity:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Every method at its best; None where one diverged at every point."""
+    """Returns every method at its best; None if one diverged at every point."""
     still, moving = quadratics.races(
         args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster
     )
@@ -165,7 +165,7 @@ def race(
 
 
 def write(args: Args, out: Path, outcomes: Outcomes) -> None:
-    """The losses of all problems at common times, and the first problem's messages."""
+    """Writes the losses of all problems at common times, and the first problem's messages."""
     seconds = quadratics.times(args.seconds)
     curves = (
         (case.regime, case.warm_up, name, i, f"{second:g}", f"{loss:.5g}")
@@ -196,7 +196,7 @@ def write(args: Args, out: Path, outcomes: Outcomes) -> None:
 
 
 def losses(args: Args, outcomes: Outcomes) -> Table:
-    """Where each method ends, and where it is best."""
+    """Tabulates each method's final loss, and where it is best."""
     table = tables.table(
         f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
         ("bandwidth", "GD", "EF21", "K", "Kimad", "t", "oracle", "t"),
@@ -225,13 +225,13 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 
 
 def time_of(args: Args, best: Best) -> str:
-    """Of the best rounds."""
+    """Returns the time of the best rounds."""
     seconds = best.point["round_time"]
     return f"{statistics.edge(seconds, args.round_times)}{seconds:g}"
 
 
 def gains(args: Args, outcomes: Outcomes) -> Table:
-    """How much faster Kimad is than the best EF21, beside what the paper says."""
+    """Tabulates how much faster Kimad is than the best EF21, and the paper's numbers."""
     table = tables.table(
         f"how many times as fast as the best EF21 Kimad is, {many(args)}",
         ("bandwidth", "Kimad", "oracle", "paper", "holds"),
@@ -254,13 +254,13 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
 
 
 def many(args: Args) -> str:
-    """For titles."""
+    """Describes the number of problems, for titles."""
     places = "" if args.places == "sent" else ", places for free"
     return f"{args.problems} problem{'s' * (args.problems > 1)}{places}"
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """A column for each regime; losses for each start, and below what is sent."""
+    """Draws a column for each regime: losses for each start, and below them the messages."""
     rows = len(args.warm_ups) + 1
     sheet = Figure(figsize=(14, 3.1 * rows), layout="constrained")
     panels = plots.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
@@ -300,7 +300,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
 
 
 def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) -> None:
-    """Kimad's messages and the best EF21's, with the bandwidth, without its noise."""
+    """Draws the messages of Kimad and of the best EF21, and the bandwidth without its noise."""
     least, most = ends(args, regime)
     seconds = np.linspace(0, args.seconds, 1000)
     level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)

@@ -80,7 +80,7 @@ class Args:
 
 
 class Case(NamedTuple):
-    """What is chosen, and how the bandwidth goes."""
+    """The compressors to choose from, and the pattern of the bandwidth."""
 
     family: str
     pattern: str
@@ -113,12 +113,12 @@ def main(args: Args) -> None:
 
 
 def label(ratio: float, period: float) -> str:
-    """Of an oscillation."""
+    """Labels an oscillation."""
     return f"{ratio:g} : 1, {period:g} s"
 
 
 def patterns(args: Args) -> dict[str, clusters.Quantity]:
-    """Bandwidths of the uplink in bits per second, of one mean, by name."""
+    """Returns bandwidths of the uplink in bits per second, with the same mean, by name."""
     mean = ELEMENT * args.mean
 
     def oscillation(ratio: float, period: float) -> clusters.Quantity:
@@ -136,7 +136,9 @@ def patterns(args: Args) -> dict[str, clusters.Quantity]:
 
 
 def recording(args: Args) -> np.ndarray:
-    """The user's, or one whose logarithm goes back to its mean in some 20 seconds."""
+    """Returns the user's trace, or a random one whose logarithm reverts to its mean within about 20
+    seconds.
+    """
     if args.trace is not None:
         try:
             values = np.array(args.trace.read_text().replace(",", " ").split(), float)
@@ -155,7 +157,7 @@ def recording(args: Args) -> np.ndarray:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Every method at its best; None where one diverged at every point."""
+    """Returns every method at its best; None if one diverged at every point."""
     choices = FAMILIES[case.family]
     still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
     return quadratics.all_of(
@@ -166,12 +168,12 @@ def race(
 
 
 def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
-    """How many times as fast as the best fixed one, by method and problem."""
+    """Returns speedups over the best fixed compressor, by method and problem."""
     return {name: quadratics.speedups(best[FIXED], best[name]) for name in (KIMAD, ORACLE)}
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
-    """Every problem's speedups."""
+    """Writes the speedups of every problem."""
     rows = (
         (
             case.pattern,
@@ -194,7 +196,7 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
-    """One row a bandwidth."""
+    """Tabulates one row per bandwidth."""
     table = tables.table(
         "how many times as fast as the best fixed compressor Kimad is,\n"
         f"mean bandwidth {args.mean:g} elements/s, {args.problems} "
@@ -230,7 +232,7 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """Speedups against range and period of the bandwidth, and what is sent over the recorded
+    """Draws speedups against range and period of the bandwidth, and the messages over the recorded
     one.
     """
     sheet = Figure(figsize=(14, 4.2), layout="constrained")
@@ -268,7 +270,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
 def draw_speedups(
     axes: Axes, outcomes: Outcomes, family: str, words: str, by_x: dict[float, str]
 ) -> None:
-    """Of Kimad, and of Kimad that knows the bandwidth, a little beside each other."""
+    """Draws the speedups of Kimad, and of Kimad with the true bandwidth, slightly shifted."""
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     plots.plain_log(axes.xaxis)
@@ -297,7 +299,7 @@ def draw_speedups(
 
 
 def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
-    """What is sent over the recorded bandwidth."""
+    """Draws the messages over the recorded bandwidth."""
     recorded = recording(args)
     seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
     level = (

@@ -86,7 +86,7 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How it is run, how it is simulated (None: nothing is stale), and the gradients of an
+    """How a method is run, how it is simulated (None: nothing is stale), and the gradients of an
     update.
     """
 
@@ -96,8 +96,8 @@ class Method(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A real run; the staleness in it and in its simulation, `[updates]`, both after the first
-    ones; updates a simulated second.
+    """A real run; the staleness in it and in its simulation, `[updates]`, both without the first
+    updates; updates per simulated second.
     """
 
     trained: on_ray.Trained
@@ -132,7 +132,7 @@ def main(args: Args) -> None:
 
 
 def methods(args: Args) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     step, bound, graph = optax.sgd(args.learning_rate), args.bound, topologies.ring(args.workers)
     together = optax.sgd(args.learning_rate * args.workers)
     asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
@@ -171,12 +171,12 @@ def methods(args: Args) -> dict[str, Method]:
 
 
 def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) -> float:
-    """Seconds; the first workers are the slow ones."""
+    """Returns the seconds of sleep; the first workers are the slow ones."""
     return delay * (factor if worker < slow else 1.0)
 
 
 def updates(args: Args, method: Method) -> int:
-    """As many as workers who only sleep make in the time."""
+    """Returns the number of updates that workers which only sleep make in the time."""
     if method.gradients > 1:
         return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
     return max(
@@ -185,7 +185,7 @@ def updates(args: Args, method: Method) -> int:
 
 
 def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
-    """Runs it, and simulates it on what was measured."""
+    """Runs the method, and simulates it on the measured cluster."""
     steps = updates(args, method)
     delay = partial(sleep, args.delay, args.slow, args.factor)
     trained = method.run(
@@ -207,8 +207,8 @@ def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
 def simulate(
     args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int
 ) -> dict[str, np.ndarray]:
-    """The history of every update; its clock and staleness do not depend on what is computed: the
-    model is a number for each server.
+    """Returns the history of every update. Its clock and staleness do not depend on the model,
+    which is therefore one number for each server.
     """
     cluster = on_ray.measured_cluster(trained, bits=32 * args.servers)
     problem = problems.random_quadratic(
@@ -220,7 +220,7 @@ def simulate(
 
 
 def write(out: Path, found: dict[str, Measured]) -> None:
-    """The histories, and the staleness of each update after the first ones."""
+    """Writes the histories, and the staleness of each update without the first ones."""
     histories = {
         name: {
             column: values if column == "step" else values[None]
@@ -239,17 +239,17 @@ def write(out: Path, found: dict[str, Measured]) -> None:
 
 
 def rate(one: Measured) -> float:
-    """Updates a real second."""
+    """Returns updates per real second."""
     return one.trained.history["step"][-1] / one.trained.history["clock"][-1]
 
 
 def target(found: dict[str, Measured]) -> float:
-    """The loss that all methods reach."""
+    """Returns a loss that all methods reach."""
     return 1.02 * max(one.trained.history["loss"].min() for one in found.values())
 
 
 def tabulate(args: Args, found: dict[str, Measured]) -> Table:
-    """One row a method."""
+    """Tabulates one row per method."""
     loss = target(found)
     slower = (
         f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long"
@@ -276,8 +276,8 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
 
 
 def draw(args: Args, found: dict[str, Measured]) -> Figure:
-    """Loss over seconds and over updates, and the staleness, measured and predicted, a panel for
-    each method.
+    """Draws the loss over seconds and over updates, and the measured and simulated staleness, with
+    a panel for each method.
     """
     late = {name: one for name, one in found.items() if one.measured.size}
     sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
@@ -312,7 +312,7 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
 
 
 def histogram(axes: Axes, one: Measured, name: str) -> None:
-    """The share of updates by their staleness: bars as measured, a line as predicted."""
+    """Draws the share of updates by their staleness: bars as measured, a line as simulated."""
     most = int(max(one.measured.max(), one.predicted.max()))
     edges = np.unique(np.round(np.linspace(0, most + 1, min(most + 2, 30)))) - 0.5
     for what, values, style in (

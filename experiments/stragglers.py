@@ -89,14 +89,15 @@ class Args:
 
 
 class Method(NamedTuple):
-    """What is compared.
+    """A method to compare.
 
     Args:
-        build: of an optimizer.
-        updates: how many rounds of it are one gradient of every worker.
-        whole: whether a gradient is one batch of M micro-batches; if not, the method draws them one
-            by one.
-        wasted: share of the work that never counts; None: it is what its history says is dropped.
+        build: optimizer -> method.
+        updates: number of its rounds in which every worker computes one gradient.
+        whole: whether a gradient is one batch of M micro-batches; otherwise the method draws them
+            one by one.
+        wasted: share of the work that is never used; None: the share that its history reports as
+            dropped.
     """
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
@@ -132,7 +133,7 @@ def main(args: Args) -> None:
 
 
 def stragglers(args: Args) -> dict[str, clusters.Cluster]:
-    """By their kind."""
+    """Returns the clusters by kind of stragglers."""
     N, server = args.workers, args.server
     if not 0 <= args.straggling * N <= server <= N:
         what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
@@ -150,19 +151,21 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
 
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
-    """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
+    """Returns the problem on the same data, with batches of all samples of a gradient, or of a
+    micro-batch.
+    """
     return tuning.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
 
 
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     N, M, H = args.workers, args.micro_batches, args.period
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(on.init(jax.random.key(0))))
     communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
 
     def threshold(period: int) -> float:
-        """The planner's, seconds of computation in so many rounds, from other draws than the
-        runs'.
+        """Returns the planner's threshold, seconds of computation in this number of rounds, from
+        independent draws.
         """
         times = latencies(cluster, N, M, args.seed, MEASURED * period).reshape(
             MEASURED, period, N, M
@@ -199,7 +202,7 @@ def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str
 def pilot(
     args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method
 ) -> float:
-    """Seconds of one of its rounds, on average over a short run of steps of no length."""
+    """Returns the mean seconds of a round in a short run with step size 0."""
     rounds = PILOT * method.updates
     run: dict[str, Any] = {
         "steps": rounds,
@@ -224,7 +227,7 @@ def train(
     method: Method,
     horizon: float,
 ) -> tuning.Tuned:
-    """The method at its best step size, for so many seconds, about."""
+    """Trains the method at its best step size, for approximately the given seconds."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
     sweep = resuming.sweep(
         lambda learning_rate: method.build(optax.sgd(learning_rate)),
@@ -255,8 +258,8 @@ def train(
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
-    """Seconds until each seed's loss is the target for the first time, between records on a line,
-    `[seeds]`; infinite where it never is.
+    """Returns the seconds until each seed's loss first reaches the target, by linear interpolation
+    between records, `[seeds]`; infinite if it never does.
     """
     found = []
     for clock, loss in zip(history["clock"], history["loss"], strict=True):
@@ -275,7 +278,7 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
 def tabulate(
     args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]
 ) -> Table:
-    """One row a method."""
+    """Tabulates one row per method."""
     sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
         f"{where}: to loss {args.target:g} on {args.workers} workers, "
@@ -306,7 +309,7 @@ def tabulate(
 
 
 def draw(args: Args, tuned: Histories) -> Figure:
-    """A panel for each kind of stragglers."""
+    """Draws a panel for each kind of stragglers."""
     sheet, panels = plots.figure(len(tuned), width=6.0, height=4.6)
     for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
         lines = {

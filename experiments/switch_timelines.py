@@ -97,13 +97,13 @@ def main(args: Args) -> None:
 
 
 def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
-    """Latency, transfer and computing as they were typed: 0.1 is a tenth."""
+    """Returns latency, transfer and compute time exactly as typed: 0.1 is one tenth."""
     return Fraction(str(args.latency)), Fraction(str(args.transfer)), Fraction(str(args.compute))
 
 
 def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
-    """Everybody computes for as long as given, then sends; the next round begins when all messages
-    of the last have arrived.
+    """Simulates rounds in which every worker computes for the given time, then sends; the next
+    round starts when all messages of the last one have arrived.
     """
     assert pattern.messages, f"{pattern.name} does not list its messages"
     one, messages = pattern.messages(len(compute)), []
@@ -121,7 +121,7 @@ def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) ->
 
 
 def panels(args: Args) -> list[Panel]:
-    """All timelines; those to compare come in pairs."""
+    """Returns all timelines; those to compare come in pairs."""
     latency, transfer, compute = exact(args)
     N, half = min(args.workers, DRAWN), transfer / COMPRESSION
 
@@ -156,7 +156,7 @@ def panels(args: Args) -> list[Panel]:
 
 
 def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Panel:
-    """An asynchronous server, for at least so long."""
+    """Simulates an asynchronous server for at least the given time."""
     latency, transfer, _ = exact(args)
     laps = math.ceil(end / (min(compute) + 2 * (latency + transfer)))
     messages = network.asynchronous_server_messages([[each] * laps for each in compute])
@@ -167,8 +167,8 @@ def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Pane
 
 
 def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
-    """Of each update until the end: how many others were made since the server began to send the
-    model that its gradient is of.
+    """Returns the staleness of each update until the end: the number of updates since the server
+    started to send the model at which the gradient was computed.
     """
     updates = sorted(
         (p for p in passages if p.message.receiver == server and p.arrived <= end),
@@ -185,7 +185,7 @@ def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[i
 
 
 def rows(args: Args) -> list[Row]:
-    """Every cost: in closed form, and simulated."""
+    """Returns every cost, in closed form and simulated."""
     N, (latency, transfer, _) = args.workers, exact(args)
     half = transfer / COMPRESSION
 
@@ -252,8 +252,8 @@ def rows(args: Args) -> list[Row]:
 def between_updates(
     N: int, latency: Fraction, transfer: Fraction, convention: network.Convention
 ) -> Fraction:
-    """Mean time from one update of an asynchronous server to the next, over laps that are neither
-    the first nor the last.
+    """Returns the mean time between two updates of an asynchronous server, without the first and
+    last laps.
     """
     messages = network.asynchronous_server_messages([[0] * 8] * N)
     passages = network.simulate(messages, latency, transfer, convention).passages
@@ -262,7 +262,7 @@ def between_updates(
 
 
 def tabulate(args: Args, costs: Sequence[Row]) -> Table:
-    """Closed forms beside the simulation."""
+    """Tabulates closed forms and simulation."""
     N, (latency, transfer, _) = args.workers, exact(args)
     wrong = sum(a != b for row in costs for a, b in zip(row.closed, row.simulated, strict=True))
     caption = (
@@ -301,7 +301,7 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
 
 
 def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
-    """How long each timeline takes."""
+    """Tabulates the duration of each timeline."""
     table = tables.table(
         f"the pictures ({args.convention}), those of chapters 3 to 5 with computing",
         ("fig.", "messages", "units"),
@@ -313,7 +313,7 @@ def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
 
 
 def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
-    """All timelines, two side by side on one scale."""
+    """Draws all timelines, two next to each other on the same scale."""
     pairs = [pictures[i : i + 2] for i in range(0, len(pictures), 2)]
     heights = [
         0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair)

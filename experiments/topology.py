@@ -111,7 +111,7 @@ def main(args: Args) -> None:
 
 
 def graphs(N: int, seed: int) -> list[dsgd.Topology]:
-    """Every topology that there is for N workers, the sparsest first."""
+    """Returns every topology that exists for N workers, the sparsest first."""
     rows = max(d for d in range(1, math.isqrt(N) + 1) if N % d == 0)
     cube = [topologies.hypercube(N.bit_length() - 1)] if N & (N - 1) == 0 else []
     return [
@@ -130,7 +130,7 @@ def graphs(N: int, seed: int) -> list[dsgd.Topology]:
 
 
 def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
-    """The first connected draw."""
+    """Returns the first connected draw."""
     for attempt in range(seed, seed + 100):
         try:
             return topologies.erdos_renyi(N, probability, attempt)
@@ -142,21 +142,21 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
 
 
 def short(graph: dsgd.Topology) -> str:
-    """Its name without its arguments."""
+    """Returns the name without its arguments."""
     return graph.name.partition("(")[0]
 
 
 def per_round(graph: dsgd.Topology) -> float:
-    """rho of one round: of a schedule, the geometric mean over its period."""
+    """Returns rho of one round; for a schedule, the geometric mean over its period."""
     return graph.rho ** (1 / graph.period)
 
 
 def decay(graph: dsgd.Topology, seed: int) -> float:
-    """What is left after a round of the root of the consensus distance, once the slowest direction
-    is all that there is.
+    """Returns the factor by which the root of the consensus distance decreases per round, when only
+    the slowest mode is left.
 
-    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it
-    would soon be rounding errors only.
+    Simulates gossip from a random start, without gradients. The vector is scaled to norm 1 in every
+    round, because otherwise only rounding errors would soon be left.
     """
     first = graph.period * math.ceil(8 * graph.n**2 / graph.period)
     counted = graph.period * math.ceil(1_000 / graph.period)
@@ -183,8 +183,8 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 def train(
     args: Args, N: int, partition: str, of_N: list[dsgd.Topology]
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Graph by graph, its name and the history at the best step size; without those that diverged
-    at every one.
+    """Returns the history of each graph at the best step size, by name, without those that diverged
+    at every step size.
     """
     problem = tuning.logistic_regression(args, N, partition)
     cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
@@ -204,12 +204,12 @@ def train(
 
 
 def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """A loss that the complete graph reaches well before its end."""
+    """Returns a loss that the complete graph reaches well before its end."""
     return SLACK * float(dsgd.tail_mean(histories["complete"]["loss"]).mean())
 
 
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """The graphs' numbers."""
+    """Tabulates the graphs' properties."""
     caption = (
         "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a "
         "schedule, the geometric mean).\n"
@@ -232,7 +232,7 @@ def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> T
 
 
 def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """1 - rho of rings beside what the survey prints, and what it should have printed."""
+    """Tabulates 1 - rho of rings, the survey's numbers, and their corrections."""
     caption = "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)"
     table = tables.table(
         "rings: 1 - rho",
@@ -254,7 +254,7 @@ def tabulate(
     of_N: list[dsgd.Topology],
     runs: dict[str, dict[str, np.ndarray]],
 ) -> Table:
-    """Cost to the target, one row a graph."""
+    """Tabulates the cost to the target, one row per graph."""
     switch = (
         f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
         f"{statistics.runs(args.seeds)}"
@@ -282,7 +282,9 @@ def draw(
     of_N: list[dsgd.Topology],
     histories: dict[str, dict[str, dict[str, np.ndarray]]],
 ) -> Figure:
-    """The graphs; below them loss and consensus distance against all costs, for each partition."""
+    """Draws the graphs, and below them loss and consensus distance against all costs, for each
+    partition.
+    """
     sheet = Figure(figsize=(16, 20), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
     strip = above.subplots(2, math.ceil(len(of_N) / 2), squeeze=False).ravel()
@@ -311,8 +313,8 @@ def draw(
 
 
 def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
-    """Loss, or consensus distance, against each of the costs. The start, where all models agree,
-    has no logarithm.
+    """Draws loss, or consensus distance, against each of the costs. The start, where all models are
+    equal, is omitted, because it has no logarithm.
     """
     shown = {
         name: history

@@ -100,10 +100,10 @@ REFUSED = {
     "delays.given: D has shape (0,) and type float64; expected integers [T] or [T, parts]": partial(
         delays.given, []
     ),
-    "delays.given: D of shape (1, 1, 1) and type int64": partial(
+    "delays.given: D has shape (1, 1, 1) and type int64": partial(
         delays.given, np.zeros((1, 1, 1), int)
     ),
-    "delays.given: D of shape (2,) and type float64": partial(delays.given, np.zeros(2)),
+    "delays.given: D has shape (2,) and type float64": partial(delays.given, np.zeros(2)),
     "asynchronous_sgd: delays = 4; expected one of algorithms.delays": partial(
         algorithms.asynchronous_sgd, optax.sgd(0.1), 4
     ),

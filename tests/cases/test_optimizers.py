@@ -209,8 +209,8 @@ class _Torch:
     [
         (
             optax.sgd(None),
-            r"optimizer chain\(identity, identity\): .* is \+1, up the "
-            r"gradient.*optax\.sgd\(0\.1\)",
+            r"optimizer chain\(identity, identity\): .* is \+1, an ascent "
+            r"step.*optax\.sgd\(0\.1\)",
         ),
         (
             optax.scale_by_adam(),

@@ -340,14 +340,14 @@ AWAY = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
 WHOLE = unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
 CHOSEN = dropcompute.chosen_after(3)
 REFUSED = [
-    (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
+    (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "the run has no cluster"),
     (
         lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE),
         "micro-batches as one batch; expected a cluster with",
     ),
     (
         lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY),
-        "dropcompute.latencies: a cluster whose",
+        "dropcompute.latencies: the cluster's workers compute",
     ),
     (
         lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)),
@@ -355,7 +355,7 @@ REFUSED = [
     ),
     (
         lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)),
-        "asks for exact gradients",
+        "uses exact gradients",
     ),
     (lambda: run(drop_compute(WHOLE, TAU, M)), "set the local work themselves"),
     (
@@ -373,7 +373,7 @@ REFUSED = [
         lambda: jax.eval_shape(
             lambda H: drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2), 2
         ),
-        "a period that is swept",
+        "the period is swept",
     ),
     (lambda: drop_compute(METHOD, float("nan"), M), "threshold = nan; expected seconds >= 0"),
     (lambda: drop_compute(METHOD, TAU, M, correction=-0.5), "correction = -0.5"),

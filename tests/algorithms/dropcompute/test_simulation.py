@@ -65,7 +65,7 @@ def test_what_cannot_be_simulated_is_refused():
         ({"thresholds": [1.0, np.nan]}, "simulated: thresholds contain nan"),
         (
             {"cluster": clusters.Cluster(clusters.constant(1.0), at_once=True)},
-            "simulated: a cluster whose",
+            "simulated: the cluster's workers compute",
         ),
     ):
         with pytest.raises(ValueError, match=message):
