@@ -295,7 +295,8 @@ def write(path: Path, trials: list[Trial]) -> None:
 
 def who(args: Args) -> str:
     """Describes the processes, for titles."""
-    return f"{len(args.competitors)} processes; others on their cores: {', '.join(map(str, args.competitors))}"
+    competing = ", ".join(map(str, args.competitors))
+    return f"{len(args.competitors)} processes; others on their cores: {competing}"
 
 
 def name_of(judged: Judged, trials: list[Trial]) -> str:

@@ -349,13 +349,14 @@ def draw_losses(
         "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, "
         "3.3)"
     )
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
+    bars = statistics.errors("bars", args.seeds)
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {bars}"
     figures.title(sheet, f"{claim}\n{setting}")
     return sheet
 
 
 def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
-    """Draws the loss against rounds and against bits, without memory above and with memory below."""
+    """Draws the loss against rounds and bits, without memory above and with memory below."""
     sheet, panels = plots.figure(2, 2)
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
@@ -375,7 +376,7 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
 
 
 def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rounds or megabits, and losses; empty if the case diverged."""
+    """Returns rounds or megabits, and losses; a NaN if the case diverged."""
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
     return statistics.COSTS[what](outcome.history), outcome.history["loss"]

@@ -255,7 +255,7 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
 
 
 def growing(setting: Setting, of: Sampled) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Returns the exact speedups of `MANY` workers by latencies, and the bounds where they exist."""
+    """Returns the exact speedups of `MANY` workers by latencies, and the bounds that exist."""
     those = {
         "B.1's, unbounded": noises.delays_unbounded(),
         "lognormal (13a)": noises.lognormal(0.05),

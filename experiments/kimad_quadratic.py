@@ -225,7 +225,7 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 
 
 def time_of(args: Args, best: Best) -> str:
-    """Returns the time of the best rounds."""
+    """Formats the round time of the best run."""
     seconds = best.point["round_time"]
     return f"{statistics.edge(seconds, args.round_times)}{seconds:g}"
 
@@ -254,7 +254,7 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
 
 
 def many(args: Args) -> str:
-    """Describes the number of problems, for titles."""
+    """Describes the number of problems and the counting of indices, for titles."""
     places = "" if args.places == "sent" else ", places for free"
     return f"{args.problems} problem{'s' * (args.problems > 1)}{places}"
 

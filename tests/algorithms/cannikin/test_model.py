@@ -226,12 +226,15 @@ REFUSED = [
         lambda: ClusterModel(**{**GOOD, "limits": [np.nan, 1.0]}),
         "limits = .*; expected numbers >= 0",
     ),
-    (lambda: LIMITED.optperf([1.0, 6.5]), r"total_batch = 6\.5, but the limits add up to 6"),
+    (
+        lambda: LIMITED.optperf([1.0, 6.5]),
+        r"a total batch of 6\.5 samples, but the limits add up to 6",
+    ),
     (
         lambda: LIMITED.optperf([4.0, 0.0]),
-        "optperf: total_batch = 0; expected a finite number > 0",
+        "optperf: a total batch of 0 samples; expected a finite number > 0",
     ),
-    (lambda: LIMITED.optperf_integer(6), "total_batch = 6, but the limits add up to 5"),
+    (lambda: LIMITED.optperf_integer(6), "a total batch of 6 samples, but the limits add up to 5"),
     (
         lambda: LIMITED.optperf_integer(2.5),
         "optperf_integer: total_batch = 2.5; expected an integer >= 1, or an array",

@@ -173,7 +173,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms contain -2; expected squares >= 0"),
     ({"global_sqnorm": -1.0}, "global_sqnorm contain -1; expected squares"),
-    ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]; expected"),
+    (
+        {"global_sqnorm": [1.0]},
+        r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]; expected",
+    ),
 ]
 
 
