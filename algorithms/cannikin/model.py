@@ -284,11 +284,14 @@ class ClusterModel:
         wrong = B[~(np.isfinite(B) & (B > 0))]
         if wrong.size:
             raise ValueError(
-                f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples; expected a finite "
-                "number > 0"
+                f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples; expected a "
+                "finite number > 0"
             )
         if B.size and B.max() > most.sum():
-            given = f"a total batch of {B.max():.12g} samples, but the limits add up to {most.sum():.12g}"
+            given = (
+                f"a total batch of {B.max():.12g} samples, but the limits add up to "
+                f"{most.sum():.12g}"
+            )
             raise ValueError(f"ClusterModel.{name}: {given}; expected at most that many samples")
 
 
