@@ -89,8 +89,8 @@ def on_cluster(round: Round) -> Round:
 
 
 def begun_after(round: Round, seconds: jax.Array) -> Round:
-    """Returns the round as seen by a gradient that starts `seconds` after it. Its key differs from
-    that of the first round.
+    """Returns the round as seen by a gradient that starts `seconds` after it, with a key that
+    differs from that of the first round's own gradients.
     """
     assert round.now is not None
     return round._replace(

@@ -76,9 +76,8 @@ class Lines(NamedTuple):
             np.zeros(len(total)),
             self.seconds(np.minimum(total[:, None], self.most)).max(axis=1),
         )
-        high = longest * (
-            1 + 4 * np.finfo(float).eps
-        )  # otherwise rounding might leave samples unassigned
+        # Without the margin, rounding might leave samples unassigned.
+        high = longest * (1 + 4 * np.finfo(float).eps)
         while ((low < (middle := low + (high - low) / 2)) & (middle < high)).any():
             enough = self.computed(middle).sum(axis=1) >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
@@ -237,9 +236,8 @@ class ClusterModel:
         OptPerf.
         """
         most = np.floor(self._lines.most)
-        batches = np.minimum(
-            np.floor(real * (1 + 1e-12)), most
-        )  # keeps integers despite rounding errors
+        # The factor keeps integers despite rounding errors.
+        batches = np.minimum(np.floor(real * (1 + 1e-12)), most)
         batches = np.maximum(batches - (self.node_times(batches) > seconds * (1 + 1e-12)), 0)
         lines = self._lines
         c, u, d, v, limits, each = (

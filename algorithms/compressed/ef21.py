@@ -20,7 +20,7 @@ class Estimates(NamedTuple):
         model: the server's shard of x and its optimizer's state, leaves `[n, part]`.
         estimate: the workers' estimate of the server's shard of x, with its padding, leaves
             `[n, part]`.
-        up, down: the last messages, for compressors that are initialized with them.
+        up, down: the last messages, from which warm-started compressors start.
     """
 
     gradient: Any

@@ -16,7 +16,7 @@ class Memory(NamedTuple):
     Args:
         worker: delta^(n) of each worker, leaves `[n, M, part]`.
         server: delta of the server's shard, leaves `[n, part]`.
-        up, down: the last messages, for compressors that are initialized with them.
+        up, down: the last messages, from which warm-started compressors start.
     """
 
     worker: Any
@@ -42,8 +42,9 @@ def error_compensated_sgd(
     3.13} $$
     $$ x_{t+1} = x_t - \gamma\, Q(v_t) \tag{3.14} $$
 
-    No part of a gradient is lost: $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n
-    \delta_{t-1}^{(n)})$ makes SGD steps for any Q (Lemma 3.4.1).
+    No part of a gradient is lost:
+    $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ follows SGD with
+    the gradients at $x_t$, for any Q (Lemma 3.4.1).
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation.

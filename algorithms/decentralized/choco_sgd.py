@@ -20,7 +20,7 @@ class Estimates(NamedTuple):
         optimizer: the states of the local optimizers.
         x_hat: the estimate that the neighbours keep of the worker's model.
         laplacian: the weighted sum of the differences between the neighbours' estimates and x_hat.
-        last: the last messages, for a compressor that is initialized with them.
+        last: the last messages, from which a warm-started compressor starts.
     """
 
     params: Any

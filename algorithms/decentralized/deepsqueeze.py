@@ -19,7 +19,7 @@ class Compensated(NamedTuple):
         params: x.
         optimizer: the states of the local optimizers.
         error: delta, the error memory.
-        last: the last messages, for a compressor that is initialized with them.
+        last: the last messages, from which a warm-started compressor starts.
     """
 
     params: Any

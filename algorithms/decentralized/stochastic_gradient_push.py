@@ -50,7 +50,7 @@ def stochastic_gradient_push(
             uses W_t.
 
     Raises:
-        ValueError: if the topology is not one.
+        ValueError: if `topology` is not a `Topology`.
 
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed deep
     learning", 2019, algorithm 1; Nedic and Olshevsky, "Stochastic gradient-push for strongly convex

@@ -174,9 +174,8 @@ def simulated(
     need_stop(where, stop)
     cluster.need_workers(workers)
     need_one_by_one(where, cluster)
-    with np.errstate(
-        over=("ignore")
-    ):  # a threshold above float32's range becomes infinity: nothing is dropped
+    # A threshold above float32's range becomes infinity: nothing is dropped.
+    with np.errstate(over="ignore"):
         taus = np.asarray(thresholds, np.float32)
     shift = total = squares = np.zeros((3, taus.size))
     for first in range(0, rounds, chunk):

@@ -303,9 +303,8 @@ def _search(measured: _Measured) -> float:
         * SLACK,
         np.inf,
     )
-    spans = np.array(
-        [[0, candidates.size - 1]]
-    )  # first and last index of intervals that may contain the best
+    # First and last index of the intervals that may contain the best candidate.
+    spans = np.array([[0, candidates.size - 1]])
     seen, best = [], 0.0
     while spans.size:
         cuts = np.linspace(spans[:, 0], spans[:, 1], PARTS + 1, axis=1).astype(int)

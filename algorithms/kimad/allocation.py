@@ -149,9 +149,8 @@ def in_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
     return jnp.where(sizes <= budget, units, np.uint32(R + 1)).astype(jnp.int32)
 
 
-@partial(
-    jax.jit, static_argnames=("R"), inline=True
-)  # one program when it is not called inside another one
+# `inline` makes it part of the caller's program; called on its own it is one program.
+@partial(jax.jit, static_argnames="R", inline=True)
 def _best(errors: jax.Array, sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
     """Returns the best candidate. All candidates are compared with the budget in exact integers,
     and with each other by sums in the same order. If none fits, the first (smallest) is returned.

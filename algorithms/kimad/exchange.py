@@ -108,9 +108,8 @@ def exchange(
         workers.own(plan.up, N),
     )
     seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
-    with (
-        round.unrecorded()
-    ):  # the server computes this sum from the messages that are recorded below
+    # The server computes this sum from the messages, which are recorded below.
+    with round.unrecorded():
         news = _weighted_sum(seen, terms.weights, N)
         bits, errors, missing, wrong = workers.gather(
             (sent.bits, sent.error, sent.missing, sent.outside)

@@ -116,9 +116,8 @@ def kimad_sgd(
     communication.need_two("kimad_sgd", up_set, down_set)
     seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
-    warm_up = min(
-        checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1
-    )  # the number of rounds is smaller
+    # The number of rounds is smaller than 2^31.
+    warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)
     if too_small not in ("wait", "error"):
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; expected 'wait' or 'error'")
 

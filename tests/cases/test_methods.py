@@ -163,7 +163,7 @@ def test_a_staleness_outside_the_bound_is_refused(wrong):
     with pytest.raises(
         ValueError,
         match=(
-            f"delays.mine gives a staleness of {wrong}; expected 0 to 2, and at most t in update t"
+            f"delays.mine returned a staleness of {wrong}; expected 0 to 2, and at most t in update t"
         ),
     ):
         dsgd.run(method, quadratic(), steps=8, key=KEY, mesh=1, record_every=8)

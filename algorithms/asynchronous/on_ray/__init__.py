@@ -1,8 +1,8 @@
 """Asynchronous methods in real processes, as actors of Ray, which is an optional dependency.
 
 trained = algorithms.on_ray.asynchronous_sgd(
-        problem, optax.sgd(0.1), steps=1_000, key=key, bound=16
-    )
+    problem, optax.sgd(0.1), steps=1_000, key=key, bound=16
+)
 trained.history["loss"], trained.history["clock"]  # in real seconds
 cluster = algorithms.on_ray.measured_cluster(trained)  # for simulations
 """
