@@ -18,9 +18,8 @@ def main() -> None:
     for paper, names in catalogue.papers().items():
         print(f"\n{paper}:")
         for name in names:
-            print(
-                f"  {name:<{column - 2}}{textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=' ...')}"
-            )
+            line = textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=" ...")
+            print(f"  {name:<{column - 2}}{line}")
 
 
 if __name__ == "__main__":

@@ -182,7 +182,8 @@ def write(args: Args, result: switch.Calibration) -> None:
         "what": where(args),
         "latency, 95 %": link.alpha[1:],
         "bandwidth, 95 %": link.beta.inverse(switch.BITS)[1:],
-        "compute": f"a gradient of logistic regression on digits; seconds = compute + samples x per_sample, batches of {args.batch_size}",
+        "compute": "a gradient of logistic regression on digits; seconds = compute + samples x "
+        f"per_sample, batches of {args.batch_size}",
     }
     clusters.save(args.out / "cluster.json", result.cluster, about)
     rows = [

@@ -162,7 +162,8 @@ DOCUMENTED = {  # run -> what follows `python -m experiments.`
     "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
     "benchmark_rounds": "benchmark rounds --seconds 0.3",
     "benchmark_start": "benchmark start",
-    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2",
+    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 "
+    "--repeats 15 --longest 2",
     "calibrate_kimad": "calibrate --shape 30mbit:10mbit",
     "calibrate_loopback": "calibrate --widths 16 128 1024 8192",
     "cannikin_optperf": "cannikin_optperf",

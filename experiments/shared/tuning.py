@@ -103,9 +103,8 @@ def tune(
     )
     if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None
-    with (
-        warnings.catch_warnings()
-    ):  # warnings about the grid's edges, which tables mark with a star
+    # Tables mark the edges of the grid with a star, so the warnings about them are not shown.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         best = sweep.best(share=SHARE)
     return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))

@@ -152,7 +152,7 @@ def test_what_cannot_be_trained_is_refused():
         ),
         (
             {"scaling": lambda *args: 2.0},
-            "train_processes: a step size times 2, but its optimiser's is fixed",
+            "train_processes: scaling returned 2, but the optimizer's step size is fixed",
         ),
     ):
         arguments = {

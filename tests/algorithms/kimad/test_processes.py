@@ -298,8 +298,8 @@ def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(
             with pytest.raises(
                 OSError,
                 match=(
-                    f"a message of {length} bytes with compressor {choice}: its sender has other "
-                    "ratios"
+                    f"received {length} bytes with compressor {choice}; "
+                    "expected a message of the same ratios"
                 ),
             ):
                 receive(there, WIRE)
