@@ -87,26 +87,26 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
 }
-"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's
-defaults.
+"""The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
+Algorithm that uses the survey's default options.
 
-Every entry is under all contract tests."""
+All contract tests run on every entry."""
 
 
 @checks.arguments
 def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
-    """The registered method of that name, with its defaults.
+    """Returns the registered method with this name, with its default options.
 
     Args:
         name: a key of `ALGORITHMS`.
         optimizer: the local step.
-        workers: N.
+        workers: N, number of workers.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: if the name is not registered.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"make: unknown method {name!r}: need one of {', '.join(ALGORITHMS)}")
+        raise ValueError(f"make: unknown method {name!r}; expected one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](optimizer, checks.positive_int("make: workers", workers))
 
 

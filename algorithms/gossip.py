@@ -1,5 +1,5 @@
-"""What decentralized methods share: which topologies and step sizes they take, and compressed
-models at their start.
+"""Helpers of decentralized methods: validation of topologies and consensus steps, and the initial
+state of compressed gossip.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ def need(
     symmetric: bool = False,
     fixed: bool = False,
 ) -> None:
-    """Refuses a topology that the method cannot use.
+    """Validates that a method can use the topology.
 
     Args:
-        method: for the error message.
-        topology: what was given.
-        doubly_stochastic: rows of W must sum to 1, too.
-        symmetric: W must be symmetric.
-        fixed: one W for all rounds, no schedule.
+        method: name for the error message.
+        topology: the topology to validate.
+        doubly_stochastic: whether the rows of W must sum to 1.
+        symmetric: whether W must be symmetric.
+        fixed: whether W must be the same in all rounds (no schedule).
 
     Raises:
-        ValueError: not one of that kind.
+        ValueError: if the topology does not have these properties.
     """
     if fixed and topology.period > 1:
         raise ValueError(
-            f"{method} on {topology.name}, a schedule of {topology.period} rounds: need one "
-            "mixing matrix for all rounds"
+            f"{method}: {topology.name} is a schedule of {topology.period} rounds; expected a "
+            "topology with one mixing matrix for all rounds"
         )
     if symmetric and not topology.symmetric:
         raise ValueError(
-            f"{method} on {topology.name}, whose W is not symmetric: need an undirected graph "
-            "with symmetric weights"
+            f"{method}: W of {topology.name} is not symmetric; expected an undirected graph with "
+            "symmetric weights"
         )
     if doubly_stochastic and not topology.doubly_stochastic:
         raise ValueError(
-            f"{method} on {topology.name}, where rows of W do not sum to 1: need a doubly "
-            "stochastic W"
-            " (algorithms.stochastic_gradient_push takes any that keeps the mean)"
+            f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
+            "stochastic W (algorithms.stochastic_gradient_push takes any W whose columns sum to "
+            "1)"
         )
 
 
 def need_step(method: str, value: Any) -> None:
-    """Raises a ValueError where the step of the consensus is not in (0, 1]. Traced ones, of a
-    sweep, are not known yet.
+    """Raises a ValueError if the consensus step is not in (0, 1]. A traced value, as in a sweep, is
+    not checked.
     """
     if isinstance(value, Tracer):
         return
     if np.ndim(value) or not 0 < value <= 1:
         raise ValueError(
-            f"{method}: consensus_step = {checks.shown(value)}: need a number in (0, 1]"
+            f"{method}: consensus_step = {checks.shown(value)}; expected a number in (0, 1]"
         )
 
 
 def midpoint(one: Any, other: Any) -> Any:
-    """The mean of two arrays of one type, of numpy or JAX; of half precision it is computed in
+    """Returns the mean of two NumPy or JAX arrays of the same type; half precision is computed in
     float32.
     """
     wide = jnp.promote_types(one.dtype, jnp.float32)
@@ -77,10 +77,10 @@ def midpoint(one: Any, other: Any) -> Any:
 
 
 def start_compressed(method: str, compressor: Compressor, params: Params) -> Any:
-    """What stands for the messages before the first one, of models `[N, ...]`.
+    """Returns the initial value of a compressor's last messages, for models `[N, ...]`.
 
     Raises:
-        ValueError: a compressor that states no contraction for them.
+        ValueError: if the compressor declares no contraction for them.
     """
     vectors = communication.flat(params, compressor.layer_wise)
     communication.need_contraction(method, compressor, vectors)

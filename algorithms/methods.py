@@ -1,5 +1,5 @@
-"""Methods of two common kinds: whose state is one model that all workers have, and whose workers
-have a model each.
+"""Constructors for two common kinds of methods: one model shared by all workers, or one model per
+worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def one_model(
     update: Callable,
     ask: Callable | None = None,
 ) -> Algorithm:
-    """A method that holds one model, the same for all workers.
+    """Returns a method whose state is one model, the same for all workers.
 
     Args:
         name: for tables and error messages.
         optimizer: its step.
         update: (Model, gradients `[n, ...]`, Communicator) -> Model.
-        ask: (Model, Round) -> Query; None: all workers are asked at the model.
+        ask: (Model, Round) -> Query; None: all workers compute gradients at the model.
     """
     optimizers.require_descent(optimizer)
 
@@ -53,20 +53,21 @@ def local_models(
     tracked: bool = False,
     absent: Callable | None = None,
 ) -> Algorithm:
-    """A method whose workers have a model each, at which they compute gradients; the mean of the
-    models is taken home.
+    """Returns a method in which each worker has its own model and computes gradients at it; the
+    final model is the workers' mean.
 
     Args:
         name: for tables and error messages.
         optimizer: each worker's step.
-        update: (what the workers have, gradients, Communicator) -> the same; leaves `[n, ...]`, the
-            models are its `params`.
-        start: `optimizers.Model` of equal models, leaves `[N, ...]` -> what the workers have; None:
-            nothing else.
-        topology: for as many workers as the problem has; None: the method has none.
-        tracked: whether optimizers get estimates of the mean gradient instead of the workers' own
-            gradients.
-        absent: as in `dsgd.Algorithm`.
+        update: (worker states, gradients, Communicator) -> worker states. Leaves are `[n, ...]`;
+            the models are the field `params`.
+        start: `optimizers.Model` of equal models, leaves `[N, ...]` -> worker states; None: the
+            worker states are the models alone.
+        topology: a topology with as many nodes as the problem has workers; None: the method uses
+            none.
+        tracked: whether the optimizers receive estimates of the mean gradient instead of each
+            worker's own gradient.
+        absent: see `dsgd.Algorithm`.
     """
 
     def of_workers(server, models, gradients, round):
@@ -104,12 +105,15 @@ def with_server(
     start: Callable,
     absent: Callable | None = None,
 ) -> Algorithm:
-    """As `local_models`, of workers that also have something in common, which a server would hold.
+    """Returns a method as `local_models` does, with an additional state shared by all workers,
+    which a server would hold.
 
     Args:
-        update: (what all have in common, what the workers have, gradients, Communicator) -> both.
-        server: parameters -> what all have in common.
-        others: as of `local_models`.
+        name, optimizer, absent: see `local_models`.
+        update: (shared state, worker states, gradients, Communicator) -> (shared state, worker
+            states).
+        server: parameters -> shared state.
+        start: see `local_models`; required.
     """
     optimizers.require_descent(optimizer)
 
@@ -130,12 +134,12 @@ def with_server(
 
 
 def gets_average(before: Any, after: Any) -> Any:
-    """A worker that did not participate keeps what it had, except for its model: it gets the
-    average when it comes back.
+    """Returns the state of a worker that did not participate: it keeps its state, except that it
+    adopts the averaged model when it returns.
     """
     return before._replace(params=after.params)
 
 
 def first(tree: PyTree) -> PyTree:
-    """The first row of leaves `[k, ...]`."""
+    """Returns the first row of leaves `[k, ...]`."""
     return jax.tree.map(lambda leaf: leaf[0], tree)

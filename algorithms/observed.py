@@ -1,4 +1,4 @@
-"""Any method, with what its workers measure in the history."""
+"""A wrapper that adds the workers' measurements to a method's history."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from dsgd.work import of_each
 
 @checks.arguments
 def observed(method: Algorithm) -> Algorithm:
-    r"""Returns the same method with the measurements that controllers of local work need in the
+    r"""Returns the method with the measurements that controllers of local work need added to the
     history, `[records, N]`.
 
     $$ |\bar g_n|^2, \quad |g|^2 = \Big|\frac1N \sum_n g_n\Big|^2, \qquad \bar g_n = g_n \Big/
     \sum_m w_{nm} $$
 
-    `local_sqnorms` are of the mean over each worker's samples (NaN of a worker that computed
-    nothing or did not participate), `global_sqnorm` (`[records]`) is of the mean over workers. Of
-    methods that ask only some workers for gradients, the mean is over those. On several devices
-    that is one more all-reduce, which is not counted as traffic.
+    `local_sqnorms` are the squared norms of the mean over each worker's samples (NaN if the worker
+    computed nothing or did not participate); `global_sqnorm` (`[records]`) is that of the mean over
+    workers. If a method asks only some workers for gradients, the mean is over those. On several
+    devices this needs one more all-reduce, which is not counted as traffic.
 
     On a cluster, `measured_compute` is the seconds of all micro-batches that a worker computed,
     `measured_up` and `measured_down` are the seconds for which its ports were busy, and
-    `measured_bits_up` and `measured_bits_down` the bits that they carried. If messages overlap with
-    the computation, `measured_backward` is the seconds of the last backward pass and
-    `measured_first` those until its first bucket was ready. All of them are of the round before the
-    record's last one; NaN if nothing was measured: before the second round, of workers that
-    computed nothing, and of methods that keep their own time.
+    `measured_bits_up` and `measured_bits_down` are the bits that they carried. If messages overlap
+    with the computation, `measured_backward` is the seconds of the last backward pass, and
+    `measured_first` is the seconds until its first bucket was ready. All of these are timings of
+    the round before the record's last round. They are NaN if nothing was measured: before the
+    second round, for workers that computed nothing, and for methods with their own clock.
 
     Args:
-        method: any; its own metrics stay.
+        method: any method; its own metrics are kept.
 
     Raises:
         ValueError: if it is not a method.
@@ -51,7 +51,7 @@ def observed(method: Algorithm) -> Algorithm:
 
 
 def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.Array]:
-    """Square norms, by name, of the gradients that the query asked for."""
+    """Returns, by name, the squared norms of the gradients that the query asked for."""
     if query.workers is None:
         local, whole = workers.sqnorms(gradients)
     else:

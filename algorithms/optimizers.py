@@ -1,8 +1,9 @@
-"""What methods share: one optax step on one model or on stacked ones.
+"""Steps of optax optimizers, on one model or on stacked models; shared by all methods.
 
-Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the
-optimizer if it fails or if its updates do not fit the parameters, and which hold the random keys of
-its state in `StateKey`s, so that the engine can make them differ.
+Every call of an optimizer's `init` and `update` goes through `start` and `change`. They name the
+optimizer in the error message if it fails or if its updates do not fit the parameters, and they
+wrap random keys of its state in `StateKey`, so that the engine can give each worker and seed its
+own key.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from dsgd.communication import Communicator
 from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
 
-_FIRST = 8  # steps that tell whether an optimizer ascends
+_FIRST = 8  # number of steps tested for ascent
 
 
 class Model(NamedTuple):
-    """A model and its optimiser's state."""
+    """A model and the state of its optimizer."""
 
     params: Params
     optimizer: PyTree
 
 
 def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
-    """The model before the first step.
+    """Returns the model before the first step.
 
     Raises:
-        ValueError: the optimizer fails on these parameters, returns updates of another shape, or
+        ValueError: if the optimizer fails on these parameters, returns updates of another shape, or
             draws random numbers from a key that is not in its state.
     """
     with _named(optimizer):
@@ -52,14 +53,14 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
 def drawn(
     init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array
 ) -> Model:
-    """The model that all workers of a run with this key start from, compiled; it is compiled once
-    while both functions are the same.
+    """Returns the initial model of all workers of a run with this key. The function is compiled
+    once for the same `init` and optimizer.
     """
     return randomness.of_owner(start(optimizer, init(key)), key)
 
 
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
-    r"""One step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
+    r"""Makes one step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
     updates, memory = change(optimizer, gradient, model.optimizer, model.params)
     return Model(optax.apply_updates(model.params, updates), memory)
 
@@ -67,11 +68,11 @@ def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params
 def change(
     optimizer: optax.GradientTransformation, gradient: Params, memory: PyTree, params: Params
 ) -> tuple[Params, PyTree]:
-    r"""The optimizer's updates, $-\gamma g$ for `optax.sgd`, and its state after them.
+    r"""Returns the optimizer's updates, $-\gamma g$ for `optax.sgd`, and its next state.
 
     Raises:
-        ValueError: the optimizer fails, or its updates do not have the structure, the shapes and
-            real types of the parameters.
+        ValueError: if the optimizer fails, or its updates do not have the structure, the shapes and
+            the real types of the parameters.
     """
     with _named(optimizer):
         updates, after = optimizer.update(
@@ -89,20 +90,20 @@ def change(
 
 
 def start_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
-    """Equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
+    """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
     return workers.stack(start(optimizer, params), N)
 
 
 def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
-    """A model of each row of leaves `[N, ...]`, the shards that servers have, say."""
+    """Returns a model for each row of leaves `[N, ...]`, for example for the shards of servers."""
     return jax.vmap(lambda row: start(optimizer, row))(rows)
 
 
 def step_local(
     optimizer: optax.GradientTransformation, models: Model, gradients: Gradients
 ) -> Model:
-    """Every worker's own step on its own model, leaves `[n, ...]`; large models take the memory of
-    the gradients.
+    """Makes every worker's own step on its own model, leaves `[n, ...]`. Large models reuse the
+    memory of the gradients.
     """
 
     def stepped(params, overwritten):
@@ -115,21 +116,22 @@ def step_local(
 
 
 def server_step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
-    """One step of the one model; none if no worker's part of the mean gradient has arrived."""
+    """Makes one step of a single model, or none if no worker's gradient was delivered."""
     return workers.if_any(step(optimizer, model, gradient), model)
 
 
 def local_step(
     optimizer: optax.GradientTransformation, models: Any, gradients: Gradients, round: Communicator
 ) -> Any:
-    """Every worker's own step on its own model; a worker that does not participate, or computes
-    nothing, makes none.
+    """Makes every worker's own step on its own model. Workers that do not participate or compute
+    nothing make none.
 
     Args:
-        optimizer: of each worker.
-        models: with `params` and `optimizer`, leaves `[n, ...]`; what it has besides stays.
-        gradients: likewise.
-        round: the present one.
+        optimizer: each worker's optimizer.
+        models: state with fields `params` and `optimizer`, leaves `[n, ...]`; other fields are
+            unchanged.
+        gradients: leaves `[n, ...]`.
+        round: the current round.
     """
     before = Model(models.params, models.optimizer)
     after = round.if_active(step_local(optimizer, before, gradients), before)
@@ -139,12 +141,13 @@ def local_step(
 def change_local(
     optimizer: optax.GradientTransformation, models: Any, gradients: Gradients
 ) -> tuple[PyTree, PyTree]:
-    r"""Every worker's own change, $-\gamma g$ for `optax.sgd`, not yet made, and the optimiser's
-    states after it.
+    r"""Returns every worker's update, $-\gamma g$ for `optax.sgd`, without applying it, and the
+    optimizers' next states.
 
     Args:
-        models: with `params` and `optimizer`, leaves `[n, ...]`.
-        gradients: likewise, or what stands for them.
+        optimizer: each worker's optimizer.
+        models: state with fields `params` and `optimizer`, leaves `[n, ...]`.
+        gradients: gradients, or vectors used as such, leaves `[n, ...]`.
     """
     updates, memory = jax.vmap(partial(change, optimizer))(
         gradients, models.optimizer, models.params
@@ -153,29 +156,29 @@ def change_local(
 
 
 def require_descent(optimizer: optax.GradientTransformation) -> float:
-    r"""Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails
-    on a number is not looked at.
+    r"""Validates that the optimizer's first step for a gradient of 1 is a descent step. An
+    optimizer that fails on a scalar is not checked.
 
     Returns:
-        The size of that step, $\gamma$ for `optax.sgd` and for Adam; NaN if it is not known here.
+        The size of that step, $\gamma$ for `optax.sgd` and for Adam; NaN if it is unknown.
 
     Raises:
-        ValueError: one whose update needs more than gradients (a line search), or whose first step
-            is not a finite real number or leads up the gradient without a negative step size.
+        ValueError: if the update needs more than gradients (for example a line search), or the
+            first step is not a finite real number, or it is an ascent step although the step size
+            is not negative.
     """
     one: Any = np.float32(1)
     try:
         memory = optimizer.init(one)
         step: Any = optimizer.update(one, memory, one)[0]
-    except Exception as error:  # it is only a probe: what fails on a scalar may work on the model
+    except Exception as error:  # an optimizer that fails on a scalar may work on the model
         if "required keyword-only argument" in str(error):
             raise ValueError(
                 f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); "
-                "expected one that steps on gradients"
-                " alone, optax.sgd(0.1), say"
+                "expected one that steps on gradients alone, for example optax.sgd(0.1)"
             ) from error
         return float("nan")
-    # step sizes by coordinate: `start` sees whether they fit the model
+    # step sizes per coordinate are checked against the model by `start`
     if isinstance(step, Tracer) or np.ndim(step):
         return float("nan")
     first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
@@ -190,19 +193,20 @@ def require_descent(optimizer: optax.GradientTransformation) -> float:
         )
     if step > 0 and _ascends(optimizer, memory, one):
         raise ValueError(
-            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive "
-            "step size, optax.sgd(0.1), say, or end"
-            " the chain with optax.scale_by_learning_rate(0.1)"
+            f"{first} is +{float(step):g}, an ascent step; expected a descent step: pass a "
+            "positive step size, for example optax.sgd(0.1), or end the chain with "
+            "optax.scale_by_learning_rate(0.1)"
         )
     return abs(float(step))
 
 
 def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:
-    """Whether all of the first steps lead up a gradient of 1, without a step size that says so.
+    """Returns whether all of the first steps ascend for a gradient of 1, without an explicitly
+    negative step size.
 
-    Random steps may by chance, and every other one of sharpness-aware methods.
+    Random steps may ascend by chance, and so does every other step of sharpness-aware methods.
     """
-    # by its user, who gave a negative step size
+    # the user passed a negative step size explicitly
     chosen = re.findall(r"\w+", called(optimizer))[-1] in ("scale", "scale_by_schedule")
     if chosen or any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
@@ -215,8 +219,8 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
 
 
 def called(optimizer: optax.GradientTransformation) -> str:
-    """The optimizer's name for error messages: the function that made it, of a chain with its
-    parts.
+    """Returns the optimizer's name for error messages: the function that made it; for a chain, with
+    its parts.
     """
     return _maker(optimizer.update)
 
@@ -234,16 +238,16 @@ def _maker(update: Callable) -> str:
 
 @contextmanager
 def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
-    """An optimizer's own errors become a ValueError of one line that names it."""
+    """Turns an optimizer's own errors into a one-line ValueError that names the optimizer."""
     try:
         yield
     except Exception as error:
-        said = causes.remedy(error)
-        said = said if len(said) <= 200 else f"{said[:180]} ..."
+        cause = causes.remedy(error)
+        cause = cause if len(cause) <= 200 else f"{cause[:180]} ..."
         raise ValueError(
             f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: "
-            f"{said}); expected an optimizer that steps on"
-            " gradients alone, with masks, labels and schedules that fit the parameters"
+            f"{cause}); expected an optimizer that steps on gradients alone, with masks, "
+            "labels and schedules that fit the parameters"
         ) from error
 
 
@@ -272,14 +276,14 @@ def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, para
 
 
 def _given(leaf: Any) -> Any:
-    """A leaf as the optimizer itself keeps it."""
+    """Returns a leaf in the form in which the optimizer itself stores it."""
     return leaf.key() if is_state_key(leaf) else leaf
 
 
 def _with_state_keys(
     optimizer: optax.GradientTransformation, params: Params, memory: PyTree
 ) -> PyTree:
-    """The optimizer's state, in which random keys are `StateKey`s."""
+    """Returns the optimizer's state with random keys wrapped in `StateKey`."""
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params)
     )
@@ -289,9 +293,8 @@ def _with_state_keys(
     if used.constant:
         raise ValueError(
             f"optimizer {called(optimizer)}: its update draws random numbers from a key that is "
-            "not in its state, which are the same in all"
-            " workers, seeds and runs; keep the key in the state that init returns, as "
-            "optax.add_noise does"
+            "not in its state, so that they are the same in all workers, seeds and runs; expected "
+            "the key in the state that init returns, as in optax.add_noise"
         )
     leaves, treedef = jax.tree.flatten(memory)
     keys = used.keys[: len(leaves)]

@@ -1,9 +1,9 @@
-"""A worker of synchronous SGD on the real clock, in a process of its own: `train_processes` of
+"""One process as one worker of synchronous SGD in real time; used by `train_processes` of
 DropCompute and of Cannikin.
 
-Kimad's processes are no such workers: their messages have a length that changes from round to
-round, which an all-reduce of a compiled program cannot have, and go to and from one server, each
-over its own connection, on which the bandwidth is measured byte by byte.
+Kimad's processes do not use it: the length of their messages changes from round to round, which is
+impossible in a compiled all-reduce, and each worker has its own connection to the server, on which
+the bandwidth is measured.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dsgd.machines import arrays, nodes
 
 
 class RealWorker:
-    """The worker that this process is: its data, and the model as all have it.
+    """This process as a worker, with its data and its replica of the model.
 
-    Programs are found again where problem and optimizer are the same, in one process: their
+    In one process, programs are compiled once for the same problem and optimizer, because their
     functions are static arguments.
 
     Args:
-        name: of the function that trains, for messages.
+        name: name of the calling function, for error messages.
         problem: with as many workers as there are processes.
-        optimizer: all make its steps alike.
-        key: of everything random.
+        optimizer: all workers make the same steps with it.
+        key: JAX key from which all random numbers derive.
 
     Raises:
-        ValueError: another number of workers than of processes, or a problem without what real
-            processes need.
+        ValueError: if the number of workers differs from the number of processes, or the problem
+            lacks something that real processes need.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class RealWorker:
         )
 
     def sum(self, own: PyTree) -> PyTree:
-        """The sum over all workers of what each has, leaves `[1, ...]`: an all-reduce of one
-        message, which waits for the last worker.
+        """Returns the sum over all workers of their values, leaves `[1, ...]`, by an all-reduce of
+        one message. It waits for the last worker.
         """
         return nodes.own(jax.block_until_ready(_summed(self.mesh, nodes.rows(own, self.mesh))))
 

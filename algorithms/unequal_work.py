@@ -1,4 +1,4 @@
-"""Any method, with workers that compute unequal amounts of work."""
+"""A wrapper that sets the local work of a method's workers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from dsgd.work import in_samples, need_arrays
 
 @checks.arguments
 def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work]) -> Algorithm:
-    r"""Returns the same method with gradients of the work that each worker does in a round.
+    r"""Returns the method with gradients of the local work that each worker does in a round.
 
     $$ g_n = \sum_{m=1}^M w_{nm} \frac{1}{b_{nm}} \sum_{i=1}^{b_{nm}} f_n'(x; \xi_{nmi}) $$
 
-    Methods that take the mean over workers step along the estimate that `dsgd.work` states. Methods
-    with local steps, or with one worker's gradient at a time, step along each worker's own
-    gradient: its length is that of a mean with `average="workers"`, else it grows with the worker's
-    share of all samples. If some workers do not participate, means are over the others, whose
-    weights stay as they are (they add up to 1 only on average), unless the work is made for those
-    that participate, with `present=round.present`. The history has `samples`, `[records, N]`.
+    Methods that average gradients over workers step along the estimate that `dsgd.work` documents.
+    Methods with local steps, or with one worker's gradient at a time, step along each worker's own
+    gradient: with `average="workers"` it is a mean, otherwise it grows with the worker's share of
+    all samples. If some workers do not participate, means are over the others, and their weights
+    are unchanged (they add up to 1 only on average), unless the work is computed for the
+    participating workers, with `present=round.present`. The history contains `samples`,
+    `[records, N]`.
 
     Args:
-        method: any whose queries state no work.
-        work: b and w, of `dsgd.work`; or a function (State, Round) -> Work of one static shape,
-            whose values may change while training.
+        method: any method whose queries do not set the local work.
+        work: b and w, from `dsgd.work`; or a function (State, Round) -> Work of one static shape,
+            whose values may change during training.
 
     Raises:
-        ValueError: no method, or no work. When it runs: work for another number of workers, work
-            that the problem cannot do, or a method whose queries state their own.
+        ValueError: if the work is not valid. During a run: if the work is for another number of
+            workers, the problem cannot compute it, or the method's queries set their own local
+            work.
     """
     what = getattr(work, "__name__", "a function")
     if isinstance(work, Work):
@@ -46,12 +48,12 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
     def query(state, round):
         own, problem = given(state, round), round.problem
         sizes = () if problem is None else (problem.batch_size, problem.batch_sizes)
-        # A method that keeps its own time asks the cluster how long this work takes.
+        # A method with its own clock asks the cluster how long this work takes.
         asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
         if asked.work is not None:
             raise ValueError(
-                f"unequal_work: {method.name} states itself what its workers compute; expected a "
-                "method that does not"
+                f"unequal_work: the queries of {method.name} set the local work themselves; "
+                "expected a method whose queries do not"
             )
         return asked._replace(work=own)
 

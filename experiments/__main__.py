@@ -1,4 +1,4 @@
-"""All experiments by paper, one line each: `python -m experiments`."""
+"""Lists all experiments by paper, one line each: `python -m experiments`."""
 
 from __future__ import annotations
 

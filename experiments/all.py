@@ -1,11 +1,11 @@
-"""Every experiment, one after the other, each in a process of its own; all figures and tables on
-one page.
+"""Runs every experiment, one after the other, each in its own process, and puts all figures and
+tables on one page.
 
     python -m experiments.all --quick
     python -m experiments.all --docs
 
-The page is written again after each, so that an interruption, or an experiment that fails, costs
-nothing of the others. It stands alone as a file: figures are inside it.
+The page is rewritten after each experiment, so that an interruption or a failing experiment does
+not affect the others. It is a self-contained file that includes the figures.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from typing import Any
 from dsgd import records
 from experiments.shared import catalogue, commands, page, tables
 
-LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
-LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end
+LIMITS = {
+    True: 900.0,
+    False: 6 * 3600.0,
+}  # time limit of an experiment with and without --quick, seconds
+LAST_WORDS = 60.0  # seconds for an interrupted experiment to write its results
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,16 @@ class Args:
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
-    """With small budgets: a quarter of an hour in all, on two cores, instead of hours."""
+    """Run with small budgets, which take a quarter of an hour on two cores instead of hours."""
     docs: bool = False
-    """The runs that docs/ shows, with their flags; their figures and tables are put there. On a
-    machine where nothing else runs.
+    """Make the runs that docs/ shows, with their flags, and copy their figures and tables there.
+    Use a machine on which nothing else runs.
     """
     only: tuple[str, ...] = ()
     """Some of them, by name; by default all."""
     out: Path = field(default=Path("results"))
-    """Folder for index.html, and a folder for each experiment; those of quick ones are in its
-    folder quick, of docs/ in docs.
+    """Folder for index.html and one folder per experiment; with --quick in its folder quick, with
+    --docs in docs.
     """
 
 
@@ -73,7 +76,7 @@ def main(args: Args) -> None:
 
 
 def run(args: Args, name: str) -> page.Outcome:
-    """One experiment, from its start to its end, which may be a bad one."""
+    """Runs one experiment, and returns its outcome, which may be a failure."""
     kind = "quick" if args.quick else "docs" if args.docs else ""
     flags = catalogue.COMMANDS[name].quick if args.quick else ""
     experiment, *words = shlex.split(catalogue.DOCUMENTED[name] if args.docs else f"{name} {flags}")
@@ -98,8 +101,8 @@ def run(args: Args, name: str) -> page.Outcome:
 
 
 def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, int | None]:
-    """What the process prints as errors, and its status, None if it took too long. It is
-    interrupted when this one is.
+    """Returns the error output of the process and its status, None if it took too long. The process
+    is interrupted when this one is.
     """
     quiet = subprocess.DEVNULL
     pipes: dict[str, Any] = {

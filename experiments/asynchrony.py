@@ -1,12 +1,12 @@
-"""What waiting costs, and what not waiting does: synchronous, asynchronous, bounded and
+"""The cost of waiting and of staleness: synchronous, asynchronous, bounded-staleness and
 backup-worker SGD on one simulated cluster.
 
     python -m experiments.asynchrony --workers 16 --slow 2 --factor 10
 
-Loss against updates and against seconds, each method at the step size of the grid with the smallest
-loss over the second half of the run, without stragglers and with some workers that are several
-times slower; how stale the gradients were; and how many workers saturate the server, after which
-more of them only add staleness.
+Shows the loss against updates and against seconds, without stragglers and with some workers that
+are several times slower. Each method has the step size of the grid with the smallest loss over the
+second half of the run. Also shows the staleness of the gradients, and the number of workers that
+saturate the server, beyond which additional workers only increase the staleness.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Args(commands.Data, commands.Switch, commands.Common):
     partition: str = "iid"
     """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     batch_size: commands.Count = 16
-    """Samples of one gradient."""
+    """Number of samples of one gradient."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     rounds: commands.Count = 200
-    """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many
-    gradients.
+    """Number of rounds of synchronous methods; asynchronous ones make N times as many updates, with
+    the same number of gradients.
     """
     seeds: commands.Count = 3
     """Independent runs of each method."""
     compute: commands.NotNegative = 0.01
-    """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially
-    distributed).
+    """Computation time of a gradient, seconds, without an exponentially distributed random part,
+    whose mean is a tenth of it.
     """
     slow: int = 2
-    """How many workers are stragglers."""
+    """Number of stragglers."""
     factor: commands.Positive = 10.0
-    """How many times as long they compute."""
+    """Factor by which stragglers are slower."""
     backups: int = 2
-    """How many of the slowest gradients backup workers drop in a round."""
+    """Number of the slowest gradients that backup workers drop in a round."""
     methods: tuple[str, ...] = (
         "synchronous",
         "drop slowest",
@@ -71,7 +71,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
         "4 servers",
         "AD-PSGD",
     )
-    """Which methods."""
+    """Methods to compare."""
     bound: int = 32
     """The largest staleness of the bounded method."""
     out: Path = Path("results/asynchrony")
@@ -79,9 +79,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
 
 
 class Method(NamedTuple):
-    """How a method is made, and how many updates it makes while every worker computes one
-    gradient.
-    """
+    """A method, and its number of updates while each worker computes one gradient."""
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int
@@ -101,7 +99,7 @@ Outcomes = dict[Case, tuning.Tuned]
 
 
 class Saturation(NamedTuple):
-    """Of each number of workers: updates a second, and mean staleness, once it runs steadily."""
+    """Updates per second and mean staleness in the steady state, for each number of workers."""
 
     workers: np.ndarray
     rate: np.ndarray
@@ -144,7 +142,7 @@ def main(args: Args) -> None:
 
 
 def computing(args: Args, where: str) -> clusters.Quantity:
-    """Workers that are alike but for chance, or some of them always slower."""
+    """Returns the compute times: workers that differ only randomly, or some always slower."""
     compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
     return (
         clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute
@@ -152,7 +150,7 @@ def computing(args: Args, where: str) -> clusters.Quantity:
 
 
 def methods(args: Args) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     N, graph = args.workers, topologies.complete(args.workers)
     known = {
         "synchronous": Method(algorithms.minibatch_sgd, 1),
@@ -189,7 +187,7 @@ def train(
 def staleness(
     args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int
 ) -> dict[str, np.ndarray]:
-    """Of every update, by method, of those that have any, `[updates]`."""
+    """Returns the staleness of every update, `[updates]`, by method."""
     late = {name: method for name, method in chosen.items() if method.updates > 1}
     return {
         name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"]
@@ -200,11 +198,11 @@ def staleness(
 def timed(
     args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int
 ) -> dict[str, np.ndarray]:
-    """The clock and the staleness of every update, `[updates]`, while each worker computes so many
-    gradients.
+    """Returns the clock and the staleness of every update, `[updates]`, while each worker computes
+    the given number of gradients.
 
-    They do not depend on what is computed: the model is one number, over a bandwidth at which its
-    message takes as long as one of `bits`.
+    They do not depend on the model, so the simulation uses a single number, with a bandwidth at
+    which its message takes as long as one of `bits`.
     """
     cluster = clusters.Cluster(
         compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency
@@ -253,15 +251,15 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
 
 
 def saturation_point(args: Args, bits: int) -> float:
-    """Workers that keep the busier of the server's ports at work: a lap 2(l + r) + C, over the l +
-    r that it gives each.
+    """Returns the number of workers that keeps the busier of the server's ports busy: the lap time
+    2(l + r) + C divided by the l + r of each worker.
     """
     message = args.latency + bits / args.bandwidth
     return (2 * message + args.compute) / message
 
 
 def knee_of(full: Saturation) -> int:
-    """The fewest workers that reach (all but 1 %) the highest rate."""
+    """Returns the smallest number of workers that reaches 99 % of the highest rate."""
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
@@ -295,7 +293,7 @@ def tabulate(
 
 
 def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
-    """From how many workers on one server is saturated, and what twice as many make of it."""
+    """Tabulates how many workers saturate one server, and the effect of twice as many."""
     knee = knee_of(full)
     table = tables.table(
         "one server with more and more equal workers",
@@ -322,8 +320,8 @@ def draw(
     bits: int,
     target: float,
 ) -> Figure:
-    """Loss against updates and seconds, and the staleness, for each cluster; below, the server's
-    saturation.
+    """Draws the loss against updates and seconds and the staleness for each cluster, and below them
+    the server's saturation.
     """
     sheet = Figure(figsize=(14, 12), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
@@ -355,7 +353,7 @@ def draw(
 
 
 def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> None:
-    """The share of updates by their staleness, in the colours of the lines."""
+    """Draws the share of updates by their staleness, in the colors of the lines."""
     most = max((values.max() for values in stale.values()), default=1)
     edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
     for i, name in enumerate(names):
@@ -368,8 +366,8 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
-    """Updates a second and staleness against the number of workers, with the point where the server
-    is saturated.
+    """Draws updates per second and staleness against the number of workers, with the saturation
+    point.
     """
     knee, mark = knee_of(full), plots.COLOURS[1]
     labels = ("updates per second", "mean staleness, in updates")

@@ -1,13 +1,13 @@
-"""What it costs that workers are away, or messages are lost: loss over rounds and seconds as the
-share of them falls from 1 to 0.3.
+"""The cost of partial participation and of message loss: loss against rounds and seconds as the
+share of participating workers, or of delivered messages, falls from 1 to 0.3.
 
     python -m experiments.availability --shares 1.0 0.5 0.1
 
-Which workers take part is drawn in every round, without replacement; for local SGD and SCAFFOLD
-once for each averaging, as clients are sampled in federated learning. Messages are lost
-independently: in gossip with their link, in averages over all a worker's part. Each method at each
-share has the step size of the grid with the smallest loss over the second half of the run. Workers'
-data differ by label.
+The participating workers are drawn in every round, without replacement; for local SGD and SCAFFOLD
+they are drawn once per averaging period, as clients are sampled in federated learning. Messages are
+lost independently: in gossip those of single links, in averages over all workers a worker's
+contribution. For each method and share, the step size is the one of the grid with the smallest loss
+over the second half of the run. Workers' data differ by label.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Compares methods with missing workers or messages."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
-    """Shares of workers that are present, and of messages that are delivered."""
+    """Shares of workers that participate, and of messages that are delivered."""
     workers: commands.Count = 16
     """Number of workers."""
     partition: str = "by-label"
     """Which worker gets which samples: iid or by-label."""
     period: commands.Count = 4
-    """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
+    """Number of rounds of an averaging period of local SGD and SCAFFOLD."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
     """Independent runs."""
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     delay: commands.NotNegative = 1e-3
-    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = Path("results/availability")
     """Folder for config.json, history.csv and figure.png."""
 
@@ -105,7 +105,7 @@ def main(args: Args) -> None:
 
 
 def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
-    """The methods by name, each a function of the step size."""
+    """Returns the methods by name, each a function of the step size."""
     ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
     return {
         "mb-sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
@@ -126,8 +126,8 @@ def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
 
 
 def make_cluster(args: Args, case: Case) -> clusters.Cluster:
-    """Equal workers with random delays, of which so many are there, or whose messages arrive so
-    often; where all do, nothing is drawn.
+    """Returns equal workers with random delays, with this share of participating workers or of
+    delivered messages; with a share of 1 nothing is drawn.
     """
     some: dict[str, Any] = {}
     if case.share < 1 and case.what == "present":
@@ -150,7 +150,7 @@ def target(found: Outcomes) -> float:
 
 
 def losses(args: Args, found: Outcomes) -> Table:
-    """Where each method ends."""
+    """Returns the final loss of each case."""
 
     def cell(one: tuning.Tuned) -> str:
         edge = statistics.edge(one.learning_rate, args.learning_rates)
@@ -178,7 +178,7 @@ def seconds(args: Args, found: Outcomes) -> Table:
 def tabulate(
     found: Outcomes, cell: Callable[[tuning.Tuned], str], title: str, caption: str
 ) -> Table:
-    """One row a share, one column a method."""
+    """Tabulates one row per share, with one column per method."""
     methods = list(dict.fromkeys(case.method for case in found))
     table = tables.table(
         title, ("share of", *(name.replace("-", "\n") for name in methods)), caption
@@ -193,8 +193,8 @@ def tabulate(
 
 
 def draw(args: Args, found: Outcomes) -> Figure:
-    """A column for each method; a row for each of what is missing and what it costs; a line for
-    each share.
+    """Draws a column for each method, a row for each kind of absence and cost, and a line for each
+    share.
     """
     methods = list(dict.fromkeys(case.method for case in found))
     shares = sorted({case.share for case in found}, reverse=True)

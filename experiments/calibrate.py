@@ -1,15 +1,15 @@
-"""The cost model meets reality: this machine's collectives, the switch that explains them, and
-rounds predicted and measured.
+"""Calibration of the cost model: measures this machine's collectives, fits the switch model to
+them, and compares predicted with measured rounds.
 
     python -m experiments.calibrate
     python -m experiments.calibrate --shape 30mbit --sizes 1024 16384 262144 1048576
     python -m experiments.calibrate --shape 30mbit:10mbit --period 5
 
-Over real processes of this machine, each a worker. The fitted latency and bandwidth, and what a
-gradient takes, are written as a cluster that other experiments take
-(`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes are in
-network namespaces of their own, over links with this rate. Where it changes, Kimad is trained over
-them instead, beside fixed ratios: loss over real seconds.
+Uses real processes on this machine, one per worker. The fitted latency and bandwidth, and the time
+of a gradient, are written as a cluster that other experiments accept
+(`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes run in
+separate network namespaces, connected by links with this rate. If the rate changes, Kimad is
+trained over these links instead, and compared with fixed ratios: loss over real seconds.
 """
 
 from __future__ import annotations
@@ -40,31 +40,33 @@ class Args(commands.Flags):
     processes: commands.Several = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     shape: str | None = None
-    """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take
-    turns: 30mbit:10mbit.
+    """Rate of every process's link in both directions, for example 30mbit (kbit, mbit, gbit);
+    several rates, which alternate: 30mbit:10mbit.
     """
     period: commands.Positive = 5.0
-    """Seconds in which each of several rates had its turn."""
+    """Seconds in which each of several rates is used once."""
     sizes: tuple[commands.Count, ...] = tuple(4**k for k in range(5, 14))
-    """Bytes of the vectors, rising, at least two."""
+    """Sizes of the vectors in bytes, increasing, at least two."""
     widths: tuple[commands.Count, ...] = (16, 128, 1024, 8192, 65536)
-    """Of the hidden layer of the networks whose rounds are measured, rising: 75 float32 each."""
+    """Widths of the hidden layer of the networks whose rounds are measured, increasing; 75 float32
+    per unit.
+    """
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     repeats: commands.Count = 25
-    """Of every measurement, at most."""
+    """Maximal number of repetitions of each measurement."""
     longest: commands.Positive = 3.0
-    """Seconds for the repeats of one measurement; collectives of sizes of which three take longer
-    are left out.
+    """Maximal seconds for the repetitions of one measurement; sizes at which three repetitions take
+    longer are skipped.
     """
     width: commands.Count = 1024
-    """Of the network that Kimad trains."""
+    """Width of the network that Kimad trains."""
     ratios: tuple[commands.Share, ...] = (0.01, 0.1, 1.0)
-    """Shares of elements that fixed compressors send, beside Kimad."""
+    """Shares of elements that the fixed compressors send, for comparison with Kimad."""
     round_times: tuple[commands.Positive, ...] = (0.03, 0.06, 0.15)
-    """Seconds that Kimad's rounds are to take, one training for each."""
+    """Round times of Kimad, seconds; one training run for each."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3)
-    """Step sizes to choose from, of Kimad and of the fixed ratios."""
+    """Candidate step sizes of Kimad and of the fixed ratios."""
     seconds: commands.Positive = 20.0
     """Of each training over links whose rate changes."""
     out: Path = Path("results/calibrate")
@@ -86,8 +88,8 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for fewer than two processes, and for sizes or widths of which there are
-    too few, or that do not rise.
+    """Raises a ValueError if there are fewer than two processes, or sizes or widths are too few or
+    not increasing.
     """
     for name, least in (("sizes", 2), ("widths", 1)):
         given = getattr(args, name)
@@ -107,7 +109,7 @@ def check(args: Args) -> None:
 
 
 def parse(shape: str, period: float) -> links.Rate:
-    """`30mbit`, or `30mbit:10mbit`; a ValueError for anything else."""
+    """Parses `30mbit` or `30mbit:10mbit`; raises a ValueError for anything else."""
 
     def one(text: str) -> float:
         for unit, bits in UNITS.items():
@@ -125,8 +127,8 @@ def parse(shape: str, period: float) -> links.Rate:
 def over_processes(
     args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()
 ) -> list[Any]:
-    """Calls the function in so many processes, over links of this rate if it is given; removes both
-    afterwards.
+    """Calls the function in the given number of processes, over links of this rate if it is given,
+    and removes both afterwards.
     """
     if rate is None:
         return dsgd.loopback(count, function, timeout=math.inf)
@@ -152,14 +154,14 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
 
 
 def where(args: Args) -> str:
-    """Over what, for titles."""
+    """Describes the connection, for titles."""
     return f"{args.processes} processes of one machine" + (
         f", links of {args.shape}" if args.shape else ""
     )
 
 
 def write(args: Args, result: switch.Calibration) -> None:
-    """The cluster, and every time that was measured."""
+    """Writes the cluster and all measured times."""
     link = result.switch
     about = {
         "what": where(args),

@@ -1,12 +1,13 @@
-"""The shortest batch time on unequal machines: Cannikin's figures 9 and 10, and what its sections
-5.3, 5.4 and 6 say of OptPerf.
+"""The shortest batch time on heterogeneous machines: figures 9 and 10 of Cannikin, and the results
+on OptPerf in its sections 5.3, 5.4 and 6.
 
     python -m experiments.cannikin_optperf --noise 0.1
 
-Figure 9 is from real epochs of a small problem on the simulated cluster's clock, whose links are as
-much slower as the problem is smaller than ResNet-50. All else needs no training: systems decide
-from times of the cluster's model, exact ones for figure 10 and heterogeneity, noisy ones for errors
-of the prediction. Speeds of devices are in `experiments/cannikin/devices.py`, with their sources.
+Figure 9 is computed from real epochs of a small problem on the simulated cluster's clock; its links
+are slower than the paper's by the same factor by which the problem is smaller than ResNet-50.
+Everything else needs no training: the systems decide from times of the cluster's model, which are
+exact for figure 10 and heterogeneity, and noisy for the prediction errors.
+`experiments/cannikin/devices.py` lists the speeds of devices with their sources.
 """
 
 from __future__ import annotations
@@ -36,23 +37,22 @@ class Args(commands.Common):
     """Computes shortest batch times on unequal machines."""
 
     epochs: commands.Count = 20
-    """Of figure 9."""
+    """Number of epochs of figure 9."""
     iterations: commands.Count = 20
-    """Batches of each of these epochs, and of those from which OptPerf is predicted."""
+    """Number of batches of each of these epochs, and of those from which OptPerf is predicted."""
     noise: commands.NotNegative = 0.05
-    """nu of what nodes measure, t e^(nu z)."""
+    """nu, the noise of the nodes' measurements, t e^(nu z)."""
     first_noises: tuple[commands.NotNegative, ...] = (0.05, 0.2, 0.5, 1.0)
-    """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is
-    --noise.
+    """nu of the first bucket's time on the P4000, for prediction errors; otherwise --noise is used.
     """
     totals: commands.Several = 8
     """Total batches of figure 10."""
     worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
-    """Numbers of nodes whose overhead is measured."""
+    """Numbers of nodes for which the overhead is measured."""
     ratios: tuple[commands.Factor, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
-    """Speeds of the fastest node over the slowest."""
+    """Ratios of the speeds of the fastest and the slowest node."""
     repeats: commands.Count = 5
-    """Of the overhead."""
+    """Number of repetitions of the overhead measurement."""
     seeds: commands.Count = 5
     """Independent noises."""
     out: Path = Path("results/cannikin_optperf")
@@ -93,7 +93,9 @@ def main(args: Args) -> None:
 
 
 def figure_9(args: Args) -> dict[str, np.ndarray]:
-    """Seconds of a batch in each epoch, by system, `[seeds, epochs]`, from equal parts."""
+    """Returns the seconds of a batch in each epoch, by system, `[seeds, epochs]`, starting from
+    equal parts.
+    """
     rng = np.random.default_rng(args.seed)
     inputs = rng.standard_normal((3 * TOTAL, DIMENSION))
     model = problems.Model(lambda key: jnp.zeros(DIMENSION), lambda params, rows: rows @ params)
@@ -120,13 +122,13 @@ def figure_9(args: Args) -> dict[str, np.ndarray]:
 
 
 def seeds(args: Args) -> range:
-    """Of all that is noisy."""
+    """Returns the seeds of all noise."""
     return range(args.seed, args.seed + args.seeds)
 
 
 def prediction(args: Args) -> Errors:
-    """Largest relative errors of the predicted OptPerf on cluster A, `[seeds]`, by workload and
-    noise of one node's first bucket.
+    """Returns the largest relative errors of the predicted OptPerf on cluster A, `[seeds]`, by
+    workload and noise of one node's first bucket.
     """
     errors: Errors = {}
     for name, workload in devices.WORKLOADS.items():
@@ -144,7 +146,7 @@ def prediction(args: Args) -> Errors:
 
 
 def overhead(args: Args) -> dict[int, Overhead]:
-    """By nodes."""
+    """Returns the overhead by number of nodes."""
     workload, found = devices.WORKLOADS[WORKLOAD], {}
     for n in args.worker_counts:
         model = driving.many_nodes(n, workload)
@@ -155,8 +157,8 @@ def overhead(args: Args) -> dict[int, Overhead]:
 
 
 def overhead_shares(args: Args) -> dict[str, float]:
-    """Of an epoch with the largest total batch on cluster B, where the OptPerf of all candidates is
-    computed, by workload.
+    """Returns the overhead's share of an epoch with the largest total batch on cluster B, if the
+    OptPerf of all candidates is computed, by workload.
     """
     shares = {}
     for name, workload in devices.WORKLOADS.items():
@@ -167,7 +169,7 @@ def overhead_shares(args: Args) -> dict[str, float]:
 
 
 def heterogeneity(args: Args) -> dict[float, Settled]:
-    """By ratio."""
+    """Returns the results by ratio of speeds."""
     totals, workload = devices.batches("B", WORKLOAD, args.totals), devices.WORKLOADS[WORKLOAD]
     return {
         ratio: driving.over_totals(driving.spread(ratio, workload), totals)
@@ -176,7 +178,7 @@ def heterogeneity(args: Args) -> dict[float, Settled]:
 
 
 def write(path: Path, found: Found) -> None:
-    """Figure 10: seconds of every system's batches."""
+    """Writes figure 10: the batch times of all systems."""
     rows = (
         (*case, total, *(f"{times[i]:.6g}" for times in of[1:]))
         for case, of in found.items()
@@ -186,7 +188,7 @@ def write(path: Path, found: Found) -> None:
 
 
 def write_epochs(path: Path, epochs: dict[str, np.ndarray]) -> None:
-    """Figure 9."""
+    """Writes figure 9."""
     rows = (
         (name, seed, epoch + 1, f"{value:.6g}")
         for name, times in epochs.items()

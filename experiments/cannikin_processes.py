@@ -1,12 +1,13 @@
-"""Cannikin on the real clock: processes of this machine, made unequal, whose model says how long a
-split takes that it has not seen.
+"""Cannikin in real time: processes on this machine with artificially different speeds, whose
+learned model predicts the time of splits that it has not measured.
 
     python -m experiments.cannikin_processes --competitors 0 2
 
-Each process is kept on a core; on some of these others compute all the time, so that the process
-has a share of it only. A network on digits is trained; the processes measure what they do. From an
-epoch of equal parts and one of equation 8's the cluster's model is learned: it decides what is
-best, and says how long that, equal parts, and some other splits take. Then all of them are tried.
+Each process is pinned to a core; on some cores other processes compute all the time, so that the
+training process gets only a share. A network on digits is trained while the processes measure their
+timings. The cluster's model is learned from one epoch with equal parts and one with equation 8's
+parts. It computes the optimal split, and predicts the time of it, of equal parts, and of some other
+splits. Then all of them are measured.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ class Args(commands.Flags):
     """Compares predicted and measured seconds of processes."""
 
     competitors: tuple[commands.Natural, ...] = (0, 2)
-    """On the core of each process, how many others always compute there; as many processes as
-    numbers, and no more than cores.
+    """For each process, the number of others that always compute on its core; the number of entries
+    is the number of processes, at most that of the cores.
     """
     nice: int = 0
-    """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5,
-    three times as much.
+    """Niceness of these competitors, 0 to 19: with 0 a process gets the same share of its core as
+    each of them, with 5 three times as much.
     """
     total: commands.Count = 1920
-    """B, samples of a round."""
+    """B, number of samples of a round."""
     shares: tuple[Part, ...] = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
-    """Of the first process, in the splits that are tried; the others share the rest equally."""
+    """Shares of the first process in the measured splits; the others share the rest equally."""
     piece: commands.Count = 16
-    """Samples in which batches are counted."""
+    """Granularity of batches, in samples."""
     rounds: commands.Count = 20
-    """Of each epoch."""
+    """Number of rounds of each epoch."""
     passes: commands.Count = 4
-    """Epochs of each split, each pass in an order of its own."""
+    """Number of epochs of each split; each pass has its own order."""
     width: commands.Count = 1000
-    """Of both hidden layers of the network: the more, the longer a sample takes."""
+    """Width of both hidden layers of the network; a larger one makes samples slower."""
     learning_rate: commands.Positive = 0.1
     """Of SGD."""
     out: Path = Path("results/cannikin_processes")
@@ -87,7 +88,7 @@ def main(args: Args) -> None:
 
 
 class Trial(NamedTuple):
-    """An epoch: what each process computed, int `[N]`, what was measured, and seconds of a
+    """Results of an epoch: samples of each process, int `[N]`, the measurements, and seconds of a
     round.
     """
 
@@ -96,7 +97,7 @@ class Trial(NamedTuple):
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for what cannot be run, or nothing to compare."""
+    """Raises a ValueError if the arguments cannot be run, or leave nothing to compare."""
     if len(args.competitors) < 2:
         raise ValueError(
             f"--competitors {args.competitors}: expected two numbers or more, one a process"
@@ -112,19 +113,21 @@ def check(args: Args) -> None:
 
 
 def split(share: float, N: int, total: int) -> np.ndarray:
-    """The first process has this share, the others equal ones of the rest."""
+    """Returns batches of which the first process has this share, and the others equal shares of the
+    rest.
+    """
     parts = np.array([share] + (N - 1) * [(1 - share) / (N - 1)])
     return whole(total * parts, total, np.full(N, total))
 
 
 def train(args: Args) -> list[Trial]:
-    """Starts the processes, and ends them; a ChildProcessError where one fails."""
+    """Starts and ends the processes; raises a ChildProcessError if one fails."""
     with competitors.competing(args.competitors, args.nice) as cores:
         return dsgd.loopback(len(cores), partial(_train, args, cores), timeout=math.inf)[0]
 
 
 def _train(args: Args, cores: list[int]) -> list[Trial]:
-    """In each process."""
+    """Runs in each process."""
     competitors.stay_on(cores[jax.process_index()])
     N, log = len(cores), list[cannikin.Observation]()
     model, key = problems.MLP(10, (args.width, args.width)), jax.random.key(args.seed)
@@ -144,7 +147,7 @@ def _train(args: Args, cores: list[int]) -> list[Trial]:
 
 
 class _Tour(NamedTuple):
-    """Where a tour is: the epoch, Cannikin's memory, and the splits still to come."""
+    """State of a tour: the epoch, Cannikin's state, and the remaining splits."""
 
     epoch: int
     inner: Any
@@ -152,12 +155,12 @@ class _Tour(NamedTuple):
 
 
 def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
-    """Cannikin's first epochs; then equal parts, what it finds to be best, and the splits, in
-    passes, each in an order of its own.
+    """Returns a system that first makes Cannikin's first epochs, and then measures equal parts,
+    Cannikin's optimum, and the splits, in passes with their own order.
 
     Args:
-        args: of all.
-        log: gets what was measured, epoch by epoch.
+        args: the command's arguments.
+        log: receives the measurements of each epoch.
     """
     N = len(args.competitors)
     inner, limits = cannikin.cannikin(args.total), np.full(N, args.total)
@@ -190,7 +193,7 @@ def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
 
 
 def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
-    """Each pass has all of them, shuffled."""
+    """Returns passes that each contain all splits, shuffled."""
     N, rng = len(args.competitors), np.random.default_rng(args.seed)
     each = [
         equal_parts(args.total, np.full(N, args.total)),
@@ -204,7 +207,7 @@ def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
 
 
 def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
-    """The cluster's model from these epochs."""
+    """Returns the cluster's model learned from these epochs."""
     known = cannikin.learner(len(trials[0].seen.batches), 1.0)
     for seen, _ in trials:
         known = known.observed(
@@ -220,8 +223,9 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
 
 
 class Judged(NamedTuple):
-    """A split: samples of each process, seconds of a round in each of its epochs, what the model of
-    the first two epochs expects, and that of all epochs but its own."""
+    """A split: samples of each process, seconds of a round in each of its epochs, and the
+    predictions of the model of the first two epochs and of the model of all epochs except its own.
+    """
 
     batches: np.ndarray
     measured: np.ndarray
@@ -229,14 +233,14 @@ class Judged(NamedTuple):
     others: float
 
     def errors(self) -> tuple[float, float]:
-        """Of both, relative to what was measured on average."""
+        """Returns the relative errors of both predictions of the mean measured time."""
         mean = self.measured.mean()
         return self.first / mean - 1, self.others / mean - 1
 
 
 def judge(trials: Sequence[Trial]) -> list[Judged]:
-    """All splits of the tour, in the order in which they were first seen; the first model has seen
-    none of them but equal parts.
+    """Returns all splits of the tour, in the order of their first measurement. Of these, the first
+    model was learned only from equal parts.
     """
     early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
     found = []
@@ -252,8 +256,8 @@ def judge(trials: Sequence[Trial]) -> list[Judged]:
 
 
 def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of the first process, and seconds of a round where the others share the rest
-    equally.
+    """Returns shares of the first process, and seconds of a round in which the others share the
+    rest equally.
     """
     shares, N = np.linspace(_SMALLEST, 1 - _SMALLEST, 200), model.nodes
     parts = np.column_stack([shares, *(N - 1) * [(1 - shares) / (N - 1)]])
@@ -261,8 +265,8 @@ def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.nda
 
 
 def write(path: Path, trials: list[Trial]) -> None:
-    """One row an epoch: samples of each process, seconds of a round, and means of what each
-    measured.
+    """Writes one row per epoch: samples of each process, seconds of a round, and means of the
+    measurements.
     """
     N, names = len(trials[0].seen.batches), ("compute", "backward", "communication")
     heading = (
@@ -286,20 +290,20 @@ def who(args: Args) -> str:
 
 
 def name_of(judged: Judged, trials: list[Trial]) -> str:
-    """What the split is, where it has a name."""
+    """Returns the name of the split, if it has one."""
     if (judged.batches == trials[0].seen.batches).all():
         return "equal parts"
     return "OptPerf" if (judged.batches == best_of(trials)).all() else ""
 
 
 def best_of(trials: list[Trial]) -> np.ndarray:
-    """What the first model has found to be best."""
+    """Returns the optimum of the first model."""
     total = int(trials[0].seen.batches.sum())
     return learned(trials[:LEARNED]).optperf_integer(total).batches
 
 
 def tabulate(args: Args, judged: list[Judged]) -> Table:
-    """Splits, with what they take, and what the models said of it."""
+    """Tabulates the splits with measured and predicted times."""
     table = tables.table(
         f"{who(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
@@ -323,7 +327,7 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
 
 
 def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
-    """OptPerf beside equal parts: expected and measured."""
+    """Tabulates the gain of OptPerf over equal parts, predicted and measured."""
     of = {name_of(each, trials): each for each in judged}
     table = tables.table(
         "OptPerf beside equal parts",
@@ -344,7 +348,7 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
 
 
 def tabulate_model(args: Args, trials: list[Trial]) -> Table:
-    """What is learned of each process from all epochs."""
+    """Tabulates the parameters of each process learned from all epochs."""
     model = learned(trials)
     table = tables.table(
         "the model of all epochs",
@@ -383,8 +387,8 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
 
 
 def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged]) -> None:
-    """Of the first process's share; the others share the rest equally, but for OptPerf's where
-    there are more than two.
+    """Draws the seconds over the first process's share; the others share the rest equally, except
+    in OptPerf's split with more than two processes.
     """
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
         shares, seconds = family(learned(of), args.total)

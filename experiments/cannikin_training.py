@@ -1,12 +1,12 @@
-"""Training to a target quality on unequal machines, figures 5, 7 and 8 of Cannikin: DDP, LB-BSP,
-AdaptDL and Cannikin.
+"""Training to a target quality on heterogeneous machines, figures 5, 7 and 8 of Cannikin: DDP,
+LB-BSP, AdaptDL and Cannikin.
 
     python -m experiments.cannikin_training --problem text --text docstrings --seeds 3
 
-Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in
+Real training on the clock of a simulated cluster, whose GPUs and their speeds are in
 `experiments.cannikin.devices`. DDP and LB-BSP keep the first total batch; AdaptDL and Cannikin
-choose the one of the largest goodput before each epoch. With it step sizes grow, by AdaScale of
-SGD, by the square root of Adam.
+choose the one with the largest goodput before each epoch. The step size grows with it: by AdaScale
+for SGD, by the square root for Adam.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class Args(commands.Common):
     """Compares systems that divide a batch among machines."""
 
     problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
-    """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a
-    ResNet-18, for a GPU, with --data-dir.
+    """Task: digits with a CNN, or with an MLP and SGD or Adam; a text; cifar-10 with a ResNet-18,
+    for a GPU, with --data-dir.
     """
     data_dir: commands.DataDir = None
     text: str = "grammar"
-    """Of "text": "grammar", "docstrings", or a file or folder."""
+    """Text of the task "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
-    """The paper's: of 3, 16 and 16 nodes."""
+    """Cluster of the paper: A, B and C have 3, 16 and 16 nodes."""
     target: commands.Positive | None = None
     """Quality to be reached, of all problems: accuracy, or bits per byte; by default each
     problem's own.
     """
     epochs: commands.Count = 100
-    """At most so many."""
+    """Maximal number of epochs."""
     choices: commands.Count = 8
-    """Total batches to choose from."""
+    """Number of candidate total batches."""
     noise: commands.NotNegative = 0.05
-    """Of what nodes measure: the standard deviation of its logarithm."""
+    """Noise of the nodes' measurements: the standard deviation of their logarithm."""
     seeds: commands.Count = 5
-    """Independent runs."""
+    """Number of independent runs."""
     seed: commands.Natural = 22
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = Path("results/cannikin_training")
     """Folder for config.json, epochs.csv and figure.png."""
 
@@ -75,8 +75,8 @@ def main(args: Args) -> None:
 
 
 def setting_of(args: Args, name: race.Name) -> Setting:
-    """The task on the cluster, whose samples take as much longer as its largest total batch is
-    smaller than the workload's.
+    """Returns the task on the cluster, with samples slowed down by the factor by which its largest
+    total batch is smaller than the workload's.
     """
     task, N = race.TASKS[name], len(devices.CLUSTERS[args.cluster])
     if name == "text":
@@ -109,7 +109,9 @@ def setting_of(args: Args, name: race.Name) -> Setting:
 
 
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
-    """All systems and seeds, one after the other; a seed's start is the same for all systems."""
+    """Trains all systems and seeds, one after the other; all systems start from the same model for
+    a seed.
+    """
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     for system, i in tables.bar(
         [(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress
@@ -118,7 +120,7 @@ def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
 
 
 def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:
-    """Every epoch."""
+    """Writes all epochs."""
     names = ("seconds", "totals", "factors", "noise_scales", "losses", "qualities")
     rows = (
         (name, system, seed, epoch + 1, *(f"{getattr(run, column)[epoch]:.6g}" for column in names))

@@ -1,12 +1,12 @@
 """Methods of all families on the same model, data and workers: rounds, bits and seconds to a target
-loss, each at its tuned step size.
+loss, each method at its tuned step size.
 
     python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
 
 Each method's step size is the one of the grid with the smallest loss over the second half of the
-run, averaged over the seeds that are shown. A round lasts as long as the workers compute their
-samples, and as the survey's switch needs for the messages ("blocking" costs); asynchronous methods
-have a round for each gradient.
+run, averaged over the seeds. The duration of a round is the time that the workers compute their
+samples, plus the time of the messages on the survey's switch ("blocking" costs); a round of an
+asynchronous method is one gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import dsgd
 from dsgd import clusters, plots, problems
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-# a few of each family
+# some methods of each family
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
@@ -43,38 +43,38 @@ class Args(commands.Switch, commands.Common):
     """Compares distributed methods on one problem."""
 
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
-    """What is trained."""
+    """Model to train."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); for a language model
-    docstrings (default), grammar, path.
+    """Data: digits (default), breast-cancer, or files in --data-dir (mnist, a9a); for the language
+    model docstrings (default), grammar, or a path.
     """
     data_dir: commands.DataDir = None
     partition: str | None = None
-    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language
-    model blocks (the default) or files.
+    """Partition of the samples: iid, by-label (default) or dirichlet; for the language model blocks
+    (default) or files.
     """
     alpha: commands.Positive = 0.5
-    """Concentration of the dirichlet partition: small is heterogeneous."""
+    """Concentration of the dirichlet partition; smaller values are more heterogeneous."""
     workers: commands.Count = 16
     """Number of workers."""
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round."""
+    """Number of samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
-    """Which methods, by the short names in `algorithms.ALGORITHMS`."""
+    """Methods to compare, by their short names in `algorithms.ALGORITHMS`."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
     """Independent runs of each method."""
     target: commands.Positive | None = None
-    """Loss to reach; by default the highest loss that a method ends at, and that fewer than half
-    reach at once.
+    """Target loss; by default the highest final loss of a method that fewer than half of the
+    methods reach immediately.
     """
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     delay: commands.NotNegative = 0.0
-    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = Path("results/compare")
     """Folder for config.json, history.csv and figure.png."""
 
@@ -115,7 +115,7 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 
 def make_cluster(args: Args) -> clusters.Cluster:
-    """Equal workers on the survey's switch, with random delays if there are any."""
+    """Returns equal workers on the survey's switch, with random delays if given."""
     return tuning.equal_workers(
         args.compute * args.batch_size, args.bandwidth, args.latency, args.delay
     )
@@ -124,7 +124,7 @@ def make_cluster(args: Args) -> clusters.Cluster:
 def tune(
     args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
 ) -> tuning.Tuned | None:
-    """At its best step size; None where every one diverged."""
+    """Returns the history at the best step size; None if every step size diverged."""
     records = 20 if args.model == "language-model" else 200
 
     def build(learning_rate):
@@ -136,8 +136,8 @@ def tune(
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """The highest of the methods' losses over the last tenth that fewer than half reach by their
-    first record; the lowest if there is none.
+    """Returns the highest of the methods' mean losses over the last tenth that fewer than half of
+    them reach by their first record; the lowest if there is none.
 
     Rounded up to two digits.
     """
@@ -184,7 +184,7 @@ def tabulate(
 
 
 def held_out(history: dict[str, np.ndarray]) -> str:
-    """Of the last record: the test accuracy, or what a byte costs."""
+    """Returns the test accuracy, or the bits per byte, of the last record."""
     if "test_bits_per_byte" in history:
         return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
     return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
@@ -215,7 +215,7 @@ def draw(
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
     plots.plain_log(panels[0].yaxis)
-    for axes in panels:  # only now their scales are known
+    for axes in panels:  # their scales are known only now
         name_ends(axes)
     handles = [
         Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name)
@@ -232,7 +232,7 @@ def draw(
 
 
 def family(name: str, workers: int) -> str:
-    """The folder of `algorithms` where a registered method's factory is."""
+    """Returns the folder of `algorithms` that contains a registered method."""
     factory = algorithms.make(name, optax.sgd(1.0), workers).name.partition("(")[0]
     return getattr(algorithms, factory).__module__.split(".")[1]
 

@@ -1,13 +1,13 @@
-"""The survey's summary of its results (Table 1.1), reproduced: iterations to reach epsilon,
-predicted beside measured, and communication.
+"""The survey's summary of its results (Table 1.1), reproduced: predicted and measured iterations to
+reach epsilon, and communication.
 
     python -m experiments.complexity_table
 
-Predicted: the least T at which the theorem's rate is at most epsilon. Measured: the least T at
-which the average of |f'(x_t)|^2 over T steps is, at the step size recommended for T, without
-sampling noise. All methods have one quadratic, whose workers' Hessians are equal: then sigma and
-varsigma are the same everywhere, as the theorems want. (The mean of DSGD's models does not feel
-heterogeneity there, but its step size does.)
+Predicted: the smallest T at which the theorem's rate is at most epsilon. Measured: the smallest T
+at which the average of |f'(x_t)|^2 over T steps is at most epsilon, at the step size recommended
+for T, without sampling noise. All methods use the same quadratic, whose workers have equal
+Hessians, so that sigma and varsigma are constant, as the theorems require. (There, heterogeneity
+does not affect the mean of DSGD's models, but it affects its step size.)
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Args(commands.Switch):
     """Reproduces the survey's iterations and communication."""
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
-    """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""
+    """Target averages of |f'(x_t)|^2, decreasing; |f'(x_1)|^2 = 1."""
     dimension: commands.Count = 2**16
-    """Elements of the model whose messages are counted."""
+    """Number of elements of the model whose messages are counted."""
     latency: commands.NotNegative = 50e-6
-    """Seconds of a message."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 1e9
     """Bits per second of a port."""
     out: Path = Path("results/complexity_table")
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
     Args:
         order: corrected.
-        misprint: what is printed in place of the last term; nothing where the row is right.
+        misprint: the printed form of the last term; empty if the row is right.
     """
 
     order: str
@@ -129,7 +129,7 @@ def check(args: Args) -> None:
 
 
 def on_one_problem() -> list[Method]:
-    """The seven methods; L = 1, D = 1/2."""
+    """Returns the seven methods on one problem; L = 1, D = 1/2."""
     direction, sign = np.full(WORKERS, WORKERS**-0.5), (-1.0) ** np.arange(WORKERS)
     A = np.broadcast_to(np.eye(WORKERS), (WORKERS,) * 3)
     problem = problems.quadratic(
@@ -147,7 +147,9 @@ def on_one_problem() -> list[Method]:
 
 
 def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
-    """The least T at which the average is at most epsilon, to one part in 500, for each epsilon."""
+    """Returns the smallest T at which the average is at most epsilon, to one part in 500, for each
+    epsilon.
+    """
 
     @cache
     def average(T: int) -> float:
@@ -158,7 +160,7 @@ def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
 
 
 def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
-    """By doubling up to what the theorem says is enough, then by bisection."""
+    """Finds it by doubling up to the number that the theorem guarantees, then by bisection."""
     high, low = 1, 0
     while high < enough and average(high) > epsilon:
         high, low = min(2 * high, enough), high
@@ -169,7 +171,7 @@ def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
 
 
 def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> list[list]:
-    """One row a method and epsilon."""
+    """Yields one row per method and epsilon."""
     return [
         [name, epsilon, most, least, most / least]
         for name in measured
@@ -178,7 +180,7 @@ def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
 
 
 def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
-    """The power of 1 / epsilon between the last two."""
+    """Returns the power of 1 / epsilon between the last two values."""
     return math.log(steps[-1] / steps[-2]) / math.log(epsilons[-2] / epsilons[-1])
 
 
@@ -200,7 +202,7 @@ def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list
 def iterations(
     args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]
 ) -> Table:
-    """Predicted and measured iterations, and their ratio."""
+    """Tabulates predicted and measured iterations, and their ratio."""
     caption = (
         f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = "
         f"{COMPRESSION:g}, τ = {WORKERS - 1}.\n"

@@ -1,13 +1,13 @@
-"""Every compressor, without error memory and with: loss against rounds and bits, and the bandwidth
-at which it pays.
+"""Every compressor with and without error memory: loss against rounds and bits, and the bandwidth
+at which it pays off.
 
     python -m experiments.compression
 
-Without memory is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14), both
-through servers and with the same compressor in both directions, of the model as one vector. A
-compressor that states no contraction for a server's part is scaled down to one before it gets a
-memory, which would grow. Each runs at the step size with the smallest loss over the second half of
-the run.
+Without memory the method is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14),
+both through servers, with the same compressor in both directions, applied to the model as one
+vector. A compressor that declares no contraction for a server's shard is scaled down to one before
+it is used with a memory, which would otherwise grow. Each run has the step size with the smallest
+loss over the second half of the run.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Args(commands.Data, commands.Common):
     workers: commands.Several = 8
     """Number of workers, each also the server of one part."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 400
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
     """Independent runs of each."""
     sizes: tuple[commands.Count, ...] = (2**16, 2**20)
-    """Elements of larger models for which to say when compression pays."""
+    """Numbers of elements of larger models for which the break-even bandwidth is computed."""
     out: Path = Path("results/compression")
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each
     problem.
@@ -145,7 +145,7 @@ def main(args: Args) -> None:
 
 
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
-    """The model on the partitioned data."""
+    """Returns the model on the partitioned data."""
     make = problems.logistic_regression if model == "logistic" else problems.neural_network
     shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
     return make(data=args.data, workers=args.workers, partition=partition, **shared)
@@ -164,7 +164,7 @@ def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
 def method(
     compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int
 ) -> dsgd.Algorithm:
-    """CSGD or EC-SGD, where servers have so many elements each."""
+    """Returns CSGD or EC-SGD, for servers with this number of elements."""
     if memory == WITHOUT:
         return algorithms.compressed_sgd(
             optimizer, compressors.whole_model(compressor), allow_biased=True
@@ -176,12 +176,14 @@ def method(
 
 
 def scaled(compressor: Compressor, part: int) -> bool:
-    """Whether it must be scaled down to be a contraction of so many elements."""
+    """Returns whether the compressor must be scaled down to be a contraction of this number of
+    elements.
+    """
     return stated(compressor.delta, part) is None
 
 
 def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
-    """Over the last tenth of the run: mean over seeds, and its standard error."""
+    """Returns the loss over the last tenth of the run: mean over seeds, and its standard error."""
     middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
 
@@ -189,7 +191,7 @@ def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
 def tabulate(
     args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
 ) -> Table:
-    """One row a compressor."""
+    """Tabulates one row per compressor."""
     d = tuning.elements(problem)
     part = -(-d // args.workers)
     table = tables.table(
@@ -220,7 +222,7 @@ def tabulate(
 
 
 def cell(args: Args, outcome: tuning.Tuned | None, mark: str) -> str:
-    """The final loss with its marks."""
+    """Formats the final loss with its marks."""
     if outcome is None:
         return "-"
     edge = statistics.edge(outcome.learning_rate, args.learning_rates)
@@ -235,7 +237,7 @@ def draw_losses(
     Args:
         args, outcomes: arguments and results.
         tasks: model and partition of each problem.
-        parts: elements that a server has, by model.
+        parts: number of elements of a server's shard, by model.
     """
     losses = [final_loss(outcome)[0] for outcome in outcomes.values()]
     sheet, panels = plots.figure(

@@ -1,11 +1,11 @@
-"""How fast the survey's methods converge, and whether N workers help: slopes on log-log axes,
-measured beside predicted.
+"""Convergence rates of the survey's methods, and their speedup with N workers: measured and
+predicted slopes on log-log axes.
 
     python -m experiments.convergence_rates
 
-What is measured is the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the
-step size that they recommend for T, on quadratics each of which makes one term of a rate the
-largest. Lines are exact, without sampling noise; points are runs.
+Measures the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the step size
+that they recommend for T. Each quadratic makes one term of a rate the largest. Lines are exact,
+without sampling noise; points are runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RESAMPLED = 2_000
 
 
 class Panel(NamedTuple):
-    """What one panel, and one part of the table, is about.
+    """Description of one panel and one part of the table.
 
     Args:
         slope: predicted.
-        guide: the same, on the figure's guide line.
+        guide: label of the predicted slope's guide line.
         heading: in the table.
-        title, label: of the panel and its x axis.
+        title, label: of the panel and of its x axis.
     """
 
     slope: float
@@ -70,13 +70,13 @@ class Args(commands.Common):
     """Measures the slopes of convergence rates."""
 
     steps: tuple[commands.Count, ...] = tuple(2**k for k in range(5, 15))
-    """T, rising; slopes are fitted to the second half."""
+    """T, increasing; slopes are fitted to the second half."""
     longest_run: commands.Count = 2**12
-    """Runs over seeds are made up to this T."""
+    """Largest T of runs over seeds."""
     workers: tuple[commands.Count, ...] = (1, 2, 4, 8)
-    """N of the speedup, exact; slopes are fitted to all."""
+    """N of the speedup, exact; slopes are fitted to all values."""
     run_workers: tuple[commands.Count, ...] = (4, 16)
-    """N of the speedup, of runs."""
+    """N of the speedup, for runs."""
     staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""
     fixed_steps: commands.Count = 2**12
@@ -124,7 +124,7 @@ def check(args: Args) -> None:
 
 
 def write_terms(path: Path, terms: Sequence[Term]) -> None:
-    """One row a point, of the line or of runs."""
+    """Writes one row per point, of the exact line or of runs."""
     found: list[list] = []
     for term in terms:
         if term.exact is not None:
@@ -140,14 +140,14 @@ def write_terms(path: Path, terms: Sequence[Term]) -> None:
 
 
 def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least squares of log y over log x: the slope, of each of `[..., points]`."""
+    """Returns the slope of log y over log x by least squares, for each of `[..., points]`."""
     logs = np.log(x) - np.log(x).mean()
     return np.log(y) @ logs / (logs @ logs)
 
 
 def interval(x: np.ndarray, values: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """The slope of the mean over seeds, `[seeds, points]`, and the ends of its 95 % interval: whole
-    runs are drawn again.
+    """Returns the slope of the mean over seeds, `[seeds, points]`, and its 95 % bootstrap interval,
+    which resamples whole runs.
     """
     chosen = np.random.default_rng(seed).integers(0, len(values), (RESAMPLED, len(values)))
     low, high = np.quantile(fit(x, values[chosen].mean(axis=1)), (0.025, 0.975))
@@ -155,7 +155,7 @@ def interval(x: np.ndarray, values: np.ndarray, seed: int) -> tuple[float, float
 
 
 def describe(term: Term, seed: int) -> dict[str, float | str]:
-    """A row of slopes.csv. Nothing is random where there is one seed."""
+    """Returns a row of slopes.csv. With one seed there is no interval."""
     first = 0 if term.panel == "workers" else len(term.x) // 2
     part = slice(first, None)
     row: dict[str, float | str] = {
@@ -183,7 +183,7 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
 
 
 def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
-    """One row a method and term."""
+    """Tabulates one row per method and term."""
     caption = (
         "predicted: as T, N or tau grow. bound: of the theorem's right side, all terms.\n"
         f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: "
@@ -240,7 +240,9 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
 
 
 def draw_term(axes: Axes, term: Term) -> None:
-    """Measured: a line, with runs as points and their errors; the bound: a thin dashed line."""
+    """Draws the measured values as a line, runs as points with errors, and the bound as a thin
+    dashed line.
+    """
     i = METHODS.index(term.method)
     look = {"color": plots.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
     mean, error = dsgd.mean_and_error(term.sampled)
@@ -253,7 +255,7 @@ def draw_term(axes: Axes, term: Term) -> None:
 
 
 def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
-    """A grey line of the predicted slope, below all others."""
+    """Draws a grey line with the predicted slope, below all others."""
     x = np.union1d(shown[0].x, shown[0].sampled_x)
     lowest = min(
         float(np.min(fall))

@@ -1,12 +1,12 @@
-"""DropCompute on the real clock: processes of this machine, one of them slower, each of which stops
-by its own clock.
+"""DropCompute in real time: processes on this machine, one of them slower, each of which stops by
+its own clock.
 
     python -m experiments.dropcompute_processes --processes 2 --slow 1 --factor 2
 
-A small network on digits is trained twice, in the same processes, on the same batches and among the
-same stragglers: lognormal delays in every micro-batch (appendix B.1), and one process that takes
-longer for all. What a step takes, and what is dropped, beside what the planner expects from the
-first steps.
+A small network on digits is trained twice, in the same processes, with the same batches and the
+same stragglers: lognormal delays in every micro-batch (appendix B.1), and one process that is
+slower in all of them. Step times and drop rates are compared with the planner's predictions from
+the first steps.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ class Args(commands.Flags):
     """Measures DropCompute in real processes of this machine."""
 
     processes: commands.Count = 2
-    """N, one worker each; more than the machine has cores slow each other down."""
+    """N, number of processes, one per worker; more than the machine has cores slow each other down.
+    """
     slow: int | None = 1
-    """The process, from 0, that takes longer; None: there is none."""
+    """Number of the slow process, from 0; None: no process is slow."""
     factor: commands.Factor = 2.0
-    """How many times as long it takes for each micro-batch, at least 1."""
+    """Factor by which its micro-batches are slower, at least 1."""
     micro_batches: commands.Count = 12
-    """M, of each step, as in the paper."""
+    """M, micro-batches of each step, as in the paper."""
     batch_size: commands.Count = 256
-    """Samples of each."""
+    """Number of samples of a micro-batch."""
     steps: commands.Count = 150
-    """Of each of the two runs."""
+    """Number of steps of each of the two runs."""
     rounds: commands.Count = 20
-    """Steps that are measured before the threshold is chosen."""
+    """Number of steps that are measured before the threshold is chosen."""
     learning_rate: commands.Positive = 0.1
-    """Of SGD."""
+    """Step size of SGD."""
     width: commands.Count = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
     out: Path = Path("results/dropcompute_processes")
@@ -73,8 +74,8 @@ def main(args: Args) -> None:
 
 
 class Pair(NamedTuple):
-    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the
-    seconds of a micro-batch without.
+    """The histories of both runs (`dropcompute.train_processes`), with the same batches and delays,
+    and the seconds of a micro-batch without delays.
     """
 
     alone: float
@@ -82,13 +83,13 @@ class Pair(NamedTuple):
     with_threshold: History
 
     def histories(self) -> dict[str, History]:
-        """Both, by name."""
+        """Both histories, by name."""
         return {"without": self.without, "with": self.with_threshold}
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError for a slow process that is not there, a factor below 1, or too few steps
-    after those that are measured.
+    """Raises a ValueError if the slow process does not exist, the factor is below 1, or there are
+    too few steps after the measured ones.
     """
     if args.slow is not None and not 0 <= args.slow < args.processes:
         raise ValueError(
@@ -103,7 +104,7 @@ def check(args: Args) -> None:
 
 
 def _train_twice(args: Args) -> Pair:
-    """In each process."""
+    """Runs in each process."""
     model, optimizer, key = (
         problems.MLP(10, (args.width,)),
         optax.sgd(args.learning_rate),
@@ -132,15 +133,15 @@ def _train_twice(args: Args) -> Pair:
 
 
 def delays(args: Args, process: int, alone: float) -> np.ndarray:
-    r"""Seconds that a process sleeps in each micro-batch, `[steps, M]`: so that it takes
-    $f \mu (1 + \epsilon)$ instead of $\mu$.
+    r"""Returns the seconds for which a process sleeps in each micro-batch, `[steps, M]`, so that it
+    takes $f \mu (1 + \epsilon)$ instead of $\mu$.
 
     $$ \epsilon = \min(Z / \alpha, 5.5), \qquad Z \sim \mathrm{LogNormal}(4, 1), \qquad \alpha = 2
     e^{4.5} $$
 
     Args:
-        args: with f, the factor of the slow process; of others it is 1.
-        process: which.
+        args: contain f, the factor of the slow process; the factor of the others is 1.
+        process: its number.
         alone: mu, seconds.
 
     Source: Giladi et al., "DropCompute", appendix B.1.
@@ -153,9 +154,10 @@ def delays(args: Args, process: int, alone: float) -> np.ndarray:
 
 
 class Found(NamedTuple):
-    """One number in three ways: what the planner expects from the steps that it measured; what it
-    expects, at the same threshold, from the later steps of the run without; and of the same steps,
-    what was measured, with half its 95 % interval over steps."""
+    """One quantity in three ways: the planner's prediction from the measured steps; its prediction,
+    at the same threshold, from the later steps of the run without it; and the measurement on these
+    steps, with the half-width of its 95 % interval over steps.
+    """
 
     planned: float
     hindsight: float
@@ -164,7 +166,9 @@ class Found(NamedTuple):
 
 
 def judge(args: Args, pair: Pair) -> dict[str, Found]:
-    """Seconds of a step without and with the threshold, drop rate, effective speedup, by name."""
+    """Returns the seconds of a step without and with the threshold, drop rate, and effective
+    speedup, by name.
+    """
     before, after = slice(args.rounds), slice(args.rounds, None)
     tau = float(pair.with_threshold["threshold"][-1])
     planned, hindsight = (
@@ -188,7 +192,7 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
 
 
 def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
-    """What the planner expects where all was computed."""
+    """Returns the planner's predictions from steps without drops."""
     latencies, communication = history["latencies"][steps], history["communication"][steps]
     serial = communication.mean()
     numbers = {
@@ -201,9 +205,10 @@ def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
 
 
 class Race(NamedTuple):
-    """To the loss that both runs reach, the larger of those at their ends: steps and seconds,
-    without and with the threshold. And the losses at the same time, when the first of the runs has
-    ended."""
+    """The race to the loss that both runs reach, which is the larger of their final losses: steps
+    and seconds, without and with the threshold; and both losses at the time at which the first run
+    ends.
+    """
 
     loss: float
     steps: tuple[int, int]
@@ -213,7 +218,7 @@ class Race(NamedTuple):
 
 
 def race(args: Args, pair: Pair) -> Race:
-    """Losses are means over the last twentieth of the steps, at least one."""
+    """Returns the race; losses are means over the last twentieth of the steps, at least one."""
     runs = pair.histories().values()
     smooth, clocks = (
         [smoothed(run["loss"], args.steps) for run in runs],
@@ -239,8 +244,8 @@ def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
 
 
 def write(path: Path, pair: Pair) -> None:
-    """One row a run and step; of each worker how many micro-batches, and the seconds that it
-    computed.
+    """Writes one row per run and step, with the number of micro-batches of each worker and its
+    seconds of computation.
     """
     N = pair.without["latencies"].shape[1]
     heading = ("run", "step", "seconds", "communication", "threshold", "dropped", "loss")
@@ -272,7 +277,7 @@ def stragglers(args: Args) -> str:
 
 
 def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
-    """Steps, drops and speedup: expected and measured."""
+    """Tabulates predicted and measured steps, drops and speedup."""
     alone, tau = 1e3 * pair.alone, 1e3 * pair.with_threshold["threshold"][-1]
     table = tables.table(
         f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = "
@@ -308,7 +313,7 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
 
 
 def tabulate_race(race: Race) -> Table:
-    """Steps and seconds to one loss, losses at one time."""
+    """Tabulates steps and seconds to the same loss, and losses at the same time."""
     table = tables.table(
         "to the same loss",
         ("", "without", "with", "change", "paper"),

@@ -1,12 +1,12 @@
-"""How much faster synchronous training is where stragglers drop their last micro-batches:
-DropCompute's figures 1, 3, 4, 13 and 14.
+"""The speedup of synchronous training if stragglers drop their last micro-batches: figures 1, 3, 4,
+13 and 14 of DropCompute.
 
     python -m experiments.dropcompute_speedup --communication 1
 
-Latencies are drawn as a run on a cluster draws them; thresholds are chosen from some steps and used
-on as many others. Beside it are the paper's equations 4, 5 and 11, which know the mean and the
-variance of a micro-batch, and exact sums of the distributions. For one number of workers real runs
-of the method show, by their clock, that they do as the planner says.
+Latencies are drawn as in a run on a cluster; thresholds are chosen from some steps and applied to
+the same number of other steps. They are compared with the paper's equations 4, 5 and 11, which use
+the mean and the variance of a micro-batch, and with exact sums of the distributions. For one number
+of workers, the clock of real runs of the method confirms the planner's predictions.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ class Args(commands.Common):
     """Measures the speedup from dropping the last micro-batches."""
 
     worker_counts: tuple[commands.Several, ...] = (8, 16, 32, 64, 112, 160, 200)
-    """Numbers of workers that are simulated."""
+    """Numbers of simulated workers."""
     run_workers: commands.Several = 64
-    """Workers of the runs whose clock is compared with the plan."""
+    """Number of workers of the runs whose clock is compared with the plan."""
     communication: commands.NotNegative = 0.0
-    """Seconds of a step besides computation, T^c, which the paper does not state."""
+    """T^c, seconds of a step besides computation, which the paper does not state."""
     stop: Stop = "preempt"
-    """preempt: at the threshold; between: a worker looks at its clock between micro-batches only.
+    """preempt: workers stop at the threshold; between: they read their clock only between
+    micro-batches.
     """
     iterations: commands.Count = 50
-    """Steps to choose a threshold from, and as many more to use it on."""
+    """Number of steps from which a threshold is chosen, and of those on which it is evaluated."""
     seeds: commands.Count = 5
     """Independent times that each number is measured."""
     out: Path = Path("results/dropcompute_speedup")
@@ -129,7 +130,7 @@ def main(args: Args) -> None:
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
-    """Every seed's numbers."""
+    """Writes the numbers of every seed."""
     rows = (
         (name, of.noise.name, N, run, *(f"{each[run]:.6g}" for each in found))
         for name, of in outcomes.items()
@@ -140,7 +141,9 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
-    """By the clock of runs; planned, from latencies drawn apart; and exact."""
+    """Returns the speedups by the clock of runs, as planned from independently drawn latencies, and
+    exact.
+    """
     tau = float(of.found[workers].threshold.mean())
     plan = simulated.of_seeds(
         [simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds]
@@ -150,7 +153,7 @@ def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured
 
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
-    """Of normal micro-batches, and of B.1's."""
+    """Draws figure 3 for normal micro-batches and for those of B.1."""
     lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {
         "(a) normal micro-batches": outcomes["13b"],
@@ -170,8 +173,8 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
-    """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best
-    threshold, `[seeds]`.
+    """Returns results without added noise: figure 4's lines, by panel, and the speedup of A.2's
+    workers at the best threshold, `[seeds]`.
     """
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
     most = max(*workers, N, results.CLUSTER), max(M, setting.micro_batches, *micro_batches)
@@ -200,7 +203,7 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
 
 
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """What stands for the paper's cluster."""
+    """Draws the substitute for the paper's cluster."""
     own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
     what = (
         f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each "
@@ -210,7 +213,7 @@ def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figur
 
 
 def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> dict[str, Figure]:
-    """Figures 13 and 14."""
+    """Draws figures 13 and 14."""
     N = one_N.workers
 
     def titled(*names: str) -> dict[str, Sampled]:
@@ -242,7 +245,7 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
 
 
 def growing(setting: Setting, of: Sampled) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The exact speedups of `MANY` workers by latencies, and the bounds of those that have one."""
+    """Returns the exact speedups of `MANY` workers by latencies, and the bounds that exist."""
     those = {
         "B.1's, unbounded": noises.delays_unbounded(),
         "lognormal (13a)": noises.lognormal(0.05),

@@ -1,12 +1,12 @@
-"""Training with DropCompute: figure 5, table 1, figures 10 to 12 of its paper.
+"""Training with DropCompute: figure 5, table 1 and figures 10 to 12 of its paper.
 
     python -m experiments.dropcompute_training
     python -m experiments.dropcompute_training --problem text --out results/dropcompute_text
 
-64 workers compute 12 micro-batches each, with the delays of B.1. How much longer it takes to the
-same loss where the threshold is chosen after some rounds; how good models are at the end over drop
-rates, and with what makes up for the drops. On digits also: corrections of the step where whole
-batches are dropped, and local SGD with stragglers anywhere or in one server.
+64 workers compute 12 micro-batches each, with the delays of B.1. Shows the time to the same loss if
+the threshold is chosen after some rounds, and the final quality over drop rates, with and without
+compensation for the drops. On digits it also shows corrections of the step if whole batches are
+dropped, and local SGD with stragglers on all servers or on a single one.
 """
 
 from __future__ import annotations
@@ -51,56 +51,57 @@ class Args(commands.Common):
     problem: Literal["digits", "text"] = "digits"
     """An MLP on digits; or the byte-level language model, for figure 5 and table 1 only."""
     text: str = "grammar"
-    """Of the language model: grammar, docstrings, or a file or folder."""
+    """Text of the language model: grammar, docstrings, or a file or folder."""
     width: commands.Count = 16
-    """Of its transformer of one layer and two heads."""
+    """Width of its transformer, which has one layer and two heads."""
     context: commands.Count = 16
-    """Bytes that it sees."""
+    """Number of bytes of its context."""
     workers: commands.Count = 64
-    """N, of figure 5 and table 1."""
+    """N of figure 5 and table 1."""
     micro_batches: commands.Count = 12
-    """M."""
+    """M, number of micro-batches."""
     batch_size: commands.Count = 1
-    """Samples, or windows of the text, of a micro-batch."""
+    """Number of samples, or windows of the text, of a micro-batch."""
     steps: commands.Count | None = None
-    """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for
-    the text 135.
+    """Number of rounds of table 1; figure 5 has its extra steps in addition. Default: 180; for the
+    text 135.
     """
     rounds: commands.Count = 10
-    """Rounds in which workers measure their micro-batches, before they choose a threshold."""
+    """Number of rounds in which workers measure their micro-batches before the threshold is chosen.
+    """
     communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
     drop_rates: tuple[commands.Rate, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
-    """Of table 1 (a)."""
+    """Drop rates of table 1 (a)."""
     learning_rate: commands.Positive | None = None
-    """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If
-    nothing is said 0.02, for the text 0.04.
+    """Initial step size of LAMB, which decreases to 0; figure 5 uses the mean step size throughout.
+    Default: 0.02; for the text 0.04.
     """
     sgd_learning_rate: commands.Positive = 0.3
     """Step size of SGD with momentum 0.9 for dropped whole batches; elsewhere a third of it.
     """
     corrected_workers: commands.Count = 128
-    """Workers of figures 10 and 11, with a batch each."""
+    """Number of workers of figures 10 and 11, with one batch each."""
     corrected_rates: tuple[commands.Rate, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
-    """Chances that a worker's batch is dropped there."""
+    """Probabilities that a worker's batch is dropped in these figures."""
     local_workers: commands.Count = 32
-    """Workers of figure 12."""
+    """Number of workers of figure 12."""
     local_batch_size: commands.Count = 4
-    """Samples that each of them draws."""
+    """Number of samples that each of them draws."""
     local_steps: commands.Count = 256
-    """Local steps there."""
+    """Number of local steps in figure 12."""
     periods: tuple[commands.Count, ...] = (1, 2, 4, 8, 16, 32)
-    """H, local steps from one averaging to the next."""
+    """H, number of local steps between two averagings."""
     straggling: float = 0.04
-    """Chance that a worker waits a second in a local step."""
+    """Probability that a worker waits one second in a local step."""
     server: commands.Count = 8
-    """Workers of a server: stragglers of a single one have as much larger a chance as they are
-    fewer.
+    """Number of workers of a server. If only one server has stragglers, their probability is larger
+    by the ratio of the numbers of workers.
     """
     local_step: commands.Positive = 0.15
-    """Seconds of a local step without waiting; the paper does not state it."""
+    """Seconds of a local step without waiting, which the paper does not state."""
     local_drop_rate: commands.Rate = 0.062
-    """Share of local steps that is dropped at most."""
+    """Largest share of dropped local steps."""
     seeds: commands.Count | None = None
     """Independent runs; by default 6, for the text 3."""
     out: Path = Path("results/dropcompute_training")
@@ -130,7 +131,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where flags do not fit."""
+    """Raises a ValueError if flags do not fit together."""
     for flag, rates in (
         ("--drop-rates", args.drop_rates),
         ("--corrected-rates", args.corrected_rates),
@@ -154,7 +155,7 @@ def check(args: Args) -> None:
 
 
 def setting_of(args: Args) -> Setting:
-    """Of figure 5 and table 1."""
+    """Returns the setting of figure 5 and table 1."""
     usual = USUAL[args.problem]
     steps, rates = args.steps or usual.steps, {LAMB: args.learning_rate or usual.learning_rate}
     if args.problem == "digits":
@@ -188,7 +189,7 @@ def setting_of(args: Args) -> Setting:
 def on_digits(
     args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]
 ) -> Setting:
-    """The MLP on so many workers."""
+    """Returns the MLP on this number of workers."""
     problem = problems.neural_network(
         "mlp", "digits", workers, batch_size=batch_size, seed=args.seed
     )
@@ -207,14 +208,14 @@ def on_digits(
 
 
 def corrected_setting(args: Args) -> Setting:
-    """Of figures 10 and 11."""
+    """Returns the setting of figures 10 and 11."""
     steps, learning_rate, _ = USUAL["digits"]
     rates = {SGD: args.sgd_learning_rate, LAMB: args.learning_rate or learning_rate}
     return on_digits(args, args.corrected_workers, args.batch_size, args.steps or steps, rates)
 
 
 def local_setting(args: Args) -> Setting:
-    """Of figure 12."""
+    """Returns the setting of figure 12."""
     return on_digits(
         args,
         args.local_workers,
@@ -225,12 +226,12 @@ def local_setting(args: Args) -> Setting:
 
 
 def stragglers(args: Args) -> tuple[local_sgd.Stragglers, local_sgd.Stragglers]:
-    """Of figure 12."""
+    """Returns the stragglers of figure 12."""
     return local_sgd.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
 
 
 def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """All histories with their names."""
+    """Returns all histories with their names."""
     yield from quality.runs(setting, args.drop_rates)
     yield from convergence.runs(setting, args.rounds, args.communications)
     if args.problem == "digits":
@@ -241,7 +242,7 @@ def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndar
 
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
-    """Figure 5 and table 1."""
+    """Draws figure 5 and table 1."""
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
@@ -255,7 +256,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
 
 
 def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
-    """Where ours differ from the paper's, and why."""
+    """Explains the differences between our results and the paper's."""
     names = [quality.at(rate) for rate in args.drop_rates if rate]
     names += [quality.EXTRA, quality.LARGER, quality.AGAIN]
     sure = quality.significant(setting, histories, names)

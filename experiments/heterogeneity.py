@@ -1,10 +1,10 @@
-"""Decentralized SGD and its corrections as workers' data differ more and more: Dirichlet
-partitions, alpha from 0.05 to 100.
+"""Decentralized SGD and its corrections with increasingly heterogeneous data: Dirichlet partitions,
+alpha from 0.05 to 100.
 
     python -m experiments.heterogeneity --topology ring
 
-Twice: as trained in practice, on random batches and at each method's best step size; and with exact
-gradients at one step size, where what is left of f' is what heterogeneity alone does: nothing for
+Two settings: practical training, with random batches and each method's best step size; and exact
+gradients with one step size, where the remaining f' is the effect of heterogeneity alone: zero for
 the corrected methods, a constant for decentralized SGD.
 """
 
@@ -54,31 +54,31 @@ class Args(commands.Data, commands.Common):
     """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
-    """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth
-    more of its own.
+    """The graph, with Metropolis weights; if an eigenvalue is too small for D2, D2 uses 0.9 W + 0.1
+    I.
     """
     workers: commands.Count = 16
     """Number of workers."""
     alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round; the partition is drawn again until every worker
-    has as many.
+    """Number of samples that each worker draws in a round; the partition is drawn again until every
+    worker has enough samples.
     """
     l2: commands.NotNegative = 1e-4
-    """Weight of the squared norm, on random batches."""
+    """Weight of the squared norm with random batches."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Step sizes to choose from, on random batches."""
+    """Candidate step sizes, on random batches."""
     exact_l2: commands.NotNegative = 1e-2
-    """Weight of the squared norm with exact gradients: so strongly convex that all is settled in
-    the end.
+    """Weight of the squared norm with exact gradients; large enough for convergence by the end of
+    the run.
     """
     exact_learning_rate: commands.Positive = 0.1
     """Step size with exact gradients."""
     steps: commands.Count = 1_000
-    """Rounds on random batches."""
+    """Number of rounds with random batches."""
     exact_steps: commands.Count = 10_000
-    """Rounds with exact gradients."""
+    """Number of rounds with exact gradients."""
     seeds: commands.Count = 3
     """Independent runs on random batches."""
     out: Path = Path("results/heterogeneity")
@@ -143,7 +143,7 @@ def main(args: Args) -> None:
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
-    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, for which D2 has no
+    """Returns W, or 0.9 W + 0.1 I if W has an eigenvalue near or below -1/3, for which D2 has no
     guarantee.
     """
     if W.smallest_eigenvalue > -0.3:
@@ -152,7 +152,9 @@ def for_d2(W: dsgd.Topology) -> dsgd.Topology:
 
 
 def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
-    """On the first partition that leaves every worker enough samples for a batch."""
+    """Returns the problem on the first partition that gives every worker enough samples for a
+    batch.
+    """
     labels = problems.load(args.data, args.data_dir).train_targets
     for seed in range(args.seed, args.seed + 10_000):
         try:
@@ -173,14 +175,16 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
 def tune(
     args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
 ) -> tuning.Tuned | None:
-    """On random batches, at the best step size; None where every one diverged."""
+    """Returns the history on random batches at the best step size; None if every step size
+    diverged.
+    """
     return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
 def without_noise(
     args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
 ) -> dict[str, np.ndarray]:
-    """The history with exact gradients, `[1, records]`."""
+    """Returns the history with exact gradients, `[1, records]`."""
     method = build(args.exact_learning_rate, graph)
 
     def query(state, round):
@@ -216,8 +220,8 @@ def draw(
     slopes: dict[Case, np.ndarray],
     exact: dict[Case, dict[str, np.ndarray]],
 ) -> Figure:
-    """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the
-    smallest alpha.
+    """Draws the final loss, and the remaining f' without noise, against alpha, and its course at
+    the smallest alpha.
     """
     sheet, panels = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
     alphas = np.array(sorted(args.alphas))

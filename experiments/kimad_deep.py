@@ -1,14 +1,14 @@
 """Kimad on a neural network, sections 4.2 and 4.3 of its paper: what each worker sends as the
-bandwidth changes, and what that saves.
+bandwidth changes, and the time that this saves.
 
     python -m experiments.kimad_deep --model resnet-18 --data-dir cifar-10 --communication-times 1
     --seeds 1
 
-Links of 30 to 330 Mbit/s, as to a ResNet-18, go up and down, each worker's with noise of its own;
-smaller models have slower links, so that they take the same seconds. All is sent as it is in the
-first 20th of the rounds. EF21 has one ratio, at which it sends as many bits as Kimad; Kimad+ and
-the K largest elements of the whole model have Kimad's budgets, T_comm times the bandwidth in each
-direction.
+The links' bandwidth oscillates between 30 and 330 Mbit/s for a ResNet-18, with independent noise
+for each worker; smaller models have proportionally slower links, so that messages take the same
+seconds. In the first 20th of the rounds nothing is compressed. EF21 has one ratio, at which it
+sends as many bits as Kimad. Kimad+, and the K largest elements of the whole model, have Kimad's
+budgets, T_comm times the bandwidth in each direction.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class Args(commands.Common):
     """Compares EF21, Kimad and Kimad+ on a neural network."""
 
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
-    """What is trained; resnet-18 with the paper's numbers, for a GPU."""
+    """Model to train; resnet-18 uses the paper's settings and needs a GPU."""
     data: Literal["digits", "mnist", "cifar-10"] | None = None
     """The last two are read from --data-dir; by default digits, for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
-    """Number of workers, of all but table 2."""
+    """Number of workers, except in table 2."""
     worker_counts: tuple[commands.Count, ...] = (2, 4, 8, 16)
-    """Numbers of workers of table 2."""
+    """Numbers of workers in table 2."""
     communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
-    """That of them where compression errors and accuracies are compared."""
+    """The one of these at which compression errors and accuracies are compared."""
     batch_size: commands.Count | None = None
     """Samples that each worker draws in a round; by default 32, for resnet-18 128."""
     epochs: commands.Count | None = None
@@ -81,15 +81,15 @@ class Args(commands.Common):
     learning_rate: commands.Positive | None = None
     """Step size; by default 0.1, for resnet-18 0.01."""
     period: commands.Positive = 100.0
-    """Seconds from one maximum of the bandwidth to the next: many steps."""
+    """Period of the bandwidth, seconds, which covers many steps."""
     noise: commands.NotNegative = 0.1
     """Noise of each worker's bandwidth, drawn in each round: the standard deviation of its
     logarithm.
     """
     seeds: commands.Count = 5
-    """Independent runs."""
+    """Number of independent runs."""
     seed: commands.Natural = 21
-    """Of everything random."""
+    """Seed of all random numbers."""
     out: Path = Path("results/kimad_deep")
     """Folder for config.json, history.csv and figure.png."""
 
@@ -126,8 +126,8 @@ def write(path: Path, histories: dict[Case, dict[str, np.ndarray]]) -> None:
 
 
 def setting_of(args: Args, workers: int) -> Setting:
-    """The model on so many workers, over which the data are spread at random, and on links as slow
-    as it is smaller than a ResNet-18.
+    """Returns the model with its data distributed over the workers at random, and links that are
+    slower by the factor by which it is smaller than a ResNet-18.
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
 
@@ -167,7 +167,7 @@ def setting_of(args: Args, workers: int) -> Setting:
 def train(
     args: Args, setting: Setting, others: list[Setting]
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Case by case, its history."""
+    """Returns the history of each case."""
     times = sorted(set(args.communication_times), reverse=True)
     yield from across_times(setting, times)
     yield from told(setting, times)

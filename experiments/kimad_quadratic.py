@@ -1,16 +1,18 @@
-"""Section 4.1 of Kimad: a quadratic of 30 elements over a link whose bandwidth oscillates: gradient
-descent, the best EF21, and Kimad.
+"""Section 4.1 of Kimad, a quadratic with 30 elements and a link with oscillating bandwidth:
+gradient descent, the best EF21, and Kimad.
 
     python -m experiments.kimad_quadratic
 
-One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kimad every round time
-of a grid, each at every step size: the best is the one with the least loss at the end, the same
-number of simulated seconds for all. Where a message is no shorter than the vector as it is, EF21
-sends the vector: from K = 26 on it is gradient descent, if places are sent.
+There is one worker, and messages to it take no time. EF21 is run with every K from 1 to 30 and
+Kimad with every round time of a grid, each at every step size. The best run is the one with the
+smallest final loss, after the same number of simulated seconds. If a message is not shorter than
+the uncompressed vector, EF21 sends the vector: for K >= 26 it is gradient descent, if indices are
+sent.
 
-Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no
-bandwidth yet, sends its first message whole, which is a head start (with the oracle it has none).
-Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
+The paper does not state how methods start, so there are two variants. They start from 0: then
+Kimad, which has no bandwidth estimate yet, sends its first message uncompressed, which is an
+advantage (not with the oracle). Or all start from the gradient (`warm_up` of 1), so that they
+differ only by the adaptation.
 """
 
 from __future__ import annotations
@@ -48,43 +50,45 @@ class Args(commands.Common):
     """Races Kimad against EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
-    """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max <<
-    d.
+    """Smallest and largest number of elements (32 bits; the vector has 30) that the link carries
+    per second in figure 3: B_max << d.
     """
     small: tuple[float, float] = (1.0, 20.0)
-    """In figure 4: B_max < d."""
+    """The same in figure 4: B_max < d."""
     oscillating: tuple[float, float] = (1.0, 300.0)
-    """In figure 5: between small and high."""
+    """The same in figure 5: between small and high."""
     high: tuple[float, float] = (270.0, 330.0)
-    """In figure 6: high, with small oscillations."""
+    """The same in figure 6: high, with small oscillations."""
     period: commands.Positive = 50.0
-    """Seconds from one maximum of the bandwidth to the next."""
+    """Period of the bandwidth, seconds."""
     noise: commands.NotNegative = 0.1
     """Standard deviation of the bandwidth's logarithm, drawn in every round."""
     compute: commands.Positive = 1.0
-    """Seconds of a gradient."""
+    """Computation time of a gradient, seconds."""
     seconds: commands.Positive = 300.0
-    """Simulated, of every run."""
+    """Simulated seconds of every run."""
     condition: commands.Factor = 100.0
-    """The largest a_i, which is 1, over the smallest."""
+    """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
-    """Spectra, starts and noises, drawn independently."""
+    """Number of problems, with independent spectra, initial points and noise."""
     learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
-    """Step sizes to choose from; gradient descent needs less than 2."""
+    """Candidate step sizes; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
-    """Seconds of Kimad's rounds to choose from."""
+    """Candidate round times of Kimad, seconds."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
-    """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
+    """Number of uncompressed messages of all methods at the start: 0, methods start from 0; 1, from
+    the gradient.
+    """
     places: Literal["sent", "free"] = "sent"
-    """Whether the places of what is sent count as bits, or, as if both sides knew them, only the
-    values.
+    """Whether the indices of sent elements count as bits; otherwise only the values count, as if
+    both sides knew the indices.
     """
     out: Path = Path("results/kimad_quadratic")
     """Folder for config.json, curves.csv, messages.csv and figure.png."""
 
 
 class Case(NamedTuple):
-    """A regime, and how methods begin."""
+    """A regime of the bandwidth, and how methods start."""
 
     warm_up: int
     regime: str
@@ -117,7 +121,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where flags do not fit together."""
+    """Raises a ValueError if flags do not fit together."""
     quadratics.check_times(args.compute, args.round_times)
     for regime in REGIMES:
         least, most = ends(args, regime)
@@ -128,12 +132,12 @@ def check(args: Args) -> None:
 
 
 def ends(args: Args, regime: str) -> tuple[float, float]:
-    """Least and most elements a second."""
+    """Returns the smallest and largest number of elements per second."""
     return getattr(args, regime.replace(" ", "_"))
 
 
 def bandwidth(args: Args, regime: str) -> clusters.Quantity:
-    """Of the uplink, bits per second."""
+    """Returns the bandwidth of the uplink, bits per second."""
     least, most = (ELEMENT * end for end in ends(args, regime))
     return clusters.sinusoid(most - least, math.pi / args.period, least, args.noise)
 
@@ -141,7 +145,7 @@ def bandwidth(args: Args, regime: str) -> clusters.Quantity:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Every method at its best; None where one diverged at every point."""
+    """Returns every method at its best; None if one diverged at every point."""
     still, moving = quadratics.races(
         args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster
     )
@@ -150,7 +154,7 @@ def race(
 
 
 def write(args: Args, out: Path, outcomes: Outcomes) -> None:
-    """The losses of all problems at common times, and the first problem's messages."""
+    """Writes the losses of all problems at common times, and the first problem's messages."""
     seconds = quadratics.times(args.seconds)
     curves, messages = [], []
     for (warm_up, regime), methods in outcomes.items():
@@ -173,7 +177,7 @@ def write(args: Args, out: Path, outcomes: Outcomes) -> None:
 
 
 def losses(args: Args, outcomes: Outcomes) -> Table:
-    """Where each method ends, and where it is best."""
+    """Tabulates each method's final loss, and where it is best."""
     table = tables.table(
         f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
         ("bandwidth", "GD", "EF21", "K", "Kimad", "t", "oracle", "t"),
@@ -193,13 +197,13 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 
 
 def time_of(args: Args, best: Best) -> str:
-    """Of the best rounds."""
+    """Formats the round time of the best run."""
     seconds = best.point["round_time"]
     return f"{statistics.edge(seconds, args.round_times)}{seconds:g}"
 
 
 def gains(args: Args, outcomes: Outcomes) -> Table:
-    """How much faster Kimad is than the best EF21, beside what the paper says."""
+    """Tabulates how much faster Kimad is than the best EF21, and the paper's numbers."""
     table = tables.table(
         f"how many times as fast as the best EF21 Kimad is, {many(args)}",
         ("bandwidth", "Kimad", "oracle", "paper", "holds"),
@@ -222,13 +226,13 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
 
 
 def many(args: Args) -> str:
-    """For titles."""
+    """Describes the number of problems and the counting of indices, for titles."""
     places = "" if args.places == "sent" else ", places for free"
     return f"{args.problems} problem{'s' * (args.problems > 1)}{places}"
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """A column for each regime; losses for each start, and below what is sent."""
+    """Draws a column for each regime: losses for each start, and below them the messages."""
     rows = len(args.warm_ups) + 1
     sheet, panels = plots.figure(len(REGIMES), rows, width=3.5, height=3.1, sharey=False)
     panels = panels.reshape(rows, len(REGIMES))
@@ -257,7 +261,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
 
 
 def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) -> None:
-    """Kimad's messages and the best EF21's, with the bandwidth, without its noise."""
+    """Draws the messages of Kimad and of the best EF21, and the bandwidth without its noise."""
     least, most = ends(args, regime)
     seconds = np.linspace(0, args.seconds, 1000)
     level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)

@@ -1,12 +1,13 @@
-"""What it brings to follow the bandwidth, as the bandwidth varies more, and faster: Kimad against
-the best fixed compressor.
+"""The gain from adapting to the bandwidth, as it varies more strongly and faster: Kimad against the
+best fixed compressor.
 
     python -m experiments.kimad_variability --trace bandwidth.csv --interval 0.5
 
-The quadratics of `experiments.kimad_quadratic`, one worker and its uplink, whose mean bandwidth
-stays the same; all methods begin from the gradient. What is chosen is K of Top-K, and, as the range
-of the bandwidth grows, also how many bits a random quantization has. Fixed compressors have the
-best choice of all, Kimad the best round time of a grid, each at its best step size.
+Uses the quadratics of `experiments.kimad_quadratic`, with one worker and its uplink, whose mean
+bandwidth is constant; all methods start from the gradient. The choice is K of top-K and, for the
+series over the range of the bandwidth, also the number of bits of a random quantization. Fixed
+compressors have the best constant choice, and Kimad has the best round time of a grid, each at its
+best step size.
 """
 
 from __future__ import annotations
@@ -44,29 +45,29 @@ class Args(commands.Common):
     """Measures where adapting to the bandwidth pays."""
 
     ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
-    """Largest bandwidths over smallest ones; 1 is no variability."""
+    """Ratios of the largest and the smallest bandwidth; 1 is a constant bandwidth."""
     periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
-    """Seconds from one maximum to the next, at the largest of the ratios."""
+    """Periods of the bandwidth, seconds, at the largest of the ratios."""
     period: commands.Positive = 50.0
-    """The same for all ratios."""
+    """Period of the bandwidth for all ratios, seconds."""
     mean: commands.Positive = 5.0
-    """Elements (32 bits, of 30) a second that the link carries on average."""
+    """Mean number of elements (32 bits; the vector has 30) that the link carries per second."""
     trace: Path | None = None
-    """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By
-    default a random walk of 300.
+    """File of bandwidths, separated by commas or line breaks, which are scaled to the mean.
+    Default: a random walk of 300 values.
     """
     interval: commands.Positive = 1.0
-    """Seconds from one of them to the next."""
+    """Seconds between two values of the trace."""
     compute: commands.Positive = 1.0
-    """Seconds of a gradient."""
+    """Computation time of a gradient, seconds."""
     seconds: commands.Positive = 300.0
-    """Simulated, of every run."""
+    """Simulated seconds of every run."""
     condition: commands.Factor = 100.0
-    """The largest a_i, which is 1, over the smallest."""
+    """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
-    """Spectra and starts, drawn independently."""
+    """Number of problems, with independent spectra and initial points."""
     learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
-    """Step sizes to choose from; gradient descent needs less than 2."""
+    """Candidate step sizes; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
     out: Path = Path("results/kimad_variability")
@@ -74,7 +75,7 @@ class Args(commands.Common):
 
 
 class Case(NamedTuple):
-    """What is chosen, and how the bandwidth goes."""
+    """The compressors to choose from, and the pattern of the bandwidth."""
 
     family: str
     pattern: str
@@ -104,12 +105,12 @@ def main(args: Args) -> None:
 
 
 def label(ratio: float, period: float) -> str:
-    """Of an oscillation."""
+    """Labels an oscillation."""
     return f"{ratio:g} : 1, {period:g} s"
 
 
 def patterns(args: Args) -> dict[str, clusters.Quantity]:
-    """Bandwidths of the uplink in bits per second, of one mean, by name."""
+    """Returns bandwidths of the uplink in bits per second, with the same mean, by name."""
     mean = ELEMENT * args.mean
 
     def oscillation(ratio: float, period: float) -> clusters.Quantity:
@@ -127,7 +128,9 @@ def patterns(args: Args) -> dict[str, clusters.Quantity]:
 
 
 def recording(args: Args) -> np.ndarray:
-    """The user's, or one whose logarithm goes back to its mean in some 20 seconds."""
+    """Returns the user's trace, or a random one whose logarithm reverts to its mean within about 20
+    seconds.
+    """
     if args.trace is not None:
         try:
             values = np.array(args.trace.read_text().replace(",", " ").split(), float)
@@ -146,14 +149,14 @@ def recording(args: Args) -> np.ndarray:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Every method at its best; None where one diverged at every point."""
+    """Returns every method at its best; None if one diverged at every point."""
     choices = FAMILIES[case.family]
     still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
     return quadratics.all_of(METHODS, (still.best(), *quadratics.adapting(moving)))
 
 
 def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
-    """How many times as fast as the best fixed one, by method and problem."""
+    """Returns speedups over the best fixed compressor, by method and problem."""
     return {name: quadratics.speedups(best[FIXED], best[name]) for name in (KIMAD, ORACLE)}
 
 
@@ -170,7 +173,7 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
-    """One row a bandwidth."""
+    """Tabulates one row per bandwidth."""
     table = tables.table(
         "how many times as fast as the best fixed compressor Kimad is,\n"
         f"mean bandwidth {args.mean:g} elements/s, {args.problems} "
@@ -204,7 +207,7 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """Speedups against range and period of the bandwidth, and what is sent over the recorded
+    """Draws speedups against range and period of the bandwidth, and the messages over the recorded
     one.
     """
     sheet, (by_ratio, by_period, over_time) = plots.figure(
@@ -239,7 +242,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
 def draw_speedups(
     axes: Axes, outcomes: Outcomes, family: str, words: str, by_x: dict[float, str]
 ) -> None:
-    """Of Kimad, and of Kimad that knows the bandwidth, a little beside each other."""
+    """Draws the speedups of Kimad, and of Kimad with the true bandwidth, slightly shifted."""
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     plots.plain_log(axes.xaxis)
@@ -259,7 +262,7 @@ def draw_speedups(
 
 
 def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
-    """What is sent over the recorded bandwidth."""
+    """Draws the messages over the recorded bandwidth."""
     recorded = recording(args)
     seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
     level = (

@@ -1,11 +1,11 @@
-"""What not waiting does on real machines: synchronous, asynchronous and bounded SGD, and AD-PSGD,
-in processes of which one is slowed down.
+"""Asynchronous methods on real machines: synchronous, asynchronous and bounded-staleness SGD, and
+AD-PSGD, in processes of which some are slowed down.
 
     python -m experiments.real_asynchrony --workers 4 --slow 1 --factor 8
 
-Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients, and
-sleeps besides, one of them for longer. Loss over real seconds, updates a second, and the staleness:
-as measured, and as the simulation has it on a cluster that is made of the measured seconds.
+Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients and
+sleeps in addition, some of them longer. Shows the loss over real seconds, updates per second, and
+the staleness, as measured and as simulated on a cluster made from the measured times.
 """
 
 from __future__ import annotations
@@ -41,27 +41,30 @@ class Args(commands.Flags):
     """Measures asynchronous SGD in real processes."""
 
     workers: commands.Count = 4
-    """N, a process each; more than the machine has cores slow each other down."""
+    """N, number of workers, one process each; more than the machine has cores slow each other down.
+    """
     servers: commands.Count = 2
-    """Of the method with several servers, each a process."""
+    """Number of servers, one process each, of the method with several servers."""
     data: Literal["digits", "breast-cancer"] = "digits"
-    """For logistic regression."""
+    """Data for logistic regression."""
     batch_size: commands.Count = 16
-    """Samples of one gradient."""
+    """Number of samples of one gradient."""
     learning_rate: commands.Positive = 0.2
-    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD
-    (of one of N models) N times it.
+    """Step size of a server's step with one gradient; synchronous SGD (with the mean of N
+    gradients) and AD-PSGD (on one of N models) use N times this.
     """
     seconds: commands.Positive = 10.0
-    """Of each method, about: updates are as many as workers that only sleep make."""
+    """Approximate seconds of each method: the number of updates is that of workers which only
+    sleep.
+    """
     delay: commands.Positive = 0.02
-    """Seconds that a process sleeps in each gradient."""
+    """Seconds for which a process sleeps in each gradient."""
     slow: int = 1
-    """How many processes sleep for longer."""
+    """Number of processes that sleep longer."""
     factor: commands.Factor = 8.0
-    """How many times as long."""
+    """Factor by which they sleep longer."""
     bound: int = 8
-    """The largest staleness of the bounded method, at least N - 1."""
+    """Largest staleness of the bounded method, at least N - 1."""
     methods: tuple[str, ...] = (
         "synchronous",
         "asynchronous",
@@ -70,7 +73,7 @@ class Args(commands.Flags):
         "servers",
         "AD-PSGD",
     )
-    """Which methods."""
+    """Methods to compare."""
     address: str = "local"
     """Of a cluster of Ray's; local: processes of this machine."""
     out: Path = Path("results/real_asynchrony")
@@ -78,7 +81,7 @@ class Args(commands.Flags):
 
 
 class Method(NamedTuple):
-    """How it is run, how it is simulated (None: nothing is stale), and the gradients of an
+    """How a method is run, how it is simulated (None: nothing is stale), and the gradients of an
     update.
     """
 
@@ -88,8 +91,8 @@ class Method(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A real run; the staleness in it and in its simulation, `[updates]`, both after the first
-    ones; updates a simulated second.
+    """A real run; the staleness in it and in its simulation, `[updates]`, both without the first
+    updates; updates per simulated second.
     """
 
     trained: on_ray.Trained
@@ -118,7 +121,7 @@ def main(args: Args) -> None:
 
 
 def methods(args: Args) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     step, bound, graph = optax.sgd(args.learning_rate), args.bound, topologies.ring(args.workers)
     together = optax.sgd(args.learning_rate * args.workers)
     asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
@@ -155,7 +158,7 @@ def methods(args: Args) -> dict[str, Method]:
 
 
 def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) -> float:
-    """Seconds; the first workers are the slow ones."""
+    """Returns the seconds of sleep; the first workers are the slow ones."""
     return delay * (factor if worker < slow else 1.0)
 
 
@@ -169,7 +172,7 @@ def updates(args: Args, method: Method) -> int:
 
 
 def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
-    """Runs it, and simulates it on what was measured."""
+    """Runs the method, and simulates it on the measured cluster."""
     steps = updates(args, method)
     delay = partial(sleep, args.delay, args.slow, args.factor)
     trained = method.run(
@@ -191,8 +194,8 @@ def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
 def simulate(
     args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int
 ) -> dict[str, np.ndarray]:
-    """The history of every update; its clock and staleness do not depend on what is computed: the
-    model is a number for each server.
+    """Returns the history of every update. Its clock and staleness do not depend on the model,
+    which is therefore one number for each server.
     """
     cluster = on_ray.measured_cluster(trained, bits=32 * args.servers)
     problem = problems.random_quadratic(
@@ -204,7 +207,7 @@ def simulate(
 
 
 def write(out: Path, found: dict[str, Measured]) -> None:
-    """The histories, and the staleness of each update after the first ones."""
+    """Writes the histories, and the staleness of each update without the first ones."""
     histories = {
         name: {
             column: values if column == "step" else values[None]
@@ -223,17 +226,17 @@ def write(out: Path, found: dict[str, Measured]) -> None:
 
 
 def rate(one: Measured) -> float:
-    """Updates a real second."""
+    """Returns updates per real second."""
     return one.trained.history["step"][-1] / one.trained.history["clock"][-1]
 
 
 def target(found: dict[str, Measured]) -> float:
-    """The loss that all methods reach."""
+    """Returns a loss that all methods reach."""
     return 1.02 * max(one.trained.history["loss"].min() for one in found.values())
 
 
 def tabulate(args: Args, found: dict[str, Measured]) -> Table:
-    """One row a method."""
+    """Tabulates one row per method."""
     loss = target(found)
     slower = (
         f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long"
@@ -260,8 +263,8 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
 
 
 def draw(args: Args, found: dict[str, Measured]) -> Figure:
-    """Loss over seconds and over updates, and the staleness, measured and predicted, a panel for
-    each method.
+    """Draws the loss over seconds and over updates, and the measured and simulated staleness, with
+    a panel for each method.
     """
     late = {name: one for name, one in found.items() if one.measured.size}
     sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
@@ -294,7 +297,7 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
 
 
 def histogram(axes: Axes, one: Measured, name: str) -> None:
-    """The share of updates by their staleness: bars as measured, a line as predicted."""
+    """Draws the share of updates by their staleness: bars as measured, a line as simulated."""
     most = int(max(one.measured.max(), one.predicted.max()))
     edges = np.unique(np.round(np.linspace(0, most + 1, min(most + 2, 30)))) - 0.5
     for what, values, style in (

@@ -1,12 +1,12 @@
-"""What one would do against stragglers, side by side on one axis of seconds.
+"""Methods against stragglers, compared on the same axis of seconds.
 
     python -m experiments.stragglers --rounds 60
 
-Waiting for all, backup workers, DropCompute, local SGD without and with it, and servers that do not
-wait, with and without a bound on the staleness. Two kinds of stragglers: B.1's delays, of anybody
-at any time, and waits in one server only. A gradient is of as many micro-batches for every method.
-Each has the step size of the grid with which it is soonest at the target loss, and all run for as
-many simulated seconds.
+Waiting for all workers, backup workers, DropCompute, local SGD with and without DropCompute, and
+asynchronous servers, with and without bounded staleness. There are two kinds of stragglers: B.1's
+delays, of all workers at any time, and waiting in one server only. A gradient has the same number
+of micro-batches for every method. Each method has the step size of the grid with which it reaches
+the target loss first, and all run for the same number of simulated seconds.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ class Args(commands.Data, commands.Switch, commands.Common):
     workers: commands.Count = 16
     """N."""
     micro_batches: commands.Count = 12
-    """M, of every gradient."""
+    """M, number of micro-batches of every gradient."""
     batch_size: commands.Count = 4
-    """Samples of a micro-batch."""
+    """Number of samples of a micro-batch."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     target: commands.Positive = 0.3
-    """The loss to which seconds are compared."""
+    """Loss to which seconds are compared."""
     rounds: commands.Count = 60
-    """Of the synchronous method; others have as many seconds."""
+    """Number of rounds of the synchronous method; the others have the same number of seconds."""
     backups: int = 4
-    """How many of the slowest gradients backup workers drop in a round."""
+    """Number of the slowest gradients that backup workers drop in a round."""
     period: commands.Count = 4
-    """H, gradients of local SGD from one averaging to the next."""
+    """H, number of gradients between two averagings of local SGD."""
     bound: int = 32
-    """The largest staleness of the bounded method."""
+    """Largest staleness of the bounded method."""
     straggling: float = 0.04
-    """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in
+    """Probability, averaged over workers, that a micro-batch waits one second, if stragglers are in
     one server.
     """
     server: commands.Count = 4
     """Number of its workers."""
     micro_batch: commands.Positive = 0.15
-    """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
+    """Seconds of a micro-batch without waiting in this case; with B.1's delays 0.45."""
     latency: commands.NotNegative = 0.02
-    """Seconds that a message takes besides its transfer."""
+    """Latency of a message, seconds."""
     bandwidth: commands.Positive = 2e6
     """Bits per second of a port."""
     seeds: commands.Count = 4
@@ -78,14 +78,15 @@ class Args(commands.Data, commands.Switch, commands.Common):
 
 
 class Method(NamedTuple):
-    """What is compared.
+    """A method to compare.
 
     Args:
-        build: of an optimizer.
-        updates: how many rounds of it are one gradient of every worker.
-        whole: whether a gradient is one batch of M micro-batches; if not, the method draws them one
-            by one.
-        wasted: share of the work that never counts; None: it is what its history says is dropped.
+        build: optimizer -> method.
+        updates: number of its rounds in which every worker computes one gradient.
+        whole: whether a gradient is one batch of M micro-batches; otherwise the method draws them
+            one by one.
+        wasted: share of the work that is never used; None: the share that its history reports as
+            dropped.
     """
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
@@ -135,7 +136,7 @@ def main(args: Args) -> None:
 
 
 def stragglers(args: Args) -> dict[str, clusters.Cluster]:
-    """By their kind."""
+    """Returns the clusters by kind of stragglers."""
     N, server = args.workers, args.server
     _, single = local_sgd.scenarios(N, server, args.straggling, args.micro_batch)
     kinds = {"B.1's delays": noises.delays().seconds, "single server": single.cluster.compute}
@@ -147,19 +148,21 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
 
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
-    """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
+    """Returns the problem on the same data, with batches of all samples of a gradient, or of a
+    micro-batch.
+    """
     return tuning.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
 
 
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
-    """By name."""
+    """Returns the methods by name."""
     N, M, H = args.workers, args.micro_batches, args.period
     bits = 32 * tuning.elements(on)
     communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
 
     def threshold(period: int) -> float:
-        """The planner's, seconds of computation in so many rounds, from other draws than the
-        runs'.
+        """Returns the planner's threshold, seconds of computation in this number of rounds, from
+        independent draws.
         """
         times = latencies(cluster, N, M, args.seed, MEASURED * period).reshape(
             MEASURED, period, N, M
@@ -196,7 +199,7 @@ def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str
 def pilot(
     args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method
 ) -> float:
-    """Seconds of one of its rounds, on average over a short run of steps of no length."""
+    """Returns the mean seconds of a round in a short run with step size 0."""
     rounds = PILOT * method.updates
     run: dict[str, Any] = {
         "steps": rounds,
@@ -221,7 +224,7 @@ def train(
     method: Method,
     horizon: float,
 ) -> tuning.Tuned:
-    """The method at its best step size, for so many seconds, about."""
+    """Trains the method at its best step size, for approximately the given seconds."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
     sweep = resuming.sweep(
         lambda learning_rate: method.build(optax.sgd(learning_rate)),
@@ -250,8 +253,8 @@ def train(
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
-    """Seconds until each seed's loss is the target for the first time, between records on a line,
-    `[seeds]`; infinite where it never is.
+    """Returns the seconds until each seed's loss first reaches the target, by linear interpolation
+    between records, `[seeds]`; infinite if it never does.
     """
     return statistics.crossing(history["clock"], history["loss"], target, never=math.inf)
 

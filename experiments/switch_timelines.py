@@ -1,13 +1,13 @@
-"""The survey's timelines, drawn from the event simulation, and its costs beside what the simulation
-takes.
+"""The survey's timelines, drawn from the event simulation, and its communication costs compared
+with the simulation.
 
     python -m experiments.switch_timelines
 
 Figures 1.3 and 1.4 (three messages, then compressed), 1.6 (one parameter server, of which 1.5 is a
 sketch), 1.7 (ring all-reduce), 3.4 and 3.5 (compression), 4.1 and 4.2 (asynchrony), 5.2 and 5.3
-(gossip). The times of computing are ours, the survey states none. In the list of example 1.3.1 the
-last message goes to M2; in its text and figure, and here, to M1. Numbers are fractions: equal means
-equal.
+(gossip). The compute times are ours, because the survey states none. In the list of example 1.3.1
+the last message goes to M2; in its text and figure, and here, it goes to M1. All numbers are
+fractions, so that comparisons are exact.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Args:
     """Draws the survey's timelines, and checks its costs."""
 
     workers: commands.Several = 4
-    """Number of workers of the patterns; pictures show 6 at most."""
+    """Number of workers of the patterns; timelines show at most 6."""
     latency: commands.NotNegative = 1.5
-    """Units of time that the switch adds to a message."""
+    """Time units that the switch adds to a message."""
     transfer: commands.NotNegative = 5.0
-    """Units of time that a full vector needs on a port."""
+    """Time units that a full vector needs on a port."""
     compute: commands.NotNegative = 4.0
-    """Units of time that a gradient takes, in chapters 3 to 5."""
+    """Time units of a gradient, in chapters 3 to 5."""
     slow: commands.Factor = 5.0
-    """How many times as long it takes the third of three workers, in figures 4.1 and 4.2."""
+    """Factor by which the third of three workers is slower, in figures 4.1 and 4.2."""
     convention: network.Convention = "blocking"
     """Of the pictures. blocking: latency holds both ports; pipelined: it holds none."""
     out: Path = Path("results/switch_timelines")
@@ -94,13 +94,13 @@ def main(args: Args) -> None:
 
 
 def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
-    """Latency, transfer and computing as they were typed: 0.1 is a tenth."""
+    """Returns latency, transfer and compute time exactly as typed: 0.1 is one tenth."""
     return Fraction(str(args.latency)), Fraction(str(args.transfer)), Fraction(str(args.compute))
 
 
 def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
-    """Everybody computes for as long as given, then sends; the next round begins when all messages
-    of the last have arrived.
+    """Simulates rounds in which every worker computes for the given time, then sends; the next
+    round starts when all messages of the last one have arrived.
     """
     assert pattern.messages, f"{pattern.name} does not list its messages"
     one, messages = pattern.messages(len(compute)), []
@@ -118,7 +118,7 @@ def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) ->
 
 
 def panels(args: Args) -> list[Panel]:
-    """All timelines; those to compare come in pairs."""
+    """Returns all timelines; those to compare come in pairs."""
     latency, transfer, compute = exact(args)
     N, half = min(args.workers, DRAWN), transfer / COMPRESSION
 
@@ -153,7 +153,7 @@ def panels(args: Args) -> list[Panel]:
 
 
 def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Panel:
-    """An asynchronous server, for at least so long."""
+    """Simulates an asynchronous server for at least the given time."""
     latency, transfer, _ = exact(args)
     laps = math.ceil(end / (min(compute) + 2 * (latency + transfer)))
     messages = network.asynchronous_server_messages([[each] * laps for each in compute])
@@ -164,8 +164,8 @@ def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Pane
 
 
 def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
-    """Of each update until the end: how many others were made since the server began to send the
-    model that its gradient is of.
+    """Returns the staleness of each update until the end: the number of updates since the server
+    started to send the model at which the gradient was computed.
     """
     updates = sorted(
         (p for p in passages if p.message.receiver == server and p.arrived <= end),
@@ -182,7 +182,7 @@ def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[i
 
 
 def rows(args: Args) -> list[Row]:
-    """Every cost: in closed form, and simulated."""
+    """Returns every cost, in closed form and simulated."""
     N, (latency, transfer, _) = args.workers, exact(args)
     half = transfer / COMPRESSION
 
@@ -234,8 +234,8 @@ def rows(args: Args) -> list[Row]:
 def between_updates(
     N: int, latency: Fraction, transfer: Fraction, convention: network.Convention
 ) -> Fraction:
-    """Mean time from one update of an asynchronous server to the next, over laps that are neither
-    the first nor the last.
+    """Returns the mean time between two updates of an asynchronous server, without the first and
+    last laps.
     """
     messages = network.asynchronous_server_messages([[0] * 8] * N)
     passages = network.simulate(messages, latency, transfer, convention).passages
@@ -244,7 +244,7 @@ def between_updates(
 
 
 def tabulate(args: Args, costs: Sequence[Row]) -> Table:
-    """Closed forms beside the simulation."""
+    """Tabulates closed forms and simulation."""
     N, (latency, transfer, _) = args.workers, exact(args)
     wrong = sum(a != b for row in costs for a, b in zip(row.closed, row.simulated, strict=True))
     caption = (
@@ -283,7 +283,7 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
 
 
 def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
-    """How long each timeline takes."""
+    """Tabulates the duration of each timeline."""
     table = tables.table(
         f"the pictures ({args.convention}), those of chapters 3 to 5 with computing",
         ("fig.", "messages", "units"),
@@ -295,7 +295,7 @@ def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
 
 
 def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
-    """All timelines, two side by side on one scale."""
+    """Draws all timelines, two next to each other on the same scale."""
     pairs = [pictures[i : i + 2] for i in range(0, len(pictures), 2)]
     heights = [
         0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair)

@@ -1,12 +1,12 @@
-"""What a graph costs: consensus and loss of decentralized SGD on every topology, and rho as
-measured beside rho as computed.
+"""The cost of a graph: consensus and loss of decentralized SGD on every topology, and measured and
+computed values of rho.
 
     python -m experiments.topology --workers 16 64
 
-On each graph, with data spread at random and by label, decentralized SGD at the step size of the
-grid with the smallest loss over the second half of the run. Figures have loss and consensus
-distance against rounds, bits and modelled seconds, and the graphs; tables have the graphs' numbers
-and the cost to a target loss.
+On each graph, with data partitioned iid and by label, decentralized SGD is run at the step size of
+the grid with the smallest loss over the second half of the run. Figures show loss and consensus
+distance against rounds, bits and modelled seconds, and the graphs; tables show the graphs'
+properties and the cost to a target loss.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Args(commands.Data, commands.Switch, commands.Common):
     workers: tuple[commands.Count, ...] = (16, 64)
     """Numbers of workers N."""
     learning_rates: tuple[commands.Positive, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
-    """Step sizes to choose from."""
+    """Candidate step sizes."""
     steps: commands.Count = 600
-    """Rounds."""
+    """Number of rounds."""
     seeds: commands.Count = 3
     """Independent runs on each graph."""
     compute: commands.SampleSeconds = 1e-4
-    """Seconds that a worker computes for one sample."""
+    """Computation time of one sample, seconds."""
     out: Path = Path("results/topology")
     """Folder for config.json, graphs.csv, and for each N history-N.csv, figure-N.png and tables."""
 
@@ -100,7 +100,7 @@ def main(args: Args) -> None:
 
 
 def graphs(N: int, seed: int) -> list[dsgd.Topology]:
-    """Every topology that there is for N workers, the sparsest first."""
+    """Returns every topology that exists for N workers, the sparsest first."""
     rows = max(d for d in range(1, math.isqrt(N) + 1) if N % d == 0)
     cube = [topologies.hypercube(N.bit_length() - 1)] if N & (N - 1) == 0 else []
     return [
@@ -119,7 +119,7 @@ def graphs(N: int, seed: int) -> list[dsgd.Topology]:
 
 
 def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
-    """The first connected draw."""
+    """Returns the first connected draw."""
     for attempt in range(seed, seed + 100):
         try:
             return topologies.erdos_renyi(N, probability, attempt)
@@ -131,21 +131,21 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
 
 
 def short(graph: dsgd.Topology) -> str:
-    """Its name without its arguments."""
+    """Returns the name without its arguments."""
     return graph.name.partition("(")[0]
 
 
 def per_round(graph: dsgd.Topology) -> float:
-    """rho of one round: of a schedule, the geometric mean over its period."""
+    """Returns rho of one round; for a schedule, the geometric mean over its period."""
     return graph.rho ** (1 / graph.period)
 
 
 def decay(graph: dsgd.Topology, seed: int) -> float:
-    """What is left after a round of the root of the consensus distance, once the slowest direction
-    is all that there is.
+    """Returns the factor by which the root of the consensus distance decreases per round, when only
+    the slowest mode is left.
 
-    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it
-    would soon be rounding errors only.
+    Simulates gossip from a random start, without gradients. The vector is scaled to norm 1 in every
+    round, because otherwise only rounding errors would soon be left.
     """
     first = graph.period * math.ceil(8 * graph.n**2 / graph.period)
     counted = graph.period * math.ceil(1_000 / graph.period)
@@ -204,7 +204,7 @@ def target(found: Outcomes, partition: str) -> float:
 
 
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """The graphs' numbers."""
+    """Tabulates the graphs' properties."""
     caption = (
         "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a "
         "schedule, the geometric mean).\n"
@@ -227,7 +227,7 @@ def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> T
 
 
 def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """1 - rho of rings beside what the survey prints, and what it should have printed."""
+    """Tabulates 1 - rho of rings, the survey's numbers, and their corrections."""
     caption = "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)"
     table = tables.table(
         "rings: 1 - rho",
@@ -291,8 +291,8 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], found: Outcomes) -> Figu
 
 
 def curves(row: Iterable[Axes], found: Outcomes, partition: str, what: str) -> None:
-    """Loss, or consensus distance, against each of the costs. The start, where all models agree,
-    has no logarithm.
+    """Draws loss, or consensus distance, against each of the costs. The start, where all models are
+    equal, is omitted, because it has no logarithm.
     """
     shown = {
         case.graph: one.history

@@ -1,1 +1,3 @@
-"""Methods in which nobody waits, and what they share: arrivals and given delays."""
+"""Asynchronous methods, in which no worker waits for another, with their arrival times and given
+delays.
+"""

@@ -1,16 +1,16 @@
-r"""Whose gradient arrives next at an asynchronous server, computed at which model: the survey's
-section 4.1, event by event.
+"""Order and staleness of the gradients that arrive at an asynchronous server, event by event (the
+survey's section 4.1).
 
-A worker computes, sends its gradient to the server, receives the model as it then is, and begins
-again. The server's ports are those of `dsgd.network`: each takes one message at a time, the first
-that is ready first. With P servers, each has one part of the model; a worker sends its parts one
-after the other, and they come back in the same order, so that all servers see the gradients in one
-order (`network.asynchronous_server_messages` lists the messages). Then one update is one gradient;
-but it is applied to each part, and each part is read, at its own time, so that each has its own
-staleness.
+A worker computes, sends its gradient to the server, receives the current model, and starts again.
+The server's ports are those of `dsgd.network`: each port handles one message at a time, in the
+order in which the messages are ready. With P servers, each server owns one shard of the model. A
+worker sends the shards of its gradient one after the other, and the shards of the model return in
+the same order, so that all servers receive the gradients in the same order
+(`network.asynchronous_server_messages` lists the messages). One update is then one gradient; but
+each shard is updated and read at its own time, and so has its own staleness.
 
-Times are seconds after the last update. The server keeps each model that somebody computes at: a
-buffer of N, where a worker's `slot` says which is the one that it has read.
+Times are in seconds after the last update. The server keeps every model at which a worker computes,
+in a buffer of N models; a worker's `slot` is the index of the model that it has read.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from jax import lax
 from dsgd import clusters
 from dsgd.base import Now, Round
 
-# where a run has no cluster: everybody computes for a second, and messages take no time
+# used if a run has no cluster: a gradient takes one second, and messages take no time
 UNIT = clusters.Cluster(clusters.constant(1.0))
 
-NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
-# servers up to which the trip is one expression, whose loop would cost more than it does
+NO_ROUNDS = (
+    "it has no rounds in which a worker could be absent; use longer compute times for slow workers"
+)
+# up to this number of servers the trip is unrolled, since a loop would cost more than its body
 _UNROLLED = 8
 
 
 class Events(NamedTuple):
-    """What the servers and workers are about to do.
+    """Pending events of the servers and workers; times in seconds after the last update.
 
     Args:
         ready: when each worker's gradient is computed, `[N]`.
-        held: until when the server would not take it, of bounded staleness, `[N]`.
-        read: when each server begins to send each worker its part, `[N, P]`.
-        version: how many updates had been made to the part then, int32 `[N, P]`.
-        slot: where that part is in the buffer, int32 `[N, P]`.
-        into: when the servers' receiving ports are free, which is when the last update was, `[P]`.
-        out: when their sending ports are free, `[P]`.
+        held: until when bounded staleness keeps the servers from accepting it, `[N]`.
+        read: when each server starts to send its shard to each worker, `[N, P]`.
+        version: number of updates of the shard before it was read, int32 `[N, P]`.
+        slot: index of the shard that was read in the buffer, int32 `[N, P]`.
+        into: when the servers' receiving ports are free, which is the time of their last update,
+            `[P]`.
+        out: when the servers' sending ports are free, `[P]`.
     """
 
     ready: jax.Array
@@ -55,15 +58,15 @@ class Events(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """One gradient, and the update that it makes.
+    """One gradient and the update that it makes.
 
     Args:
-        worker: whose, int32 scalar.
-        staleness: updates that were made to each part since it was read, int32 `[P]`.
-        slots: where the parts that it was computed at are in the buffer, int32 `[P]`.
-        write: where the updated parts belong, int32 `[P]`.
-        elapsed: seconds since the last update; None: there is no time.
-        events: after it; () where the staleness is given.
+        worker: the worker that computed it, int32 scalar.
+        staleness: number of updates of each shard since it was read, int32 `[P]`.
+        slots: buffer indices of the shards at which it was computed, int32 `[P]`.
+        write: buffer indices to which the updated shards are written, int32 `[P]`.
+        elapsed: seconds since the last update; None: the run has no clock.
+        events: the pending events after it; () if the staleness is given.
     """
 
     worker: jax.Array
@@ -75,19 +78,19 @@ class Arrival(NamedTuple):
 
 
 def first_events(N: int, servers: int) -> Events:
-    """Everybody has the first model at 0."""
+    """Returns the initial events: all workers have the initial model at time 0."""
     times, numbers = jnp.zeros((N, servers), jnp.float32), jnp.zeros((N, servers), jnp.int32)
     return Events(times[:, 0], times[:, 0], times - 1, numbers, numbers, times[0], times[0])
 
 
 def on_cluster(round: Round) -> Round:
-    """The same round, on `UNIT` where the run has no cluster."""
+    """Returns the round, on the cluster `UNIT` if the run has none."""
     return round if round.now else round._replace(now=Now(UNIT))
 
 
 def begun_after(round: Round, seconds: jax.Array) -> Round:
-    """The round as a gradient sees it that is begun so many seconds after it; its key is another
-    one than in the first round.
+    """Returns the round as seen by a gradient that starts `seconds` after it, with a key that
+    differs from that of the first round's own gradients.
     """
     assert round.now is not None
     return round._replace(
@@ -96,7 +99,7 @@ def begun_after(round: Round, seconds: jax.Array) -> Round:
 
 
 def _begin(events: Events, round: Round) -> Events:
-    """In the first round, everybody's first gradient is begun."""
+    """Starts every worker's first gradient in the first round."""
 
     def compute(ready):
         return round.cluster.seconds(round, jnp.arange(round.workers))
@@ -107,14 +110,14 @@ def _begin(events: Events, round: Round) -> Events:
 
 
 def following(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
-    """The next update.
+    """Returns the next update.
 
     Args:
-        events: before it.
-        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that
-            are begun in it.
-        bits: of one part of the model.
-        bound: tau of bounded staleness; None: there is none.
+        events: pending events before it.
+        round: on a cluster. If its `work` is set, it determines the seconds of the gradients that
+            start in this round.
+        bits: size of one shard of the model.
+        bound: tau of bounded staleness; None: unbounded.
     """
     events = _begin(events, round)
     may = allowed(events.version, round.step, bound)
@@ -125,7 +128,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
         received + round.cluster.seconds(computing, worker[None])[0]
     )
     reads = events.read.at[worker].set(read)
-    # who will read this update, or a later one
+    # the pairs (worker, shard) that will read this update, or a later one
     fresh = (reads > applied[None]).at[worker].set(True)
     write = _unused(events.slot, fresh)
     slot, version = (
@@ -149,11 +152,11 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
 
 
 def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple[jax.Array, ...]:
-    """A gradient's way to the servers, and the model's way back.
+    """Returns the times at which a gradient reaches the servers and the model returns.
 
     Returns:
-        When each part is applied `[P]`, when each is read `[P]`, when the last has been received,
-        and until when servers send `[P]`.
+        When each shard is updated `[P]`, when each is read `[P]`, when the worker has received the
+        last one (scalar), and until when the servers' sending ports are busy `[P]`.
     """
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     pipelined = cluster.convention == "pipelined"
@@ -176,12 +179,12 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
 
 
 def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
-    """Whose gradient the server may take as update t, so that no staleness will ever exceed the
-    bound, bool `[N]`.
+    """Returns the workers whose gradient may be update t, such that no staleness will ever exceed
+    the bound, bool `[N]`.
 
     A gradient computed at version v must be one of the updates up to v + tau. Sorted by these
-    deadlines, the k-th must not be before t + k, and where one of them is exactly that, nobody
-    later may go first.
+    deadlines, the k-th deadline must be at least t + k; if it equals t + k for some k, no worker
+    with a later deadline may go first.
     """
     N = version.shape[0]
     if bound is None:
@@ -193,8 +196,8 @@ def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
 
 
 def _unused(slot: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Of each part, a place in the buffer that nobody computes at who does not read this update,
-    int32 `[P]`.
+    """Returns, for each shard, a buffer index that is free: every worker that reads from it will
+    read this update or a later one; int32 `[P]`.
     """
     N = slot.shape[0]
     taken = jnp.any((slot[:, :, None] == jnp.arange(N)[None, None]) & ~fresh[:, :, None], axis=0)

@@ -1,4 +1,4 @@
-"""Asynchronous gossip: AD-PSGD."""
+"""Asynchronous gossip (AD-PSGD)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from dsgd.graphs.topology import Topology
 
 
 class Local(NamedTuple):
-    """A worker's part of the state: its model, its optimiser's, and the model that it computes
-    at.
+    """A worker's state, leaves `[n, ...]`.
+
+    Args:
+        params: its model.
+        optimizer: its optimizer's state.
+        read: the model at which it computes.
     """
 
     params: Params
@@ -28,13 +32,13 @@ class Local(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What the workers are about to do, in seconds after the last update.
+    """Pending events of the workers; times in seconds after the last update.
 
     Args:
         ready: when each worker's gradient is computed, `[N]`.
-        partner: with whom it then averages, int32 `[N]`.
-        free: when its ports are, `[N]`.
-        version: how many updates there had been when it read its model, int32 `[N]`.
+        partner: the neighbour with which it then averages, int32 `[N]`.
+        free: when its ports are free, `[N]`.
+        version: number of updates before it read its model, int32 `[N]`.
     """
 
     ready: jax.Array
@@ -47,9 +51,9 @@ class Exchange(NamedTuple):
     """The next update.
 
     Args:
-        worker, partner: who average, int32 scalars.
+        worker, partner: the two workers that average, int32 scalars.
         elapsed: seconds since the last update.
-        events: after it.
+        events: the pending events after it.
     """
 
     worker: jax.Array
@@ -62,24 +66,25 @@ class Exchange(NamedTuple):
 def asynchronous_gossip_sgd(
     optimizer: optax.GradientTransformation, topology: Topology
 ) -> Algorithm:
-    r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its
-    step; nobody waits for a round.
+    r"""AD-PSGD: a worker that has computed a gradient averages its model with one neighbour, drawn
+    uniformly, and makes its step, without synchronized rounds.
 
     $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top, \qquad
        \hat x_t^{(i)} = x_s^{(i)} \text{ after its last update, } s \le t $$
 
-    W_t averages i_t and j_t.
+    W_t averages the models of i_t and j_t.
 
-    A round is one update, of the worker whose exchange begins next on the run's cluster (without
-    one, everybody computes for a second). An exchange is atomic: it holds the ports of both for the
-    latency and for one model at the slowest of the four. The partner goes on computing.
+    A round is one update, by the worker whose exchange starts next on the run's cluster (without a
+    cluster, every gradient takes one second). An exchange is atomic: it occupies the ports of both
+    workers for the latency plus the time of one model at the slowest of the four bandwidths. The
+    partner continues its computation.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
-        topology: whose neighbours; its weights do not matter.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
+        topology: determines the neighbours; its weights are not used.
 
     Raises:
-        ValueError: not a topology, a schedule, or a directed graph.
+        ValueError: if the topology is a schedule or a directed graph.
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018,
     algorithm 1.
@@ -124,9 +129,9 @@ def asynchronous_gossip_sgd(
         first = methods.first((gradients, models, memories))
         change, memory = optimizers.change(optimizer, first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
-        # past the end on devices that do not have the row
+        # an index past the end on devices that do not store the row, which is not written
         own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])
-        # in this order: who has no neighbour is its own partner
+        # in this order, because a worker without neighbours is its own partner
         params = _put(own, stepped, _put(partners, middle, local.params))
         after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
         # a worker without neighbours sends nothing
@@ -139,15 +144,19 @@ def asynchronous_gossip_sgd(
 
 
 class _Neighbours(NamedTuple):
-    """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has
-    itself.
+    """The workers' neighbours.
+
+    Args:
+        lists: neighbours of each worker, padded by repetition, `[N, K]`; a worker without
+            neighbours has itself.
+        degrees: number of valid entries of each row, `[N]`.
     """
 
     lists: np.ndarray
     degrees: np.ndarray
 
     def draw(self, key: jax.Array, ids: jax.Array) -> jax.Array:
-        """The next partners of these workers, int32 `[k]` to `[k]`."""
+        """Draws the next partners of these workers, int32 `[k]`."""
         return jnp.asarray(self.lists)[
             ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])
         ]
@@ -166,7 +175,7 @@ def _neighbours(topology: Topology) -> _Neighbours:
 
 
 def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
-    """In the first round, everybody's first gradient is begun."""
+    """Starts every worker's first gradient in the first round."""
 
     def compute(events):
         ids = jnp.arange(round.workers)
@@ -179,18 +188,18 @@ def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
 
 
 def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int) -> Exchange:
-    """The next update.
+    """Returns the next update.
 
     Args:
-        events: before it.
-        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that
-            are begun in it.
-        neighbours: of whom the next partner is drawn.
-        bits: of a model.
+        events: pending events before it.
+        round: on a cluster. If its `work` is set, it determines the seconds of the gradients that
+            start in this round.
+        neighbours: from which the next partner is drawn.
+        bits: size of a model.
     """
     events = _begin(events, round, neighbours)
     start = jnp.maximum(events.ready, jnp.maximum(events.free, events.free[events.partner]))
-    # Of those that can begin first, the one that was ready first.
+    # Among the exchanges that can start first, that of the worker that was ready first.
     worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
     pair = jnp.stack([worker, events.partner[worker]])
     latency = jnp.float32(round.cluster.latency)
@@ -198,7 +207,7 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
         round.cluster.sending(round, pair, bits, start[worker]),
         round.cluster.receiving(round, pair, bits, start[worker] + latency),
     )
-    # A worker without neighbours has nobody to send to.
+    # A worker without neighbours sends nothing.
     end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, latency + jnp.max(jnp.stack(ports)))
     computing = begun_after(round, end)
     elapsed = jnp.maximum(end, 0)
@@ -215,7 +224,9 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
 
 
 def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
-    """Leaves `[n, ...]` with this row, leaves `[...]`, at this place; n: at none."""
+    """Writes `row`, with leaves `[...]`, to index `place` of `rows`, with leaves `[n, ...]`; for
+    index n nothing is written.
+    """
     return jax.tree.map(
         lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows
     )

@@ -1,4 +1,4 @@
-"""Asynchronous methods with a server that makes a custom step with each gradient that arrives."""
+"""Asynchronous methods whose server makes a custom step with each gradient that arrives."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_SERVERS = 10**5
 
 
 class Arrival(NamedTuple):
-    """The gradient that arrives, as the server's step sees it.
+    """An arriving gradient, as passed to the server's step.
 
     Args:
-        worker: that computed it, int32 scalar.
-        staleness: updates since the model was read that the gradient was computed at, $t - D(t)$: a
-            tree like the parameters of int32 leaves, scalars if there is one server; of several,
-            each element has that of its server.
+        worker: the worker that computed it, int32 scalar.
+        staleness: $t - D(t)$, number of updates since the model was read at which the gradient was
+            computed. A tree like the parameters with int32 leaves: scalars with one server; with
+            several servers, each element has the staleness of its server.
     """
 
     worker: jax.Array
@@ -39,10 +39,9 @@ class Server(NamedTuple):
     """The servers' part of the state.
 
     Args:
-        model: the present one, an `optimizers.Model` or what `start` makes of it.
-        buffer: earlier models that are still in use, cut into the servers' parts,
-            `[P, models, part]`.
-        events: what is about to happen, () if the staleness is given.
+        model: the current model, an `optimizers.Model` or what `start` returns.
+        buffer: earlier models that are still in use, as the servers' shards, `[P, models, part]`.
+        events: pending events; () if the staleness is given.
     """
 
     model: Any
@@ -63,37 +62,41 @@ def asynchronous_server(
     bound: int | None = None,
     start: Annotated[Callable[[optimizers.Model], Any], "(model)"] | None = None,
 ) -> Algorithm:
-    r"""Returns the asynchronous method with this server step, which is made with each gradient that
+    r"""Returns the asynchronous method whose server makes a custom step with each gradient that
     arrives.
 
     $$ x_{t+1} = \text{step}(x_t, g_t(x_{D(t)}), t - D(t), x_{D(t)}) $$
 
-    A round is one update. Asynchronous SGD with delay compensation (Zheng et al., 2017) in full:
+    A round is one update. A complete example, asynchronous SGD with delay compensation (Zheng et
+    al., 2017):
 
         def delay_compensated_sgd(optimizer, weight):
             def step(model, gradient, arrival, read):
-                gradient = jax.tree.map(lambda g, x, old: g + weight * g * g * (x - old), gradient,
-                model.params, read) return optimizers.step(optimizer, model, gradient)
+                def compensated(g, x, old):
+                    return g + weight * g * g * (x - old)
+
+                gradient = jax.tree.map(compensated, gradient, model.params, read)
+                return optimizers.step(optimizer, model, gradient)
 
             return asynchronous_server("delay_compensated_sgd", optimizer, step)
 
     Args:
-        name: for tables and error messages; options of the method in brackets at its end.
-        optimizer: of the server.
-        step: (model, gradient, arrival, read) -> model. The model is an
-            `algorithms.optimizers.Model`; `optimizers.step` returns the next one; the gradient has
-            the shapes of the parameters; the `Arrival` is its worker and its staleness; and `read`
-            are the parameters that it was computed at.
-        delays: D(t), from `algorithms.delays`; None: it emerges from the seconds of the run's
+        name: for tables and error messages; options of the method go in brackets at its end.
+        optimizer: the server's optimizer.
+        step: (model, gradient, arrival, read) -> model. `model` is an
+            `algorithms.optimizers.Model`, and `optimizers.step` returns the next one; `gradient`
+            has the shapes of the parameters; `arrival` contains its worker and its staleness;
+            `read` is the parameters at which it was computed.
+        delays: D(t), from `algorithms.delays`; None: it results from the times of the run's
             cluster.
-        servers: P, each of one part of the model with its own staleness.
-        bound: tau of bounded staleness: the server does not take a gradient while another one would
-            grow too old; None: it takes any.
-        start: model -> what the server has at the start, a NamedTuple with `params` and what else
-            the step needs; None: the model.
+        servers: P, number of servers, each with one shard of the model and its own staleness.
+        bound: tau of bounded staleness: the server delays a gradient if accepting it would make
+            another one too stale; None: it accepts any.
+        start: model -> the server's initial state, a NamedTuple with `params` and everything else
+            that the step needs; None: the model.
 
     Raises:
-        ValueError: as of `asynchronous_sgd`.
+        ValueError: see `asynchronous_sgd`.
     """
     optimizers.require_descent(optimizer)
     method, _, own = name.partition("(")
@@ -103,8 +106,8 @@ def asynchronous_server(
     def init(params, N):
         if bound is not None and bound < N - 1:
             raise ValueError(
-                f"{method}: bound = {bound} with {N} workers, who all read the first model: need "
-                f"at least {N - 1}"
+                f"{method}: bound = {bound} with {N} workers; expected at least N - 1 = {N - 1}, "
+                "because all workers start from the initial model"
             )
         models = N if delays is None else delays.bound + 1
         buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
@@ -113,7 +116,7 @@ def asynchronous_server(
         return State(Server(model if start is None else start(model), buffer, events))
 
     def following(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
-        """What arrives next, and the parameters that it was computed at."""
+        """Returns the next arrival and the parameters at which its gradient was computed."""
         server: Server = state.server
         if delays is None:
             bits = communication.bits.of_tree(workers.stack(server.model.params, 1)) / servers
@@ -130,7 +133,10 @@ def asynchronous_server(
         round.require_all(arrivals.NO_ROUNDS)
         now, read = following(state, round)
         if delays is not None:
-            words = f"delays.{delays.name} gives a staleness of {{}}; expected 0 to {delays.bound}, and at most t in update t"
+            words = (
+                f"delays.{delays.name} returned a staleness of {{}}; expected 0 to "
+                f"{delays.bound}, and at most t in update t"
+            )
             wrong = indices.outside(now.staleness, jnp.minimum(round.step, delays.bound))
             round.refuse_if(~jnp.isnan(wrong), words, wrong)
         arrival = Arrival(now.worker, _of_elements(now.staleness, read))
@@ -163,15 +169,15 @@ def asynchronous_server(
 def _validated(
     method: str, delays: delays_.Delays | None, bound: int | None
 ) -> tuple[delays_.Delays | None, int | None]:
-    """Both with bounds as integers of Python.
+    """Returns `delays` and `bound`, with bounds as Python integers.
 
     Raises:
-        ValueError: both are given, or a bound is no integer in its range.
+        ValueError: if both are given, or a bound is not an integer in its range.
     """
     if delays is not None and bound is not None:
         raise ValueError(
-            f"{method}: bound = {bound} with delays.{delays.name}, which has its own: need one of "
-            "the two"
+            f"{method}: bound = {bound} with delays.{delays.name}, which has its own bound; "
+            "expected one of the two"
         )
     if bound is not None:
         bound = checks.natural(f"{method}: bound", bound, most=2**30)
@@ -185,13 +191,13 @@ def _validated(
 
 
 def _given(method: str, delays: delays_.Delays, server: Server, round: Round) -> arrivals.Arrival:
-    """A worker drawn as in SGD, and the staleness of the rule. The model after t updates is at
-    place t mod (tau + 1).
+    """Returns an arrival with a uniformly drawn worker and the staleness of the rule. The model
+    after t updates has the buffer index t mod (tau + 1).
     """
     if round.cluster is not None:
         raise ValueError(
-            f"{method} with delays.{delays.name} on a cluster: D(t) is given and has no time; "
-            "need a run without a cluster, or delays=None"
+            f"{method}: delays.{delays.name} on a cluster, but given delays have no times; "
+            "expected delays=None, or a run without a cluster"
         )
     parts, models = server.buffer.shape[:2]
     t = round.step
@@ -206,7 +212,7 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     if not given or not jnp.issubdtype(staleness.dtype, jnp.integer):
         raise ValueError(
             f"delays.{delays.name}: staleness returned {checks.typed(staleness)}; expected int32 "
-            f"[{parts}], one of each part"
+            f"[{parts}], one for each part"
         )
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]
     return arrivals.Arrival(
@@ -215,7 +221,9 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
 
 
 def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
-    """The staleness `[P]` of the servers' parts as that of the parameters' elements."""
+    """Returns the staleness `[P]` of the servers' shards as a tree with the staleness of each
+    parameter element.
+    """
     if len(staleness) == 1:
         return jax.tree.map(lambda leaf: staleness[0], params)
     parts = cut(params, len(staleness))
@@ -224,14 +232,16 @@ def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
 
 
 def cut(params: Params, parts: int) -> jax.Array:
-    """The model as equal parts of one vector, the last filled up with zeros, `[P, part]`."""
+    """Returns the model as P equal shards of one vector, the last one padded with zeros,
+    `[P, part]`.
+    """
     flat = ravel_pytree(params)[0]
     return jnp.pad(flat, (0, -flat.size % parts)).reshape(parts, -1)
 
 
 def unshard(parts: jax.Array, like: Params) -> Params:
-    """The model that `cut` has made into these parts, `[P, part]`, with the shapes and types of
-    `like`.
+    """Returns the model whose shards `[P, part]` these are, with the shapes and types of `like`;
+    the inverse of `cut`.
     """
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

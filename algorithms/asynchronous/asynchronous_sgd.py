@@ -22,29 +22,31 @@ def asynchronous_sgd(
     bound: int | None = None,
     staleness_aware: bool = False,
 ) -> Algorithm:
-    r"""Asynchronous SGD: the server makes a step with every gradient that arrives, whatever model
-    it was computed at.
+    r"""Asynchronous SGD: the server makes a step with every gradient that arrives, even if it was
+    computed at an earlier model.
 
     $$ x_{t+1} = x_t - \gamma\, g_t(x_{D(t)}), \qquad 0 \le t - D(t) \le \tau $$
 
-    A round is one update, of one worker's gradient. Updates are atomic, part by part. The staleness
-    emerges: each worker reads, computes and sends in the time that the run's cluster takes for it
-    (without a cluster, everybody computes for a second). Or it is given: then a worker is drawn
-    uniformly for each update, and there is no clock. The history has each record's `worker`, and
-    its `staleness` (of several parts, the largest).
+    A round is one update, with one worker's gradient. Updates are atomic for each shard. By default
+    the staleness results from the simulation: each worker reads, computes and sends in the time
+    that the run's cluster takes for it (without a cluster, every gradient takes one second). If
+    `delays` is given, it sets the staleness; then a worker is drawn uniformly for each update, and
+    there is no clock. The history contains each record's `worker` and its `staleness` (with several
+    shards, the largest).
 
     Args:
-        optimizer: the server's step; `optax.sgd(gamma)` is the equation.
-        delays: D(t), from `algorithms.delays`; None: it emerges.
-        servers: P, each of one part of the model with its own staleness.
-        bound: tau of bounded staleness: the server does not take a gradient while another one would
-            grow too old; None: it takes any.
-        staleness_aware: divide the step by $\max(1, t - D(t))$, part by part.
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
+        delays: D(t), from `algorithms.delays`; None: it results from the cluster's times.
+        servers: P, number of servers, each with one shard of the model and its own staleness.
+        bound: tau of bounded staleness: the server delays a gradient if accepting it would make
+            another one too stale; None: it accepts any.
+        staleness_aware: whether to divide the step by $\max(1, t - D(t))$, for each shard.
 
     Raises:
-        ValueError: servers < 1 or above 10^5, not a rule for D(t), one whose bound is above 10^6, a
-            bound beside given delays. When it runs: a bound below N - 1, since N workers read the
-            first model; a cluster beside given delays; a staleness outside the bound.
+        ValueError: if servers is less than 1 or more than 10^5, the bound of `delays` is more than
+            10^6, or both `bound` and `delays` are given. During a run: if the bound is below N - 1
+            (all N workers read the initial model), `delays` is given on a cluster, or the given
+            staleness is out of range.
 
     Source: Liu and Zhang, section 4.1; bounded staleness: Ho et al., "More effective distributed ML
     via a stale synchronous parallel parameter server", 2013; staleness-aware steps: Zhang et al.,
@@ -65,12 +67,12 @@ def stale_step(
     staleness: PyTree,
     aware: bool,
 ) -> optimizers.Model:
-    """The server's step; if it is `aware` of the staleness, it is divided by it.
+    """Makes the server's step, divided by the staleness if `aware` is set.
 
     Args:
         optimizer, model, gradient: of the server.
-        staleness: int32 leaves, of a tree like the parameters or of a prefix of it.
-        aware: whether the staleness counts.
+        staleness: int32 leaves, of a tree like the parameters or a prefix of it.
+        aware: whether to divide by max(1, staleness).
     """
 
     def divided(old, new, staleness):

@@ -1,5 +1,5 @@
-r"""Given sequences of staleness $t - D(t)$, for `asynchronous_sgd`: which earlier model the
-gradient of update t is computed at.
+"""Given sequences of staleness $t - D(t)$ for `asynchronous_sgd`: rules for the earlier model at
+which the gradient of update t is computed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from dsgd import checks
 
 MOST = 10**6
-"""The largest bound: the server keeps one model more."""
+"""The largest bound; the server keeps bound + 1 models."""
 
 
 class Delays(NamedTuple):
     r"""A rule for D(t).
 
     Args:
-        bound: $\tau$, with $0 \le t - D(t) \le \tau$ (Assumption 5). The rule must stay within: the
-            server keeps no older model.
-        staleness: (key, t, parts P, moved) -> $t - D(t)$ of each part of the model, int32 `[P]`, at
-            most t. `moved()` is how far each part has moved since, squared: `[P, tau + 1]` by
-            staleness.
+        bound: $\tau$, with $0 \le t - D(t) \le \tau$ (Assumption 5). The staleness must not exceed
+            it, because the server keeps no older model.
+        staleness: (key, t, number of shards P, moved) -> $t - D(t)$ of each shard of the model,
+            int32 `[P]`, at most t. `moved()` returns the squared distance between each shard and
+            its earlier versions, `[P, tau + 1]`, indexed by staleness.
         name: for tables.
     """
 
@@ -36,13 +36,13 @@ class Delays(NamedTuple):
 
 @checks.arguments
 def constant(bound: int) -> Delays:
-    r"""$D(t) = t - \tau$, from $t = \tau$ on; 0 before.
+    r"""Constant staleness: $D(t) = t - \tau$ for $t \ge \tau$, and 0 before.
 
     Args:
-        bound: tau. With 0 it is SGD.
+        bound: tau, 0 to 10^6. With tau = 0 the method is SGD.
 
     Raises:
-        ValueError: bound < 0 or above 10^6.
+        ValueError: if bound is negative or more than 10^6.
     """
     bound = checks.natural("delays.constant: bound", bound, most=MOST)
     return Delays(
@@ -54,14 +54,14 @@ def constant(bound: int) -> Delays:
 
 @checks.arguments
 def uniform(bound: int) -> Delays:
-    r"""$t - D(t)$ is drawn uniformly from 0, ..., $\min(t, \tau)$, for each part of the model on
-    its own.
+    r"""Random staleness: $t - D(t)$ is drawn uniformly from 0, ..., $\min(t, \tau)$, independently
+    for each shard of the model.
 
     Args:
-        bound: tau.
+        bound: tau, 0 to 10^6.
 
     Raises:
-        ValueError: bound < 0 or above 10^6.
+        ValueError: if bound is negative or more than 10^6.
     """
     bound = checks.natural("delays.uniform: bound", bound, most=MOST)
     return Delays(
@@ -75,17 +75,18 @@ def uniform(bound: int) -> Delays:
 
 @checks.arguments
 def worst_case(bound: int) -> Delays:
-    r"""The earlier model that is farthest from the present one,
-    $D(t) = \arg\max_{t - \tau \le s \le t} |x_t - x_s|$, part by part.
+    r"""Worst-case staleness: the earlier model that is farthest from the current one,
+    $D(t) = \arg\max_{t - \tau \le s \le t} |x_t - x_s|$, for each shard.
 
-    What the proof bounds, $|f'(x_t) - f'(x_{D(t)})|^2 \le L^2 |x_t - x_{D(t)}|^2$ (4.6), is then as
-    large as it can be. (So D(t) depends on earlier samples, which the theorem does not allow.)
+    The term that the proof bounds, $|f'(x_t) - f'(x_{D(t)})|^2 \le L^2 |x_t - x_{D(t)}|^2$ (4.6),
+    is then as large as possible. (D(t) depends on earlier samples, which the theorem does not
+    allow.)
 
     Args:
-        bound: tau.
+        bound: tau, 0 to 10^6.
 
     Raises:
-        ValueError: bound < 0 or above 10^6.
+        ValueError: if bound is negative or more than 10^6.
     """
     bound = checks.natural("delays.worst_case: bound", bound, most=MOST)
 
@@ -98,26 +99,28 @@ def worst_case(bound: int) -> Delays:
 
 @checks.arguments
 def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
-    """A sequence D(0), D(1), ... of your own. When it is over, its staleness begins again.
+    """A custom sequence D(0), D(1), ...; after its end, its staleness is repeated from the start.
 
     Args:
-        D: the number of the model that the gradient of update t is computed at, `[T]`; `[T, P]` for
-            each of P parts its own.
-        bound: tau; None: the largest staleness that there is.
+        D: index of the model at which the gradient of update t is computed, `[T]`, or `[T, P]` for
+            separate sequences of P shards.
+        bound: tau; None: the largest staleness of the sequence.
 
     Raises:
-        ValueError: D(t) that is negative, no integer, or in the future; a bound below the largest
+        ValueError: if some D(t) is not an integer in [0, t], or the bound is below the largest
             staleness.
 
     Source: Liu and Zhang, section 4.2, where t and D(t) count from 1.
     """
     if not checks.is_numeric(D):
-        raise ValueError(f"delays.given: D = {checks.shown(D)}: need integers [T] or [T, parts]")
+        raise ValueError(
+            f"delays.given: D = {checks.shown(D)}; expected integers [T] or [T, parts]"
+        )
     models = np.asarray(D)
     if models.ndim not in (1, 2) or models.size == 0 or models.dtype.kind not in "iu":
         raise ValueError(
-            f"delays.given: D of shape {models.shape} and type {models.dtype}: need integers [T] "
-            "or [T, parts]"
+            f"delays.given: D has shape {models.shape} and type {models.dtype}; expected integers "
+            "[T] or [T, parts]"
         )
     table = np.arange(len(models))[:, None] - models.reshape(len(models), -1)
     for wrong, why in (
@@ -127,22 +130,22 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
         if wrong.any():
             t, part = np.argwhere(wrong)[0]
             raise ValueError(
-                f"delays.given: D({t}) = {models.reshape(len(models), -1)[t, part]} is {why}: "
-                "need 0 <= D(t) <= t"
+                f"delays.given: D({t}) = {models.reshape(len(models), -1)[t, part]} is {why}; "
+                "expected 0 <= D(t) <= t"
             )
     largest = int(table.max())
     bound = largest if bound is None else checks.natural("delays.given: bound", bound)
     if bound < largest:
         raise ValueError(
-            f"delays.given: bound = {bound}, but the staleness reaches {largest}: need a buffer "
-            "for at least as much"
+            f"delays.given: bound = {bound}, but the staleness reaches {largest}; expected bound "
+            f">= {largest}"
         )
 
     def staleness(key, t, parts, moved):
         if table.shape[1] not in (1, parts):
             raise ValueError(
-                f"delays.given: D for {table.shape[1]} parts, but the model has {parts}: need the "
-                "same number, or one D for all"
+                f"delays.given: D has {table.shape[1]} columns, but the model has {parts} parts; "
+                f"expected {parts} columns, or one D for all"
             )
         return jnp.broadcast_to(jnp.asarray(table, jnp.int32)[t % len(table)], (parts,))
 

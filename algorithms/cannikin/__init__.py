@@ -1,4 +1,4 @@
-"""Cannikin: the best local batch sizes on unequal machines."""
+"""Cannikin: optimal local batch sizes on heterogeneous clusters."""
 
 from algorithms.cannikin.candidates import efficiency, goodput
 from algorithms.cannikin.epochs import Epoch, Training

@@ -1,4 +1,4 @@
-"""How large a total batch is worth its time: AdaptDL's goodput, with OptPerf as its throughput."""
+"""Choice of the total batch size by AdaptDL's goodput, with OptPerf as the throughput."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ Totals = Annotated[ArrayLike, "numbers of samples"]
 
 @checks.arguments
 def efficiency(total_batch: Totals, noise_scale: float, initial_batch: int) -> Any:
-    r"""What a sample of a larger batch brings, of what one of the initial batch does.
+    r"""Returns the statistical efficiency of a total batch: the progress per sample at batch size B
+    relative to B_0.
 
     $$ \frac{\varphi + B_0}{\varphi + B} $$
 
     Args:
         total_batch: B, any shape.
-        noise_scale: phi, the gradient noise scale in samples, at least 0; infinite: 1.
+        noise_scale: phi, the gradient noise scale in samples, at least 0; infinity: the efficiency
+            is 1.
         initial_batch: B_0.
 
     Raises:
-        ValueError: B or B_0 < 1, phi negative or NaN.
+        ValueError: if B or B_0 is less than 1, or phi is negative or NaN.
 
     Source: Qiao et al., "Pollux: co-adaptive cluster scheduling for goodput-optimized deep
     learning", 2021, equation 7.
@@ -36,12 +38,12 @@ def efficiency(total_batch: Totals, noise_scale: float, initial_batch: int) -> A
     )
     if not (np.isfinite(B) & (B >= 1)).all():
         raise ValueError(
-            f"cannikin.efficiency: total_batch = {checks.shown(total_batch)}: need finite "
-            "numbers, at least 1"
+            f"cannikin.efficiency: total_batch = {checks.shown(total_batch)}; expected finite "
+            "numbers >= 1"
         )
     if not noise_scale >= 0:
         raise ValueError(
-            f"cannikin.efficiency: noise_scale = {noise_scale}: need a number, at least 0"
+            f"cannikin.efficiency: noise_scale = {noise_scale}; expected a number >= 0"
         )
     return (
         np.ones_like(B)[()]
@@ -52,51 +54,52 @@ def efficiency(total_batch: Totals, noise_scale: float, initial_batch: int) -> A
 
 @checks.arguments
 def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial_batch: int) -> Any:
-    r"""Samples a second, each for what it brings:
+    r"""Returns the goodput, samples per second weighted by their efficiency:
     $\frac{B}{T(B)} \cdot \frac{\varphi + B_0}{\varphi + B}$.
 
     Args:
         seconds: T, of each total batch, above 0.
-        total_batch, noise_scale, initial_batch: as of `efficiency`.
+        total_batch, noise_scale, initial_batch: see `efficiency`.
 
     Raises:
-        ValueError: as of `efficiency`; seconds that are not above 0, or not of these total batches.
+        ValueError: see `efficiency`; also if seconds are not positive or do not have the shape of
+            `total_batch`.
     """
     T, B = np.asarray(seconds, float), np.asarray(total_batch, float)
     if T.shape != B.shape or not (T > 0).all():
         raise ValueError(
-            f"cannikin.goodput: seconds = {checks.shown(seconds)}: need numbers above 0, "
-            f"{list(B.shape)} as total_batch"
+            f"cannikin.goodput: seconds = {checks.shown(seconds)}; expected numbers > 0 with the "
+            f"shape {list(B.shape)} of total_batch"
         )
     return B / T * efficiency(total_batch, noise_scale, initial_batch)
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A cluster that says how long it takes for a total batch, `cannikin.ClusterModel`, say."""
+    """A cluster that predicts the time of a total batch, for example `cannikin.ClusterModel`."""
 
     @property
     def nodes(self) -> int:
-        """n."""
+        """n, the number of nodes."""
         ...
 
     def optperf(self, total_batch: Any) -> OptPerf:
-        """Seconds and batches, of one total batch or of several."""
+        """Returns seconds and local batches for one total batch or several."""
         ...
 
     def computes_longer(self, batches: Any) -> np.ndarray:
-        """Each node's bottleneck."""
+        """Returns whether each node's bottleneck is its computation."""
         ...
 
 
 class Candidates(NamedTuple):
-    """Total batches to choose from, with what is known of their times.
+    """Candidates for the total batch, with the estimates of their times.
 
     Args:
         totals: B, `[K]`.
-        seconds: OptPerf of each; None before there is a model.
-        patterns: which nodes compute longer than they communicate, at the batches of each, bool
-            `[K, n]`.
+        seconds: OptPerf of each candidate; None if there is no model yet.
+        patterns: which nodes compute longer than they communicate, at the batches of each
+            candidate, bool `[K, n]`.
     """
 
     totals: np.ndarray
@@ -106,13 +109,13 @@ class Candidates(NamedTuple):
     def chosen(
         self, model: Model, noise_scale: float, initial_batch: int
     ) -> tuple[int, Candidates]:
-        """The total batch of the largest goodput, by the times that are known; then its own is
-        known anew. Where its bottlenecks have changed, so are all others', and it is chosen once
-        more.
+        """Returns the total batch with the largest goodput by the stored times, and the candidates
+        with its time updated. If its bottlenecks have changed, all times are updated, and the
+        choice is repeated.
 
         Args:
-            model: of the cluster, as it is thought to be now.
-            noise_scale, initial_batch: as of `efficiency`.
+            model: the current model of the cluster.
+            noise_scale, initial_batch: see `efficiency`.
 
         Source: Nie et al., "Cannikin", section 4.5.
         """

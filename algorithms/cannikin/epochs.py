@@ -1,5 +1,5 @@
-"""Epochs, before each of which a system decides how much every node computes: whoever then computes
-it, and on whichever clock.
+"""Training in epochs, before each of which a system decides the local batch of every node. The
+rounds may be simulated or real.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 
 Limits = Annotated[Sequence[int] | np.ndarray, "a number of samples for each node"]
-LEAST = 2  # rounds of an epoch: nodes of a simulated one know the times of a round in the next
+LEAST = 2  # rounds of an epoch; in a simulation the timings of a round are available in the next
 
 
 class Epoch(NamedTuple):
-    """What was decided for an epoch, and what came of it.
+    """Decisions and results of an epoch.
 
     Args:
-        batches: samples of each node, int `[N]`; 0 of those that were not there.
-        rounds: how many.
-        seconds: of all of them.
-        factor: what the step size was multiplied by.
-        noise_scale: S / G in samples, smoothed, after it; infinite where no gradient is seen in the
-            noise.
-        scalars: what is known of the loss: see who trains.
+        batches: samples of each node, int `[N]`; 0 for nodes that did not participate.
+        rounds: number of rounds.
+        seconds: of all rounds together.
+        factor: factor of the step size.
+        noise_scale: S / G in samples, smoothed, after the epoch; infinite if the estimate of G is
+            not positive.
+        scalars: the loss and other metrics; see the function that trains.
     """
 
     batches: np.ndarray
@@ -42,7 +42,7 @@ class Epoch(NamedTuple):
 
     @property
     def total(self) -> int:
-        """B."""
+        """B, the total batch."""
         return int(self.batches.sum())
 
     @property
@@ -52,12 +52,12 @@ class Epoch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What training gives back.
+    """Result of training.
 
     Args:
-        epochs: one after the other.
-        state: the last one, of the method, or the model's and its optimiser's.
-        params: the model to take home.
+        epochs: in order.
+        state: the last state of the method, or of the model and its optimizer.
+        params: the final model.
     """
 
     epochs: list[Epoch]
@@ -65,21 +65,21 @@ class Training(NamedTuple):
     params: Params
 
     def clock(self) -> np.ndarray:
-        """Seconds at the end of each epoch."""
+        """Returns the seconds at the end of each epoch."""
         return np.cumsum([epoch.seconds for epoch in self.epochs])
 
 
 class Plan(NamedTuple):
-    """How long to train, and what decides. `plan` makes it.
+    """Options of a training run, made by `make_plan`.
 
     Args:
-        name: of the function that trains, for its messages.
-        system: which decides.
+        name: name of the function that trains, for error messages.
+        system: decides the local batches.
         last_share: T_u / T_comm.
-        epochs: at most.
-        samples: of an epoch.
-        room: samples for which each node has memory, int `[N]`.
-        scaling, initial_batch, smoothing, present, until: as of `cannikin.train`.
+        epochs: maximal number of epochs.
+        samples: number of samples of an epoch.
+        room: number of samples for which each node has memory, int `[N]`.
+        scaling, initial_batch, smoothing, present, until: see `cannikin.train`.
     """
 
     name: str
@@ -96,15 +96,15 @@ class Plan(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What the rounds of an epoch gave.
+    """Measurements of an epoch's rounds.
 
     Args:
-        seconds: of all rounds.
-        compute, backward, first, communication: what nodes measured, as `Observation` has it, of
-            all N nodes, `[rounds, N]`.
-        local_sqnorms: of each node's gradient, `[rounds, N]`.
-        global_sqnorm: of their mean over samples, `[rounds]`.
-        scalars: what is known of the loss.
+        seconds: of all rounds together.
+        compute, backward, first, communication: timings of all N nodes, as in `Observation`,
+            `[rounds, N]`.
+        local_sqnorms: squared norm of each node's gradient, `[rounds, N]`.
+        global_sqnorm: squared norm of their mean over samples, `[rounds]`.
+        scalars: the loss and other metrics.
     """
 
     seconds: float
@@ -117,7 +117,7 @@ class Ran(NamedTuple):
     scalars: dict[str, float]
 
 
-# (samples of each node, int `[N]`, factor of the step size, rounds) -> what came of it
+# (samples of each node, int `[N]`, factor of the step size, rounds) -> measurements
 Rounds = Callable[[np.ndarray, float, int], Ran]
 
 
@@ -137,7 +137,7 @@ def make_plan(
     present: Callable[[int], np.ndarray] | None = None,
     until: Callable[[list[Epoch]], bool] | None = None,
 ) -> Plan:
-    """What `cannikin.train` was asked for, or a ValueError that begins with the name."""
+    """Validates the arguments of `cannikin.train`. Error messages begin with `name`."""
     N, B = problem.workers, _need_cut(name, problem)
     M = checks.positive_int(f"{name}: micro_batches", micro_batches)
     each_epoch = (
@@ -151,7 +151,7 @@ def make_plan(
         else checks.positive_int(f"{name}: initial_batch", initial_batch)
     )
     if not 0 < smoothing <= 1:
-        raise ValueError(f"{name}: smoothing = {smoothing}: need a number in (0, 1]")
+        raise ValueError(f"{name}: smoothing = {smoothing}; expected a number in (0, 1]")
     checks.positive_int(f"{name}: epochs", epochs)
     room = _need_limits(name, limits, N, M * B)
     return Plan(
@@ -170,7 +170,7 @@ def make_plan(
 
 
 def follow(plan: Plan, run: Rounds) -> list[Epoch]:
-    """The epochs, one after the other."""
+    """Runs the epochs one after the other."""
     system, room = plan.system, plan.room
     ids = _there(plan, 0)
     memory = system.start(policies.Cluster(len(ids), plan.last_share, room[ids]))
@@ -199,23 +199,25 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
 
 
 def _there(plan: Plan, epoch: int) -> np.ndarray:
-    """The nodes of an epoch, in order."""
+    """Returns the nodes of an epoch, in order."""
     N = len(plan.room)
     if plan.present is None:
         return np.arange(N)
-    said = np.asarray(plan.present(epoch))
-    if said.shape != (N,) or said.dtype != bool or not said.any():
+    present = np.asarray(plan.present(epoch))
+    if present.shape != (N,) or present.dtype != bool or not present.any():
         raise ValueError(
-            f"{plan.name}: present({epoch}) = {checks.shown(said)}: need bool [{N}], of which one "
-            "is true"
+            f"{plan.name}: present({epoch}) = {checks.shown(present)}; expected bool [{N}] with at "
+            "least one True"
         )
-    return np.flatnonzero(said)
+    return np.flatnonzero(present)
 
 
 def _attending(
     system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray
 ) -> tuple[np.ndarray, Any]:
-    """The nodes of an epoch, those of the last one first, and what the system remembers of them."""
+    """Returns the nodes of an epoch, those of the last epoch first, and the system's state for
+    them.
+    """
     if set(ids) == set(now):
         return ids, memory
     stay = np.flatnonzero(np.isin(ids, now))
@@ -224,18 +226,20 @@ def _attending(
 
 
 def _noise_of(ran: Ran, sizes: np.ndarray) -> NoiseScale:
-    """The mean over an epoch's rounds; NaN where one node has all samples."""
+    """Returns the mean noise scale over an epoch's rounds; NaN if one node has all samples."""
     there = sizes > 0
     if there.sum() < 2:
         return NoiseScale(np.nan, np.nan)
     each = gradient_noise_scale(ran.local_sqnorms[:, there], ran.global_sqnorm, sizes[there])
-    # of one epoch, whatever its number of rounds
+    # `seen` counts an epoch as 1, for any number of rounds
     return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))
 
 
 def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
-    """Those of all workers, `[N]`: 0 of who is not there."""
-    batches, most, who = np.asarray(decided), plan.room[ids], f"{plan.name}: {plan.system.name}"
+    """Validates the system's decision; returns the batches of all nodes, `[N]`, 0 for those that do
+    not participate.
+    """
+    batches, most, where = np.asarray(decided), plan.room[ids], f"{plan.name}: {plan.system.name}"
     if (
         batches.shape != ids.shape
         or not np.issubdtype(batches.dtype, np.integer)
@@ -243,11 +247,13 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     ):
         given, limits = checks.shown(decided), checks.shown(most.tolist())
         raise ValueError(
-            f"{who} gives batches {given}: need whole numbers, one a node, from 0 to {limits}"
+            f"{where} returned batches {given}; expected integers, one for each node, from 0 to "
+            f"{limits}"
         )
     if not batches.any():
         raise ValueError(
-            f"{who} gives batches of 0 samples in all: need somebody who computes something"
+            f"{where} returned batches of 0 samples in total; expected at least one node with "
+            "samples"
         )
     sizes = np.zeros(len(plan.room), int)
     sizes[ids] = batches
@@ -257,13 +263,19 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
 def _need_cut(name: str, problem: Problem) -> int:
     if problem.batch_size is None or problem.take is None:
         raise ValueError(
-            f"{name}: {problem.name} cannot cut its batches (batch_size, take): need a problem "
-            "that can"
+            f"{name}: {problem.name} cannot truncate its batches; expected a problem with "
+            "batch_size and take"
         )
     if problem.batch_sizes is not None:
         smallest = min(problem.batch_sizes)
-        given = f"{problem.name} draws without replacement, and some workers have {smallest} samples of a batch of {problem.batch_size}"
-        raise ValueError(f"{name}: {given}; pass replacement=True to the problem")
+        given = (
+            f"{problem.name} draws without replacement, and some workers have {smallest} samples "
+            f"for a batch of {problem.batch_size}"
+        )
+        raise ValueError(
+            f"{name}: {given}; expected enough samples for a batch: pass replacement=True to the "
+            "problem"
+        )
     return problem.batch_size
 
 
@@ -273,9 +285,9 @@ def _need_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
     given = np.asarray(limits)
     if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
         raise ValueError(
-            f"{name}: limits = {checks.shown(limits)}: need whole numbers of samples, one for "
-            f"each of {N} nodes"
+            f"{name}: limits = {checks.shown(limits)}; expected integers >= 0, a number of samples "
+            f"for each of {N} nodes"
         )
-    # int8 has no room for the most
+    # small integer types cannot represent `most`
     wide = given if given.dtype.itemsize == 8 else given.astype(np.int64)
     return np.minimum(wide, most).astype(np.int64)

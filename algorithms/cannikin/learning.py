@@ -1,5 +1,5 @@
-r"""The model of a cluster from what its nodes measure, epoch by epoch: two sizes of batches for
-each node, then least squares.
+"""A cluster model learned from the nodes' measurements, epoch by epoch: two batch sizes for each
+node, then least squares.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dsgd.clusters.quantity import need_probability
 
 Weighting = Literal["inverse-variance", "plain"]
 Each = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
-_MORE, _FEWER = 1.5, 0.5  # times what equation 8 gives a node whose size must differ
-_APART = 1 / 8  # sizes that are nearer to each other than this share of one count as the same
+_MORE, _FEWER = 1.5, 0.5  # factors of equation 8's batch for a node whose size must differ
+_APART = 1 / 8  # sizes with a smaller relative difference count as the same
 
 
 class Moments(NamedTuple):
-    """Of d numbers that each node measures together.
+    """Moments of d quantities that each node measures together.
 
     Args:
-        number: how often, `[n]`.
+        number: number of measurements, `[n]`.
         mean: `[n, d]`.
-        products: sums of products of deviations from it, `[n, d, d]`.
+        products: sums of products of deviations from the mean, `[n, d, d]`.
     """
 
     number: np.ndarray
@@ -36,7 +36,9 @@ class Moments(NamedTuple):
     products: np.ndarray
 
     def and_of(self, values: np.ndarray) -> Moments:
-        """With more rounds, `[rounds, n, d]`; those in which something is NaN are left out."""
+        """Returns the moments updated with more rounds, `[rounds, n, d]`; rounds with a NaN are
+        ignored.
+        """
         there = ~np.isnan(values).any(axis=2, keepdims=True)
         number = there.sum(axis=(0, 2))
         mean = np.where(there, values, 0).sum(axis=0) / np.maximum(number, 1)[:, None]
@@ -49,12 +51,12 @@ class Moments(NamedTuple):
 
 
 def nothing(n: int, d: int) -> Moments:
-    """Of n nodes that have not measured anything."""
+    """Returns the moments of n nodes without measurements."""
     return Moments(np.zeros(n, int), np.zeros((n, d)), np.zeros((n, d, d)))
 
 
 class Line(NamedTuple):
-    """Moments of points (b, t), of each node, `[n]`."""
+    """Moments of points (b, t) of each node, `[n]`."""
 
     number: np.ndarray
     b: np.ndarray
@@ -64,7 +66,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, points: Moments, column: int) -> Line:
-        """That column of the points over the first, b."""
+        """Constructs the moments of a column of the points over the first column, b."""
         return cls(
             points.number,
             points.mean[:, 0],
@@ -74,8 +76,8 @@ class Line(NamedTuple):
         )
 
     def fitted(self) -> np.ndarray:
-        """Least squares with slope and fixed part of at least 0, `[2, n]`: where the free line has
-        a negative one, one of the two is 0.
+        """Returns the least-squares line with non-negative slope and intercept, `[2, n]`: if the
+        unconstrained line has a negative one, one of the two is 0.
         """
         slope = _quotient(self.bt, self.bb)
         free = np.array([slope, self.t - slope * self.b])
@@ -87,14 +89,14 @@ class Line(NamedTuple):
         return np.where((free >= 0).all(axis=0), free, edge)
 
     def through_zero(self) -> np.ndarray:
-        """The same with a fixed part of 0."""
+        """Returns the least-squares line with an intercept of 0."""
         slope = _quotient(
             self.bt + self.number * self.b * self.t, self.bb + self.number * self.b**2
         )
         return np.array([np.maximum(slope, 0), np.zeros_like(slope)])
 
     def _loss(self, line: np.ndarray) -> np.ndarray:
-        """Squares, but for a constant."""
+        """Returns the sum of squares, up to a constant."""
         slope, fixed = line
         return (
             self.bb * slope**2
@@ -104,19 +106,19 @@ class Line(NamedTuple):
 
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0 of nodes whose points show no slope."""
+    """Returns the quotient; 0 for nodes whose points determine no slope."""
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
 class Seen(NamedTuple):
-    """What the nodes have measured so far; NaN of who has not.
+    """All measurements so far; NaN for nodes without measurements.
 
     Args:
         computed: moments of (b, a, P).
-        first: of gamma.
-        communication: of T_comm.
-        smallest, largest: of the batches that each was seen at, `[n]`.
-        per_sample: seconds of a sample in the last epoch, `[n]`.
+        first: moments of gamma.
+        communication: moments of T_comm.
+        smallest, largest: smallest and largest measured batch of each node, `[n]`.
+        per_sample: seconds per sample in the last epoch, `[n]`.
     """
 
     computed: Moments
@@ -129,13 +131,13 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What is known of a cluster. `learner` makes it; it never changes: each epoch makes another
-    one.
+    """What is known of a cluster. It is made by `learner` and never modified; each epoch makes a
+    new one.
 
     Args:
-        seen: what its nodes have measured.
+        seen: the nodes' measurements.
         last_share: T_u / T_comm.
-        limits: the most samples that each node has memory for, `[n]`, or infinity.
+        limits: largest number of samples for which each node has memory, `[n]`, or infinity.
         moved: whether nodes have left or joined since communication was measured.
     """
 
@@ -146,13 +148,15 @@ class Learner:
 
     @property
     def nodes(self) -> int:
-        """n."""
+        """n, the number of nodes."""
         return len(self.limits)
 
     @property
     def unknown(self) -> np.ndarray:
-        """Nodes that must be seen at another size before there is a model, bool `[n]`: who has
-        memory for one sample has no other size, and who has none need not be known."""
+        """Nodes that must be measured at another batch size before there is a model, bool `[n]`. A
+        node with memory for one sample has no other size, and a node without memory need not be
+        measured.
+        """
         seen = ~np.isnan(self.seen.smallest)
         return ~(
             (self.seen.largest > self.seen.smallest)
@@ -162,7 +166,7 @@ class Learner:
 
     @property
     def seen_at(self) -> np.ndarray:
-        """The only size that nodes were seen at that need another one, `[n]`; NaN of all others."""
+        """The only measured batch size of nodes that need another one, `[n]`; otherwise NaN."""
         return np.where(self.unknown, self.seen.smallest, np.nan)
 
     @checks.arguments
@@ -174,26 +178,26 @@ class Learner:
         first: ArrayLike,
         communication: ArrayLike,
     ) -> Learner:
-        """With one more epoch, as each node measured it: seconds `[rounds, n]`, NaN where nothing
-        was measured.
+        """Returns the learner updated with one more epoch of each node's measurements: seconds
+        `[rounds, n]`, NaN if nothing was measured.
 
         Args:
             batches: b, samples of each node, `[n]`.
             compute: a + P.
             backward: P.
             first: gamma P, until the first bucket was ready.
-            communication: T_comm, without waiting for others. Where that is in it, each round's
-                minimum over the nodes, for all of them.
+            communication: T_comm, without waiting for other nodes. If the measured times include
+                waiting, pass each round's minimum over the nodes for all of them.
 
         Raises:
-            ValueError: other shapes, negative or infinite times, computation in no time, batches
-                that are negative, infinite or NaN.
+            ValueError: if shapes do not match, times are negative or infinite, computation takes no
+                time, or batches are negative, infinite or NaN.
         """
         b = np.asarray(batches, float)
         if b.shape != (self.nodes,) or not (np.isfinite(b) & (b >= 0)).all():
             raise ValueError(
-                f"Learner.observed: batches = {checks.shown(batches)}: need {self.nodes} finite "
-                "numbers, at least 0"
+                f"Learner.observed: batches = {checks.shown(batches)}; expected {self.nodes} "
+                "finite numbers >= 0"
             )
         given = {
             "compute": compute,
@@ -204,7 +208,9 @@ class Learner:
         times = {name: self._need_times(name, values) for name, values in given.items()}
         if len({len(values) for values in times.values()}) > 1:
             shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in times.items())
-            raise ValueError(f"Learner.observed: {shapes}: need as many rounds of each")
+            raise ValueError(
+                f"Learner.observed: {shapes}; expected the same number of rounds for all"
+            )
         total, P, until_first, T_comm = times.values()
         gamma = np.divide(until_first, P, out=np.full(P.shape, np.nan), where=P > 0)
         points = np.stack([np.broadcast_to(b, P.shape), total - P, P], axis=2)
@@ -223,33 +229,34 @@ class Learner:
 
     @checks.arguments
     def model(self, weighting: Weighting = "inverse-variance") -> ClusterModel | None:
-        r"""The cluster as far as it is known: least squares over all rounds, with coefficients of
-        at least 0. None before every node was seen at two sizes, and somebody's first bucket and
-        messages.
+        r"""Returns the cluster model: least squares over all rounds, with non-negative
+        coefficients. None until every node was measured at two batch sizes, and at least one node's
+        first bucket and messages were measured.
 
         $$ \min_{q_i, s_i \ge 0} \sum (q_i b + s_i - a)^2, \quad \min_{k_i, m_i \ge 0} \sum (k_i b +
         m_i - P)^2, \quad \gamma = \frac{\sum_i \gamma_i / V_i}{\sum_i 1 / V_i}, \quad T_{comm} =
         \min_i T_i $$
 
         $\gamma_i$ is the mean of node i's measurements and $V_i$ the variance of that mean: the
-        sample variance over their number, where (12) has the sample variance alone, which is worse
-        where nodes have not measured equally often. Nodes with a single one do not count where
-        others have two. $T_i$ is a mean over all rounds, too: the minimum of single times would be
-        too small by their noise. A node whose times do not grow with its samples, or that has
-        memory for one only, is taken to compute in proportion to them, as in (8). A quotient of
-        noisy times is too large on average, by the share that the variance of P is of its square.
+        sample variance divided by the number of measurements. Equation (12) has the sample variance
+        alone, which is worse if nodes have different numbers of measurements. Nodes with a single
+        measurement are ignored if others have two. $T_i$ is also a mean over all rounds, because
+        the minimum of single times would be biased by their noise. A node whose times do not grow
+        with its samples, or that has memory for one sample only, is modelled with times
+        proportional to its samples, as in (8). A quotient of noisy times is biased upwards on
+        average, by the ratio of the variance of P to its square.
 
         Args:
             weighting: "inverse-variance", or "plain", the average of the $\gamma_i$.
 
         Raises:
-            ValueError: another weighting.
+            ValueError: if the weighting is unknown.
 
         Source: Nie et al., "Cannikin", section 4.5.
         """
         if weighting not in get_args(Weighting):
             raise ValueError(
-                f"Learner.model: weighting = {weighting!r}: need "
+                f"Learner.model: weighting = {weighting!r}; expected "
                 f"{' or '.join(map(repr, get_args(Weighting)))}"
             )
         seen, heard = self.seen, self.seen.communication.number > 0
@@ -262,7 +269,7 @@ class Learner:
             np.where(still, line.through_zero(), each)
             for line, each in zip(lines, ((q, s), (k, m)), strict=True)
         )
-        q = np.where(self.limits < 1, 1.0, q)  # anything will do
+        q = np.where(self.limits < 1, 1.0, q)  # an arbitrary value, because the node has no memory
         T = seen.communication.mean[heard].min()
         gamma = float(np.clip(shared_mean(seen.first, weighting), 0, 1))
         return ClusterModel(
@@ -271,22 +278,23 @@ class Learner:
 
     @checks.arguments
     def next_batches(self, total: float) -> np.ndarray:
-        r"""What each node should compute in the next epoch, real, `[n]`: OptPerf's of the model.
-        Before there is one,
+        r"""Returns what each node should compute in the next epoch, real, `[n]`: OptPerf of the
+        model if there is one. Otherwise,
 
         $$ b_i = \frac{1 / t_i}{\sum_j 1 / t_j} B \quad (8) $$
 
-        of the seconds of a sample in the last epoch, within the limits; nodes that have not been
-        seen count as of average speed, so that all begin with equal parts. Nodes that were seen at
-        one size, and would be again but for an eighth of it or one sample, get half as many and one
-        and a half times as many in turn, in the order of size, and all are scaled to the total
-        again. (One node alone has what the total is; so learns only from another total.)
+        with the seconds per sample of the last epoch, within the limits. Nodes without measurements
+        count as having average speed, so that all start with equal parts. Nodes that were measured
+        at only one size, and whose new size would differ from it by less than an eighth or one
+        sample, alternately get 0.5 and 1.5 times their samples, in the order of size, and all are
+        scaled to the total again. (A single node always has the total batch, so it learns only if
+        the total changes.)
 
         Args:
             total: B, samples.
 
         Raises:
-            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
+            ValueError: if B is not positive and finite, or exceeds the sum of the limits.
         """
         model = self.model()
         if model is not None:
@@ -303,23 +311,27 @@ class Learner:
 
     @checks.arguments
     def without(self, nodes: Sequence[int]) -> Learner:
-        """When nodes have left: what the others have measured is kept; T_comm until they measure it
-        among themselves.
+        """Returns the learner after nodes have left. The measurements of the other nodes are kept;
+        T_comm is kept until they measure it among themselves.
 
         Args:
-            nodes: their numbers; who is left is numbered anew in the same order.
+            nodes: indices of the nodes that left; the remaining nodes are renumbered in the same
+                order.
 
         Raises:
-            ValueError: numbers that no node has, all nodes.
+            ValueError: if an index is out of range, or no node remains.
         """
         if wrong := [node for node in nodes if not 0 <= node < self.nodes]:
             raise ValueError(
-                f"Learner.without: nodes = {checks.shown(wrong)}: need numbers from 0 to "
+                f"Learner.without: nodes = {checks.shown(wrong)}; expected indices from 0 to "
                 f"{self.nodes - 1}"
             )
         kept = np.setdiff1d(np.arange(self.nodes), np.asarray(nodes, int))
         if not kept.size:
-            raise ValueError(f"Learner.without: nodes = {checks.shown(nodes)}: need one that stays")
+            raise ValueError(
+                f"Learner.without: nodes = {checks.shown(nodes)}; expected at least one node that "
+                "stays"
+            )
         return replace(
             self,
             seen=jax.tree.map(lambda each: each[kept], self.seen),
@@ -329,15 +341,15 @@ class Learner:
 
     @checks.arguments
     def joined(self, count: int, limits: Each | None = None) -> Learner:
-        """When so many nodes have joined, which take the last numbers: they need two epochs; the
-        others stay as they are.
+        """Returns the learner after nodes have joined with the last indices. They need two epochs;
+        the other nodes are unchanged.
 
         Args:
-            count: how many.
-            limits: of their memory, `[count]`; None: no limits.
+            count: number of new nodes.
+            limits: number of samples for which they have memory, `[count]`; None: no limits.
 
         Raises:
-            ValueError: count < 1, limits of another shape, negative or NaN.
+            ValueError: if count is less than 1, or limits have another shape, are negative or NaN.
         """
         most = _need_limits(
             "Learner.joined", limits, checks.positive_int("Learner.joined: count", count)
@@ -349,28 +361,28 @@ class Learner:
         times = np.asarray(values, float)
         if times.ndim != 2 or times.shape[1] != self.nodes:
             raise ValueError(
-                f"Learner.observed: {name} of shape {list(times.shape)}: need [rounds, "
+                f"Learner.observed: {name} has the shape {list(times.shape)}; expected [rounds, "
                 f"{self.nodes}]"
             )
         if np.isinf(times).any() or (times < 0).any() or (name == "compute" and (times == 0).any()):
-            least = "more than 0" if name == "compute" else "at least 0"
+            least = "> 0" if name == "compute" else ">= 0"
             raise ValueError(
-                f"Learner.observed: {name} from {np.nanmin(times)} to {np.nanmax(times)}: need "
-                f"seconds, {least}, or NaN"
+                f"Learner.observed: {name} from {np.nanmin(times)} to {np.nanmax(times)}; expected "
+                f"seconds {least}, or NaN"
             )
         return times
 
     def _speeds(self) -> np.ndarray:
-        """Samples a second in the last epoch, the average of those for who has not been seen,
-        `[n]`.
+        """Returns the samples per second in the last epoch, `[n]`; the average of the others for
+        nodes without measurements.
         """
         speeds = 1 / self.seen.per_sample
         known = ~np.isnan(speeds)
         return np.where(known, speeds, speeds[known].mean() if known.any() else 1.0)
 
     def _in_proportion(self, speeds: np.ndarray, total: float) -> np.ndarray:
-        """Equation 8 within the limits: OptPerf of nodes that compute in proportion to their
-        samples.
+        """Returns equation 8 within the limits: OptPerf of nodes whose times are proportional to
+        their samples.
         """
         none = np.zeros(self.nodes)
         return (
@@ -380,8 +392,9 @@ class Learner:
         )
 
     def _turns(self, again: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Factors: fewer for these nodes where they have no room for more; for the others in turn,
-        from the largest size on.
+        """Returns the factors of the batches: less than 1 for those of the `again` nodes that have
+        no memory for more samples; for the others less and more than 1 alternately, from the
+        largest size on.
         """
         full = again & (self.limits < (1 + _APART) * np.fmax(sizes, self.seen.smallest))
         free = again & ~full
@@ -396,16 +409,17 @@ class Learner:
 
 @checks.arguments
 def learner(nodes: int, last_share: float, limits: Each | None = None) -> Learner:
-    """Of a cluster of which nothing is known but its buckets: `.observed` an epoch, `.model()`,
-    `.next_batches(total)`.
+    """Returns a learner for a cluster of which only the buckets are known; use `.observed` after
+    each epoch, `.model()` and `.next_batches(total)`.
 
     Args:
         nodes: n.
-        last_share: T_u / T_comm, of the sizes of the last bucket and of all.
-        limits: the most samples that each node has memory for, `[n]`; None: no limits.
+        last_share: T_u / T_comm, the size of the last bucket relative to all.
+        limits: largest number of samples for which each node has memory, `[n]`; None: no limits.
 
     Raises:
-        ValueError: n < 1, a share outside [0, 1], limits of another shape, negative or NaN.
+        ValueError: if n is less than 1, the share is not in [0, 1], or limits have another shape,
+            are negative or NaN.
 
     Source: Nie et al., "Cannikin: training DNN models over heterogeneous clusters with optimal
     performance", sections 4.2 and 4.5.
@@ -416,7 +430,7 @@ def learner(nodes: int, last_share: float, limits: Each | None = None) -> Learne
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Of each column without its NaNs, 0 where it has nothing else."""
+    """Returns the mean of each column without its NaNs; 0 if it has only NaNs."""
     return np.nansum(values, axis=0) / np.maximum((~np.isnan(values)).sum(axis=0), 1)
 
 
@@ -428,13 +442,15 @@ def _unseen(n: int) -> Seen:
 def _need_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
     most = np.full(n, np.inf) if limits is None else np.array(limits, float)
     if most.shape != (n,) or not (most >= 0).all():
-        raise ValueError(f"{name}: limits = {checks.shown(limits)}: need {n} numbers, at least 0")
+        raise ValueError(f"{name}: limits = {checks.shown(limits)}; expected {n} numbers >= 0")
     return most
 
 
 def shared_mean(measured: Moments, weighting: Weighting) -> float:
-    """Of one number that is the same for all nodes: of those who have measured it twice, weighted
-    by the inverse variances of their means; "plain": the average of the means."""
+    """Estimates one number that is the same for all nodes: the mean over nodes with at least two
+    measurements, weighted by the inverse variances of their means; "plain": the average of the
+    means.
+    """
     often = measured.number > 1
     if weighting == "plain" or not often.any():
         return measured.mean[measured.number > 0, 0].mean()

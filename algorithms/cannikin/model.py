@@ -1,8 +1,8 @@
-r"""How long a cluster of unequal nodes takes for a batch, and how it is best shared out among them.
+r"""The time of a batch on a cluster of heterogeneous nodes, and its optimal distribution over them.
 
 Node i computes $b_i$ samples: $a_i = q_i b_i + s_i$ seconds before its backward pass, and
-$P_i = k_i b_i + m_i$ in it. After $\gamma P_i$ of these the first bucket of the gradient may be
-sent. All nodes together have sent when
+$P_i = k_i b_i + m_i$ seconds in it. After $\gamma P_i$ of these, the first bucket of the gradient
+can be sent. All nodes have sent their gradients after
 
 $$ T = \max_i \max\{a_i + P_i + T_u,\ a_i + \gamma P_i + T_o + T_u\} \quad (7) $$
 
@@ -28,7 +28,7 @@ Wholes = Annotated[ArrayLike, "an integer, or several"]
 
 
 class OptPerf(NamedTuple):
-    """The shortest time for a batch, and who then computes how much.
+    """The shortest time of a batch, and its optimal distribution.
 
     Args:
         seconds: T, of each total batch, `[...]`.
@@ -40,13 +40,14 @@ class OptPerf(NamedTuple):
 
 
 class Lines(NamedTuple):
-    r"""Node i takes $\max(c_i b + u_i,\ d_i b + v_i)$ seconds for b samples, at most $l_i$ of them;
-    $c \ge d \ge 0$ and $c > 0$.
+    r"""Times of the nodes as functions of their samples: node i takes
+    $\max(c_i b + u_i,\ d_i b + v_i)$ seconds for b samples, at most $l_i$ of them; $c \ge d \ge 0$
+    and $c > 0$.
 
     Args:
-        c, u: slopes and values at 0 of the one line, `[n]`.
-        d, v: of the other.
-        most: l, likewise; infinite where there is no limit.
+        c, u: slopes and intercepts of the first line, `[n]`.
+        d, v: slopes and intercepts of the second line, `[n]`.
+        most: l, `[n]`; infinite without a limit.
     """
 
     c: np.ndarray
@@ -56,25 +57,27 @@ class Lines(NamedTuple):
     most: np.ndarray
 
     def seconds(self, b: np.ndarray) -> np.ndarray:
-        """For samples `[..., n]`, seconds of each."""
+        """Returns the seconds of each node for samples `[..., n]`."""
         return np.maximum(self.c * b + self.u, self.d * b + self.v)
 
     def computed(self, T: np.ndarray) -> np.ndarray:
-        """Samples of each node by then, `[K]` to `[K, n]`."""
+        """Returns the samples that each node computes in T seconds, `[K]` to `[K, n]`."""
         T = T[:, None]
         flat = np.where(self.v <= T, np.inf, -np.inf)
         sloped = np.divide(T - self.v, self.d, out=flat, where=self.d > 0)
         return np.clip(np.minimum((T - self.u) / self.c, sloped), 0, self.most)
 
     def shared(self, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first times at which so many samples are computed, `[K]`, and of which node,
-        `[K, n]`: by bisection down to two numbers next to each other. Between them a flat or nearly
-        flat line has many samples at once: a share of these makes the total."""
+        """Returns the first times at which `total` samples are computed, `[K]`, and the samples of
+        each node, `[K, n]`. The bisection ends at two adjacent floating-point numbers. Between them
+        a flat or nearly flat line has many samples, of which a share is added to reach the total.
+        """
         low, longest = (
             np.zeros(len(total)),
             self.seconds(np.minimum(total[:, None], self.most)).max(axis=1),
         )
-        high = longest * (1 + 4 * np.finfo(float).eps)  # or rounding might leave samples for later
+        # Without the margin, rounding might leave samples unassigned.
+        high = longest * (1 + 4 * np.finfo(float).eps)
         while ((low < (middle := low + (high - low) / 2)) & (middle < high)).any():
             enough = self.computed(middle).sum(axis=1) >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
@@ -82,26 +85,27 @@ class Lines(NamedTuple):
         missing, room = total - before.sum(axis=1), (after - before).sum(axis=1)
         share = np.clip(np.divide(missing, room, out=np.zeros_like(room), where=room > 0), 0, 1)
         found = before + share[:, None] * (after - before)
-        exact = total / found.sum(axis=1)  # what sums have lost to rounding
+        exact = total / found.sum(axis=1)  # corrects the rounding error of the sums
         return high, np.minimum(exact[:, None] * found, self.most)
 
 
 @checks.arguments
 @dataclass(frozen=True, eq=False)
 class ClusterModel:
-    r"""What a batch takes on n nodes, equation 7.
+    """A model of the time of a batch on n nodes, equation 7.
 
     Args:
-        q, s: of $a_i = q_i b_i + s_i$, seconds for a sample, and seconds, `[n]`.
-        k, m: of the backward pass $P_i = k_i b_i + m_i$, likewise.
-        gamma: the share of it before the first bucket is ready, in [0, 1].
-        t_overlap: T_o, seconds of all buckets but the last one.
-        t_last: T_u, seconds of the last one.
-        limits: the most samples that each node has memory for, `[n]`; None: no limits.
+        q, s: coefficients of $a_i = q_i b_i + s_i$: seconds per sample, and seconds, `[n]`.
+        k, m: coefficients of the backward pass $P_i = k_i b_i + m_i$: seconds per sample, and
+            seconds, `[n]`.
+        gamma: share of the backward pass before the first bucket is ready, in [0, 1].
+        t_overlap: T_o, seconds of all buckets except the last one.
+        t_last: T_u, seconds of the last bucket.
+        limits: largest number of samples for which each node has memory, `[n]`; None: no limits.
 
     Raises:
-        ValueError: coefficients that are not `[n]` alike, negative, infinite or NaN; a node whose
-            samples take no time; a share outside [0, 1]; negative seconds; limits that are negative
+        ValueError: if coefficients are not all `[n]`, negative, infinite or NaN, a node's samples
+            take no time, the share is not in [0, 1], seconds are negative, or limits are negative
             or NaN.
 
     Source: Nie et al., "Cannikin: training DNN models over heterogeneous clusters with optimal
@@ -123,7 +127,8 @@ class ClusterModel:
             object.__setattr__(self, name, _need_numbers(name, getattr(self, name), n))
         if (where := np.flatnonzero(np.add(self.q, self.k) == 0)).size:
             raise ValueError(
-                f"ClusterModel: q + k = 0 of node {where[0]}: need samples that take time"
+                f"ClusterModel: q + k = 0 for node {where[0]}; expected samples that take "
+                "time, q + k > 0"
             )
         need_probability("ClusterModel: gamma", self.gamma)
         for name in ("t_overlap", "t_last"):
@@ -135,35 +140,35 @@ class ClusterModel:
 
     @property
     def nodes(self) -> int:
-        """n."""
+        """n, the number of nodes."""
         return len(self.q)
 
     def node_times(self, batches: ArrayLike) -> np.ndarray:
-        """When the messages of each node could be through, were it alone: seconds `[..., n]` for
-        samples `[..., n]`.
+        """Returns when the messages of each node would be complete if it were alone: seconds
+        `[..., n]` for samples `[..., n]`.
 
         Raises:
-            ValueError: samples of another number of nodes, infinite or NaN. (Less than none are
-                what the paper's algorithm may give.)
+            ValueError: if samples are for another number of nodes, infinite or NaN. (Negative
+                samples are accepted, because the paper's algorithm may return them.)
         """
         return self._lines.seconds(self._need_batches("node_times", batches)) + self.t_last
 
     def batch_time(self, batches: ArrayLike) -> Any:
-        """T, equation 7: seconds `[...]` for samples `[..., n]`.
+        """Returns T, equation 7: seconds `[...]` for samples `[..., n]`.
 
         Raises:
-            ValueError: as of `node_times`.
+            ValueError: see `node_times`.
         """
         return (self._lines.seconds(self._need_batches("batch_time", batches)) + self.t_last).max(
             axis=-1
         )
 
     def computes_longer(self, batches: ArrayLike) -> np.ndarray:
-        r"""Whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$, or else
-        communication; bool `[..., n]`.
+        r"""Returns whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$,
+        and not communication; bool `[..., n]`.
 
         Raises:
-            ValueError: as of `node_times`.
+            ValueError: see `node_times`.
         """
         return (1 - self.gamma) * (
             self.k * self._need_batches("computes_longer", batches) + self.m
@@ -171,21 +176,21 @@ class ClusterModel:
 
     @checks.arguments
     def optperf(self, total_batch: ArrayLike) -> OptPerf:
-        r"""The batches, real and at least 0, with the shortest T: the solution of a linear program,
-        exact but for rounding.
+        r"""Returns the real, non-negative local batches with the shortest T: the solution of a
+        linear program, exact up to rounding.
 
         $$ \min_b T \quad \text{with} \quad \sum_i b_i = B, \quad 0 \le b_i \le l_i $$
 
         In T seconds node i can compute $b_i(T)$ samples, which do not decrease in T; the smallest T
-        with $\sum_i b_i(T) = B$ is found by bisection. All nodes with samples end at T, but those
-        that are at their limits. A node that is not ready for any sample by then has none, but all
-        wait for it, too.
+        with $\sum_i b_i(T) = B$ is found by bisection. All nodes with samples finish at T, except
+        those at their limits. A node that cannot compute any sample by then has none, but its fixed
+        time still bounds T.
 
         Args:
-            total_batch: B, samples; or several, `[...]`.
+            total_batch: B, samples, a number or an array `[...]`.
 
         Raises:
-            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
+            ValueError: if B is not positive and finite, or exceeds the sum of the limits.
         """
         B = np.asarray(total_batch, float)
         self._need_room("optperf", B, self._lines.most)
@@ -195,23 +200,25 @@ class ClusterModel:
 
     @checks.arguments
     def optperf_integer(self, total_batch: Wholes) -> OptPerf:
-        """The same of whole samples: those of `optperf` rounded down, and one by one the rest to
-        whoever is then done first; exact.
+        """Returns the optimal integer batches: those of `optperf` rounded down, with the remaining
+        samples assigned one by one to the node that then finishes first; exact.
 
-        No batches of whole samples have a smaller T: by then no node can have fewer than these.
+        No integer batches have a smaller T, because in the optimal T no node can have fewer samples
+        than the rounded ones.
 
         Args:
-            total_batch: B, an integer; or several, `[...]`.
+            total_batch: B, an integer or an array `[...]` of integers.
 
         Raises:
-            ValueError: B that is no integer of at least 1, or more than the limits, rounded down,
-                allow.
+            ValueError: if B is not an integer of at least 1, or exceeds the sum of the limits
+                rounded down.
         """
         B = np.asarray(total_batch)
         if not np.issubdtype(B.dtype, np.integer) or (B < 1).any():
             given = f"total_batch = {checks.shown(total_batch)}"
             raise ValueError(
-                f"ClusterModel.optperf_integer: {given}: need an integer, at least 1, or several"
+                f"ClusterModel.optperf_integer: {given}; expected an integer >= 1, or an array "
+                "of them"
             )
         self._need_room("optperf_integer", B, np.floor(self._lines.most))
         seconds, real = self.optperf(B)
@@ -225,9 +232,12 @@ class ClusterModel:
         return OptPerf(self.batch_time(batches)[()], batches)
 
     def _whole(self, total: int, seconds: float, real: np.ndarray) -> list[int]:
-        """Whole samples of each node, so many in all, from the real ones of OptPerf."""
+        """Returns integer samples of each node that add up to `total`, from the real ones of
+        OptPerf.
+        """
         most = np.floor(self._lines.most)
-        batches = np.minimum(np.floor(real * (1 + 1e-12)), most)  # whole numbers stay so
+        # The factor keeps integers despite rounding errors.
+        batches = np.minimum(np.floor(real * (1 + 1e-12)), most)
         batches = np.maximum(batches - (self.node_times(batches) > seconds * (1 + 1e-12)), 0)
         lines = self._lines
         c, u, d, v, limits, each = (
@@ -249,7 +259,7 @@ class ClusterModel:
 
     @cached_property
     def _lines(self) -> Lines:
-        """Computation's, which is never the flatter one, and communication's, without T_u."""
+        """The lines of computation (never the flatter one) and of communication, without T_u."""
         q, s, k, m = (np.asarray(each) for each in (self.q, self.s, self.k, self.m))
         most = np.full(len(q), np.inf) if self.limits is None else np.asarray(self.limits)
         return Lines(q + k, s + m, q + self.gamma * k, s + self.gamma * m + self.t_overlap, most)
@@ -258,12 +268,12 @@ class ClusterModel:
         given = np.asarray(batches, float)
         if given.ndim < 1 or given.shape[-1] != self.nodes:
             raise ValueError(
-                f"ClusterModel.{name}: batches of shape {list(given.shape)}: need [..., "
-                f"{self.nodes}], a number for each node"
+                f"ClusterModel.{name}: batches have the shape {list(given.shape)}; expected [..., "
+                f"{self.nodes}], one number for each node"
             )
         if not np.isfinite(given).all():
             raise ValueError(
-                f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}: need finite "
+                f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}; expected finite "
                 "numbers of samples"
             )
         return given
@@ -272,27 +282,28 @@ class ClusterModel:
         wrong = B[~(np.isfinite(B) & (B > 0))]
         if wrong.size:
             raise ValueError(
-                f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples: need a finite "
-                "number above 0"
+                f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples; expected a "
+                "finite number > 0"
             )
         if B.size and B.max() > most.sum():
             given = (
-                f"a total batch of {B.max():.12g} samples, but limits of {most.sum():.12g} in all"
+                f"a total batch of {B.max():.12g} samples, but the limits add up to "
+                f"{most.sum():.12g}"
             )
-            raise ValueError(f"ClusterModel.{name}: {given}: need fewer")
+            raise ValueError(f"ClusterModel.{name}: {given}; expected at most that many samples")
 
 
 def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:
     numbers = np.array(values, float)
     if numbers.shape != (n,) or not n:
         raise ValueError(
-            f"ClusterModel: {name} of shape {list(numbers.shape)}: need one number for each of "
-            f"{max(n, 1)} nodes, as q has"
+            f"ClusterModel: {name} has the shape {list(numbers.shape)}; expected one number for "
+            f"each of {max(n, 1)} nodes, as q has"
         )
     if not (numbers >= 0).all() or (finite and not np.isfinite(numbers).all()):
         raise ValueError(
-            f"ClusterModel: {name} = {checks.shown(numbers.tolist())}: need "
-            f"{'finite ' * finite}numbers, at least 0"
+            f"ClusterModel: {name} = {checks.shown(numbers.tolist())}; expected "
+            f"{'finite ' * finite}numbers >= 0"
         )
     numbers.flags.writeable = False
     return numbers

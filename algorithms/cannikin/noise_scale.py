@@ -1,4 +1,4 @@
-r"""How noisy a gradient is, from the norms of what nodes with unequal batches computed of it."""
+"""The gradient noise scale, from the gradient norms of nodes with unequal batches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Weights = Literal["best", "paper", "plain"]
 
 
 class NoiseScale(NamedTuple):
-    r"""Estimates of the noise of one sample's gradient, and of the gradient without noise.
+    r"""Estimates of the noise of one sample's gradient, and of the noiseless gradient.
 
     Args:
-        noise: S, of $\mathrm{tr}\,\Sigma$.
-        sqnorm: G, of $|G|^2$; may be negative where there is much noise.
-        seen: of how many rounds, those of long ago counting less; 0 before there is any.
+        noise: S, estimate of $\mathrm{tr}\,\Sigma$.
+        sqnorm: G, estimate of $|G|^2$; may be negative if the noise is large.
+        seen: effective number of rounds, with smaller weights for older ones; 0 before the first.
     """
 
     noise: Any
@@ -30,14 +30,12 @@ class NoiseScale(NamedTuple):
 
     @property
     def scale(self) -> Any:
-        r"""$B_{noise} = S / G$, samples."""
+        """$B_{noise} = S / G$, samples."""
         return self.noise / self.sqnorm
 
     @property
     def samples(self) -> float:
-        r"""$B_{noise}$ of estimates that may be negative: infinite if no gradient is seen in the
-        noise.
-        """
+        """$B_{noise}$ for estimates that may be negative; infinite if G is not positive."""
         return max(float(self.noise), 0.0) / float(self.sqnorm) if self.sqnorm > 0 else np.inf
 
 
@@ -48,38 +46,41 @@ def gradient_noise_scale(
     batches: ArrayLike,
     weights: Weights = "best",
 ) -> NoiseScale:
-    r"""Unbiased estimates of noise and gradient from a round, or from rounds, of nodes with unequal
-    batches.
+    r"""Returns unbiased estimates of noise and gradient from one or more rounds of nodes with
+    unequal batches.
 
     $$ G_i = \frac{B |g|^2 - b_i |g_i|^2}{B - b_i}, \quad S_i = \frac{b_i B}{B - b_i} (|g_i|^2 -
-    |g|^2) \quad (10), \qquad G = \sum_i w_i G_i, \quad S = \sum_i w_i S_i, \quad g = \sum_i \frac{b_i}{B} g_i $$
+    |g|^2) \quad (10), \qquad G = \sum_i w_i G_i, \quad S = \sum_i w_i S_i, \quad
+    g = \sum_i \frac{b_i}{B} g_i $$
 
-    - "best": $w_i = (B - b_i) / ((n - 1) B)$, so $S = \sum_i b_i |g_i - g|^2 / (n - 1)$ and
-      $G = |g|^2 - S / B$: of Gaussian gradients no unbiased combination has less variance.
+    The weights are:
+
+    - "best": $w_i = (B - b_i) / ((n - 1) B)$, so that $S = \sum_i b_i |g_i - g|^2 / (n - 1)$ and
+      $G = |g|^2 - S / B$. For Gaussian gradients no unbiased combination has a smaller variance.
     - "paper": (11), whose matrices are not the covariances; some of its weights are negative for
       most batches.
     - "plain": $1 / n$, as for equal batches.
 
     Args:
-        local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as
-            `algorithms.observed` has them.
+        local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as in the
+            history of `algorithms.observed`.
         global_sqnorm: $|g|^2$, `[...]`.
-        batches: b, samples of each node, `[n]`; those with none are left out.
-        weights: which.
+        batches: b, samples of each node, `[n]`; nodes without samples are ignored.
+        weights: "best", "paper" or "plain".
 
     Returns:
-        S and G, `[...]`; numpy's, unless something is of JAX.
+        S and G, `[...]`; NumPy arrays unless an argument is a JAX array.
 
     Raises:
-        ValueError: other shapes, squared norms below 0, batches that are negative, infinite or NaN,
-            fewer than two nodes with samples, unknown weights.
+        ValueError: if shapes do not match, squared norms are negative, batches are negative,
+            infinite or NaN, fewer than two nodes have samples, or the weights are unknown.
 
     Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of
     large-batch training", appendix A.
     """
     if weights not in get_args(Weights):
         raise ValueError(
-            f"gradient_noise_scale: weights = {weights!r}: need "
+            f"gradient_noise_scale: weights = {weights!r}; expected "
             f"{' or '.join(map(repr, get_args(Weights)))}"
         )
     xp = (
@@ -87,7 +88,7 @@ def gradient_noise_scale(
         if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches))
         else np
     )
-    # Differences of integers of small types, and of half precision, would overflow.
+    # Differences of small integer types or in half precision would overflow.
     local, whole = (
         each.astype(jnp.promote_types(each.dtype, jnp.float32))
         for each in map(xp.asarray, (local_sqnorms, global_sqnorm))
@@ -113,25 +114,26 @@ def gradient_noise_scale(
 
 @checks.arguments
 def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
-    r"""Exponential averages of S and of G, each for itself, whose quotient is less biased than an
+    r"""Returns separate exponential averages of S and G, whose quotient is less biased than an
     average of quotients.
 
     $$ \bar S_t = \frac{\sum_{j \ge 0} (1 - w)^j S_{t-j}}{\sum_{j \ge 0} (1 - w)^j} $$
 
-    So the first one counts as it is, without a start at 0 to be corrected. What is NaN is left out.
+    The first value has the full weight, so that no correction of a start at 0 is needed. NaN values
+    are ignored.
 
     Args:
-        before: averages so far; `NoiseScale(0.0, 0.0, 0.0)` when there are none.
-        new: of a round.
-        weight: w, in (0, 1]; with 1 it is the last one.
+        before: averages so far; `NoiseScale(0.0, 0.0, 0.0)` if there are none.
+        new: estimates of a round.
+        weight: w, in (0, 1]; with w = 1 only the last estimate counts.
 
     Raises:
-        ValueError: a weight outside (0, 1].
+        ValueError: if the weight is not in (0, 1].
 
     Source: McCandlish et al., "An empirical model of large-batch training", appendix A.1.
     """
     if not 0 < weight <= 1:
-        raise ValueError(f"smoothed: weight = {weight!r}: need a number in (0, 1]")
+        raise ValueError(f"smoothed: weight = {weight!r}; expected a number in (0, 1]")
     xp = jnp if any(isinstance(value, jax.Array) for value in (*before, *new)) else np
     left = (1 - weight) * before.seen
     counts = xp.where(xp.isnan(new.noise) | xp.isnan(new.sqnorm), 0.0, new.seen)
@@ -145,7 +147,7 @@ def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
 
 
 def _papers(b: Any, there: Any, xp: Any) -> tuple[Any, Any]:
-    """Equation 11's weights for S and for G, `[n]`: 0 of who has no samples."""
+    """Returns equation 11's weights for S and for G, `[n]`; 0 for nodes without samples."""
     n, B = b.shape[0], b.sum()
     me, ones = xp.eye(n, dtype=bool), there * xp.ones_like(b)
     i, j = b[:, None], b[None]
@@ -169,24 +171,27 @@ def _need_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
         or local.shape[-1:] != b.shape
         or whole.shape != local.shape[:-1]
     ):
-        shapes = f"local_sqnorms {list(local.shape)}, global_sqnorm {list(whole.shape)}, batches {list(b.shape)}"
-        raise ValueError(f"gradient_noise_scale: {shapes}: need [..., n], [...] and [n]")
+        shapes = (
+            f"local_sqnorms {list(local.shape)}, global_sqnorm {list(whole.shape)}, batches "
+            f"{list(b.shape)}"
+        )
+        raise ValueError(f"gradient_noise_scale: {shapes}; expected [..., n], [...] and [n]")
     for name, sqnorms in (("local_sqnorms", local), ("global_sqnorm", whole)):
         if not isinstance(sqnorms, Tracer) and (np.asarray(sqnorms) < 0).any():
             raise ValueError(
-                f"gradient_noise_scale: {name} down to {np.nanmin(np.asarray(sqnorms)):g}: need "
-                "squares, at least 0"
+                f"gradient_noise_scale: {name} contain {np.nanmin(np.asarray(sqnorms)):g}; "
+                "expected squares >= 0"
             )
     if not isinstance(b, Tracer):
         each = np.asarray(b)
         if not (np.isfinite(each) & (each >= 0)).all():
             raise ValueError(
-                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need finite "
-                "numbers, at least 0"
+                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}; expected finite "
+                "numbers >= 0"
             )
         if (each > 0).sum() < 2:
             raise ValueError(
-                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need two nodes "
-                "that have samples (n - 1 > 0)"
+                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}; expected at "
+                "least two nodes with samples (n - 1 > 0)"
             )
     return b

@@ -1,4 +1,4 @@
-"""OptPerf as it was published, for comparison. `ClusterModel.optperf` is exact."""
+"""OptPerf as published, for comparison; `ClusterModel.optperf` is exact."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from dsgd import checks
 
 @checks.arguments
 def published_optperf(model: ClusterModel, total: float) -> OptPerf:
-    r"""Algorithm 1: who is bound by computation and who by communication, by bisection in the order
-    of fixed times.
+    r"""Algorithm 1: finds which nodes are bound by computation and which by communication, by
+    bisection in the order of their fixed times.
 
-    Check 1 takes all to be bound by computation, check 2 by communication, and each solves for
-    batches with which all end together. Where neither holds, nodes are sorted by their fixed time
-    s; those before a boundary are taken to be bound by computation, and the boundary is moved until
-    no node takes longer than it is supposed to.
+    Check 1 assumes that all nodes are bound by computation, check 2 that all are bound by
+    communication, and each solves for batches with which all nodes finish at the same time. If
+    neither assumption holds, nodes are sorted by their fixed time s; those before a boundary are
+    assumed to be bound by computation, and the boundary is moved until no node takes longer than
+    assumed.
 
-    That is OptPerf where q = 0 and all batches come out positive. With q > 0 the order may be
-    another one, that of $s_i + q_i (P^\circ - m_i) / k_i$, when node i's backward pass takes
-    $P^\circ = T_o / (1 - \gamma)$ seconds. Then no boundary need be right, and the search, which is
-    printed without an end, ends here with the best of those that it has tried. Nothing keeps
-    batches from being negative, or within limits, at which it does not look.
+    The result is OptPerf if q = 0 and all batches are positive. With q > 0 the order may be a
+    different one, that of $s_i + q_i (P^\circ - m_i) / k_i$, the time at which node i's backward
+    pass takes $P^\circ = T_o / (1 - \gamma)$ seconds. Then possibly no boundary is right, and the
+    search, which has no end in the paper, ends here with the best of the boundaries that it tried.
+    The algorithm does not prevent negative batches, and it ignores the limits.
 
-    Two things are mended. The systems of n + 1 equations are solved in O(n), for which the paper
-    counts $O(n^3)$. And all nodes are searched, where the paper leaves out those for which the
-    checks agree: who is bound by communication in both may still be bound by computation, and those
-    for which they disagree always are.
+    Departures: the systems of n + 1 equations are solved in O(n), for which the paper counts
+    $O(n^3)$. And all nodes are searched, whereas the paper excludes those for which the checks
+    agree: a node that is bound by communication in both checks may still be bound by computation,
+    and those for which the checks disagree always are.
 
     Args:
         model: of the cluster.
         total: B, samples.
 
     Returns:
-        The seconds that it tells, and batches, `[n]`; what these take is `model.batch_time`.
+        The seconds that the algorithm returns, and batches, `[n]`, whose actual time is
+        `model.batch_time`.
 
     Raises:
-        ValueError: B that is not above 0, infinite or NaN; a node with q + gamma k = 0, for which
-            check 2's equations have no solution.
+        ValueError: if B is not positive and finite, or a node has q + gamma k = 0, for which check
+            2's equations have no solution.
 
     Source: Nie et al., "Cannikin", section 4.2, algorithm 1.
     """
     if not (np.isfinite(total) and total > 0):
-        raise ValueError(f"published_optperf: total = {total}: need a finite number above 0")
+        raise ValueError(f"published_optperf: total = {total}; expected a finite number > 0")
     q, s, k, m = (np.asarray(each) for each in (model.q, model.s, model.k, model.m))
     computing, sending = (
         np.array([q + k, s + m]),
@@ -51,8 +53,8 @@ def published_optperf(model: ClusterModel, total: float) -> OptPerf:
     )
     if (flat := np.flatnonzero(sending[0] == 0)).size:
         raise ValueError(
-            f"published_optperf: model with q + gamma k = 0 of node {flat[0]}: need more, or "
-            "check 2 cannot be solved"
+            f"published_optperf: q + gamma k = 0 for node {flat[0]}; expected a positive value, "
+            "without which check 2 has no solution"
         )
     if model.computes_longer((found := _equal(model, computing, total)).batches).all():
         return found
@@ -75,7 +77,7 @@ def published_optperf(model: ClusterModel, total: float) -> OptPerf:
 
 
 def _equal(model: ClusterModel, lines: np.ndarray, total: float) -> OptPerf:
-    """Batches for which lines, `[2, n]` of slopes and values at 0, all are the same."""
+    """Returns batches for which all lines, slopes and intercepts `[2, n]`, have the same value."""
     slopes, fixed = lines
     T = (total + (fixed / slopes).sum()) / (1 / slopes).sum()
     return OptPerf(float(T + model.t_last), (T - fixed) / slopes)

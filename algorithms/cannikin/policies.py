@@ -1,5 +1,5 @@
-"""Who computes how much in the next epoch: four systems, each of which decides from what nodes
-measured in the last ones.
+"""Systems that decide the local batches of the next epoch from the nodes' measurements in earlier
+epochs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Totals = Annotated[
 
 
 class Observation(NamedTuple):
-    """What the nodes measured in an epoch; n of them were there.
+    """Measurements of the n participating nodes in an epoch.
 
     Args:
-        batches: samples of each, int `[n]`.
+        batches: samples of each node, int `[n]`.
         compute: seconds of their gradients, `[rounds, n]`.
-        backward: of their backward passes, likewise.
-        first: of these, until the first bucket was ready.
-        communication: seconds of their messages.
-        noise: the gradient noise, smoothed over all epochs.
+        backward: seconds of their backward passes, `[rounds, n]`.
+        first: seconds of the backward pass until the first bucket was ready, `[rounds, n]`.
+        communication: seconds of their messages, `[rounds, n]`.
+        noise: the gradient noise scale, smoothed over all epochs.
     """
 
     batches: np.ndarray
@@ -41,12 +41,12 @@ class Observation(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What a system is told of the nodes before the first epoch.
+    """What a system knows of the nodes before the first epoch.
 
     Args:
         nodes: n.
-        last_share: T_u / T_comm, the share of the gradient's bytes that the last bucket has.
-        limits: samples for which each has memory, int `[n]`.
+        last_share: T_u / T_comm, the share of the gradient's bytes in the last bucket.
+        limits: number of samples for which each node has memory, int `[n]`.
     """
 
     nodes: int
@@ -55,14 +55,14 @@ class Cluster(NamedTuple):
 
 
 class System(NamedTuple):
-    """A way to decide. Memories are values: nothing of them is changed.
+    """A decision rule. Its states are values and are never modified.
 
     Args:
-        start: Cluster -> memory.
-        decide: memory -> (batches of each node, int `[n]`; memory).
-        observe: (memory, Observation) -> memory.
-        resize: (memory, indices of the nodes that stay, how many join behind them, limits of all)
-            -> memory.
+        start: Cluster -> state.
+        decide: state -> (batches of each node, int `[n]`; state).
+        observe: (state, Observation) -> state.
+        resize: (state, indices of the nodes that stay, number of nodes that join after them, limits
+            of all nodes) -> state.
         name: for tables.
     """
 
@@ -74,8 +74,14 @@ class System(NamedTuple):
 
 
 class _Tuned(NamedTuple):
-    """What LB-BSP remembers: its batches, what they were before the last change, how long the
-    slowest took then, and whether it goes on.
+    """State of LB-BSP.
+
+    Args:
+        cluster: the nodes.
+        batches: current batches.
+        before: batches before the last change.
+        seconds: time of the slowest node at `before`.
+        going: whether tuning continues.
     """
 
     cluster: Cluster
@@ -86,7 +92,7 @@ class _Tuned(NamedTuple):
 
 
 class _Modelled(NamedTuple):
-    """What systems with a model remember."""
+    """State of systems that learn a model of the cluster."""
 
     cluster: Cluster
     learner: Learner
@@ -96,13 +102,14 @@ class _Modelled(NamedTuple):
 
 @checks.arguments
 def equal_split(total_batch: int) -> System:
-    """PyTorch's DistributedDataParallel: always the same total batch, in equal parts.
+    """PyTorch's DistributedDataParallel: a constant total batch in equal parts.
 
     Args:
         total_batch: B.
 
     Raises:
-        ValueError: B < 1. When it runs: parts for which a node has no memory.
+        ValueError: if B is less than 1. During training: if a node has too little memory for its
+            part.
     """
     checks.positive_int("cannikin.equal_split: total_batch", total_batch)
     return System(
@@ -118,15 +125,16 @@ def equal_split(total_batch: int) -> System:
 
 @checks.arguments
 def lb_bsp(total_batch: int, step: int = 5) -> System:
-    """LB-BSP: after each epoch the node that computed longest gives samples to the one that was
-    done first, until that no longer helps.
+    """LB-BSP: after each epoch the slowest node gives samples to the fastest one, until that no
+    longer helps.
 
     Args:
-        total_batch: B, always the same; equal parts at first.
-        step: Delta, samples; 5 in the paper that Cannikin compares with.
+        total_batch: B, constant; the first epoch has equal parts.
+        step: Delta, number of samples moved; 5 in the paper that Cannikin compares with.
 
     Raises:
-        ValueError: B or step < 1. When it runs: equal parts for which a node has no memory.
+        ValueError: if B or step is less than 1. During training: if a node has too little memory
+            for equal parts.
 
     Source: Chen et al., "Fast distributed deep learning via worker-adaptive batch sizing", 2020.
     """
@@ -141,7 +149,7 @@ def lb_bsp(total_batch: int, step: int = 5) -> System:
         seconds = _means(seen.compute)
         if not memory.going:
             return memory
-        if seconds.max() > memory.seconds:  # the last change was one too many
+        if seconds.max() > memory.seconds:  # the last change made it slower, so it is undone
             return memory._replace(batches=memory.before, going=False)
         slow = int(np.argmax(seconds))
         fast = int(np.argmin(np.where(memory.batches < memory.cluster.limits, seconds, np.inf)))
@@ -166,35 +174,37 @@ def lb_bsp(total_batch: int, step: int = 5) -> System:
 
 @checks.arguments
 def adaptdl(total_batches: Totals, initial_batch: int) -> System:
-    """AdaptDL: of some total batches the one of the largest goodput, in equal parts.
+    """AdaptDL: the candidate total batch with the largest goodput, in equal parts.
 
-    Its throughput is that of the same model of the cluster that Cannikin learns, at equal parts:
-    AdaptDL's own knows one kind of node. Its second epoch has about twice the first one's batch, so
-    that there is something to learn from.
+    Its throughput is that of the cluster model that Cannikin learns, at equal parts, because
+    AdaptDL's own model has only one kind of node. The second epoch has about twice the batch of the
+    first one, so that the model can be identified.
 
     Args:
-        total_batches: to choose from, as far as nodes have memory for equal parts.
-        initial_batch: B_0, of the first epochs, and that which others are compared with.
+        total_batches: candidates; those for which nodes have too little memory for equal parts are
+            ignored.
+        initial_batch: B_0, the batch of the first epochs and the reference of the efficiency.
 
     Raises:
-        ValueError: total batches that are not whole numbers of 1 or more, B_0 < 1. When it runs: no
-            total batch for whose parts all nodes have memory.
+        ValueError: if total batches are not integers of at least 1, or B_0 is less than 1. During
+            training: if no total batch fits into the memory of all nodes.
     """
     return _adaptive("AdaptDL", total_batches, initial_batch, together=False)
 
 
 @checks.arguments
 def cannikin(total_batches: Totals, initial_batch: int | None = None) -> System:
-    """Cannikin: of some total batches the one of the largest goodput at OptPerf, in its parts.
+    """Cannikin: the candidate total batch with the largest goodput at OptPerf, in OptPerf's parts.
 
     Args:
-        total_batches: to choose from, as far as nodes have memory; or one number, which stays.
-        initial_batch: B_0, of the first epochs, and that which others are compared with; None: the
-            smallest. (Where it has too few samples for a second size of every node, the second
-            epoch has the next larger one that has enough.)
+        total_batches: candidates, or one constant total batch; those for which the nodes have too
+            little memory are ignored.
+        initial_batch: B_0, the batch of the first epochs and the reference of the efficiency; None:
+            the smallest candidate. (If B_0 has too few samples to give every node a second batch
+            size, the second epoch uses the next larger candidate that has enough.)
 
     Raises:
-        ValueError: as of `adaptdl`.
+        ValueError: see `adaptdl`.
 
     Source: Nie et al., "Cannikin", section 4.
     """
@@ -204,16 +214,16 @@ def cannikin(total_batches: Totals, initial_batch: int | None = None) -> System:
 def _adaptive(
     name: str, total_batches: Totals, initial_batch: int | None, *, together: bool
 ) -> System:
-    """Cannikin where a total batch and its parts are chosen together, AdaptDL where parts are
-    equal.
+    """Returns Cannikin if `together` is set (total batch and parts are chosen together), and
+    AdaptDL otherwise (equal parts).
     """
     totals = np.unique(np.atleast_1d(np.asarray(total_batches)))
     if not totals.size or not np.issubdtype(totals.dtype, np.integer) or totals[0] < 1:
         raise ValueError(
-            f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}: need whole "
-            "numbers, at least 1"
+            f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}; expected "
+            "integers >= 1"
         )
-    totals = totals.astype(np.int64)  # products of small types would overflow
+    totals = totals.astype(np.int64)  # products of small integer types would overflow
     initial_batch = checks.positive_int(
         f"cannikin.{name.lower()}: initial_batch",
         totals[0] if initial_batch is None else initial_batch,
@@ -224,8 +234,8 @@ def _adaptive(
         fitting = totals[totals <= room]
         if not fitting.size:
             raise ValueError(
-                f"{name}: total batches of {totals[0]} samples or more, but nodes have room for "
-                f"{room}: need smaller ones"
+                f"{name}: total batches of {totals[0]} samples or more, but the nodes have "
+                f"memory for {room}; expected smaller ones"
             )
         fresh = learner(cluster.nodes, cluster.last_share, cluster.limits)
         return _Modelled(cluster, fresh, Candidates(fitting), NoiseScale(0.0, 0.0, 0.0))
@@ -265,9 +275,10 @@ def _adaptive(
 
 
 def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
-    """Cannikin's batches before there is a model: of B_0; in later epochs, where it has too few
-    samples for a new size of each node that needs one, of the next larger total batch that has
-    enough."""
+    """Returns Cannikin's batches before there is a model: those of B_0. In later epochs, if B_0 has
+    too few samples for a new size of each node that needs one, it uses the next larger total batch
+    that has enough.
+    """
     known, limits = memory.learner, memory.cluster.limits
 
     def parts(total: int) -> np.ndarray:
@@ -283,9 +294,10 @@ def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
 
 
 def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
-    """AdaptDL's total batch before there is a model: B_0, then the one nearest to twice as many at
-    which every node has another size than the only one that it was seen at: from one size, fixed
-    seconds and those of a sample cannot be told apart."""
+    """Returns AdaptDL's total batch before there is a model: first B_0, then the candidate closest
+    to 2 B_0 at which every node has another size than the only one measured so far, because one
+    size does not separate the fixed seconds from those per sample.
+    """
     known = memory.learner
     if np.isnan(known.seen.smallest).any():
         return initial_batch
@@ -298,30 +310,30 @@ def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
 
 
 class EqualParts(NamedTuple):
-    """A cluster whose nodes always have equal parts, in the place of a model."""
+    """A cluster model whose nodes always have equal parts."""
 
     model: ClusterModel
 
     @property
     def nodes(self) -> int:
-        """n."""
+        """n, the number of nodes."""
         return self.model.nodes
 
     def optperf(self, total_batch: Any) -> OptPerf:
-        """Its only batches, and how long they take."""
+        """Returns the equal parts and their time."""
         batches = np.repeat(
             np.asarray(total_batch, float)[..., None] / self.nodes, self.nodes, axis=-1
         )
         return OptPerf(self.model.batch_time(batches), batches)
 
     def computes_longer(self, batches: Any) -> np.ndarray:
-        """As of the model."""
+        """See `ClusterModel.computes_longer`."""
         return self.model.computes_longer(batches)
 
 
 def _means(times: np.ndarray) -> np.ndarray:
-    """Over rounds in which a node measured something, `[rounds, n]` to `[n]`; 0 of a node that did
-    in none.
+    """Returns the mean over the rounds in which a node measured something, `[rounds, n]` to `[n]`;
+    0 if there are none.
     """
     there = ~np.isnan(times)
     return np.where(there, times, 0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
@@ -331,29 +343,29 @@ def _means(times: np.ndarray) -> np.ndarray:
 
 
 def equal_parts(total: int, limits: np.ndarray) -> np.ndarray:
-    """Whole samples, of which the first nodes may have one more.
+    """Returns equal integer parts; the first nodes may have one sample more.
 
     Args:
         total: B.
-        limits: samples for which each node has memory, `[n]`.
+        limits: number of samples for which each node has memory, `[n]`.
 
     Raises:
-        ValueError: a node has no memory for its part.
+        ValueError: if a node has too little memory for its part.
     """
     n = len(limits)
     batches = total // n + (np.arange(n) < total % n)
     if (full := np.flatnonzero(batches > limits)).size:
         i = full[0]
         raise ValueError(
-            f"equal parts of {total} samples: {batches[i]} of node {i}, which has room for "
-            f"{limits[i]}: need fewer"
+            f"equal parts of {total} samples: node {i} gets {batches[i]} but has memory for "
+            f"{limits[i]}; expected a smaller total batch"
         )
     return batches
 
 
 def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
-    """Whole samples near these parts, `[n]`, so many in all, within the limits: rounded down, the
-    rest by the largest remainders.
+    """Returns integer samples close to these parts, `[n]`, which add up to `total` within the
+    limits: rounded down, with the remaining samples assigned by the largest remainders.
     """
     parts = np.minimum(parts, limits)
     batches = np.floor(parts).astype(int)
@@ -365,10 +377,10 @@ def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
 
 
 def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """The same total, where nodes that rounding has given the only size they were seen at swap a
-    sample: two sizes make a line.
+    """Returns batches with the same total in which pairs of nodes exchange a sample if rounding
+    gave them the only size at which they were measured, because a line needs two sizes.
 
-    With one such node, or an odd number, another one gives it a sample.
+    With one such node, or an odd number, another node gives it a sample.
     """
     batches = batches.copy()
     again = np.flatnonzero(batches == seen_at).tolist()
@@ -385,6 +397,8 @@ def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.n
 
 
 def _give(batches: np.ndarray, fewer: int, more: int, limits: np.ndarray) -> None:
-    """One sample, where it is not the last one and there is room for it."""
+    """Moves one sample, if it is not the last one of the giving node and the other one has memory
+    for it.
+    """
     if batches[fewer] > 1 and batches[more] < limits[more]:
         batches[[fewer, more]] += [-1, 1]

@@ -1,4 +1,4 @@
-"""Cannikin on the real clock: one node a process, which measures what it does."""
+"""Cannikin in real time: one process per node, which measures its own timings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dsgd.engine import loop
 from dsgd.machines import nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
-_ONE_BUCKET = 1.0  # T_u / T_comm: all of the gradient goes once all of it is there
+_ONE_BUCKET = 1.0  # T_u / T_comm: the gradient is sent in one bucket, after the backward pass
 
 
 @checks.arguments
@@ -46,33 +46,36 @@ def train_processes(
     until: Annotated[Callable[[list[Epoch]], bool], "(epochs)"] | None = None,
 ) -> Training:
     r"""Mini-batch SGD in real time: each process is a node, whose local batch a system decides from
-    what all have measured.
+    the measurements of all nodes.
 
     $$ x_{t+1} = x_t - \eta \sum_i \frac{b_i}{B} \bar g_i(x_t) \quad (9) $$
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments;
-    `dsgd.loopback` starts some on one machine. A node measures its forward pass with the draw of
-    its batch and the optimiser's step (a), its backward pass (P), and the all-reduce, in which it
-    also waits for others: who comes last does not, so each round's least time is $T_{comm}$, of all
-    of them. The gradient goes in one bucket: $\gamma = 1$, $T_o = 0$. Times are exchanged after an
-    epoch; programs are compiled, and called once, before its clock begins. Draws are those of
-    `cannikin.train`: the same local batches give its iterates of `minibatch_sgd`, up to the order
-    of sums.
+    Every process of an initialized `jax.distributed` makes this call with the same arguments;
+    `dsgd.loopback` starts several processes on one machine. A node measures its forward pass
+    including the draw of its batch and the optimizer's step (a), its backward pass (P), and the
+    all-reduce, which includes waiting for the other nodes. The last node does not wait, so the
+    minimum over nodes in each round is $T_{comm}$ for all of them. The gradient is sent in one
+    bucket: $\gamma = 1$, $T_o = 0$. Timings are exchanged after an epoch. Programs are compiled,
+    and called once, before the clock of an epoch starts. Random draws are those of
+    `cannikin.train`: with the same local batches the iterates are those of its `minibatch_sgd`, up
+    to the order of sums.
 
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
-        optimizer: the step, `cannikin.scalable` where there is a `scaling`.
-        system, epochs, key, samples, limits, scaling, initial_batch, smoothing, until: as of
-            `cannikin.train`. They see the same numbers in every process, and must decide the same.
-        micro_batches: M: M batch_size samples are the most that any node may have. A node computes
-            its batch at once, in whole pieces of batch_size, of which the last may count in part.
+        optimizer: the step; wrapped in `cannikin.scalable` if there is a `scaling`.
+        system, epochs, key, samples, limits, scaling, initial_batch, smoothing, until: see
+            `cannikin.train`. They receive the same numbers in every process, and must make the same
+            decisions.
+        micro_batches: M; a node may have at most M batch_size samples. A node computes its batch at
+            once, in pieces of batch_size samples, of which the last one may be used in part.
 
     Returns:
-        As `cannikin.train`, the same in all processes; each epoch's `scalars` have its
-        "train_loss", the mean over all samples computed.
+        As `cannikin.train`, the same in all processes. Each epoch's `scalars` contain "train_loss",
+        the mean over all computed samples.
 
     Raises:
-        ValueError: as of `cannikin.train`; another number of workers than of processes.
+        ValueError: see `cannikin.train`; also if the number of workers differs from the number of
+            processes.
 
     Source: Nie et al., "Cannikin", sections 4.2 and 4.5.
     """
@@ -95,7 +98,7 @@ def train_processes(
 
 
 class _Node(RealWorker):
-    """This process, which measures what it does."""
+    """This process as a node that measures its timings."""
 
     def __init__(
         self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key
@@ -104,9 +107,9 @@ class _Node(RealWorker):
         self.M, self.rounds = M, 0
 
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> Ran:
-        """So many rounds, and what all nodes measured in them."""
+        """Runs `rounds` rounds, and returns the measurements of all nodes."""
         self.model = scalings.rescaled("train_processes", self.model, factor)
-        self.round(sizes)  # compiled now, and all begin together; what comes of it is forgotten
+        self.round(sizes)  # compiles, and synchronizes the processes; the result is discarded
         rows, began = [], time.monotonic()
         for _ in range(rounds):
             self.model, row = self.round(sizes)
@@ -132,7 +135,9 @@ class _Node(RealWorker):
         )
 
     def round(self, sizes: np.ndarray) -> tuple[Model, list[float]]:
-        """The next model, and the seconds of each part, with |g_n|^2, the loss and |g|^2."""
+        """Returns the next model, the seconds of each part of the round, |g_n|^2, the loss, and
+        |g|^2.
+        """
         began = time.monotonic()
         loss, pull = jax.block_until_ready(self._forward(int(sizes[self.n])))
         forward = time.monotonic()
@@ -150,7 +155,9 @@ class _Node(RealWorker):
         return model, [*seconds, float(sqnorm), float(loss), float(global_sqnorm)]
 
     def _forward(self, samples: int) -> tuple[jax.Array, Pull]:
-        """The loss of its batch, and what gives its gradient; of no samples both are 0."""
+        """Returns the loss of the node's batch, and the function that computes its gradient; both
+        are 0 without samples.
+        """
         if not samples:
             return jnp.float32(0), Partial(
                 _as_it_is, jax.tree.map(jnp.zeros_like, self.model.params)
@@ -174,8 +181,8 @@ def _forward(
     step: jax.Array,
     samples: jax.Array,
 ) -> tuple[jax.Array, Pull]:
-    """The loss of the samples, drawn as the compiled loop draws its micro-batches, and 1 -> (its
-    gradient,).
+    """Returns the loss of the samples, drawn as the compiled loop draws its micro-batches, and the
+    function 1 -> (its gradient,).
     """
     assert problem.batch_size is not None
     assert problem.take is not None
@@ -200,7 +207,7 @@ def _as_it_is(slope: Params, _: jax.Array) -> tuple[Params]:
 
 @jax.jit
 def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[PyTree, jax.Array]:
-    """The share of the gradient and of the loss that goes to the others, leaves `[1, ...]`; and
+    """Returns the weighted gradient and loss to be summed over nodes, leaves `[1, ...]`, and
     |g_n|^2.
     """
     (slope,) = pull(jnp.ones_like(loss))
@@ -212,5 +219,5 @@ def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[PyTree, ja
 def _updated(
     optimizer: optax.GradientTransformation, model: Model, slope: Params, loss: jax.Array
 ) -> tuple[Model, jax.Array, jax.Array]:
-    """The optimizer's step, the loss and |g|^2."""
+    """Makes the optimizer's step; returns the model, the loss and |g|^2."""
     return optimizers.step(optimizer, model, slope), loss, optax.tree.norm(slope, squared=True)

@@ -1,5 +1,5 @@
-"""What the step size is multiplied by when the total batch changes, and optimisers whose step size
-can be.
+"""Factors of the step size when the total batch changes, and optimizers whose step size can be
+scaled.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ Scaling = Callable[[NoiseScale, int, int], float]
 
 @checks.arguments
 def adascale(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
-    r"""What the step size of the initial batch is multiplied by: as much more as one step brings.
+    r"""Returns AdaScale's factor of the step size: the progress of a step with batch B relative to
+    B_0.
 
     $$ r = \frac{\operatorname{tr} \Sigma / B_0 + |G|^2}{\operatorname{tr} \Sigma / B + |G|^2} $$
 
     Args:
-        noise: estimates of tr Sigma and |G|^2, of which what is negative counts as 0; where nothing
-            was seen: 1.
+        noise: estimates of tr Sigma and |G|^2; negative ones count as 0, and without any estimate
+            the factor is 1.
         total_batch, initial_batch: B, B_0.
 
     Raises:
-        ValueError: B or B_0 < 1.
+        ValueError: if B or B_0 is less than 1.
 
     Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training",
     2020.
@@ -46,14 +47,15 @@ def adascale(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
 
 @checks.arguments
 def square_root(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
-    r"""$\sqrt{B / B_0}$, for optimisers that divide by the gradient's size.
+    r"""Returns the factor $\sqrt{B / B_0}$, for optimizers that normalize the gradient, such as
+    Adam.
 
     Args:
         noise: not used.
         total_batch, initial_batch: B, B_0.
 
     Raises:
-        ValueError: B or B_0 < 1.
+        ValueError: if B or B_0 is less than 1.
     """
     _need_batches("square_root", total_batch, initial_batch)
     return float(np.sqrt(total_batch / initial_batch))
@@ -61,13 +63,13 @@ def square_root(noise: NoiseScale, total_batch: int, initial_batch: int) -> floa
 
 @checks.arguments
 def constant(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
-    """1, whatever the batch. Arguments as of `square_root`."""
+    """Returns the factor 1 for every batch. The arguments are those of `square_root`."""
     _need_batches("constant", total_batch, initial_batch)
     return 1.0
 
 
 class Scale(NamedTuple):
-    """What the optimiser's steps are multiplied by.
+    """Factor of an optimizer's steps.
 
     Args:
         factor: a scalar.
@@ -78,11 +80,11 @@ class Scale(NamedTuple):
 
 @checks.arguments
 def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimiser, whose step size `cannikin.train` may change between epochs, without
-    compiling again.
+    """Returns the optimizer with a step size that `cannikin.train` can change between epochs
+    without recompilation.
 
     Args:
-        optimizer: of optax.
+        optimizer: an optax optimizer.
     """
 
     def update(updates, state, params=None):
@@ -95,11 +97,11 @@ def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 
 
 def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
-    """With another factor wherever there is one.
+    """Returns the state with another factor in every `Scale`.
 
     Raises:
-        ValueError: a factor that is no number above 0, or not 1 where no optimiser was made
-            `scalable`.
+        ValueError: if the factor is not a finite number above 0, or is not 1 although no optimizer
+            is `scalable`.
     """
 
     def put(node):
@@ -107,13 +109,13 @@ def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
 
     if not (checks.is_number(factor) and 0 < factor < np.inf):
         raise ValueError(
-            f"{name}: scaling gives {checks.shown(factor)}: need a finite number above 0"
+            f"{name}: scaling returned {checks.shown(factor)}; expected a finite number > 0"
         )
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
         raise ValueError(
-            f"{name}: a step size times {factor:g}, but its optimiser's is fixed: need "
-            "cannikin.scalable(optimizer)"
+            f"{name}: scaling returned {factor:g}, but the optimizer's step size is fixed; "
+            "expected an optimizer wrapped in cannikin.scalable(optimizer)"
         )
     return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
 

@@ -1,5 +1,5 @@
-"""Training in epochs on a simulated cluster, before each of which a system decides how much every
-node computes.
+"""Training in epochs on a simulated cluster, before each of which a system decides the local batch
+of every node.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dsgd.clusters import Cluster
 from dsgd.engine import protocol
 from dsgd.engine.oracle import RESERVED
 
-# rounds between evaluations: one number for all stages, however long, since each other one is
-# another program
+# rounds between evaluations; the same number for all stages, because each number is compiled
+# separately
 _AT_THE_END = 1 << 30
 
 
@@ -49,39 +49,46 @@ def train(
     until: Annotated[Callable[[list[Epoch]], bool], "(epochs)"] | None = None,
     mesh: int | None = 1,
 ) -> Training:
-    r"""Epochs whose local batches a system decides, from what nodes have measured in those before.
+    """Trains in epochs whose local batches a system decides from the nodes' measurements in earlier
+    epochs.
 
-    The samples of all nodes count the same (equation 9); the step size is the optimiser's times
-    what `scaling` says of the noise scale. All epochs are stages of one compiled run. Each epoch's
-    `scalars` are the problem's, after it: "loss", and what else it evaluates.
+    The samples of all nodes have equal weight (equation 9). The step size is the optimizer's times
+    the factor that `scaling` computes from the noise scale. All epochs are stages of one compiled
+    run. Each epoch's `scalars` are the problem's after the epoch: "loss", and everything else that
+    it evaluates.
 
     Args:
-        method: any that takes the mean over workers, its optimiser made `cannikin.scalable` where
-            there is a `scaling`.
-        problem: whose N workers are the nodes, with a batch_size that is cut.
-        system: `cannikin.cannikin(...)`, `equal_split`, `lb_bsp`, `adaptdl`, or one of your own.
-        cluster: with an overlap, and `at_once` where there are several micro-batches.
-        epochs: at most.
-        key: of everything random.
-        micro_batches: M, pieces in which a local batch is simulated; M batch_size samples are the
-            most that any node may have.
-        samples: of an epoch, which has whole rounds, and at least two: nodes know the times of one
-            in the next; None: as many as all workers have.
-        limits: samples for which each node has memory; None: M batch_size.
+        method: any method that takes the mean over workers; its optimizer must be wrapped in
+            `cannikin.scalable` if there is a `scaling`.
+        problem: its N workers are the nodes; it must have a batch_size and be able to truncate its
+            batches.
+        system: `cannikin.cannikin(...)`, `equal_split`, `lb_bsp`, `adaptdl`, or a custom one.
+        cluster: must have an overlap, and `at_once` if there are several micro-batches.
+        epochs: maximal number of epochs.
+        key: JAX key from which all random numbers derive.
+        micro_batches: M, number of pieces in which a local batch is simulated; a node may have at
+            most M batch_size samples.
+        samples: number of samples of an epoch, rounded up to full rounds, at least two, because the
+            timings of a round are available in the next one; None: the number of samples of all
+            workers.
+        limits: number of samples for which each node has memory, `[N]`; None: M batch_size.
         scaling: `cannikin.adascale`, `square_root` or `constant`.
-        initial_batch: B_0 of the scaling; None: the first epoch's.
-        smoothing: of S and G, the weight of the newest epoch.
-        present: epoch -> which nodes are there, bool `[N]`; None: all. Who leaves loses what was
-            learned of it.
-        until: of the epochs so far, whether that was the last one.
-        mesh: devices.
+        initial_batch: B_0 of the scaling; None: the first epoch's total batch.
+        smoothing: weight of the newest epoch in the averages of S and G, in (0, 1].
+        present: epoch -> which nodes participate, bool `[N]`; None: all. What was learned about a
+            node is lost when it leaves.
+        until: (epochs so far) -> whether to stop.
+        mesh: number of devices.
+
+    Returns:
+        The epochs, the last state of the method, and the final model.
 
     Raises:
-        ValueError: epochs, micro_batches, samples or initial_batch < 1, a smoothing outside (0, 1],
-            a problem that has no batch_size or cannot cut its batches, a cluster without an
-            overlap, or that takes micro-batches for batches of their own; limits for another N.
-            When it runs: a system's batches that do not fit, a scaling of steps that are not
-            `scalable`, nobody present.
+        ValueError: if epochs, micro_batches, samples or initial_batch is less than 1, smoothing is
+            not in (0, 1], the problem has no batch_size or cannot truncate its batches, the cluster
+            has no overlap or computes micro-batches one by one, or limits are for another N. During
+            training: if a system's batches are not valid, a factor is not 1 although the optimizer
+            is not `scalable`, or no node participates.
     """
     decides = {
         "scaling": scaling,
@@ -129,10 +136,10 @@ def train(
 
 
 class Sized(NamedTuple):
-    """What is held once.
+    """Server state of a `sized` method.
 
     Args:
-        method: of the method.
+        method: the server state of the wrapped method.
         sizes: samples of each worker, int32 `[N]`.
     """
 
@@ -142,14 +149,15 @@ class Sized(NamedTuple):
 
 @lru_cache(maxsize=32)
 def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
-    """The method with local batches that are part of its state, 0 at the start, so that they may
-    change between two stages of a run; and with what its nodes measure in the history.
+    """Returns the method with local batches that are part of its state, initially 0, so that they
+    can change between two stages of a run, and with the nodes' measurements in the history.
 
-    The same one for the same arguments: what other systems, or seeds, have run is not traced again.
+    Returns the same object for the same arguments, so that other systems and seeds reuse the
+    compiled programs.
 
     Args:
-        method: any that `unequal_work` takes.
-        batch_size, micro_batches: as of `work.local_batches`.
+        method: any method that `unequal_work` accepts.
+        batch_size, micro_batches: see `work.local_batches`.
     """
 
     def given(state: State, round: dsgd.Round) -> dsgd.Work:
@@ -181,7 +189,7 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
 
 
 def decided(state: State, sizes: np.ndarray, factor: float) -> State:
-    """With other local batches, and another factor wherever there is one.
+    """Returns the state with other local batches, and another factor in every `Scale`.
 
     Args:
         state: of a `sized` method.
@@ -189,14 +197,16 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
         factor: of the step size.
 
     Raises:
-        ValueError: as of `scalings.rescaled`.
+        ValueError: see `scalings.rescaled`.
     """
     state = scalings.rescaled("cannikin.train", state, factor)
     return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
 
 
 def _ran(history: dict[str, np.ndarray]) -> Ran:
-    """A record has the times of the round before; the first one has none."""
+    """Extracts the measurements from a history. A record contains the timings of the round before;
+    the first record has none.
+    """
     compute, backward, first, up = (
         history[f"measured_{name}"][own.LEAST :] for name in ("compute", "backward", "first", "up")
     )
@@ -209,12 +219,12 @@ def _ran(history: dict[str, np.ndarray]) -> Ran:
 def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
     if cluster.overlap is None:
         raise ValueError(
-            f"cannikin.train: a cluster without an overlap ({cluster.name}): need one, of which "
-            "nodes measure their times"
+            f"cannikin.train: the cluster {cluster.name} has no overlap; expected one, for which "
+            "nodes measure their timings"
         )
     if micro_batches > 1 and not cluster.at_once:
         raise ValueError(
-            f"cannikin.train: {micro_batches} micro-batches as batches of their own: need a "
-            "cluster with at_once=True"
+            f"cannikin.train: {micro_batches} micro-batches on a cluster that computes them one by "
+            "one; expected a cluster with at_once=True"
         )
     return cluster.overlap.last

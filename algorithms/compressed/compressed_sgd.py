@@ -17,34 +17,36 @@ def compressed_sgd(
     via: Literal["server", "ring"] = "server",
     allow_biased: bool = False,
 ) -> Algorithm:
-    r"""CSGD: all that is sent is compressed, through N servers, each of one part of the vector, or
-    around a ring.
+    r"""Compressed SGD (CSGD): all messages are compressed. They go through N servers, each of which
+    owns one shard of the vector, or around a ring.
 
     $$ x_{t+1} = x_t - \gamma\, Q\Big(\frac1N \sum_n Q(g_n(x_t))\Big) \tag{3.4, 3.6} $$
     $$ x_{t+1} = x_t - \gamma\, \frac1N Q(\cdots Q(Q(g_1(x_t)) + g_2(x_t)) + \cdots + g_N(x_t))
     \tag{3.5, 3.6} $$
 
     Args:
-        optimizer: the step; `optax.sgd(gamma)` is the equation.
-        compressor: Q, unbiased. It works on parts of d/N elements: many workers and few elements,
-            or small leaves (see `compressors.whole_model`), send little but headers. The last parts
-            are padded, which is sent and told; an all-reduce pads nothing, so that `minibatch_sgd`
-            tells fewer bits than this with `compressors.identity` where N does not divide d.
+        optimizer: the step; `optax.sgd(gamma)` gives the equation.
+        compressor: Q, unbiased. It compresses shards of d/N elements, so with many workers and few
+            elements, or with small leaves (see `compressors.whole_model`), messages consist mostly
+            of headers. The last shards are padded, and the padding is sent and counted. An
+            all-reduce pads nothing; so if N does not divide d, `minibatch_sgd` counts fewer bits
+            than this method with `compressors.identity`.
         via: "server" (3.4) or "ring" (3.5).
-        allow_biased: take a biased compressor, with which CSGD need not converge.
+        allow_biased: whether a biased compressor is accepted. CSGD need not converge with one.
 
     Raises:
-        ValueError: no compressor, another `via`, or a biased compressor without `allow_biased`.
+        ValueError: if `via` is not one of the two, or the compressor is biased and `allow_biased`
+            is not set.
 
-    Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is
-    compressed on its own.
+    Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Each shard is
+    compressed separately.
     """
     if via not in ("server", "ring"):
-        raise ValueError(f"compressed_sgd via {via!r}: need one of server, ring")
+        raise ValueError(f"compressed_sgd: via = {via!r}; expected 'server' or 'ring'")
     if not compressor.unbiased and not allow_biased:
         raise ValueError(
-            f"compressed_sgd with {compressor.name}, which is biased: need an unbiased compressor, "
-            "error_compensated_sgd or ef21, or allow_biased=True"
+            f"compressed_sgd: the compressor {compressor.name} is biased; expected an unbiased "
+            "one: use error_compensated_sgd or ef21, or pass allow_biased=True"
         )
 
     def update(x, gradients, round):
@@ -57,7 +59,7 @@ def compressed_sgd(
             ).received
         return optimizers.step(optimizer, x, communication.unshard(mean, x.params, compressor))
 
-    said = ", ".join(
+    options = ", ".join(
         [compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)]
     )
-    return methods.one_model(f"compressed_sgd({said})", optimizer, update)
+    return methods.one_model(f"compressed_sgd({options})", optimizer, update)

@@ -11,12 +11,12 @@ from dsgd import Algorithm, Compressor, Query, State, checks, communication
 
 
 class Memory(NamedTuple):
-    """What compression has left out so far.
+    """Error memories: what compression has left out so far.
 
     Args:
         worker: delta^(n) of each worker, leaves `[n, M, part]`.
-        server: delta of the part that one serves, leaves `[n, part]`.
-        up, down: last messages, of compressors that start warm.
+        server: delta of the server's shard, leaves `[n, part]`.
+        up, down: the last messages, from which warm-started compressors start.
     """
 
     worker: Any
@@ -33,8 +33,8 @@ def error_compensated_sgd(
     *,
     allow_expanding: bool = False,
 ) -> Algorithm:
-    r"""EC-SGD: workers and servers add to what they send what compression has left out of it
-    before.
+    r"""Error-compensated SGD (EC-SGD): workers and servers add the error of earlier compressions to
+    the next vector before they compress it.
 
     $$ v_t^{(n)} = g_n(x_t) + \delta_{t-1}^{(n)}, \qquad \delta_t^{(n)} = v_t^{(n)} - Q(v_t^{(n)})
     \tag{3.10, 3.11} $$
@@ -42,23 +42,25 @@ def error_compensated_sgd(
     3.13} $$
     $$ x_{t+1} = x_t - \gamma\, Q(v_t) \tag{3.14} $$
 
-    Nothing is lost: $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$
-    follows SGD, whatever Q (Lemma 3.4.1).
+    No part of a gradient is lost:
+    $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ follows SGD with
+    the gradients at $x_t$, for any Q (Lemma 3.4.1).
 
     Args:
-        optimizer: the step; `optax.sgd(gamma)` is the equation.
-        up: Q of the workers, biased or not, a contraction, so that what it leaves out cannot grow;
-            `compressors.contraction` makes one of any unbiased one.
-        down: Q of the servers, likewise.
-        allow_expanding: take compressors that state no contraction, with which the errors may grow
-            without bound: Lemma 3.4.1 holds, but $\tilde x$ may leave $x$ behind.
+        optimizer: the step; `optax.sgd(gamma)` gives the equation.
+        up: Q of the workers. It may be biased, but must be a contraction, so that the error memory
+            stays bounded; `compressors.contraction` turns any unbiased compressor into one.
+        down: Q of the servers, with the same requirements.
+        allow_expanding: whether compressors that declare no contraction are accepted. With them the
+            error memories may grow without bound: Lemma 3.4.1 holds, but the distance between
+            $\tilde x$ and $x$ may grow.
 
     Raises:
-        ValueError: no compressor, or one layer by layer, the other of the whole model; at the
-            start, one that states no contraction for a part, without `allow_expanding`.
+        ValueError: if only one of the compressors works layer by layer. At the start of a run: if a
+            compressor declares no contraction for a shard and `allow_expanding` is not set.
 
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers,
-    each of one part, as in section 3.1.2, where the equations have one.
+    each with one shard, as in section 3.1.2; the equations have one server.
     """
     optimizers.require_descent(optimizer)
     communication.need_two("error_compensated_sgd", up, down)

@@ -1,1 +1,1 @@
-"""Methods whose workers hear from their neighbours on a graph."""
+"""Methods whose workers exchange messages with their neighbours on a graph."""

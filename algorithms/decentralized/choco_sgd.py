@@ -1,4 +1,4 @@
-"""CHOCO-SGD: gossip that sends what has changed, compressed."""
+"""CHOCO-SGD: gossip that sends compressed model differences."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dsgd import Algorithm, Compressor, Topology, checks
 
 
 class Estimates(NamedTuple):
-    """Local models, and what is known of them, leaves `[n, ...]`.
+    """Local models and their estimates, leaves `[n, ...]`.
 
     Args:
         params: x.
-        optimizer: the local optimisers' states.
+        optimizer: the states of the local optimizers.
         x_hat: the estimate that the neighbours keep of the worker's model.
-        laplacian: the weighted sum of the differences of the neighbours' estimates from it.
-        last: the last messages, of a compressor that starts warm.
+        laplacian: the weighted sum of the differences between the neighbours' estimates and x_hat.
+        last: the last messages, from which a warm-started compressor starts.
     """
 
     params: Any
@@ -37,28 +37,29 @@ def choco_sgd(
     compressor: Compressor,
     consensus_step: gossip.Step,
 ) -> Algorithm:
-    r"""CHOCO-SGD: workers send what their model has moved from what the neighbours know of it.
+    r"""CHOCO-SGD: workers send the compressed difference between their model and the neighbours'
+    estimate of it.
 
     $$ X_{t+1/2} = X_t - \gamma\, G(X_t; \xi_t), \qquad \hat X_{t+1} = \hat X_t + C(X_{t+1/2} - \hat
     X_t) $$
     $$ X_{t+1} = X_{t+1/2} + \eta\, \hat X_{t+1} (W - I) $$
 
-    Estimates start at the common start, which everybody knows. With `compressors.identity` and
-    $\eta = 1$ it is decentralized SGD.
+    The estimates start at the common initial model, which all workers have. With
+    `compressors.identity` and $\eta = 1$ the method is decentralized SGD.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
         topology: W, symmetric, the same in all rounds.
         compressor: C, a contraction.
-        consensus_step: eta, in (0, 1]: the coarser the compression, the smaller.
+        consensus_step: eta, in (0, 1]; the coarser the compression, the smaller it must be.
 
     Raises:
-        ValueError: not a topology, one that is not symmetric, a schedule, no compressor, a
-            consensus step outside (0, 1]; at the start, a compressor that states no contraction.
+        ValueError: if the topology is not symmetric or is a schedule, or the consensus step is not
+            in (0, 1]. At the start of a run: if the compressor declares no contraction.
 
     Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and gossip algorithms
-    with compressed communication", 2019, in its memory-efficient form (algorithm 6). Departure:
-    estimates start at $x_0$ instead of 0, which costs no message.
+    with compressed communication", 2019, in its memory-efficient form (algorithm 6). Departure: the
+    estimates start at $x_0$ instead of 0, which requires no message.
     """
     gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
     gossip.need_step("choco_sgd", consensus_step)
@@ -67,17 +68,18 @@ def choco_sgd(
         last = gossip.start_compressed("choco_sgd", compressor, x.params)
         return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 
-    def update(known, gradients, round):
+    def update(state, gradients, round):
         round.require_all(
-            "neighbours add up what each has sent, and would no longer know what was lost"
+            "each worker keeps the sum of its neighbours' messages, which would be wrong after a "
+            "lost message"
         )
-        half = optimizers.local_step(optimizer, known, gradients, round)
+        half = optimizers.local_step(optimizer, state, gradients, round)
         sent = round.to_neighbours(
-            compressor, optax.tree.sub(half.params, known.x_hat), topology, known.last
+            compressor, optax.tree.sub(half.params, state.x_hat), topology, state.last
         )
         # X-hat, X-hat (W - I)
         x_hat, laplacian = optax.tree.add(
-            (known.x_hat, known.laplacian), (sent.decoded, sent.received)
+            (state.x_hat, state.laplacian), (sent.decoded, sent.received)
         )
         x = jax.tree.map(
             lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, laplacian

@@ -17,13 +17,13 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     X has a column for each worker; the survey's W is symmetric.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep
-            their memories locally.
-        topology: W, doubly stochastic, for as many workers as the problem has; of a schedule, that
-            of the round.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The states of momentum
+            and Adam stay local.
+        topology: W, doubly stochastic, with as many nodes as the problem has workers. With a
+            schedule, round t uses W_t.
 
     Raises:
-        ValueError: not a topology, or not a doubly stochastic one.
+        ValueError: if the topology is not doubly stochastic.
 
     Source: Liu and Zhang, section 5.1.
     """

@@ -1,4 +1,4 @@
-"""DeepSqueeze: gossip of compressed models, with what compression left out added to the next."""
+"""DeepSqueeze: gossip of compressed models with an error memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dsgd import Algorithm, Compressor, Topology, checks
 
 
 class Compensated(NamedTuple):
-    """Local models and what compression has left out of them, leaves `[n, ...]`.
+    """Local models and their error memories, leaves `[n, ...]`.
 
     Args:
         params: x.
-        optimizer: the local optimisers' states.
-        error: delta.
-        last: the last messages, of a compressor that starts warm.
+        optimizer: the states of the local optimizers.
+        error: delta, the error memory.
+        last: the last messages, from which a warm-started compressor starts.
     """
 
     params: Any
@@ -35,23 +35,23 @@ def deepsqueeze(
     compressor: Compressor,
     consensus_step: gossip.Step,
 ) -> Algorithm:
-    r"""DeepSqueeze: error compensation for gossip.
+    r"""DeepSqueeze: gossip of compressed models with error compensation.
 
     $$ X_{t+1/2} = X_t - \gamma\, G(X_t; \xi_t), \qquad V_t = X_{t+1/2} + \Delta_{t-1}, \qquad
     \Delta_t = V_t - C(V_t) $$
     $$ X_{t+1} = X_{t+1/2} + \eta\, C(V_t) (W_t - I) $$
 
-    With `compressors.identity` and $\eta = 1$ it is decentralized SGD.
+    With `compressors.identity` and $\eta = 1$ the method is decentralized SGD.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
-        topology: W, symmetric; of a schedule, that of the round.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
+        topology: W, symmetric. With a schedule, round t uses W_t.
         compressor: C, a contraction.
-        consensus_step: eta, in (0, 1]: the coarser the compression, the smaller.
+        consensus_step: eta, in (0, 1]; the coarser the compression, the smaller it must be.
 
     Raises:
-        ValueError: not a topology, one that is not symmetric, no compressor, a consensus step
-            outside (0, 1]; at the start, a compressor that states no contraction.
+        ValueError: if the topology is not symmetric, or the consensus step is not in (0, 1]. At the
+            start of a run: if the compressor declares no contraction.
 
     Source: Tang, Lian, Qiu, Yuan, Zhang, Zhang and Liu, "DeepSqueeze: decentralization meets
     error-compensated compression", 2019.

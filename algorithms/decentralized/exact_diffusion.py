@@ -1,5 +1,5 @@
-"""Exact diffusion (NIDS): decentralized steps whose fixed point is the optimum of the average,
-however different the workers' data are.
+"""Exact diffusion (NIDS): a decentralized method whose fixed point is the optimum of the mean
+objective, for any heterogeneity of the workers' data.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from algorithms import gossip, methods, optimizers
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Params
 
-ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
+ONE_W = (
+    "its correction accumulates the changes that the same W makes in every round, and a round with "
+    "missing messages uses another W"
+)
 
 
 class Corrected(NamedTuple):
-    """Local models and what corrects them, leaves `[n, ...]`.
+    """Local models and their corrections, leaves `[n, ...]`.
 
     Args:
         params: x.
-        optimizer: the local optimisers' states.
-        correction: what gossip has changed so far; each method's own share of it.
-        lost: what the correction has lost to rounding. The correction's mean over workers must stay
-            0: where gradients are exact, rounding errors settle into a cycle, and would move the
-            fixed point by as much in every round.
+        optimizer: the states of the local optimizers.
+        correction: the accumulated changes by gossip, with each method's own factor.
+        lost: the rounding error of `correction` (the compensation of Kahan's sum). The correction's
+            mean over workers must stay 0: with exact gradients, rounding errors settle into a
+            cycle, and would otherwise move the fixed point by the same amount in every round.
     """
 
     params: Any
@@ -35,15 +38,15 @@ class Corrected(NamedTuple):
 
 
 def start_corrected(models: optimizers.Model) -> Corrected:
-    """Nothing to correct yet."""
+    """Returns the initial state, with a correction of 0."""
     return Corrected(*models, *[optax.tree.zeros_like(models.params)] * 2)
 
 
-def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
-    """The correction grown by `more`, leaves `[n, ...]`, and what it has lost to rounding then:
-    Kahan's sum.
+def add_up(models: Corrected, increment: Params) -> tuple[Params, Params]:
+    """Returns the correction increased by `increment`, leaves `[n, ...]`, and the new rounding
+    error (Kahan's sum).
     """
-    step = optax.tree.sub(more, models.lost)
+    step = optax.tree.sub(increment, models.lost)
     total = optax.tree.add(models.correction, step)
     return total, jax.tree.map(
         lambda after, before, step: (after - before) - step, total, models.correction, step
@@ -52,22 +55,22 @@ def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
 
 @checks.arguments
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
-    r"""Exact diffusion: adapt, correct by what combining did to the last step, combine.
+    r"""Exact diffusion: adapt, correct by the change that combining made in the last round,
+    combine.
 
     $$ \psi_{t+1} = X_t - \gamma G(X_t), \qquad X_{t+1} = (\psi_{t+1} + X_t - \psi_t) \tfrac{I +
     W}{2}, \qquad \psi_0 = X_0 $$
 
-    Eliminating psi,
-    $X_{t+1} = (2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1})) \frac{I + W}{2}$: NIDS with
-    equal steps.
+    Without psi, $X_{t+1} = (2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1})) \frac{I + W}{2}$;
+    this is NIDS with equal step sizes.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change
-            stands for $-\gamma G$.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The update of any
+            other optimizer replaces $-\gamma G$.
         topology: W, symmetric, the same in all rounds.
 
     Raises:
-        ValueError: not a topology, one that is not symmetric, or a schedule.
+        ValueError: if the topology is not symmetric or is a schedule.
 
     Source: Yuan, Ying, Zhao and Sayed, "Exact diffusion for distributed optimization and learning",
     2019; Li, Shi and Yan, "NIDS", 2019 (which does not combine in its first step).
@@ -79,11 +82,11 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
 def adapt_correct_combine(
     name: str, optimizer: optax.GradientTransformation, topology: Topology, share: float
 ) -> Algorithm:
-    r"""The method that combines by $I + s (W - I)$.
+    r"""Returns the method that combines with $I + s (W - I)$.
 
-    With $\phi_{t+1} = \psi_{t+1} + C_t$, the correction $C_t = X_t - \psi_t$ grows by what
-    combining changes, $C_{t+1} = C_t + s\, \phi_{t+1} (W - I)$: small terms of mean 0, so that
-    rounding errors do not become a drift of the mean.
+    With $\phi_{t+1} = \psi_{t+1} + C_t$, the correction $C_t = X_t - \psi_t$ grows by the change
+    that combining makes, $C_{t+1} = C_t + s\, \phi_{t+1} (W - I)$. These terms are small and have
+    mean 0, so that rounding errors do not become a drift of the mean.
     """
 
     def update(x, gradients, round):

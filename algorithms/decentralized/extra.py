@@ -1,4 +1,4 @@
-"""EXTRA: decentralized gradient descent, corrected by its own past."""
+"""EXTRA: decentralized gradient descent, corrected by its past iterates."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dsgd import Algorithm, Topology, checks
 
 @checks.arguments
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
-    r"""EXTRA: two rounds of decentralized gradient descent, subtracted, so that what is wrong with
-    each cancels.
+    r"""EXTRA: the difference of two rounds of decentralized gradient descent, in which their biases
+    cancel.
 
     $$ X_{t+1} = X_t (I + W) - X_{t-1} \tfrac{I + W}{2} - \gamma (G(X_t) - G(X_{t-1})), \qquad X_1 =
     X_0 W - \gamma G(X_0) $$
 
-    Summed over the rounds it is $X_{t+1} = X_t W - \gamma G(X_t) + \frac12 \sum_{s<t} X_s (W - I)$,
-    and computed as such: one model goes to each neighbour, and what is added up has mean 0, so that
-    rounding errors do not become a drift of the mean.
+    Summed over the rounds, this is $X_{t+1} = X_t W - \gamma G(X_t) + \frac12 \sum_{s<t} X_s (W -
+    I)$, and it is computed in this form: each worker sends one model to each neighbour, and the
+    accumulated sum has mean 0, so that rounding errors do not become a drift of the mean.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change
-            stands for $-\gamma G$.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The update of any
+            other optimizer replaces $-\gamma G$.
         topology: W, symmetric, the same in all rounds.
 
     Raises:
-        ValueError: not a topology, one that is not symmetric, or a schedule.
+        ValueError: if the topology is not symmetric or is a schedule.
 
     Source: Shi, Ling, Wu and Yin, "EXTRA: an exact first-order algorithm for decentralized
     consensus optimization", 2015, (2.13).

@@ -1,4 +1,4 @@
-"""Gradient tracking: every worker follows the mean of all gradients."""
+"""Gradient tracking: every worker estimates the mean of all gradients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Tracking(NamedTuple):
 
     Args:
         params: x.
-        optimizer: the local optimisers' states.
+        optimizer: the states of the local optimizers.
         tracker: y, the estimate of the mean gradient.
-        gradient: g, the last own one.
+        gradient: g, the worker's last gradient.
     """
 
     params: Any
@@ -28,25 +28,26 @@ class Tracking(NamedTuple):
 
 @checks.arguments
 def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
-    r"""Gradient tracking in the form of DIGing: models and trackers are both averaged; the mean of
-    the trackers is that of the gradients.
+    r"""Gradient tracking in the form of DIGing: models and trackers are both averaged, and the mean
+    of the trackers is the mean of the gradients.
 
     $$ Y_t = Y_{t-1} W_t^T + G(X_t) - G(X_{t-1}), \qquad X_{t+1} = X_t W_t^T - \gamma Y_t, \qquad
     Y_0 = G(X_0) $$
 
-    A message has both, X_t and Y_{t-1}: it can leave before the round's gradient is computed.
+    A message contains both X_t and Y_{t-1}, so it can be sent before the round's gradient is
+    computed.
 
     Args:
-        optimizer: each worker's step on its tracker; `optax.sgd(gamma)` is the equation. Momentum
-            and Adam see y for a gradient.
-        topology: W, doubly stochastic; of a schedule, that of the round.
+        optimizer: each worker's step along its tracker; `optax.sgd(gamma)` gives the equation.
+            Momentum and Adam receive y as the gradient.
+        topology: W, doubly stochastic. With a schedule, round t uses W_t.
 
     Raises:
-        ValueError: not a topology, or not a doubly stochastic one.
+        ValueError: if the topology is not doubly stochastic.
 
     Source: Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed optimization
-    over time-varying graphs", 2017, DIGing; Di Lorenzo and Scutari, "NEXT", 2016. Departure: of a
-    schedule, Y_{t-1} is averaged by W_t, with which it travels, where DIGing has W_{t-1}.
+    over time-varying graphs", 2017, DIGing; Di Lorenzo and Scutari, "NEXT", 2016. Departure: with a
+    schedule, Y_{t-1} is averaged by W_t, in whose round it is sent, instead of DIGing's W_{t-1}.
     """
     gossip.need("gradient_tracking", topology)
 

@@ -1,5 +1,5 @@
-"""Stochastic gradient push: gossip on directed graphs, whose senders need not know who receives how
-much.
+"""Stochastic gradient push: gossip on directed graphs, on which a sender does not need the weights
+of its receivers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dsgd import Algorithm, Query, State, Topology, checks, workers
 
 
 class Pushed(NamedTuple):
-    """What push-sum carries, leaves `[n, ...]`.
+    """State of push-sum, leaves `[n, ...]`.
 
     Args:
-        params: x, whose sum over workers gossip keeps.
-        optimizer: the local optimisers' states.
-        weight: w, what has arrived of all workers' 1, `[n]`.
+        params: x, whose sum over workers is preserved by gossip.
+        optimizer: the states of the local optimizers.
+        weight: w, the push-sum weights `[n]`, which start at 1 and are mixed as x is.
     """
 
     params: Any
@@ -32,24 +32,25 @@ class Pushed(NamedTuple):
 def stochastic_gradient_push(
     optimizer: optax.GradientTransformation, topology: Topology
 ) -> Algorithm:
-    r"""Stochastic gradient push: W need only keep sums; what rows do not sum to, push-sum divides
-    out.
+    r"""Stochastic gradient push: W only needs to preserve sums (columns that sum to 1); push-sum
+    weights correct for rows that do not sum to 1.
 
     $$ z_t^{(n)} = x_t^{(n)} / w_t^{(n)}, \qquad X_{t+1} = (X_t - \gamma\, G(Z_t; \xi_t))\, W_t^T,
     \qquad w_{t+1} = W_t w_t $$
 
-    from $w_0 = 1$. (X has a column for each worker, and $W_{ij}$ is the share that j sends i.)
-    Gradients are taken at z; the model to take home is $\sum_n x^{(n)} / \sum_n w^{(n)}$, where the
-    sum of w is N up to rounding. A sender keeps what does not arrive (nobody has told it that it
-    did), so that sums are kept where messages are lost or workers away.
+    with $w_0 = 1$. (X has a column for each worker, and $W_{ij}$ is the share that j sends to i.)
+    Gradients are computed at z; the final model is $\sum_n x^{(n)} / \sum_n w^{(n)}$, where the sum
+    of w is N up to rounding. A sender keeps the share of a message that is not delivered, so that
+    sums are preserved when messages are lost or workers do not participate.
 
     Args:
-        optimizer: each worker's step of x; `optax.sgd(gamma)` is the equation. Momentum and Adam
-            keep their memories locally.
-        topology: any, directed or not; of a schedule, W is that of the round. Columns sum to 1.
+        optimizer: each worker's step of x; `optax.sgd(gamma)` gives the equation. The states of
+            momentum and Adam stay local.
+        topology: any topology, directed or not, whose columns sum to 1. With a schedule, round t
+            uses W_t.
 
     Raises:
-        ValueError: not a topology.
+        ValueError: if `topology` is not a `Topology`.
 
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed deep
     learning", 2019, algorithm 1; Nedic and Olshevsky, "Stochastic gradient-push for strongly convex

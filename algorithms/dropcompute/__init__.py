@@ -1,6 +1,8 @@
-"""DropCompute: synchronous training that drops the stragglers' last micro-batches. The method is
-`algorithms.drop_compute`; here is what it is planned with, and `train`: the same on the real clock,
-one worker a process."""
+"""DropCompute: synchronous training that drops the last micro-batches of slow workers.
+
+The method is `algorithms.drop_compute`. This package contains the tools to plan its threshold, and
+`train_processes`, which runs it in real time with one worker per process.
+"""
 
 from algorithms.dropcompute.expectations import (
     expected_micro_batches,

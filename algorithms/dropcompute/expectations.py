@@ -1,10 +1,10 @@
-r"""What DropCompute gains where micro-batches take normal times: closed forms, and quadratures
-where there are none.
+r"""DropCompute's expected gain if the times of micro-batches are normally distributed: closed forms
+where they exist, otherwise quadrature.
 
-Micro-batches take independent times of mean $\mu$ and standard deviation $\sigma$, the same for all
-workers, and m of them together $T^{(m)} \sim \mathcal N(m \mu, m \sigma^2)$: exactly, if each is
-normal, and nearly for large m otherwise. Times are positive: so $\mu$ must be some $\sigma$ above
-0.
+Micro-batches take independent times with mean $\mu$ and standard deviation $\sigma$, the same for
+all workers, and m of them together take $T^{(m)} \sim \mathcal N(m \mu, m \sigma^2)$. This is exact
+if each time is normal, and approximate for large m otherwise. Times are positive, so $\mu$ must be
+several $\sigma$ above 0.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from algorithms.dropcompute.stopping import Stop, need_seconds, need_stop
 from dsgd import checks
 
 Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
-_MOST = 10**5  # micro-batches among which a threshold is looked for
-_APART = 1 / 8  # of a standard deviation, between two points at which thresholds are looked for
-_REACH = 10.0  # standard deviations from where on a micro-batch is ready, or is not, to all digits
-_AT_ONCE = 1 << 20  # numbers
-_FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
+_MOST = 10**5  # largest number of micro-batches in the search for a threshold
+_APART = 1 / 8  # distance of grid points in the search, in standard deviations
+_REACH = 10.0  # standard deviations beyond which a probability is 0 or 1 in float64
+_AT_ONCE = 1 << 20  # numbers in memory at the same time
+_FAR = 12.0  # standard deviations, beyond which the probability is below 1e-32
 _FURTHEST = 40.0  # standard deviations; float64 has no larger quantiles of the normal distribution
 _ACCURACY = 1e-12  # of an integral in standard deviations
-_MOST_NODES = 2 * 10**8  # nodes of all micro-batches, some seconds' worth
-_LEAST = 100  # micro-batches that take as long as what is done besides
+_MOST_NODES = 2 * 10**8  # nodes of all micro-batches, which take some seconds
+_LEAST = 100  # number of micro-batches whose cost equals the fixed cost
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 Workers = Annotated[ArrayLike, "an integer, at least 1, or an array of them"]
@@ -45,7 +45,8 @@ def expected_step_time(
     stop: Stop = "preempt",
     approximate: bool = False,
 ) -> Any:
-    r"""How long the slowest of N workers computes, by quadrature or by the paper's approximation.
+    r"""Returns the expected seconds for which the slowest of N workers computes, by quadrature or
+    by the paper's approximation.
 
     $$ \mathbb E T = M \mu + \sqrt M \sigma\, e_N, \qquad e_N = \int_0^\infty 1 - \Phi(z)^N dz -
     \int_{-\infty}^0 \Phi(z)^N dz $$
@@ -54,12 +55,12 @@ def expected_step_time(
     \frac1{eN}\Big) \quad (4) $$
 
     with Euler's $\gamma$. The approximation is 8% below $e_N$ at N = 2, 2.5% above at N = 5 to 8,
-    and within 1% from N = 81 on. With a threshold, preempting:
+    and within 1% for N >= 81. With a threshold and stop="preempt":
 
     $$ \mathbb E \min(\tau, T) = \tau - \int_{-\infty}^\tau P(T \le x)\, dx $$
 
-    Between micro-batches worker n stops at $S_n > \tau$ unless it is ready before, and all of them
-    add what is above tau:
+    With stop="between", worker n stops at $S_n > \tau$ unless it has finished before; this adds the
+    time above tau:
 
     $$ \int_\tau^\infty 1 - P(S_n \le x)^N dx, \qquad P(S_n > x) = \sum_{m=1}^M P(T_n^{(m-1)} \le
     \tau,\ T_n^{(m)} > x) $$
@@ -71,17 +72,17 @@ def expected_step_time(
         workers: N, an integer or an array.
         threshold: tau, seconds, a number or an array whose shape broadcasts with that of N.
         stop: "preempt" or "between", see `stopping.stopped`.
-        approximate: equation 4, of 2 workers or more without a threshold.
+        approximate: whether to use equation 4, for at least 2 workers and without a threshold.
 
     Returns:
-        Seconds without communication, of the shape of N and tau.
+        Seconds without communication, with the broadcast shape of N and tau.
 
     Raises:
-        ValueError: mean or std that is not finite or not above 0; an M or N below 1; thresholds
-            that are negative or NaN; an unknown stop; approximate with a threshold, or with N = 1,
-            where it is infinite; shapes that do not fit together.
+        ValueError: if mean or std is not finite and positive, M or N is less than 1, thresholds are
+            negative or NaN, `stop` is unknown, `approximate` is used with a threshold or with N = 1
+            (where it is infinite), or the shapes do not broadcast.
 
-    Source: Giladi et al., "DropCompute", section 4.2 and appendix C.2, whose equation 7 adds
+    Source: Giladi et al., "DropCompute", section 4.2 and appendix C.2, whose equation 7 includes
     communication.
     """
     where = "dropcompute.expected_step_time"
@@ -91,8 +92,8 @@ def expected_step_time(
         return _step_time(model, tau, N)[()]
     if np.isfinite(tau).any():
         raise ValueError(
-            f"{where}: threshold with the entry {tau[np.isfinite(tau)][0]:g}: need infinity, "
-            "equation 4 is without one"
+            f"{where}: thresholds contain {tau[np.isfinite(tau)][0]:g}; expected infinity with "
+            "approximate=True, because equation 4 has no threshold"
         )
     return _approximate(where, model, N)[()]
 
@@ -101,24 +102,24 @@ def expected_step_time(
 def expected_micro_batches(
     thresholds: Thresholds, mean: float, std: float, micro_batches: int, *, stop: Stop = "preempt"
 ) -> Any:
-    r"""How many micro-batches a worker computes.
+    r"""Returns the expected number of micro-batches that a worker computes.
 
     $$ \mathbb E \tilde M(\tau) = \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt{m} \sigma}\Big)
     \quad (5) $$
 
-    Between micro-batches, one more than preempting of M - 1: all those that begin at tau at the
-    latest.
+    With stop="between" it is one more than the number for M - 1 micro-batches with "preempt",
+    because all micro-batches that start at tau or before are counted.
 
     Args:
         thresholds: tau, seconds, any shape.
-        mean, std, micro_batches: as of `expected_step_time`.
+        mean, std, micro_batches: see `expected_step_time`.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
-        How many of M at each threshold, of their shape.
+        Number of micro-batches, 0 to M, at each threshold, with the shape of `thresholds`.
 
     Raises:
-        ValueError: as of `expected_step_time`.
+        ValueError: see `expected_step_time`.
 
     Source: Giladi et al., "DropCompute", section 4.3.
     """
@@ -142,47 +143,45 @@ def expected_speedup(
     step_time: float | None = None,
     approximate: bool = False,
 ) -> Any:
-    r"""How many times as many micro-batches a second as without DropCompute: means in the place of
-    what equation 6 divides.
+    r"""Returns the expected effective speedup, with the expectations of the terms of equation 6.
 
     $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\mathbb E R(\tau) + T^c} $$
 
-    with R the slowest worker's seconds: $\min(\tau, T)$ preempting, and between micro-batches what
-    is above tau added, both by quadrature. From an approximate or a given $\mathbb E T$, of which
-    nobody knows how T is distributed, it is equation 11:
+    where R is the slowest worker's seconds: $\min(\tau, T)$ with "preempt", plus the time above tau
+    with "between", both by quadrature. If $\mathbb E T$ is approximate or given, the distribution
+    of T is unknown, and equation 11 is used:
 
     $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\min(\tau, \mathbb E T) +
     T^c} \quad (11) $$
 
-    and between micro-batches $\min(\tau + \dots, \mathbb E T)$ with the same addition.
+    and with "between" $\min(\tau + \dots, \mathbb E T)$ with the same addition.
 
     Args:
         thresholds: tau, seconds, a number or an array; at least $M \mu / 2$ (assumption C.3), below
-            which the model is not to be trusted.
-        mean, std, micro_batches, workers: as of `expected_step_time`; shapes of N and tau
+            which the model is not accurate.
+        mean, std, micro_batches, workers: see `expected_step_time`; the shapes of N and tau
             broadcast.
         communication: T^c, seconds, at least 0.
         stop: "preempt" or "between", see `stopping.stopped`.
-        step_time: E T, seconds without communication, measured, say.
-        approximate: E T of equation 4.
+        step_time: E T, seconds without communication, for example measured.
+        approximate: whether E T is computed with equation 4.
 
     Returns:
-        The speedup at each threshold. Where a step takes no time: 0.
+        The speedup at each threshold; 0 if a step takes no time.
 
     Raises:
-        ValueError: as of `expected_step_time`; communication that is negative or not finite; a step
-            time that is not finite and above 0; both step_time and approximate.
+        ValueError: see `expected_step_time`; also if communication is negative or not finite, the
+            step time is not finite and positive, or both `step_time` and `approximate` are given.
 
-    Source: Giladi et al., "DropCompute", appendix C.2. Printed there is E T for E T + T^c above the
-    line, with communication in E T
-        (equation 12), which min() then counts twice: without a threshold that would be a speedup
-            below 1.
+    Source: Giladi et al., "DropCompute", appendix C.2. Departure: the paper prints E T instead of E
+    T + T^c in the numerator, with communication included in E T (equation 12), which min() then
+    counts twice: without a threshold the speedup would be below 1.
     """
     where = "dropcompute.expected_speedup"
     if approximate and step_time is not None:
         raise ValueError(
-            f"{where}: step_time = {step_time} and approximate = True: need one of the two: both "
-            "are where E T is from"
+            f"{where}: step_time = {step_time} and approximate = True; expected one of the two, "
+            "because both set E T"
         )
     need_seconds(where, "communication", communication)
     model = _model(where, mean, std, micro_batches, stop)
@@ -204,25 +203,25 @@ def expected_speedup(
 def expected_threshold(
     mean: float, std: float, micro_batches: int, communication: float = 0.0
 ) -> float:
-    r"""The preemptive threshold that is best where it is always reached, whatever the number of
-    workers.
+    r"""Returns the best preemptive threshold under the assumption that some worker always reaches
+    it; it does not depend on the number of workers.
 
     $$ \tau^* = \operatorname{argmax}_{\tau \ge M \mu / 2} \frac{1}{\tau + T^c}
        \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt m \sigma}\Big) $$
 
-    There may be a maximum for each micro-batch: the best is looked for where each of them is ready.
-    Below $M \mu / 2$ (assumption C.3) the model is not to be trusted.
+    There may be a local maximum for each micro-batch, so the search covers the times at which each
+    of them ends. Below $M \mu / 2$ (assumption C.3) the model is not accurate.
 
     Args:
-        mean, std, micro_batches: as of `expected_step_time`.
+        mean, std, micro_batches: see `expected_step_time`.
         communication: T^c, seconds, at least 0.
 
     Returns:
         tau, seconds.
 
     Raises:
-        ValueError: as of `expected_step_time`; more than 10^5 micro-batches; communication that is
-            negative or not finite.
+        ValueError: see `expected_step_time`; also if there are more than 10^5 micro-batches, or
+            communication is negative or not finite.
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
@@ -233,8 +232,8 @@ def expected_threshold(
     need_seconds(where, "communication", communication)
     if micro_batches > _MOST:
         raise ValueError(
-            f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}: each has a "
-            "maximum of its own"
+            f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}, because each "
+            "has its own maximum"
         )
 
     def rate(tau: Any) -> Any:
@@ -243,8 +242,8 @@ def expected_threshold(
     grid = _where_ready(model)
     best = int(np.argmax(rate(grid)))
     around = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
-    # Relative to the best point of the grid, since the accuracy of the search is relative to the
-    # number that it looks for.
+    # Searches relative to the best grid point, because the accuracy of the search is relative to
+    # the size of the result.
     moved = minimize_scalar(
         lambda by: -rate(grid[best] + by),
         bounds=around - grid[best],
@@ -255,11 +254,11 @@ def expected_threshold(
 
 
 def _where_ready(model: _Model) -> np.ndarray:
-    """Seconds from M mu / 2 on, in order and a fraction of a standard deviation apart, where some
-    micro-batch may become ready.
+    """Returns a sorted grid of seconds from M mu / 2 on, a fraction of a standard deviation apart,
+    which covers the times at which micro-batches may end.
 
-    Those that become ready at times of their own have points around each; where their times
-    overlap, all have the same points.
+    Micro-batches whose end times do not overlap have separate points around each end; where they
+    overlap, all share the same points.
     """
     m = np.arange(1, model.micro_batches + 1)
     mean, std, least = model.mean, np.sqrt(m) * model.std, model.micro_batches * model.mean / 2
@@ -269,8 +268,8 @@ def _where_ready(model: _Model) -> np.ndarray:
     common = np.zeros(0)
     if together.size:
         first = max(least, together[0] * mean - 8 * std[together[0] - 1])
-        # Of m micro-batches the standard deviation is sqrt(m) std: in the root of time, points are
-        # equally far apart.
+        # The standard deviation of m micro-batches is sqrt(m) std, so the points are equidistant in
+        # the square root of time.
         ends = np.sqrt(first), np.sqrt(m[-1] * mean + 9 * std[-1])
         steps = int((ends[1] - ends[0]) * 2 * np.sqrt(mean) / model.std / _APART) + 2
         common = np.linspace(*ends, steps) ** 2
@@ -278,7 +277,13 @@ def _where_ready(model: _Model) -> np.ndarray:
 
 
 class _Model(NamedTuple):
-    """Micro-batches: mean and standard deviation, seconds; how many; and when a worker stops."""
+    """Distribution of the micro-batches.
+
+    Args:
+        mean, std: mean and standard deviation, seconds.
+        micro_batches: M.
+        stop: "preempt" or "between".
+    """
 
     mean: float
     std: float
@@ -287,7 +292,7 @@ class _Model(NamedTuple):
 
     @property
     def whole(self) -> tuple[float, float]:
-        """Mean and standard deviation of all of a worker's."""
+        """Mean and standard deviation of the time of all M micro-batches of a worker."""
         return self.micro_batches * self.mean, np.sqrt(self.micro_batches) * self.std
 
 
@@ -297,7 +302,7 @@ def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
 
 
 def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
-    """Seconds that the last worker goes on after tau."""
+    """Returns the seconds for which the last worker continues after tau."""
     return _overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
 
 
@@ -306,7 +311,8 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
 
     if (N < 2).any():
         raise ValueError(
-            f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite"
+            f"{where}: workers = {N[N < 2][0]}; expected at least 2 with approximate=True, because "
+            "equation 4 is infinite for 1"
         )
     mean, std = model.whole
     return mean - std * (
@@ -319,8 +325,8 @@ def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
 
     most = model.micro_batches - (model.stop == "between")
     times, reach = np.ravel(tau), _REACH * model.std / model.mean
-    # Those that are ready for certain, and those that may be: within so many standard deviations of
-    # tau.
+    # `before` counts the micro-batches that have ended with certainty; those up to `last` are
+    # within _REACH standard deviations of tau.
     middle = np.minimum(times / model.mean, most + reach**2 + reach * np.sqrt(most) + 1)
     width = np.ceil(reach**2 / 2 + reach * np.sqrt(reach**2 / 4 + middle)) + 1
     before = np.clip(np.floor(middle - width), 0, most)
@@ -342,12 +348,11 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
         need_seconds(where, what, seconds, positive=True)
     if mean > 1e6 * std:
         raise ValueError(
-            f"{where}: mean = {mean}, std = {std}: need a std of at least a millionth of the "
-            "mean: below, all take the mean"
+            f"{where}: mean = {mean}, std = {std}; expected a std of at least 1e-6 of the mean"
         )
     if std > 1e6 * mean:
         raise ValueError(
-            f"{where}: mean = {mean}, std = {std}: need a std of at most a million times the mean"
+            f"{where}: mean = {mean}, std = {std}; expected a std of at most 1e6 times the mean"
         )
     return _Model(
         float(mean), float(std), checks.positive_int(f"{where}: micro_batches", micro_batches), stop
@@ -355,21 +360,21 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
 
 
 def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of one shape."""
+    """Returns thresholds and workers as arrays of the same shape."""
     need_seconds(where, "thresholds", thresholds, finite=False)
     N = np.asarray(workers)
     if not np.issubdtype(N.dtype, np.integer) or not (N >= 1).all():
         raise ValueError(
-            f"{where}: workers = {checks.shown(workers)}: need an integer, at least 1, or an "
-            "array of them"
+            f"{where}: workers = {checks.shown(workers)}; expected an integer >= 1, or an array of "
+            "them"
         )
     tau = np.asarray(thresholds, float)
     try:
         tau, N = np.broadcast_arrays(tau, N)
     except ValueError:
         raise ValueError(
-            f"{where}: thresholds {list(tau.shape)} for workers {list(N.shape)}: need shapes that "
-            "broadcast"
+            f"{where}: thresholds {list(tau.shape)} for workers {list(N.shape)}; expected shapes "
+            "that broadcast"
         ) from None
     return tau, N
 
@@ -378,12 +383,12 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
 
 
 def _capped(cap: Any, N: np.ndarray) -> Any:
-    r"""$\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z,
+    r"""Returns $\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z,
     $z - \int_{-\infty}^z \Phi(x)^N dx$.
 
     Args:
-        cap: z, any shape; where it is infinite, the mean of the largest of N.
-        N: of the same shape.
+        cap: z, any shape; infinity: the mean of the largest of N.
+        N: number of variables, with the same shape.
     """
     from scipy.special import log_ndtr  # noqa: PLC0415 (training is spared its import)
 
@@ -393,28 +398,28 @@ def _capped(cap: Any, N: np.ndarray) -> Any:
 
 
 def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: np.ndarray) -> Any:
-    r"""What a check between micro-batches adds to $\mathbb E \min(\tau, T)$,
-    $\int_\tau^\infty 1 - P(S \le x)^N dx$, in seconds.
+    r"""Returns the seconds that a stop between micro-batches adds to $\mathbb E \min(\tau, T)$,
+    $\int_\tau^\infty 1 - P(S \le x)^N dx$.
 
-    A worker is beyond $x > \tau$ if one of its M micro-batches begins at u, at tau at the latest,
-    and ends beyond x:
+    A worker stops after $x > \tau$ if one of its M micro-batches starts at a time u of at most tau
+    and ends after x:
 
     $$ P(S > x) = \bar\Phi\Big(\frac{x - \mu}{\sigma}\Big) + \int_{-\infty}^\tau \sum_{m=1}^{M-1}
     p_m(u)\,
        \bar\Phi\Big(\frac{x - u - \mu}{\sigma}\Big) du $$
 
-    with $p_m$ the density of $T^{(m)}$: both factors change over $\sigma$ or more, so that the rule
-    is Gauss's on pieces of that length.
+    with $p_m$ the density of $T^{(m)}$. Both factors vary on the scale of $\sigma$ or more, so the
+    integral uses Gauss's rule on intervals of this length.
 
     Args:
         tau: seconds, any shape; infinity: nothing is added.
         mean, std: of a micro-batch, seconds.
         micro_batches: M.
-        N: workers, of tau's shape.
+        N: number of workers, with the shape of tau.
 
     Raises:
-        ValueError: a standard deviation so small, or so many micro-batches and thresholds, that it
-            would take minutes.
+        ValueError: if the computation would take minutes, because the standard deviation is too
+            small or there are too many micro-batches and thresholds.
     """
     from scipy.special import ndtr  # noqa: PLC0415 (training is spared its import)
 
@@ -422,18 +427,17 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
     pieces = int(np.ceil(longest / std))
     if pieces * _NODES.size * max(1, tau.size) * max(_LEAST, micro_batches) > _MOST_NODES:
         raise ValueError(
-            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches "
-            f"and {tau.size} thresholds takes minutes"
-            " between micro-batches; expected a larger std, fewer micro-batches or thresholds, or "
-            'stop="preempt"'
+            f"dropcompute: std = {std:g} s with mean = {mean:g} s, {micro_batches} micro-batches "
+            f'and {tau.size} thresholds takes minutes with stop="between"; expected a larger std, '
+            'fewer micro-batches or thresholds, or stop="preempt"'
         )
     width = longest / pieces
-    # tau - u: who begins earlier is not beyond it
+    # tau - u; micro-batches that start earlier do not end after tau
     before = ((np.arange(pieces)[:, None] + (_NODES + 1) / 2) * width).ravel()
     started = np.zeros((*tau.shape, before.size))
     for m in range(1, micro_batches):
         scale = np.sqrt(m) * std
-        with np.errstate(over="ignore"):  # far beyond all of them
+        with np.errstate(over="ignore"):  # the exponent of distant nodes overflows, and exp gives 0
             started += np.exp(-(((tau[..., None] - before - m * mean) / scale) ** 2) / 2) / (
                 scale * np.sqrt(2 * np.pi)
             )
@@ -442,14 +446,16 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
     def some_beyond(share: float) -> Any:
         x = share * longest
         beyond = ndtr((mean - tau - x) / std) + started @ ndtr((mean - before - x) / std)
-        with np.errstate(divide="ignore"):  # where each is certain to be
+        with np.errstate(divide="ignore"):  # log(0) if a worker is beyond x with certainty
             return -np.expm1(N * np.log1p(-np.minimum(beyond, 1)))
 
     return _integral(some_beyond, np.full(tau.shape, longest / std)) * std
 
 
 def _integral(function: Callable[[float], Any], length: Any) -> Any:
-    """Of a function of the share of a way of that length, an array of them at once."""
+    """Returns the integral of a function of the position's share of the length, for an array of
+    them at once.
+    """
     from scipy.integrate import quad_vec  # noqa: PLC0415 (a sixth of a second that training is spared)
 
     if not np.size(length):

@@ -1,4 +1,4 @@
-"""Any synchronous method, with workers that stop computing at a time limit."""
+"""A wrapper for any synchronous method whose workers stop computing at a time limit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from dsgd import checks
 from dsgd import work as works
 from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
 
-_IDLE = 10  # rounds in which no worker has computed anything: so many are no coincidence
-_NOTHING_DONE = f"no worker has computed anything in {_IDLE} rounds or more: no micro-batch ends within {{:g}} s; pass a larger threshold"
+_IDLE = 10  # number of idle rounds in a row that is not a coincidence
+_NOTHING_DONE = (
+    f"no worker has computed anything in {_IDLE} rounds or more: no micro-batch ends within "
+    f"{{:g}} s; pass a larger threshold"
+)
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
 Factor = Annotated[float | jax.Array, "a number"]
@@ -31,10 +34,11 @@ class Server(NamedTuple):
         method: the method's own server state.
         spent: seconds for which each worker has computed in this period, `[N]`; () if a period is
             one round.
-        idle: rounds so far, int32, if no worker has computed anything in any of them, else -1.
-        measuring: measurements of which the threshold is chosen; () if it is given.
-        drawn: how many micro-batches each worker has computed, int32 `[N]`, if those that were
-            dropped are drawn again; else ().
+        idle: number of rounds so far, int32, if no worker has computed anything in any of them;
+            otherwise -1.
+        measuring: measurements from which the threshold is chosen; () if it is given.
+        drawn: number of micro-batches that each worker has computed, int32 `[N]`, if dropped
+            samples are computed later (`redraw`); otherwise ().
     """
 
     method: PyTree
@@ -45,7 +49,7 @@ class Server(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When a worker stops: arguments of `drop_compute`.
+    """When a worker stops; arguments of `drop_compute`.
 
     Args:
         threshold: tau, or when it is chosen.
@@ -57,15 +61,15 @@ class Rule(NamedTuple):
     threshold: Seconds | ChosenAfter
     micro_batches: int
     stop: Stop
-    period: Any  # traced only where the threshold is given
+    period: Any  # traced only if the threshold is given
 
     @property
     def periodic(self) -> bool:
-        """Whether seconds go on from round to round."""
+        """Whether seconds accumulate over several rounds."""
         return not isinstance(self.period, int) or self.period > 1
 
     def until(self, server: Server) -> jax.Array:
-        """tau in this round."""
+        """Returns tau in this round."""
         return (
             server.measuring.threshold
             if isinstance(server.measuring, Measuring)
@@ -73,7 +77,7 @@ class Rule(NamedTuple):
         )
 
     def computed(self, server: Server, round: Round) -> Stopped:
-        """What all workers compute in a round."""
+        """Returns which micro-batches all workers compute in a round, and in how many seconds."""
         return stopped(
             of_round(round, self.micro_batches),
             self.until(server),
@@ -82,7 +86,7 @@ class Rule(NamedTuple):
         )
 
     def first_server(self, server: PyTree, N: int, redraw: bool) -> Server:
-        """Before the first round."""
+        """Returns the state before the first round."""
         measuring = ()
         if isinstance(self.threshold, ChosenAfter):
             measuring = thresholds.nothing_measured(
@@ -94,7 +98,7 @@ class Rule(NamedTuple):
         )
 
     def after(self, server: Server, round: Round, seconds: jax.Array) -> Server:
-        """After a round in which workers have computed for so many seconds, `[N]`."""
+        """Returns the state after a round in which the workers computed for `seconds`, `[N]`."""
         assert round.work is not None
         done = round.work.samples > 0
         participation = True if round.present is None else jnp.any(round.present)
@@ -122,50 +126,54 @@ def drop_compute(
     all_dropped: Literal["error", "warn"] = "error",
 ) -> Algorithm:
     r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed; the
-    method uses those that are complete.
+    method uses the gradients of those that are complete.
 
     $$ g_n = \frac1M \sum_{m=1}^{\tilde M_n} g_n^{(m)}, \qquad \tilde M_n = \#\{m \le M : T_n^{(m)}
     < \tau\}, \quad
        T_n^{(m)} = \sum_{j \le m} t_n^{(j)} $$
 
-    with seconds $t$ of each micro-batch from the run's cluster. With stop="between" a worker reads
-    its clock only between micro-batches: it completes the one in which $\tau$ passes. The simulated
-    clock charges for what each worker has computed: $\min(\tau, T_n^{(M)})$ seconds, or until the
-    end of its last micro-batch.
+    where the seconds $t$ of each micro-batch come from the run's cluster. With stop="between" a
+    worker reads its clock only between micro-batches: it completes the micro-batch in which $\tau$
+    passes. The simulated clock counts the seconds for which each worker computed:
+    $\min(\tau, T_n^{(M)})$, or until the end of its last micro-batch.
 
-    Local SGD: with `period=H` seconds add up over H rounds, and a worker that has none left makes
-    no more steps until models are averaged,
+    Local SGD: with `period=H` the seconds accumulate over H rounds, and a worker whose time is used
+    up makes no more steps until the models are averaged,
     `drop_compute(local_sgd(optimizer, 8), 0.5, 1, period=8)` (appendix B.3).
 
-    History: `threshold` (seconds, infinite while it is being measured), `dropped` (the share of
-    micro-batches, of the record's round), each worker's `samples`, `[records, N]`, and `idle`
-    (rounds so far, if no worker has computed anything in any of them; else 0).
+    The history contains `threshold` (seconds; infinite while latencies are measured), `dropped`
+    (the share of dropped micro-batches in the record's round), each worker's `samples`,
+    `[records, N]`, and `idle` (the number of rounds so far if no worker has computed anything in
+    any of them; otherwise 0).
 
     Args:
-        method: any synchronous one on stochastic gradients whose queries state no work.
-        threshold: tau, seconds of computation in a round, or in a period; or
+        method: any synchronous method on stochastic gradients whose queries do not set the local
+            work.
+        threshold: tau, seconds of computation in a round or period; or
             `dropcompute.chosen_after(I)`.
         micro_batches: M, each a batch of the problem.
-        stop: "preempt", Algorithm 1, at tau; or "between" micro-batches.
-        correction: of the gradients if some are dropped: "none", the equation; "stochastic", the
-            sum over workers is divided by all that was computed, $N / \sum_k \tilde M_k$ for
-            $1 / M$; "local", each worker's by what it has, $1 / \tilde M_n$; or a number c,
-            $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not
-            depend on the gradient's (Adam, LAMB) are not changed by numbers. Local steps keep their
-            length with "local" only, or with "none" where M is 1.
-        period: H, rounds. It may be swept if the threshold is given.
-        redraw: a worker first computes in the next round what it has dropped: no sample is lost.
-            (If seconds depended on the sample, one that takes tau or longer would be begun again
-            for ever with "preempt".)
-        all_dropped: if no worker has computed anything in the first ten rounds, or more, since no
-            micro-batch ends before tau: the run ends with an error, or there is a warning.
+        stop: "preempt", at tau (Algorithm 1); or "between" micro-batches.
+        correction: correction of the gradients for dropped micro-batches. "none": the equation;
+            "stochastic": the sum over workers is divided by the total number of computed
+            micro-batches, that is, $N / \sum_k \tilde M_k$ replaces $1 / M$; "local": each worker's
+            sum is divided by its own number, $1 / \tilde M_n$; a number c: $c / M$ (the paper's
+            constant correction is 1 minus the drop rate). A number has no effect on steps whose
+            size does not depend on the gradient's size (Adam, LAMB). Local steps keep their length
+            only with "local", or with "none" if M is 1.
+        period: H, number of rounds. It may be swept if the threshold is given.
+        redraw: whether a worker first computes in the next round the samples that it dropped, so
+            that no sample is lost. (If seconds depended on the sample, a sample that takes tau or
+            longer would be started again in every round with "preempt".)
+        all_dropped: what happens if no worker has computed anything in the first ten rounds or
+            more, because no micro-batch ends before tau: the run ends with an error, or warns.
 
     Raises:
-        ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops
-            nothing), micro_batches or period < 1, another word. When it runs: no cluster, or one
-            whose workers compute micro-batches at once; a method that keeps its own time, stops
-            workers, states their work, or asks for exact gradients; a threshold to be chosen on a
-            cluster with participation; with redraw, batches from outside; all dropped.
+        ValueError: if the threshold or a number is negative or NaN (an infinite threshold drops
+            nothing), micro_batches or period is less than 1, or an option is unknown. During a run:
+            if there is no cluster, or its workers compute all micro-batches as one batch; if the
+            method has its own clock, sets participation or local work itself, or needs exact
+            gradients; if the threshold is to be chosen on a cluster with participation; if `redraw`
+            is used with streamed batches; or if everything is dropped and `all_dropped` is "error".
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
     compute variance reduction", 2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
@@ -177,12 +185,12 @@ def drop_compute(
     need_stop("drop_compute", stop)
     need_correction("drop_compute", correction)
     if all_dropped not in ("error", "warn"):
-        raise ValueError(f"drop_compute: all_dropped = {all_dropped!r}: need 'error' or 'warn'")
+        raise ValueError(f"drop_compute: all_dropped = {all_dropped!r}; expected 'error' or 'warn'")
     if not isinstance(threshold, ChosenAfter | Tracer) and (
         jnp.ndim(threshold) or not threshold >= 0
     ):
         raise ValueError(
-            f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or "
+            f"drop_compute: threshold = {checks.shown(threshold)}; expected seconds >= 0, or "
             "dropcompute.chosen_after(rounds)"
         )
 
@@ -196,7 +204,8 @@ def drop_compute(
         "" if isinstance(correction, str) and correction == "none" else str(correction),
         f"period {H}" if rule.periodic else "",
     ]
-    name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more, 'redrawn' * redraw]))})"
+    options = [method.name, words, f"{M} micro-batches", stop, *more, "redrawn" * redraw]
+    name = f"drop_compute({', '.join(filter(None, options))})"
 
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
@@ -241,8 +250,8 @@ def drop_compute(
 
 
 def dropped(round: Round, M: int) -> jax.Array:
-    """The share of micro-batches that were not computed, of the workers that participate; 0 if none
-    does.
+    """Returns the share of dropped micro-batches among those of the participating workers; 0 if
+    none participates.
     """
     assert round.work is not None
     asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
@@ -251,7 +260,7 @@ def dropped(round: Round, M: int) -> jax.Array:
 
 
 def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:
-    """The work of these micro-batches, bool `[N, M]`, with their weights."""
+    """Returns the local work of these micro-batches, bool `[N, M]`, with their weights."""
     if correction == "stochastic":
         return works.micro_batches(done, present=present)
     if correction == "local":
@@ -261,66 +270,68 @@ def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array
 
 
 def need_synchronous(name: str, asked: Query) -> None:
-    """Raises a ValueError if the query is of a method whose workers cannot be stopped."""
+    """Raises a ValueError if the query belongs to a method whose workers cannot be stopped."""
     if asked.work is not None:
         raise ValueError(
-            f"{name}: its method states itself what its workers compute; expected one that does not"
+            f"{name}: the queries of its method set the local work themselves; expected a method "
+            "whose queries do not"
         )
     if asked.workers is not None:
         raise ValueError(
-            f"{name}: its method takes the workers' gradients one by one; need a synchronous one"
+            f"{name}: its method uses the workers' gradients one by one; expected a synchronous "
+            "method"
         )
     if asked.exact:
         raise ValueError(
-            f"{name}: its method asks for exact gradients, which are no micro-batches; need one "
-            "on batches"
+            f"{name}: its method uses exact gradients, which have no micro-batches; expected a "
+            "method that uses stochastic gradients"
         )
 
 
 def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
-    """Raises a ValueError without a cluster, on one whose workers cannot stop, or if participation
-    keeps a threshold from being chosen.
+    """Raises a ValueError if there is no cluster, its workers cannot stop between micro-batches, or
+    participation prevents the choice of a threshold.
     """
     if round.cluster is None:
         raise ValueError(
-            f"{name} without a cluster, whose micro-batches take their time: need run(..., "
-            "cluster=...)"
+            f"{name}: the run has no cluster, which sets the seconds of micro-batches; expected "
+            "one: pass run(..., cluster=...)"
         )
     need_one_by_one(name, round.cluster)
     if to_be_chosen and round.present is not None:
         raise ValueError(
-            f"{name}: a threshold is not chosen on a cluster with participation; pass a threshold "
-            "in seconds"
+            f"{name}: the cluster has participation, with which no threshold can be chosen; pass a "
+            "threshold in seconds"
         )
 
 
 def need_period(period: Any, threshold: Any) -> Any:
-    """Returns the number of rounds, or a traced one; raises a ValueError if it is not a positive
+    """Returns the period, an integer or traced. Raises a ValueError if it is not a positive
     integer.
     """
     if not isinstance(period, Tracer):
         return checks.positive_int("drop_compute: period", period)
     if isinstance(threshold, ChosenAfter):
         raise ValueError(
-            "drop_compute: a period that is swept, where as many rounds are measured to choose a "
-            "threshold: need a number"
+            "drop_compute: the period is swept, but its rounds are measured to choose a "
+            "threshold; expected an integer, or a threshold in seconds"
         )
     return period
 
 
 def need_correction(where: str, correction: Any) -> None:
-    """Raises a ValueError if it is not a correction."""
+    """Raises a ValueError if the correction is unknown."""
     words = get_args(Correction)
     if isinstance(correction, str):
         if correction not in words:
             raise ValueError(
-                f"{where}: correction = {correction!r}: need {', '.join(map(repr, words))}, or a "
-                "number"
+                f"{where}: correction = {correction!r}; expected "
+                f"{', '.join(map(repr, words))}, or a number"
             )
     elif not isinstance(correction, Tracer) and (
         jnp.ndim(correction) or not 0 <= correction < math.inf
     ):
         raise ValueError(
-            f"{where}: correction = {checks.shown(correction)}: need a word, or a finite number "
-            ">= 0"
+            f"{where}: correction = {checks.shown(correction)}; expected a word, or a finite "
+            "number >= 0"
         )

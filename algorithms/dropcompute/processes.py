@@ -1,5 +1,5 @@
-"""DropCompute on the real clock: one worker a process, which stops by its own clock, micro-batch
-after micro-batch.
+"""DropCompute in real time: one worker per process, which stops by its own clock between
+micro-batches.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
 
 
 class Trained(NamedTuple):
-    """What `train_processes` gives back, the same in all processes.
+    """Result of `train_processes`, the same in all processes.
 
     Args:
-        params: the model to take home.
-        history: numpy arrays by name; see `train_processes`.
+        params: the final model.
+        history: NumPy arrays by name; see `train_processes`.
     """
 
     params: Params
@@ -54,49 +54,52 @@ def train_processes(
     correction: Correction | float = "none",
     delay: Delay | None = None,
 ) -> Trained:
-    r"""Synchronous SGD in real time: each process is a worker, which computes micro-batches until
-    $\tau$ by its own monotonic clock.
+    r"""Synchronous SGD with DropCompute in real time: each process is a worker, which computes
+    micro-batches until $\tau$ by its own monotonic clock.
 
     $$ \theta_{i+1} = \theta_i - \frac{\eta}{M N} \sum_{n=1}^N \sum_{m=1}^{M_n} g_n^{(m)}(\theta_i),
     \qquad
        M_n = \min \{ m : T_n^{(m)} > \tau \text{ or } m = M \} $$
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments, but for
-    `delay`; `dsgd.loopback` starts some on one machine. Without that, it is one worker. Programs
-    are compiled, and called once, before the clock begins. Draws are those of `dsgd.run`: where
-    nothing is dropped, the iterates are those of `minibatch_sgd` with as many micro-batches, up to
-    the order of sums.
+    Every process of an initialized `jax.distributed` makes this call with the same arguments,
+    except for `delay`; `dsgd.loopback` starts several processes on one machine. Without
+    `jax.distributed` there is one worker. Programs are compiled, and called once, before the clock
+    starts. Random draws are those of `dsgd.run`: if nothing is dropped, the iterates are those of
+    `minibatch_sgd` with the same number of micro-batches, up to the order of sums.
 
-    $T^c$, what a step takes besides the slowest worker's micro-batches, is the least of the seconds
-    that the workers spent from the end of their own to the end of the step: they all wait for the
-    last one, which waits for nobody. So no clocks need to be compared. (Where a worker is told of
-    the end later than another, it is between the shortest such tail and that of the last worker.)
+    $T^c$, the time of a step without the slowest worker's micro-batches, is the minimum over
+    workers of the seconds between the end of the worker's own micro-batches and the end of the
+    step: all workers wait for the last one, which does not wait. So clocks of different processes
+    are never compared. (If some workers learn of the end of the step later than others, the value
+    is between the shortest such time and that of the last worker.)
 
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
-        optimizer: the step; `optax.sgd(eta)` is the equation. All processes make it alike.
-        threshold: tau, seconds, infinite: nothing is dropped; or `dropcompute.chosen_after(I)`: all
-            measure for I steps, tell each other, and find the same one (section 4.4).
-        micro_batches: M, each one draw of the problem.
-        steps: how many.
-        key: of everything random.
-        correction: what sums are divided by. "none": M N, as in the equation; "stochastic": all
-            that was computed; "local": each worker's by what it computed itself, and N. Or a number
-            c, by which "none" is multiplied: the paper's constant is 1 - drop rate.
-        delay: (step, micro-batch) -> seconds that this process sleeps in it, which its clock
-            counts: to try stragglers. None: none.
+        optimizer: the step; `optax.sgd(eta)` gives the equation. All processes make the same steps.
+        threshold: tau, seconds; infinity: nothing is dropped; or `dropcompute.chosen_after(I)`: all
+            workers measure for I steps, exchange the measurements, and choose the same threshold
+            (section 4.4).
+        micro_batches: M, each one batch of the problem.
+        steps: number of steps.
+        key: JAX key from which all random numbers derive.
+        correction: the divisor of the sums. "none": M N, as in the equation; "stochastic": the
+            total number of computed micro-batches; "local": each worker's own number of computed
+            micro-batches, times N. A number c: "none" multiplied by c; the paper's constant is 1 -
+            drop rate.
+        delay: (step, micro-batch) -> seconds for which this process sleeps in it, included in its
+            clock, to emulate stragglers; None: no delay.
 
     Returns:
-        The model, and the history: `step` `[steps]`, from 1; `loss`, the mean over the
-            micro-batches that were computed; `seconds`, from
-        the beginning of the first micro-batch to the end of the step, on the process where that is
-        longest; `communication`, T^c; `latencies` `[steps, N, M]`, seconds of each micro-batch, NaN
-        of those dropped; `dropped`, their share; `threshold`.
+        The model and the history: `step` `[steps]`, from 1; `loss`, the mean over the computed
+        micro-batches; `seconds` from the start of the first micro-batch to the end of the step, on
+        the process where this is longest; `communication`, T^c; `latencies` `[steps, N, M]`,
+        seconds of each micro-batch, NaN if it was dropped; `dropped`, the share of dropped
+        micro-batches; `threshold`.
 
     Raises:
-        ValueError: another number of workers than of processes; micro_batches or steps < 1; a
-            threshold < 0, or one that would be chosen after the last step; another correction; a
-            delay that is negative, infinite or NaN.
+        ValueError: if the number of workers differs from the number of processes, micro_batches or
+            steps is less than 1, the threshold is negative or would be chosen after the last step,
+            the correction is unknown, or a delay is negative, infinite or NaN.
 
     Source: Giladi et al., "DropCompute", Algorithm 1 and appendix B.2.2.
     """
@@ -128,20 +131,18 @@ def _run(
     measured: int | None,
     delay: Delay | None,
 ) -> Trained:
-    """The steps, and what became of them. Nothing is exchanged while the clock runs but what
-    training needs.
-    """
+    """Runs the steps. While the clock runs, the processes exchange only what training needs."""
     rehearsal = accumulate(
         partial(_turn, worker, M, None, 0), worker.model.params, range(2), math.inf
     )
-    # compiled now; what comes of it is forgotten
+    # only compiles; the result is discarded
     jax.block_until_ready(_finished(worker, correction, M, rehearsal))
     rows, losses, taus = [], [], []
     for step in range(steps):
         if step == measured:
             seen = _Times.of(nodes.gathered(rows), M)
             tau = float(best_threshold(seen.latencies, seen.communication, stop="between"))
-            # all found the same; and who found it sooner is not to begin sooner
+            # all processes computed the same value; the exchange makes them continue together
             tau = float(nodes.gathered([[tau]]).max())
         taus.append(tau)
         began = time.monotonic()
@@ -165,7 +166,9 @@ def _run(
 
 
 class _Times(NamedTuple):
-    """What all workers measured: latencies `[steps, N, M]`, T^c and whole steps `[steps]`."""
+    """Measurements of all workers: latencies `[steps, N, M]`, T^c and seconds of full steps
+    `[steps]`.
+    """
 
     latencies: np.ndarray
     communication: np.ndarray
@@ -173,7 +176,9 @@ class _Times(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray, M: int) -> _Times:
-        """Of the rows `[steps, N, M + 1]`: each micro-batch's seconds, and the whole step's."""
+        """Constructs it from rows `[steps, N, M + 1]`: the seconds of each micro-batch and of the
+        full step.
+        """
         latencies, whole = rows[..., :M], rows[..., M]
         after = whole - np.nansum(latencies, axis=-1)
         return cls(latencies, np.min(after, axis=1), np.max(whole, axis=1))
@@ -182,7 +187,7 @@ class _Times(NamedTuple):
 def _turn(
     worker: RealWorker, M: int, delay: Delay | None, step: int, params: Params, m: int
 ) -> PyTree:
-    """One micro-batch's loss and gradient, leaves `[1, ...]`."""
+    """Returns the loss and the gradient of one micro-batch, leaves `[1, ...]`."""
     if delay is not None:
         time.sleep(checks.need_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
     return _computed(
@@ -208,8 +213,8 @@ def _computed(
 def _finished(
     worker: RealWorker, correction: Correction | float, M: int, done: Accumulated
 ) -> tuple[Model, jax.Array]:
-    """The end of a step: an all-reduce of what the workers have, and the optimizer's step; the
-    model, and the mean loss.
+    """Finishes a step with an all-reduce of the workers' sums and the optimizer's step; returns the
+    model and the mean loss.
     """
     loss, slope = done.total
     weight = np.float32(weight_of(correction, M, worker.N, done.computed))
@@ -218,13 +223,13 @@ def _finished(
 
 
 def weight_of(correction: Correction | float, M: int, N: int, computed: int) -> float:
-    """What a worker's sum of so many gradients counts in the mean; with "stochastic" what is added
-    up is divided by all that was computed.
+    """Returns the weight of a worker's sum of gradients in the mean. With "stochastic" it is 1, and
+    the total is divided by the number of all computed micro-batches later.
 
     Args:
-        correction: as of `train_processes`.
-        M, N: micro-batches, workers.
-        computed: of its micro-batches.
+        correction: see `train_processes`.
+        M, N: number of micro-batches and of workers.
+        computed: number of micro-batches that the worker computed.
     """
     if correction == "stochastic":
         return 1.0
@@ -247,8 +252,8 @@ def _stepped(
     slope: Params,
     computed: jax.Array,
 ) -> tuple[Model, jax.Array]:
-    """The optimizer's step along the sum of the weighted gradients, which may be divided by all
-    that was computed.
+    """Makes the optimizer's step along the sum of the weighted gradients; with `divide` the sum is
+    divided by the number of all computed micro-batches.
     """
     if divide:
         slope = jax.tree.map(lambda leaf: leaf / computed.astype(leaf.dtype), slope)
@@ -256,14 +261,14 @@ def _stepped(
 
 
 def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
-    """After how many steps it is chosen; None: it is given."""
+    """Returns after how many steps the threshold is chosen; None: it is given."""
     if not isinstance(threshold, ChosenAfter):
         need_seconds("train_processes", "threshold", threshold, finite=False)
         return None
     if threshold.rounds >= steps:
         raise ValueError(
-            f"train_processes: a threshold chosen after {threshold.rounds} of {steps} steps: need "
-            "more steps"
+            f"train_processes: the threshold is chosen after {threshold.rounds} of {steps} steps; "
+            "expected more steps than that"
         )
     return threshold.rounds
 
@@ -272,12 +277,12 @@ def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
 
 
 class Accumulated(NamedTuple):
-    """What a worker has when its time is over.
+    """What a worker computed until it stopped.
 
     Args:
-        total: the sum over the micro-batches that it has computed.
-        computed: how many, at least 1.
-        seconds: of each of the M, `[M]`; NaN of those that it has not computed.
+        total: the sum over the computed micro-batches.
+        computed: number of computed micro-batches, at least 1.
+        seconds: seconds of each of the M micro-batches, `[M]`; NaN if it was not computed.
     """
 
     total: PyTree
@@ -294,33 +299,34 @@ def accumulate(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Accumulated:
-    r"""One worker's local batch, until $\tau$: it looks at its clock after each micro-batch, and
-    goes on while $T^{(m)} \le \tau$.
+    r"""Computes one worker's local batch until $\tau$: the worker reads its clock after each
+    micro-batch, and continues while $T^{(m)} \le \tau$.
 
     $$ G = \sum_{m=1}^{k} g^{(m)}(\theta), \qquad k = \min \{ m : T^{(m)} > \tau \text{ or } m = M
     \}, \qquad T^{(m)} = \sum_{j=1}^m t_j $$
 
-    `stopping.stopped(..., "between")` says the same of times that are known. Each micro-batch is
-    waited for, so that the clock tells what it took. $T^{(m)}$ is the sum of what was measured, in
-    the order in which a plan adds it up: plan and worker agree to the last bit.
+    For known times, `stopping.stopped(..., "between")` gives the same result. The function waits
+    for the end of each micro-batch, so that the clock measures its time. $T^{(m)}$ is the sum of
+    the measured times in the same order as in planning, so that plan and worker agree exactly.
 
     Args:
-        gradient: (params, batch) -> the micro-batch's gradient, a pytree of arrays, which may have
-            its loss in it.
+        gradient: (params, batch) -> the micro-batch's gradient, a pytree of arrays, which may
+            include its loss.
         params: theta.
-        batches: the M micro-batches, or whatever `gradient` makes them of.
-        threshold: tau, seconds; infinite: all are computed.
-        clock: -> seconds, from any origin, that never go back.
+        batches: the M micro-batches, or any values from which `gradient` makes them.
+        threshold: tau, seconds; infinity: all are computed.
+        clock: () -> seconds, from any origin, never decreasing.
 
     Raises:
-        ValueError: no micro-batches; a threshold below 0, or NaN; a clock that gives no number.
+        ValueError: if there are no micro-batches, the threshold is negative or NaN, or the clock
+            returns something other than a number.
 
-    Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) is a look between two
+    Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) reads the clock between two
     micro-batches, as in the paper's own code.
     """
     need_seconds("accumulate", "threshold", threshold, finite=False)
     if not len(batches):
-        raise ValueError("accumulate: no micro-batches; need at least one")
+        raise ValueError("accumulate: batches = []; expected at least one micro-batch")
     seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
     before = _read(clock)
     for m, batch in enumerate(batches):
@@ -337,7 +343,7 @@ def accumulate(
 def _read(clock: Callable[[], float]) -> float:
     now = clock()
     if not checks.is_number(now):
-        raise ValueError(f"accumulate: clock gives {checks.shown(now)}: need seconds")
+        raise ValueError(f"accumulate: clock returned {checks.shown(now)}; expected seconds")
     return now
 
 

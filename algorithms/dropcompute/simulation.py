@@ -1,5 +1,5 @@
-"""Latencies of a simulated cluster, to plan with; and what DropCompute gains over more of its
-rounds than memory holds.
+"""Latencies of a simulated cluster for planning, and DropCompute's gain over more rounds than fit
+into memory.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ def latencies(
     key: Key,
     batch_size: int = 1,
 ) -> np.ndarray:
-    """Seconds of every micro-batch, drawn as rounds of a run draw them; of what goes by the clock,
-    those at its beginning.
+    """Returns the seconds of every micro-batch, drawn as in the rounds of a run. Quantities that
+    depend on the clock have their values at time 0.
 
     Args:
-        cluster: whose workers compute.
+        cluster: the cluster whose workers compute.
         workers: N.
         micro_batches: M, each of `batch_size` samples.
-        iterations: I, each with draws of its own.
-        key: of the draws.
+        iterations: I, each with its own random draws.
+        key: JAX key of the draws.
         batch_size: samples of a micro-batch, for a cluster whose seconds depend on them.
 
     Returns:
         `[I, N, M]`.
 
     Raises:
-        ValueError: numbers below 1, a cluster for another N, or one whose micro-batches go at once.
+        ValueError: if a number is less than 1, or the cluster is for another N or computes all
+            micro-batches as one batch.
     """
     numbers = {
         "workers": workers,
@@ -72,14 +73,16 @@ def _drawn(
 
 
 def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
-    """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the
-    key of this iteration.
+    """Returns the seconds of one iteration's micro-batches, `[N, M]`; traceable. The arguments are
+    those of `latencies`, with the key of this iteration.
     """
     return _seconds(Round(jnp.int32(0), N, key, Now(cluster)), M, batch_size)
 
 
 def of_round(round: Round, M: int) -> jax.Array:
-    """Seconds of M whole micro-batches of every worker in a round, on its cluster, `[N, M]`."""
+    """Returns the seconds of M full micro-batches of every worker in a round, on its cluster,
+    `[N, M]`.
+    """
     return _seconds(round, M, (round.problem and round.problem.batch_size) or 1)
 
 
@@ -91,10 +94,10 @@ def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
 
 
 class Estimate(NamedTuple):
-    """Of a mean over rounds.
+    """A mean over simulated rounds.
 
     Args:
-        mean: of the rounds that were simulated, of the thresholds' shape.
+        mean: with the shape of the thresholds.
         error: its standard error.
     """
 
@@ -103,11 +106,11 @@ class Estimate(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """At each threshold.
+    """Means at each threshold.
 
     Args:
         step_time: seconds of the slowest worker, without communication.
-        micro_batches: that a worker computes in a round.
+        micro_batches: micro-batches that a worker computes in a round.
         speedup: equation 6.
     """
 
@@ -129,49 +132,50 @@ def simulated(
     stop: Stop = "preempt",
     chunk: int = 256,
 ) -> Simulated:
-    r"""What `step_time`, `drop_rate` and `effective_speedup` say of
-    `latencies(..., iterations=rounds, key=key)`, without storing them.
+    """Returns the means of `step_time`, `drop_rate` and `effective_speedup` on
+    `latencies(..., iterations=rounds, key=key)` without storing these.
 
-    Rounds are drawn and counted one after the other in a compiled loop. Of a chunk of them it gives
-    back two numbers for each round and threshold, which are added up in float64: memory is that of
-    one round and one chunk, however many rounds there are.
+    Rounds are drawn and evaluated one after the other in a compiled loop. For each chunk of rounds
+    it returns two numbers per round and threshold, which are summed in float64, so that the memory
+    is that of one round and one chunk for any number of rounds.
 
     Args:
-        cluster: whose workers compute; of what goes by the clock, seconds are those at its
-            beginning.
+        cluster: the cluster whose workers compute; quantities that depend on the clock have their
+            values at time 0.
         workers: N.
         micro_batches: M, each of one sample.
-        thresholds: tau, seconds, any shape; infinity drops nothing: the mean step without
+        thresholds: tau, seconds, any shape; infinity drops nothing and gives the mean step without
             DropCompute.
-        rounds: at least 2, each with draws of its own.
-        key: of the draws.
+        rounds: at least 2, each with its own random draws.
+        key: JAX key of the draws.
         communication: T^c, seconds of each round.
         stop: "preempt" or "between", see `stopping.stopped`.
         chunk: rounds between two sums.
 
     Returns:
-        Means over rounds with their standard errors, numpy's.
+        Means over rounds with their standard errors, as NumPy arrays.
 
     Raises:
-        ValueError: numbers below 1, or one round only; seconds that are negative or NaN; a cluster
-            for another N, or one whose micro-batches go at once; an unknown stop.
+        ValueError: if a number is less than 1, rounds is 1, seconds are negative or NaN, the
+            cluster is for another N or computes all micro-batches as one batch, or `stop` is
+            unknown.
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
-    compute variance reduction",
-        equation 6 and appendix B.1.
+    compute variance reduction", equation 6 and appendix B.1.
     """
     where = "dropcompute.simulated"
     numbers = {"workers": workers, "micro_batches": micro_batches, "rounds": rounds, "chunk": chunk}
     for name, number in numbers.items():
         checks.positive_int(f"{where}: {name}", number)
     if rounds < 2:
-        raise ValueError(f"{where}: rounds = {rounds}: need at least 2, for a standard error")
+        raise ValueError(f"{where}: rounds = {rounds}; expected at least 2, for a standard error")
     need_seconds(where, "thresholds", thresholds, finite=False)
     need_seconds(where, "communication", communication)
     need_stop(where, stop)
     cluster.need_workers(workers)
     need_one_by_one(where, cluster)
-    with np.errstate(over="ignore"):  # nothing is dropped
+    # A threshold above float32's range becomes infinity: nothing is dropped.
+    with np.errstate(over="ignore"):
         taus = np.asarray(thresholds, np.float32)
     shift = total = squares = np.zeros((3, taus.size))
     for first in range(0, rounds, chunk):
@@ -183,7 +187,7 @@ def simulated(
         gained = speedup(Iteration(share, step, whole[:, None], float(communication)))
         each = np.stack([step, share * micro_batches, gained], axis=1)
         if not first:
-            shift = each.mean(axis=0)  # so that nothing large is subtracted from something as large
+            shift = each.mean(axis=0)  # avoids cancellation in the sums of squares
         total, squares = (
             total + (each - shift).sum(axis=0),
             squares + ((each - shift) ** 2).sum(axis=0),
@@ -211,8 +215,10 @@ def _chunk(
     first: Any,
     thresholds: jax.Array,
 ):
-    """Of so many rounds: how many micro-batches are computed and the slowest worker's seconds at
-    each threshold, `[size, thresholds]`, and its seconds without one, `[size]`."""
+    """Simulates `size` rounds. Returns the number of computed micro-batches and the slowest
+    worker's seconds at each threshold, both `[size, thresholds]`, and its seconds without a
+    threshold, `[size]`.
+    """
 
     def one_round(i):
         times = iteration(cluster, N, M, 1, jax.random.fold_in(key, i))

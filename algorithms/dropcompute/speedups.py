@@ -1,14 +1,16 @@
-r"""What DropCompute gains on measured times: Algorithm 2, by exact search.
+r"""DropCompute's gain on measured times: Algorithm 2, by exact search.
 
-    dropcompute.threshold(latencies, communication)                        # tau, seconds, from [I,
-    N, M] and [I] seconds dropcompute.effective_speedup(latencies, communication, thresholds)    #
-    equation 6 at each of them
+    # tau in seconds, from latencies [I, N, M] and communication [I], both in seconds
+    dropcompute.threshold(latencies, communication)
+    # equation 6 at each of the thresholds
+    dropcompute.effective_speedup(latencies, communication, thresholds)
 
-Known numbers are computed with numpy in float64; where anything is traced, all is jax.numpy's, in
-the latencies' own precision.
+Concrete numbers are computed with NumPy in float64; if any argument is traced, everything is
+computed with jax.numpy in the latencies' own precision.
 
-What makes up for dropped samples (section 4.5) is $R = M / \tilde M - 1 = p / (1 - p)$ times as
-much again, of steps or of batches. What draws them again is `drop_compute(..., redraw=True)`.
+To make up for dropped samples (section 4.5), $R = M / \tilde M - 1 = p / (1 - p)$ times as many
+additional steps, or samples per batch, are needed. `drop_compute(..., redraw=True)` computes the
+dropped samples in the next round.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from numpy.typing import ArrayLike
 from algorithms.dropcompute.stopping import Stop, completions, need_seconds, need_stop
 from dsgd import checks
 
-# a time that is computed once more, in another order, is still on the same side of one that is
-# longer by that
+# relative distance between a threshold and its event, larger than the rounding error of a sum that
+# is computed again in another order
 SLACK = 1 + 1e-6
-PARTS = 32  # into which the search cuts what may hold the best
+PARTS = 32  # into which the search divides an interval that may contain the best candidate
 
 Latencies = Annotated[ArrayLike | jax.Array, "seconds [iterations, workers, micro-batches]"]
 Communication = Annotated[ArrayLike | jax.Array, "seconds [iterations]"]
@@ -44,62 +46,63 @@ def effective_speedup(
     thresholds: Thresholds,
     stop: Stop = "preempt",
 ) -> Any:
-    r"""How many times as many micro-batches a second as without DropCompute, the mean over
-    iterations.
+    r"""Returns the effective speedup: micro-batches per second relative to training without
+    DropCompute, averaged over iterations.
 
     $$ S_{\mathrm{eff}}(\tau) = \frac{1}{I} \sum_i \frac{\tilde M_i(\tau)}{M} \cdot \frac{T_i +
     T_i^c}{R_i(\tau) + T_i^c} \quad (6) $$
 
-    with $\tilde M_i$ micro-batches computed by a worker on average, $T_i$ the seconds of the
-    slowest worker without a threshold, and $R_i$ those with it: $\min(\tau, T_i)$ with "preempt",
-    when the last worker stops with "between". A step that takes no time gains nothing.
+    where $\tilde M_i$ is the mean number of micro-batches that a worker computes, $T_i$ the seconds
+    of the slowest worker without a threshold, and $R_i$ the same with a threshold:
+    $\min(\tau, T_i)$ with "preempt", and the time at which the last worker stops with "between".
+    The time ratio of a step that takes no time is 1.
 
     Args:
-        latencies: t, seconds of each micro-batch, `[I, N, M]`, at least 0, finite.
+        latencies: t, seconds of each micro-batch, `[I, N, M]`, finite, at least 0.
         communication: T^c, seconds of each iteration, `[I]`, or one number for all.
-        thresholds: tau, seconds, any shape; infinity drops nothing: 1.
+        thresholds: tau, seconds, any shape; infinity drops nothing and gives 1.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
-        The speedup at each threshold, of their shape.
+        The speedup at each threshold, with the shape of `thresholds`.
 
     Raises:
-        ValueError: latencies that are not `[I, N, M]`, without an iteration, worker or micro-batch,
-            or of another I than communication; latencies or seconds of communication that are
-            negative or not finite; thresholds that are negative or NaN; an unknown stop.
+        ValueError: if latencies are not `[I, N, M]` with at least one of each, I differs from that
+            of communication, latencies or communication are negative or not finite, thresholds are
+            negative or NaN, or `stop` is unknown.
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
-    compute variance reduction", section
-        4.4 and algorithm 2.
+    compute variance reduction", section 4.4 and algorithm 2.
     """
     return _at("effective_speedup", speedup, latencies, communication, thresholds, stop)
 
 
 @checks.arguments
 def threshold(latencies: Latencies, communication: Communication, stop: Stop = "preempt") -> Any:
-    r"""The threshold of the largest effective speedup, by search over all places where that jumps.
+    r"""Returns the threshold with the largest effective speedup, by a search over all its
+    discontinuities.
 
     $$ \tau^* = \operatorname{argmax}_\tau S_{\mathrm{eff}}(\tau) $$
 
-    $S_{\mathrm{eff}}$ is largest just after one of the times v at which it jumps: at
-    $\tau = (1 + 10^{-6}) v$ here, so that times that are equal but for rounding count as one. Of
-    those that are as good, up to $10^{-6}$, it is the largest: infinity where dropping gains
-    nothing. So no threshold is better by more than $2 \cdot 10^{-6}$; with "between", where two v
-    are that close, the first is not looked at.
+    $S_{\mathrm{eff}}$ is largest just after one of the times v at which it jumps. The search
+    evaluates it at $\tau = (1 + 10^{-6}) v$, so that times that differ only by rounding count as
+    equal. Among thresholds that are equally good up to $10^{-6}$ it returns the largest, which is
+    infinity if dropping does not help. No threshold is better by more than $2 \cdot 10^{-6}$,
+    except that with "between" the first of two v that are this close is not evaluated.
 
     Args:
-        latencies: t, as of `effective_speedup`.
-        communication: T^c, as of `effective_speedup`.
+        latencies: t, see `effective_speedup`.
+        communication: T^c, see `effective_speedup`.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
-        tau, seconds: a float, or a traced scalar. With "preempt" it is never 0: a step of
-            micro-batches that all take no time is no answer.
+        tau, seconds: a float, or a traced scalar. With "preempt" it is never 0, even if all
+        micro-batches of a step take no time.
 
     Raises:
-        ValueError: as of `effective_speedup`.
+        ValueError: see `effective_speedup`.
 
-    Source: Giladi et al., "DropCompute", algorithm 2, which looks at given thresholds only.
+    Source: Giladi et al., "DropCompute", algorithm 2, which evaluates only given thresholds.
     """
     measured = _measured("threshold", latencies, communication, stop)
     if measured.xp is np:
@@ -111,67 +114,68 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
 
 @checks.arguments
 def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
-    r"""The share of micro-batches that are dropped, $1 - \tilde M(\tau) / M$, the mean over
+    r"""Returns the share of dropped micro-batches, $1 - \tilde M(\tau) / M$, averaged over
     iterations.
 
     Args:
-        latencies: t, as of `effective_speedup`.
-        thresholds: tau, as of `effective_speedup`.
+        latencies: t, see `effective_speedup`.
+        thresholds: tau, see `effective_speedup`.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
-        The share in [0, 1] at each threshold, of their shape.
+        The share in [0, 1] at each threshold, with the shape of `thresholds`.
 
     Raises:
-        ValueError: as of `effective_speedup`.
+        ValueError: see `effective_speedup`.
     """
     return _at("drop_rate", lambda iteration: 1 - iteration.share, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
 def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
-    r"""How long the slowest worker computes, $\min(\tau, T)$ with "preempt", the mean over
-    iterations.
+    r"""Returns the seconds for which the slowest worker computes, $\min(\tau, T)$ with "preempt",
+    averaged over iterations.
 
     Args:
-        latencies: t, as of `effective_speedup`.
-        thresholds: tau, as of `effective_speedup`.
+        latencies: t, see `effective_speedup`.
+        thresholds: tau, see `effective_speedup`.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
-        Seconds at each threshold, of their shape, without communication.
+        Seconds at each threshold, with the shape of `thresholds`, without communication.
 
     Raises:
-        ValueError: as of `effective_speedup`.
+        ValueError: see `effective_speedup`.
     """
     return _at("step_time", lambda iteration: iteration.step, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
 def extra_steps(steps: int, drop_rate: float) -> int:
-    r"""$\lceil R\, I_{base} \rceil$ steps more.
+    r"""Returns the number of additional steps that make up for dropped samples,
+    $\lceil R\, I_{base} \rceil$.
 
     Args:
-        steps: those without drops.
-        drop_rate: p, the share of samples that is dropped, in [0, 1).
+        steps: $I_{base}$, number of steps without drops.
+        drop_rate: p, the share of dropped samples, in [0, 1).
 
     Raises:
-        ValueError: steps < 1, or another drop rate.
+        ValueError: if steps is less than 1 or the drop rate is not in [0, 1).
     """
     return _more("extra_steps", "steps", steps, drop_rate)
 
 
 @checks.arguments
 def larger_batch(size: int, drop_rate: float) -> int:
-    r"""$\lceil (1 + R) B \rceil$ for B: of it, so many samples as before are computed on average.
+    r"""Returns the batch size $\lceil (1 + R) B \rceil$, of which B are computed on average.
 
     Args:
-        size: B, samples of a micro-batch, or micro-batches: then workers need a threshold that is
-            larger, too, for the same drop rate.
+        size: B, samples of a micro-batch, or number of micro-batches; the latter needs a larger
+            threshold for the same drop rate.
         drop_rate: p, the share that is dropped, in [0, 1).
 
     Raises:
-        ValueError: size < 1, or another drop rate.
+        ValueError: if size is less than 1 or the drop rate is not in [0, 1).
     """
     return size + _more("larger_batch", "size", size, drop_rate)
 
@@ -179,24 +183,26 @@ def larger_batch(size: int, drop_rate: float) -> int:
 def _more(function: str, what: str, base: int, drop_rate: float) -> int:
     checks.positive_int(f"dropcompute.{function}: {what}", base)
     if not 0 <= drop_rate < 1:
-        raise ValueError(f"dropcompute.{function}: drop_rate = {drop_rate}: need a share in [0, 1)")
-    # whole numbers stay so: p / (1 - p) rounds
+        raise ValueError(
+            f"dropcompute.{function}: drop_rate = {drop_rate}; expected a share in [0, 1)"
+        )
+    # the subtraction keeps integers, because p / (1 - p) is rounded
     return math.ceil(base * drop_rate / (1 - drop_rate) - 1e-9)
 
 
 class _Measured(NamedTuple):
-    """What was measured, as functions of tau: how much is computed jumps at the events, of which
-    there are N M in an iteration.
+    """Measurements as functions of tau. The number of computed micro-batches jumps at the events, N
+    M in each iteration.
 
     Args:
-        events: with "preempt" the ends of micro-batches, each counted after it; with "between"
-            their starts, each counted from it on. In order, `[I, N M]`.
-        until: with "between" when the last worker stops if tau is at or after this event and before
-            the next, `[I, N M]`.
+        events: sorted times `[I, N M]`: with "preempt" the ends of micro-batches, each counted for
+            tau after it; with "between" their starts, each counted for tau at or after it.
+        until: with "between", when the last worker stops if tau is at or after this event and
+            before the next, `[I, N M]`.
         whole: T, `[I]`.
         communication: T^c, `[I]`.
         stop: "preempt" or "between".
-        xp: numpy, or jax.numpy.
+        xp: numpy or jax.numpy.
     """
 
     events: Any
@@ -208,8 +214,14 @@ class _Measured(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What becomes of one at each threshold: the share of micro-batches that are computed, and the
-    slowest worker's seconds; and what T and T^c are."""
+    """One iteration at each threshold.
+
+    Args:
+        share: share of micro-batches that are computed.
+        step: seconds of the slowest worker.
+        whole: T, the same without a threshold.
+        communication: T^c.
+    """
 
     share: Any
     step: Any
@@ -218,8 +230,8 @@ class Iteration(NamedTuple):
 
 
 def speedup(iteration: Iteration) -> Any:
-    r"""$S_\text{eff}$: micro-batches a second with the threshold over those without; the share
-    itself where no time passes.
+    r"""Returns $S_\text{eff}$ of an iteration: micro-batches per second with the threshold relative
+    to those without; the share of computed micro-batches if the step takes no time.
     """
     xp = jnp if isinstance(iteration.step, jax.Array) else np
     seconds = iteration.step + iteration.communication
@@ -230,13 +242,14 @@ def speedup(iteration: Iteration) -> Any:
 
 
 def _iteration(measured: _Measured, i: Any, thresholds: Any) -> Iteration:
-    r"""By two binary searches a threshold, at most.
+    """Evaluates an iteration at the thresholds, with at most two binary searches for each
+    threshold.
 
-    With "between" worker n has begun the micro-batches whose starts are at most tau, and stops at
-    the end of the last of them, which is the largest of their ends. So the last worker stops at the
-    largest end of all micro-batches, whoever's, that start at tau at the latest: the running
-    maximum of the ends, in the order of starts, at the last start that is at most tau. There is
-    one: each worker starts at 0.
+    With "between", worker n has started the micro-batches whose starts are at most tau, and stops
+    at the end of the last of them, which is the largest of their ends. So the last worker stops at
+    the largest end of all workers' micro-batches that start at tau or before: the running maximum
+    of the ends, in the order of starts, at the last start that is at most tau. It always exists,
+    because each worker starts at 0.
     """
     xp, events = measured.xp, measured.events[i]
     count = xp.searchsorted(
@@ -254,7 +267,9 @@ def _iteration(measured: _Measured, i: Any, thresholds: Any) -> Iteration:
 
 
 def _mean(value: Callable[[Iteration], Any], measured: _Measured, thresholds: Any) -> Any:
-    """Over iterations, one after the other: memory is that of one iteration's thresholds."""
+    """Returns the mean over iterations, evaluated one after the other so that the memory is that of
+    one iteration.
+    """
     iterations = len(measured.events)
     if measured.xp is np:
         return (
@@ -270,17 +285,17 @@ def _mean(value: Callable[[Iteration], Any], measured: _Measured, thresholds: An
 
 
 def _search(measured: _Measured) -> float:
-    r"""The largest of the best candidates, without a look at most of them.
+    r"""Returns the largest of the best candidates, without evaluating most of them.
 
-    Why just after an event: with "between" both count and step are constant from one event to the
-    next, the first included. With "preempt" the count is constant after one event up to the next,
-    that included, while the step grows with tau: there S does not increase. At $(1 + \delta) v$ the
-    count is at least that just after v, and the step at most $1 + \delta$ times as long.
+    Candidates lie just after the events: with "between", count and step are constant from one
+    event, inclusive, to the next, exclusive. With "preempt", the count is constant after one event
+    up to and including the next, while the step grows with tau, so that S does not increase in
+    between. At $(1 + \delta) v$ the count is at least that just after v, and the step at most
+    $1 + \delta$ times as long.
 
     Branch and bound: count and step do not decrease in tau, so between two candidates $a < b$ no
-    speedup is above
-    $\frac{1}{I} \sum_i \frac{\tilde M_i(b)}{M} \frac{T_i + T_i^c}{R_i(a) + T_i^c}$. Roundings are
-    monotone, too.
+    speedup is above $\frac{1}{I} \sum_i \frac{\tilde M_i(b)}{M} \frac{T_i + T_i^c}{R_i(a) +
+    T_i^c}$. Rounding is monotone, too.
     """
     events = np.sort(measured.events, axis=None)
     candidates = np.append(
@@ -288,7 +303,8 @@ def _search(measured: _Measured) -> float:
         * SLACK,
         np.inf,
     )
-    spans = np.array([[0, candidates.size - 1]])  # first and last index of what may hold the best
+    # First and last index of the intervals that may contain the best candidate.
+    spans = np.array([[0, candidates.size - 1]])
     seen, best = [], 0.0
     while spans.size:
         cuts = np.linspace(spans[:, 0], spans[:, 1], PARTS + 1, axis=1).astype(int)
@@ -311,7 +327,7 @@ def _search(measured: _Measured) -> float:
 def _measured(
     where: str, latencies: Any, communication: Any, stop: Stop, *others: Any
 ) -> _Measured:
-    """Of arguments that have been looked at. Numpy's, unless something is traced."""
+    """Validates the arguments and sorts the events, with NumPy unless an argument is traced."""
     where = f"dropcompute.{where}"
     need_stop(where, stop)
     xp: Any = (
@@ -320,14 +336,14 @@ def _measured(
     shape = np.shape(latencies)
     if len(shape) != 3 or 0 in shape:
         raise ValueError(
-            f"{where}: latencies {list(shape)}: need [iterations, workers, micro-batches], at "
-            "least one of each"
+            f"{where}: latencies {list(shape)}; expected [iterations, workers, micro-batches], "
+            "with at least one of each"
         )
     if np.shape(communication) not in ((), shape[:1]):
         raise ValueError(
-            f"{where}: communication {list(np.shape(communication))} for latencies {list(shape)}: "
-            "need [iterations] for "
-            "[iterations, workers, micro-batches]"
+            f"{where}: communication {list(np.shape(communication))} for latencies {list(shape)}; "
+            "expected communication [iterations] for latencies [iterations, workers, "
+            "micro-batches]"
         )
     need_seconds(where, "latencies", latencies)
     need_seconds(where, "communication", communication)
@@ -357,7 +373,9 @@ def _at(
     thresholds: Any,
     stop: Stop,
 ) -> Any:
-    """A mean over iterations at each threshold; the latter in the precision of the times."""
+    """Returns a mean over iterations at each threshold, with thresholds in the precision of the
+    times.
+    """
     measured = _measured(name, latencies, communication, stop, thresholds)
     need_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
     return _mean(value, measured, measured.xp.asarray(thresholds, measured.whole.dtype))

@@ -1,4 +1,4 @@
-"""Algorithm 1's stop: what a worker has computed when its time is over."""
+"""The stop of Algorithm 1: which micro-batches a worker has computed when its time is over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Stop = Literal["preempt", "between"]
 
 
 class Stopped(NamedTuple):
-    """A worker that has stopped.
+    """What a worker computed before it stopped.
 
     Args:
-        done: which of its micro-batches it has computed, bool `[..., M]`.
-        seconds: for which it has computed, `[...]`.
+        done: which of its micro-batches it computed, bool `[..., M]`.
+        seconds: how long it computed, `[...]`.
     """
 
     done: Any
@@ -26,23 +26,23 @@ class Stopped(NamedTuple):
 
 
 def stopped(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Stopped:
-    r"""What a worker does until $\tau$, where its micro-batches end at
+    r"""Returns what a worker computes until $\tau$, if its micro-batches end at
     $T^{(m)} = s + \sum_{j \le m} t_j$.
 
-    With "preempt" it stops at $\tau$, whatever it is doing: it has the micro-batches with
-    $T^{(m)} < \tau$, after $\min(\tau, T^{(M)}) - s$ seconds. With "between" it looks at its clock
-    after each micro-batch, and goes on while $T^{(m)} \le \tau$: that in which $\tau$ passes is
-    computed to its end, and counts.
+    With "preempt" it stops at $\tau$, within a micro-batch if necessary: it has computed the
+    micro-batches with $T^{(m)} < \tau$, in $\min(\tau, T^{(M)}) - s$ seconds. With "between" it
+    reads its clock after each micro-batch, and continues while $T^{(m)} \le \tau$: the micro-batch
+    in which $\tau$ passes is completed, and counts.
 
     Args:
-        latencies: t, seconds of each micro-batch, `[..., M]`, numpy's or traced.
+        latencies: t, seconds of each micro-batch, `[..., M]`, a NumPy array or traced.
         threshold: tau, seconds, a scalar.
         stop: "preempt" or "between".
-        spent: s, seconds that have passed when the first one begins, a scalar or `[...]`.
+        spent: s, seconds that have passed before the first micro-batch, a scalar or `[...]`.
     """
     xp = jnp if any(isinstance(each, jax.Array) for each in (latencies, threshold, spent)) else np
     begun = xp.broadcast_to(xp.asarray(spent, latencies.dtype), latencies.shape[:-1])
-    # seconds are of these: what is left of ends - begun, in float32, may be less
+    # used for `seconds`, because ends - begun is rounded in float32 and may be smaller
     taken = completions(latencies)
     ends = begun[..., None] + taken
     if stop == "preempt":
@@ -56,35 +56,38 @@ def stopped(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Sto
 
 
 def completions(latencies: Any) -> Any:
-    """When each micro-batch ends, of those that begin at 0, `[..., M]`: sums in one order, whatever
-    the shape, so that times that are equal stay so."""
+    """Returns when each micro-batch ends if the first one starts at 0, `[..., M]`. The sums have
+    the same order for every shape, so that equal times stay equal.
+    """
     if not isinstance(latencies, jax.Array):
         return np.cumsum(latencies, axis=-1)
     return jnp.stack(list(accumulate(jnp.unstack(latencies, axis=-1))), axis=-1)
 
 
 def need_stop(where: str, stop: Any) -> None:
-    """Raises a ValueError where it is no way to stop."""
+    """Raises a ValueError if `stop` is unknown."""
     if stop not in get_args(Stop):
-        raise ValueError(f"{where}: stop = {stop!r}: need {' or '.join(map(repr, get_args(Stop)))}")
+        raise ValueError(
+            f"{where}: stop = {stop!r}; expected {' or '.join(map(repr, get_args(Stop)))}"
+        )
 
 
 def need_one_by_one(where: str, cluster: Any) -> None:
-    """Raises a ValueError where a cluster's workers compute all their micro-batches at once, so
-    that there is no last one to drop.
+    """Raises a ValueError if the cluster's workers compute all their micro-batches as one batch, so
+    that the last ones cannot be dropped.
     """
     if cluster.at_once:
         raise ValueError(
-            f"{where}: a cluster whose workers compute their micro-batches at once: need one by "
-            "one, at_once=False"
+            f"{where}: the cluster's workers compute their micro-batches as one batch; expected a "
+            "cluster with at_once=False"
         )
 
 
 def need_seconds(
     where: str, what: str, seconds: Any, *, positive: bool = False, finite: bool = True
 ) -> None:
-    """Raises a ValueError where known numbers, one or an array, are NaN, negative, or else not what
-    is needed.
+    """Raises a ValueError if concrete numbers, a scalar or an array, are NaN, negative, or violate
+    `positive` or `finite`.
     """
     if isinstance(seconds, Tracer):
         return
@@ -93,8 +96,7 @@ def need_seconds(
         ~((numbers > 0 if positive else numbers >= 0) & (np.isfinite(numbers) | (not finite)))
     ]
     if wrong.size:
-        needed = f"{'finite ' if finite else ''}seconds, {'above' if positive else 'at least'} 0"
+        needed = f"{'finite ' if finite else ''}seconds {'>' if positive else '>='} 0"
         raise ValueError(
-            f"{where}: {what}{' with the entry' if numbers.ndim else ' ='} {wrong[0]:g}: need "
-            f"{needed}"
+            f"{where}: {what} {'contain' if numbers.ndim else '='} {wrong[0]:g}; expected {needed}"
         )

@@ -1,6 +1,4 @@
-"""Where the threshold comes from: given, or chosen once from what the first rounds have
-measured.
-"""
+"""Selection of the threshold: given, or chosen once from the measurements of the first rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ class ChosenAfter(NamedTuple):
     """See `chosen_after`.
 
     Args:
-        rounds: I; periods, of local SGD.
+        rounds: I, number of rounds, or of periods of local SGD.
     """
 
     rounds: int
@@ -28,35 +26,35 @@ class ChosenAfter(NamedTuple):
 
 @checks.arguments
 def chosen_after(rounds: int) -> ChosenAfter:
-    r"""Algorithm 2: nothing is dropped for I rounds, in which workers measure their micro-batches;
-    from these all find the same
+    r"""Algorithm 2: nothing is dropped for I rounds, in which the workers measure their
+    micro-batches; then all workers compute the same
 
     $$ \tau^* = \arg\max_\tau \frac1I \sum_i \frac{\tilde M_i(\tau)}{M} \frac{T_i +
     T_i^c}{\min(\tau, T_i) + T_i^c} $$
 
-    once, by `dropcompute.threshold`. $T_i^c$ is what the round took besides its slowest worker's
-    computation. Where workers measure inexactly (`Cluster.noise`), so do they here. In the compiled
-    loop a round's times are known in the next one, at the end of which the threshold is chosen: so
-    one round more is without drops. Rounds of which a stage has cut off the times (`start=`) do not
-    count.
+    once, by `dropcompute.threshold`. $T_i^c$ is the time of round i without its slowest worker's
+    computation. If the workers' measurements are inexact (`Cluster.noise`), the inexact values are
+    used. In the compiled loop a round's timings are available in the next round, at whose end the
+    threshold is chosen, so that one more round has no drops. Rounds whose timings are not available
+    because a new stage started (`start=`) are ignored.
 
     Args:
-        rounds: I; of local SGD with the period H so many periods.
+        rounds: I; for local SGD with the period H, number of periods.
 
     Raises:
-        ValueError: rounds < 1.
+        ValueError: if rounds is less than 1.
     """
     return ChosenAfter(checks.positive_int("dropcompute.chosen_after: rounds", rounds))
 
 
 class Measuring(NamedTuple):
-    """What is carried until the threshold is chosen, and after it.
+    """State of the measurements, until the threshold is chosen and after it.
 
     Args:
-        threshold: tau, infinite until it is chosen.
-        latencies: seconds of each micro-batch, `[I, N, M]`, those of a period as one row.
-        seconds: of each round, or period, `[I]`.
-        began: when the present one did.
+        threshold: tau; infinite until it is chosen.
+        latencies: seconds of each micro-batch, `[I, N, M]`; those of a period form one row.
+        seconds: seconds of each round, or period, `[I]`.
+        began: when the current round, or period, started.
     """
 
     threshold: jax.Array
@@ -66,12 +64,12 @@ class Measuring(NamedTuple):
 
 
 def nothing_measured(rounds: int, N: int, M: int) -> Measuring:
-    """Before the first round.
+    """Returns the state before the first round.
 
     Args:
         rounds: I.
-        N: workers.
-        M: micro-batches of each in a period.
+        N: number of workers.
+        M: number of micro-batches of each worker in a period.
     """
     return Measuring(
         jnp.full((), jnp.inf, jnp.float32),
@@ -82,12 +80,12 @@ def nothing_measured(rounds: int, N: int, M: int) -> Measuring:
 
 
 def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuring:
-    """In a round's update: what the last round has taken, and once it was the last that is
-    measured, the threshold.
+    """Returns the state updated with the timings of the last round; after the last measured round,
+    the threshold is chosen.
 
     Args:
-        known: before.
-        round: with what workers measured in the last round.
+        known: the state before.
+        round: the current round, with the timings of the last one.
         period: H.
         stop: how workers will stop.
     """
@@ -109,8 +107,8 @@ def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuri
 
     def choose():
         after = write()
-        # Where a run goes on from another (`start=`), nobody has measured the round before: a row
-        # of no seconds is for no threshold.
+        # In a run that continues another one (`start=`), the round before was not measured. A row
+        # of zeros favours no threshold.
         measured = jnp.all(jnp.isfinite(after.latencies), axis=(1, 2))
         latencies = jnp.where(measured[:, None, None], after.latencies, 0)
         communication = after.seconds - jnp.max(jnp.sum(latencies, axis=2), axis=1)
@@ -119,7 +117,7 @@ def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuri
         )
         return after._replace(threshold=chosen.astype(known.threshold.dtype))
 
-    # Numbers of rounds are the same for all runs that are mapped over: these are branches.
+    # The round number is not batched when runs are mapped over, so `cond` compiles to branches.
     return lax.cond(
         (last >= 0) & (last < rounds * period),
         lambda: lax.cond(last == rounds * period - 1, choose, write),

@@ -1,5 +1,5 @@
-"""Kimad: compression that follows the bandwidth. The method is `algorithms.kimad_sgd`; here is what
-it is made of.
+"""Kimad: compression that adapts to the bandwidth. The method is `algorithms.kimad_sgd`; this
+package contains its parts.
 """
 
 from algorithms.kimad.allocation import allocate, one_for_all

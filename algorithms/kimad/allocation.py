@@ -1,12 +1,12 @@
-r"""Which compressor each layer gets, of a budget of bits: one for all layers (Kimad), or the best
-for each (Kimad+).
+"""Choice of a compressor for each layer within a budget of bits: the same for all layers (Kimad),
+or a separate one for each (Kimad+).
 
-    allocation.allocate(errors, sizes, budget=1e6)    # errors and sizes [layers, choices]: which
-    choice each layer takes, int32 [layers]
+    # errors and sizes are [layers, choices]; returns the choice of each layer, int32 [layers]
+    allocation.allocate(errors, sizes, budget=1e6)
 
-Bits are uint32 and exact: no rounding takes a message over its budget. All arguments but the
-resolution may be traced; of traced values nothing can be refused: those out of range are cut to it,
-and where not even the smallest choices fit, those are the answer.
+Bits are exact uint32 numbers, so rounding never takes a message over its budget. All arguments
+except the resolution may be traced. Traced values cannot be validated: values out of range are
+clipped, and if not even the smallest choices fit, the smallest choices are returned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike
 from dsgd import checks
 from dsgd.compressors.sizes import wide
 
-MOST = np.iinfo(np.uint32).max  # bits in all
-FINEST = 2**16 - 1  # units of a budget: their square is below 2^32
+MOST = np.iinfo(np.uint32).max  # largest total number of bits
+FINEST = 2**16 - 1  # largest number of units of a budget; its square is below 2^32
 
 Table = Annotated[ArrayLike | jax.Array, "numbers [layers, choices]"]
 Bits = Annotated[ArrayLike | jax.Array | float, "a number of bits, at least 0"]
@@ -34,49 +34,50 @@ Bits = Annotated[ArrayLike | jax.Array | float, "a number of bits, at least 0"]
 
 @checks.arguments
 def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) -> jax.Array:
-    r"""The choice of each layer whose errors together are small, and whose sizes together are
+    r"""Returns the choice of each layer that minimizes the total error such that the total size is
     within the budget (Kimad+).
 
     $$ \min_{j_1, \dots, j_l} \sum_i \varepsilon_{i j_i} \quad \text{subject to} \quad \sum_i b_{i
     j_i} \le c \quad \text{(3)} $$
 
-    by dynamic programming over R units of the budget, sizes rounded up to whole ones:
+    by dynamic programming over R units of the budget, with sizes rounded up to whole units:
 
     $$ F_i(b) = \min_j F_{i-1}(b - w_{ij}) + \varepsilon_{ij}, \qquad F_0 = 0, \qquad w_{ij} =
     \lceil b_{ij} R / c \rceil $$
 
-    The error is at most the least there is for the budget $c (1 - l / R)$, and never above that of
-    `one_for_all`; where the least error of every layer fits, it is that. All but for rounding, of
-    what errors are above their layers' least, in their own precision.
+    The total error is at most the minimum for the budget $c (1 - l / R)$, and never above that of
+    `one_for_all`. If the choices with the least error of every layer fit, the result has this
+    error. All of this holds up to rounding, in the errors' own precision, of the differences
+    between the errors and their layer's least error.
 
     Args:
-        errors: $\varepsilon$, of each layer with each choice, `[layers, choices]`, at least 0.
-            Infinite ones (traced, NaN, too) count as equal, and as larger than all others.
-        sizes: b, whole bits, `[layers, choices]`, in any order; the largest of all layers add up to
-            less than 2^32.
-        budget: c, bits; what is not whole is rounded down, and infinity is room for all.
-        resolution: R, up to 65,535.
+        errors: $\varepsilon$, error of each layer with each choice, `[layers, choices]`, at least
+            0. Infinite errors (and NaN, if traced) count as equal, and as larger than all others.
+        sizes: b, integer numbers of bits, `[layers, choices]`, in any order. The sum over layers of
+            the largest size must be less than 2^32.
+        budget: c, bits; rounded down to an integer; infinity: no limit.
+        resolution: R, 1 to 65,535.
 
     Returns:
-        Which choice each layer takes, int32 `[layers]`. Where budget or sizes are traced, and the
-        budget is too small for the smallest
-        choice of every layer: those, which are above it.
+        The choice of each layer, int32 `[layers]`. If budget or sizes are traced, and the budget is
+        too small for the smallest choice of every layer, the smallest choices, which exceed the
+        budget.
 
     Raises:
-        ValueError: errors or sizes that are not `[layers, choices]`, of different shapes or without
-            a layer or choice; errors that are negative or NaN; sizes that are not whole, negative,
-            or too many; a budget that is negative, NaN, or less than the smallest choices need; a
-            resolution outside 1 to 65,535.
+        ValueError: if errors and sizes are not both `[layers, choices]` with at least one of each,
+            errors are negative or NaN, sizes are negative, not integers or too large, the budget is
+            negative, NaN or less than the smallest choices need, or the resolution is not in 1 to
+            65,535.
 
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", section 3.2
-    and algorithm 4. There errors are
-        rounded, too, and the first layer is overwritten.
+    and algorithm 4. Departure: the paper also rounds the errors, and its algorithm overwrites the
+    first layer.
     """
     R = checks.positive_int("allocate: resolution", resolution)
     if R > FINEST:
         raise ValueError(
-            f"allocate: resolution = {R:,}: need at most {FINEST:,}, whose square is counted in "
-            "32 bits"
+            f"allocate: resolution = {R:,}; expected at most {FINEST:,}, because its square is "
+            "computed in 32 bits"
         )
     given = _validated("allocate", errors, sizes, budget)
     if _known(given.sizes, given.budget):
@@ -91,22 +92,22 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
 
 @checks.arguments
 def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
-    r"""The same choice for all layers, that of the least error within the budget (Kimad); of equal
-    ones, the smaller.
+    r"""Returns the same choice for all layers: the one with the least total error within the budget
+    (Kimad); among equal ones, the smallest.
 
     $$ \min_j \sum_i \varepsilon_{ij} \quad \text{subject to} \quad \sum_i b_{ij} \le c $$
 
     Args:
-        errors: $\varepsilon$, as of `allocate`.
-        sizes: b, as of `allocate`.
-        budget: c, as of `allocate`.
+        errors: $\varepsilon$, see `allocate`.
+        sizes: b, see `allocate`.
+        budget: c, see `allocate`.
 
     Returns:
-        That choice for every layer, int32 `[layers]`. Where budget or sizes are traced, and the
-        budget is too small for every choice: the smallest, which is above it.
+        This choice for every layer, int32 `[layers]`. If budget or sizes are traced, and the budget
+        is too small for every choice, the smallest choice, which exceeds the budget.
 
     Raises:
-        ValueError: as of `allocate`; a budget that is less than the smallest choice needs.
+        ValueError: see `allocate`; also if the budget is less than the smallest choice needs.
 
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", section
     3.1.
@@ -123,15 +124,15 @@ def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
 
 
 def in_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
-    r"""Sizes in units of the budget's R-th part, rounded up: int32, R + 1 of those that are above
-    the budget.
+    r"""Returns sizes in units of 1/R of the budget, rounded up, int32; R + 1 for sizes above the
+    budget.
 
-    Exactly $\lceil s R / c \rceil$, without numbers of more than 32 bits. For whole numbers
-    $w \ge s R / c$ says the same as $s \le \lfloor w c / R \rfloor$, so the least such w is wanted.
-    With c = q R + r the right side is $w q + \lfloor w r / R \rfloor$: both terms are at most c,
-    and $w r < R^2 < 2^{32}$. Where it is found from: s R / c in float32 takes five roundings, each
-    off by at most 2^-22 of it, so by less than 0.1 in all for R < 2^16. So the whole part of it,
-    less one, is at most w and at least w - 3.
+    Computes $\lceil s R / c \rceil$ exactly, without integers of more than 32 bits. For integers,
+    $w \ge s R / c$ is equivalent to $s \le \lfloor w c / R \rfloor$, so the function finds the
+    least such w. With c = q R + r the right side is $w q + \lfloor w r / R \rfloor$: both terms are
+    at most c, and $w r < R^2 < 2^{32}$. The search starts from s R / c in float32, which has five
+    roundings, each with a relative error of at most 2^-22; the total error is less than 0.1 for R <
+    2^16. Therefore its integer part minus 1 is at most w and at least w - 3.
 
     Args:
         sizes: s, uint32.
@@ -148,10 +149,11 @@ def in_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
     return jnp.where(sizes <= budget, units, np.uint32(R + 1)).astype(jnp.int32)
 
 
-@partial(jax.jit, static_argnames="R", inline=True)  # one program where it is called outside of any
+# `inline` makes it part of the caller's program; called on its own it is one program.
+@partial(jax.jit, static_argnames="R", inline=True)
 def _best(errors: jax.Array, sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
-    """All candidates are held to the budget in exact numbers, and compared by sums in one order.
-    Where none fits the first is taken.
+    """Returns the best candidate. All candidates are compared with the budget in exact integers,
+    and with each other by sums in the same order. If none fits, the first (smallest) is returned.
     """
     smallest = _least(sizes, errors)
     others = (
@@ -169,16 +171,17 @@ def _best(errors: jax.Array, sizes: jax.Array, budget: jax.Array, R: int) -> jax
 
 
 def _knapsack(errors: jax.Array, units: jax.Array, R: int) -> jax.Array:
-    """The choices of the least error whose units together are at most R, int32 `[layers]`; where
-    there are none, any.
+    """Returns the choices with the least error whose units add up to at most R, int32 `[layers]`;
+    arbitrary ones if there are none.
 
-    F is made layer by layer, each choice a contiguous slice of the last one, since XLA's gathers
-    are slow on CPUs; which choice was the least is looked up on the way back, at one place a layer.
+    F is computed layer by layer, with each choice as a contiguous slice of the previous F, because
+    XLA's gathers are slow on CPUs. The backward pass finds the choice that attained the minimum, at
+    one entry per layer.
     """
     nothing = jnp.full(R + 1, jnp.inf, errors.dtype)
 
     def layer(F, of_choices):
-        padded = jnp.concatenate([nothing, F])  # what is below 0 has no room
+        padded = jnp.concatenate([nothing, F])  # negative budgets are infeasible
 
         def choice(best, one):
             error, w = one
@@ -186,7 +189,7 @@ def _knapsack(errors: jax.Array, units: jax.Array, R: int) -> jax.Array:
                 best, lax.dynamic_slice_in_dim(padded, R + 1 - w, R + 1) + error
             ), None
 
-        # a sixth faster than 1, and 16 are not faster
+        # unroll=2 is a sixth faster than 1; 16 is not faster than 2
         return lax.scan(choice, nothing, of_choices, unroll=2)[0], F
 
     def back(b, of_layer):
@@ -202,14 +205,16 @@ def _knapsack(errors: jax.Array, units: jax.Array, R: int) -> jax.Array:
 
 
 def _best_single(errors: jax.Array, sizes: jax.Array, budget: jax.Array) -> jax.Array:
-    """int32 `[layers]`; where none fits the smallest."""
+    """Returns the best single choice, int32 `[layers]`; the smallest if none fits."""
     together = jnp.sum(sizes, axis=0, dtype=jnp.uint32)
     best = _least(jnp.where(together <= budget, jnp.sum(errors, axis=0), jnp.inf), together)
     return jnp.full(sizes.shape[0], best)
 
 
 def _least(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Where along the last axis the first is least, and of equal ones the second: int32."""
+    """Returns the index along the last axis at which `first` is least, and among equal ones
+    `second`, int32.
+    """
     best = first == jnp.min(first, axis=-1, keepdims=True)
     rest = jnp.where(best, second, jnp.max(second, axis=-1, keepdims=True))
     return jnp.argmax(best & (rest == jnp.min(rest, axis=-1, keepdims=True)), axis=-1).astype(
@@ -218,19 +223,22 @@ def _least(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def _regrets(errors: Any) -> jax.Array:
-    """How much more each choice's error is than the least of its layer: what choices differ by is
-    not rounded away beside what they share.
+    """Returns the difference between each choice's error and the least error of its layer, so that
+    a large common part does not round away the differences between choices.
 
-    Sums are finite: infinity in the knapsack is what has no room.
+    The sums of the result are finite, because the knapsack uses infinity for budgets that are too
+    small.
     """
     errors = wide(errors)
     most = np.asarray(jnp.finfo(errors.dtype).max / (2 * errors.shape[0]), errors.dtype)
-    finite = jnp.where(errors < most, jnp.maximum(errors, 0), most)  # NaN, too
+    finite = jnp.where(errors < most, jnp.maximum(errors, 0), most)  # also replaces NaN
     return finite - jnp.min(finite, axis=1, keepdims=True)
 
 
 class _Given(NamedTuple):
-    """The arguments, sizes and budget as uint32: numpy's where they are known."""
+    """The validated arguments, with sizes and budget as uint32; NumPy arrays unless they are
+    traced.
+    """
 
     errors: Any
     sizes: Any
@@ -248,17 +256,17 @@ def _validated(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
     for what, table in (("errors", errors), ("sizes", sizes)):
         if table.ndim != 2 or 0 in table.shape:
             raise ValueError(
-                f"{name}: {what} = {checks.typed(table)}: need numbers [layers, choices], at "
-                "least one of each"
+                f"{name}: {what} = {checks.typed(table)}; expected numbers [layers, choices], "
+                "with at least one of each"
             )
     if errors.shape != sizes.shape:
         raise ValueError(
-            f"{name}: errors {list(errors.shape)} for sizes {list(sizes.shape)}: need the same "
-            "[layers, choices]"
+            f"{name}: errors {list(errors.shape)} for sizes {list(sizes.shape)}; expected the same "
+            "shape [layers, choices]"
         )
     if _known(errors) and not (errors >= 0).all():
         raise ValueError(
-            f"{name}: errors with the entry {errors[~(errors >= 0)][0]}: need numbers, at least 0"
+            f"{name}: errors contain {errors[~(errors >= 0)][0]}; expected numbers >= 0"
         )
     return _Given(errors, _validated_sizes(name, sizes), _validated_budget(name, budget))
 
@@ -267,31 +275,30 @@ def _validated_sizes(name: str, sizes: Any) -> Any:
     if isinstance(sizes, Tracer):
         if not jnp.issubdtype(sizes.dtype, jnp.integer):
             raise ValueError(
-                f"{name}: sizes = {sizes.dtype}{list(sizes.shape)}: need integers where they are "
-                "traced"
+                f"{name}: sizes = {sizes.dtype}{list(sizes.shape)}; expected integers when traced"
             )
         return _cut(sizes)
     whole = np.isfinite(sizes) & (sizes >= 0) & (sizes == np.floor(sizes))
     if not whole.all():
         raise ValueError(
-            f"{name}: sizes with the entry {sizes[~whole][0]}: need whole bits, at least 0"
+            f"{name}: sizes contain {sizes[~whole][0]}; expected integer numbers of bits >= 0"
         )
     largest = sum(map(int, sizes.max(axis=1)))
     if largest > MOST:
         raise ValueError(
-            f"{name}: the largest sizes of all layers are {largest:,} bits: need fewer than 2^32, "
-            "which are counted in uint32"
+            f"{name}: the largest sizes of all layers add up to {largest:,} bits; expected less "
+            "than 2^32, because bits are uint32"
         )
     return sizes.astype(np.uint32)
 
 
 def _validated_budget(name: str, budget: Any) -> Any:
     if np.ndim(budget):
-        raise ValueError(f"{name}: budget = {checks.typed(budget)}: need one number of bits")
+        raise ValueError(f"{name}: budget = {checks.typed(budget)}; expected one number of bits")
     if not isinstance(budget, Tracer):
         value = budget.item() if hasattr(budget, "item") else budget
         if not value >= 0:
-            raise ValueError(f"{name}: budget = {value}: need a number of bits, at least 0")
+            raise ValueError(f"{name}: budget = {value}; expected a number of bits >= 0")
         return np.uint32(MOST if value >= MOST else math.floor(value))
     if jnp.issubdtype(budget.dtype, jnp.integer):
         return _cut(budget)
@@ -301,7 +308,7 @@ def _validated_budget(name: str, budget: Any) -> Any:
 
 
 def _cut(integers: jax.Array) -> jax.Array:
-    """Traced integers of any type, as uint32."""
+    """Returns traced integers of any type, clipped to uint32."""
     most = np.asarray(min(MOST, jnp.iinfo(integers.dtype).max), integers.dtype)
     return jnp.clip(integers, 0, most).astype(jnp.uint32)
 
@@ -309,6 +316,6 @@ def _cut(integers: jax.Array) -> jax.Array:
 def _need_room(name: str, budget: np.uint32, least: np.uint32, what: str) -> None:
     if budget < least:
         raise ValueError(
-            f"{name}: budget = {budget:,} bits: need at least {least:,}, for {what}; "
-            f"{least - budget:,} are missing"
+            f"{name}: budget = {budget:,} bits; expected at least {least:,}, the size of {what} "
+            f"({least - budget:,} bits are missing)"
         )

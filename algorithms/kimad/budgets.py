@@ -1,5 +1,5 @@
-"""How many bits a round's time leaves for a message, and the budgets of a round, of what monitors
-report.
+"""Budgets in bits: the bits that fit into a round's time, and the budgets of a round from the
+monitors' estimates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST = float(np.nextafter(np.float32(2**32), np.float32(0)))
 
 
 class Budget(NamedTuple):
-    """Bits, or seconds, of a message to the server, and of one from it."""
+    """Bits, or seconds, of a message to the server (`up`) and from the server (`down`)."""
 
     up: jax.Array
     down: jax.Array
@@ -39,28 +39,28 @@ def budget(
     congestion: Numbers = 1.0,
     down: Numbers | None = None,
 ) -> Budget:
-    r"""The bits that fill a round: one message up and one down take what computation leaves of its
-    time.
+    r"""Returns the bits that fill a round: one message up and one message down take the time that
+    computation leaves.
 
     $$ \frac{c_u}{B_u} + \frac{c_d}{B_d} = t - T_{comp}, \quad \frac{c_d}{B_d} = a \frac{c_u}{B_u}
        \qquad\Rightarrow\qquad c_u = B_u \frac{t - T_{comp}}{1 + a}, \quad c_d = a B_d \frac{t -
        T_{comp}}{1 + a} $$
 
-    With a = 1 the first is equation 2. With a = 0 all the time is the uplink's.
+    With a = 1 the first equation is equation 2. With a = 0 the uplink has all the time.
 
-    In the paper both messages are as long, and a bit of the second takes a times as long as one of
-    the first: $B_d = B_u / a$, so that $c_d = c_u$.
+    In the paper both messages have the same length, and a bit of the second one takes a times as
+    long as a bit of the first: $B_d = B_u / a$, so that $c_d = c_u$.
 
     Args:
-        up: $B_u$, bits per second of the uplink, any shape.
+        up: $B_u$, bandwidth of the uplink in bits per second, any shape.
         round_time: t, seconds.
-        computation: $T_{comp}$, seconds; where it leaves nothing, the bits are 0.
+        computation: $T_{comp}$, seconds; if it is t or more, the bits are 0.
         congestion: a, seconds of the downlink for each second of the uplink.
-        down: $B_d$, of the downlink; None: $B_u / a$, the paper's.
+        down: $B_d$, bandwidth of the downlink in bits per second; None: $B_u / a$, as in the paper.
 
     Raises:
-        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion
-            that is not finite; shapes that do not fit together.
+        ValueError: if bandwidths or times are negative or NaN, the round time is not positive and
+            finite, the congestion is not finite, or the shapes do not broadcast.
 
     Source: Xin et al., "Kimad", section 3.1.
     """
@@ -81,10 +81,11 @@ def budget(
 
 
 def message_seconds(round_time: Numbers, computation: Numbers, congestion: Numbers) -> Budget:
-    r"""The seconds that each message has, $\frac{t - T_{comp}}{1 + a}$ and a times that.
+    r"""Returns the seconds available for each message, $\frac{t - T_{comp}}{1 + a}$ up and a times
+    that down.
 
     Args:
-        round_time, computation, congestion: as of `budget`.
+        round_time, computation, congestion: see `budget`.
     """
     t, computing, a = map(_real, (round_time, computation, congestion))
     up = jnp.maximum(0, t - computing) / (1 + a)
@@ -92,13 +93,13 @@ def message_seconds(round_time: Numbers, computation: Numbers, congestion: Numbe
 
 
 def bits(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
-    """What fits into them, 0 into no time whatever the bandwidth."""
+    """Returns the bits that fit into the seconds; 0 if there is no time, for any bandwidth."""
     return jnp.where(seconds > 0, _real(bandwidth) * seconds, 0)
 
 
 def _real(values: Numbers) -> jax.Array:
-    """In float32 at least: differences of small integers, and products of half precision, would
-    overflow.
+    """Converts to float32 or more, because differences of small integers and products in half
+    precision would overflow.
     """
     array = jnp.asarray(values)
     return (
@@ -109,7 +110,9 @@ def _real(values: Numbers) -> jax.Array:
 
 
 def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
-    """Raises a ValueError where a round has no time, or a is no number >= 0."""
+    """Raises a ValueError if a round time is not positive and finite, or the congestion is not a
+    finite number >= 0.
+    """
     _need(
         caller, "round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x)
     )
@@ -123,8 +126,8 @@ def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
 
 
 def whole_bits(budget: jax.Array) -> jax.Array:
-    """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can
-    be.
+    """Rounds bits down to uint32. NaN (unknown bandwidth) and all values above 2^32 become the
+    largest number.
     """
     return jnp.minimum(jnp.where(jnp.isnan(budget), LARGEST, budget), LARGEST).astype(jnp.uint32)
 
@@ -134,7 +137,7 @@ def _need(caller: str, what: str, value: Numbers, needed: str, holds) -> None:
         return
     wrong = np.asarray(value, float)[~holds(np.asarray(value, float))]
     if wrong.size:
-        raise ValueError(f"{caller}: {what} = {wrong.flat[0]:g}; need {needed}")
+        raise ValueError(f"{caller}: {what} = {wrong.flat[0]:g}; expected {needed}")
 
 
 def _need_one_shape(**values: Numbers) -> None:
@@ -144,7 +147,7 @@ def _need_one_shape(**values: Numbers) -> None:
     except ValueError:
         given = ", ".join(f"{what} {list(shape)}" for what, shape in shapes.items())
         raise ValueError(
-            f"kimad.budget: {given}: need numbers, or arrays whose shapes broadcast"
+            f"kimad.budget: {given}; expected numbers, or arrays whose shapes broadcast"
         ) from None
 
 
@@ -152,15 +155,19 @@ def _need_one_shape(**values: Numbers) -> None:
 
 
 class Memory(NamedTuple):
-    """What the monitors of the links remember, of those to the server and those from it."""
+    """States of the monitors of the links to the server (`up`) and from it (`down`)."""
 
     up: PyTree
     down: PyTree
 
 
 class Plan(NamedTuple):
-    """The budgets in bits, of each worker `[N]` and of the server, and what they come of, for the
-    history.
+    """Budgets of a round.
+
+    Args:
+        up: bits of each worker, `[N]`.
+        down: bits of the server.
+        shown: estimated and true bandwidths, for the history.
     """
 
     up: jax.Array
@@ -169,12 +176,12 @@ class Plan(NamedTuple):
 
 
 def first_memory(monitor: Monitor, N: int) -> Memory:
-    """Nothing has gone over any link."""
+    """Returns the states before any link has carried a message."""
     return Memory(monitor.start(N), monitor.start(N))
 
 
 def observed(monitor: Monitor, memory: Memory, measured: Measured | None) -> Memory:
-    """After the last round's messages."""
+    """Returns the states updated with the last round's messages."""
     if measured is None:
         return memory
     up, down = (
@@ -193,18 +200,18 @@ def of_round(
     congestion: float | jax.Array,
     period: int,
 ) -> Plan:
-    """This round's budgets.
+    """Returns the budgets of a round.
 
     Args:
         monitor, memory: of the links.
-        round: now.
-        round_time, congestion: as of `budget`.
+        round: the current round.
+        round_time, congestion: see `budget`.
         computation: T_comp; None: as measured.
-        period: gradients of an update.
+        period: number of gradients in an update.
     """
     ids, computing = jnp.arange(round.workers), _computing(computation, round, period)
     longest = jnp.max(computing)
-    # by this round's clock: rounds before it have computed, too
+    # on this round's clock; earlier rounds of the period have computed, too
     begin = computing - (1 - 1 / period) * longest
     up_seconds = message_seconds(round_time, computing, congestion).up
     down_seconds = message_seconds(round_time, longest, congestion).down
@@ -217,7 +224,7 @@ def of_round(
             round, ids, arrived + round.cluster.latency, down_seconds
         )
     up, down = monitor.estimate(memory.up, true_up), monitor.estimate(memory.down, true_down)
-    # if its time is neglected, it has no bound
+    # without congestion the downlink's time is neglected, and its message is not limited
     to_all = jnp.where(jnp.asarray(congestion) > 0, bits(jnp.min(down), down_seconds), jnp.inf)
     shown = {
         "estimated_up": up,
@@ -229,7 +236,7 @@ def of_round(
 
 
 def _computing(computation: np.ndarray | jax.Array | None, round: Round, period: int) -> jax.Array:
-    """T_comp of each worker, `[N]`."""
+    """Returns T_comp of each worker, `[N]`."""
     if computation is not None:
         return jnp.broadcast_to(jnp.asarray(computation, jnp.float32), (round.workers,))
     if round.measured is None:

@@ -1,4 +1,4 @@
-"""Sets of compressors, of which one is chosen for each layer in each round."""
+"""Sets of compressors, from which one is chosen for each layer in each round."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class Choices(NamedTuple):
     r"""$\Omega$, a set of compressors.
 
     Args:
-        sizes: (d, type of the elements) -> bits of each one's message for d elements, a list of
+        sizes: (d, element type) -> bits of each compressor's message for d elements, a list of
             ints.
-        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; what
-            `send` needs to know of x, a pytree).
-        send: (x `[d]`, what `look` found, j, an int32 scalar) -> $C_j(x)$ `[d]`.
-        delta: d -> the contraction that they all are, or None where one states none.
-        number: how many there are.
+        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all compressors, float32 `[choices]`;
+            data about x that `send` needs, a pytree).
+        send: (x `[d]`, the data from `look`, j, an int32 scalar) -> $C_j(x)$ `[d]`.
+        delta: d -> the contraction factor that all of them satisfy, or None if one of them declares
+            none.
+        number: number of compressors.
         name: for tables and error messages.
-        layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.
+        layer_wise: whether the compressors are applied to each leaf of the tree, or to the tree as
+            one vector.
     """
 
     sizes: Callable[[int, Any], list[int]]
@@ -44,28 +46,28 @@ class Choices(NamedTuple):
 
 @checks.arguments
 def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
-    r"""The k largest elements by magnitude, $k = \lceil r d \rceil$ for each ratio r; all of them
-    come of one sort.
+    r"""A set of top-k compressors, $k = \lceil r d \rceil$ for each ratio r, which share one sort.
 
-    A message is `compressors.top_k(r)`'s, values and packed places; where the vector itself is no
-    longer than that, it is sent as it is, and its error is 0.
+    A message is that of `compressors.top_k(r)`: values and packed indices. If the uncompressed
+    vector is not longer, it is sent instead, with error 0.
 
     Args:
         ratios: k / d, in (0, 1].
 
     Raises:
-        ValueError: none; ratios outside (0, 1].
+        ValueError: if there are no ratios, or a ratio is not in (0, 1].
 
     Source: Xin et al., "Kimad", sections 4.2 and 4.3.
     """
     if np.ndim(ratios) != 1 or not len(ratios):
         raise ValueError(
-            f"kimad.top_k: ratios = {checks.shown(ratios)}; need a list of at least one in (0, 1]"
+            f"kimad.top_k: ratios = {checks.shown(ratios)}; expected a list of at least one number "
+            "in (0, 1]"
         )
     ratios = [float(ratio) for ratio in ratios]
     for ratio in ratios:
         if not 0 < ratio <= 1:
-            raise ValueError(f"kimad.top_k: a ratio of {ratio!r}; need numbers in (0, 1]")
+            raise ValueError(f"kimad.top_k: ratios contain {ratio!r}; expected numbers in (0, 1]")
 
     def sizes(d: int, dtype: Any) -> list[int]:
         element, place = 8 * np.dtype(dtype).itemsize, codecs.index_bits(d)
@@ -73,7 +75,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         return [min(element * k + codecs.packed_bits(place, k), element * d) for k in each]
 
     def kept(d: int, dtype: Any) -> list[int]:
-        """How many elements come with each choice."""
+        """Returns the number of elements that each choice sends."""
         whole = 8 * np.dtype(dtype).itemsize * d
         return [
             d if bits == whole else sparsification.kept(ratio, d)
@@ -81,8 +83,8 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         ]
 
     def look(key, x):
-        order = lax.sort(xla.ranks(wide(x)))  # integers, which are sorted faster than floats
-        squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
+        order = lax.sort(xla.ranks(wide(x)))  # integers are sorted faster than floats
+        squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # sums over the smallest elements
         left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
         return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(
             jnp.float32
@@ -92,7 +94,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         d, ranks = x.shape[0], xla.ranks(wide(x))
         k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
         least = order[d - k]
-        ties = ranks == least  # of equals, the first
+        ties = ranks == least  # among equal elements, the first are sent
         room = k - jnp.sum(ranks > least, dtype=jnp.int32)
         return jnp.where(
             (ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)),
@@ -108,30 +110,31 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
 
 @checks.arguments
 def any_of(compressors: Sequence[Compressor]) -> Choices:
-    """Any compressors whose messages for d elements are all as long; each layer is compressed once
-    by every one of them.
+    """A set of arbitrary compressors whose message lengths for d elements are fixed; each layer is
+    compressed once with every compressor.
 
     Args:
-        compressors: all layer by layer, or all of the whole model.
+        compressors: either all layer by layer, or all for the whole model.
 
     Raises:
-        ValueError: none; some layer by layer, others of the whole model; messages of random length.
+        ValueError: if there are none, some work layer by layer and others on the whole model, or a
+            message has a random length.
     """
     if not compressors:
-        raise ValueError("kimad.any_of: compressors = []: need at least one")
+        raise ValueError("kimad.any_of: compressors = []; expected at least one")
     if len({compressor.layer_wise for compressor in compressors}) > 1:
         names = ", ".join(compressor.name for compressor in compressors)
         raise ValueError(
-            f"kimad.any_of: compressors {names}: need all layer by layer, or all of "
-            "compressors.whole_model"
+            f"kimad.any_of: compressors {names} mix layer-wise and whole-model ones; expected all "
+            "layer by layer, or all of compressors.whole_model"
         )
 
     def size(compressor: Compressor, d: int, dtype: Any) -> int:
         bits = fixed_bits(compressor, d, dtype)
         if bits is None:
             raise ValueError(
-                f"{compressor.name}: its messages are of random length; need one whose length is "
-                "known before it is chosen"
+                f"kimad.any_of: {compressor.name} has messages of random length; expected a "
+                "compressor whose message length is known before it is chosen"
             )
         return bits
 
@@ -162,10 +165,11 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
 @checks.arguments
 def whole_model(choices: Choices) -> Choices:
-    """The same for the model as one vector: with `top_k`, the k largest elements of all layers.
+    """Returns the same set, applied to the model as one vector; with `top_k`, the k largest
+    elements of all layers.
 
     Args:
-        choices: any.
+        choices: any set.
     """
     return (
         choices._replace(layer_wise=False, name=f"whole_model({choices.name})")

@@ -1,5 +1,5 @@
-"""The messages of a round: those of all workers, the server's step, and its answer. Of each layer a
-message has what the rule chooses.
+"""The messages of a round: those of all workers, the server's step, and the server's answer. The
+rule chooses the compressor of each layer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Server(NamedTuple):
     r"""The server's state.
 
     Args:
-        model: x, and its optimiser's state.
-        updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
-        estimate: $\hat x$, which the workers have, too.
-        links: the memory of their monitors.
+        model: x, and its optimizer's state.
+        updates: $\sum_m w_m \hat u_m$, the weighted sum of the estimates of the workers' updates.
+        estimate: $\hat x$, which the workers also have.
+        links: the states of the links' monitors.
         missing: the largest number of bits so far by which a message exceeded its budget.
     """
 
@@ -41,8 +41,11 @@ class Server(NamedTuple):
 
 
 class Worker(NamedTuple):
-    r"""Each worker's state besides $\hat x$: $\hat u_m$ and the memory of its $A^{update}$; leaves
-    `[n, ...]`.
+    r"""Each worker's state in addition to $\hat x$, leaves `[n, ...]`.
+
+    Args:
+        estimate: $\hat u_m$.
+        memory: the state of its $A^{update}$.
     """
 
     estimate: PyTree
@@ -50,8 +53,8 @@ class Worker(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Arguments of `kimad_sgd`: the set of compressors of each end; T_comp and w_m as arrays, or
-    None.
+    """Arguments of `kimad_sgd`, with a set of compressors for each direction, and T_comp and w_m as
+    arrays or None.
     """
 
     optimizer: optax.GradientTransformation
@@ -70,17 +73,17 @@ class Terms(NamedTuple):
 def exchange(
     terms: Terms, server: Server, known: PyTree, own: Gradients, round: Communicator
 ) -> tuple[Server, PyTree]:
-    """Lines 10 to 15 of Algorithm 1, and 3 to 8 of the next round.
+    """Lines 10 to 15 of Algorithm 1, and lines 3 to 8 of the next round.
 
     Args:
-        terms: of the method.
+        terms: options of the method.
         server: its state.
-        known: the estimators of the workers' updates, leaves `[n, ...]`.
-        own: their updates, likewise.
-        round: the present one.
+        known: the estimates of the workers' updates, leaves `[n, ...]`.
+        own: the workers' updates, leaves `[n, ...]`.
+        round: the current round.
 
     Returns:
-        The server's state and the estimators after it.
+        The server's next state and the next estimates.
     """
     N = round.workers
     plan = budgets.of_round(
@@ -105,7 +108,8 @@ def exchange(
         workers.own(plan.up, N),
     )
     seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
-    with round.unrecorded():  # the sum, which the server makes of the messages
+    # The server computes this sum from the messages, which are recorded below.
+    with round.unrecorded():
         news = _weighted_sum(seen, terms.weights, N)
         bits, errors, missing, wrong = workers.gather(
             (sent.bits, sent.error, sent.missing, sent.outside)
@@ -142,7 +146,10 @@ def exchange(
 
 
 def _words(way: str, choices: Choices) -> str:
-    return f"the rule gives the choice {{}} for messages {way} the server; expected the index of one of {choices.name}"
+    return (
+        f"the rule returned the choice {{}} for messages {way} the server; expected an index into "
+        f"{choices.name}"
+    )
 
 
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
@@ -163,11 +170,11 @@ class Message(NamedTuple):
     """One message.
 
     Args:
-        seen: what the receiver makes of it, like what was sent.
+        seen: the vector that the receiver decodes, in the structure of the vector that was sent.
         bits: uint32.
         error: |seen - sent|^2.
-        missing: bits by which it is longer than the budget, 0 where it is not.
-        outside: a choice of the rule that does not exist; NaN if all do (`dsgd.engine.indices`).
+        missing: bits by which it exceeds the budget; 0 if it does not.
+        outside: a choice of the rule that does not exist; NaN if all exist (`dsgd.engine.indices`).
     """
 
     seen: PyTree
@@ -185,8 +192,8 @@ def compress(
     budget: jax.Array,
     everything: jax.Array,
 ) -> Message:
-    """One sender's message, of a tree of vectors `[d]`: each with the compressor that the rule
-    chooses, or all as they are.
+    """Returns one sender's message for a tree of vectors `[d]`: each vector with the compressor
+    that the rule chooses, or all uncompressed.
     """
     vectors, treedef = jax.tree.flatten(tree)
     # [layers, choices]
@@ -196,7 +203,7 @@ def compress(
     smallest = int(sizes.min(axis=1).sum())
     if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
         raise ValueError(
-            f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32"
+            f"kimad_sgd: a message has {whole:,} bits uncompressed; expected less than 2^32"
         )
     available = budgets.whole_bits(budget)
     fits = available >= smallest + header
@@ -223,22 +230,22 @@ def compress(
 
 
 def _need_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
-    """What a rule of one's own gave, where it is a choice for each layer."""
+    """Validates the return value of a custom rule: one choice for each layer."""
     if (
         not isinstance(chosen, jax.Array | np.ndarray)
         or chosen.shape != (layers,)
         or not jnp.issubdtype(chosen.dtype, jnp.integer)
     ):
         raise ValueError(
-            f"kimad_sgd: the rule gives {checks.typed(chosen)}: need the choice of each layer, "
-            f"int32 [{layers}]"
+            f"kimad_sgd: the rule returned {checks.typed(chosen)}; expected the choice of each "
+            f"layer, int32 [{layers}]"
         )
     return chosen
 
 
 def header_bits(layers: int, choices: int) -> int:
-    """What says which compressor each layer has, packed in the width that takes fewest bits: of few
-    layers, it is a byte each.
+    """Returns the bits that encode which compressor each layer has, packed with the width that
+    needs the fewest bits; with few layers this is one byte each.
     """
     bits = codecs.index_bits(choices)
     return min(
@@ -248,8 +255,8 @@ def header_bits(layers: int, choices: int) -> int:
 
 
 def _over_equals(function: Callable, *arguments: Any) -> list[Any]:
-    """The function of each layer's arguments. Layers of equal shapes go in one `vmap`: a deep model
-    has few kinds of them to compile.
+    """Applies the function to each layer's arguments. Layers of equal shapes share one `vmap`, so
+    that a deep model compiles only one program for each shape.
     """
     layers = list(zip(*arguments, strict=True))
     kinds: dict[Any, list[int]] = {}

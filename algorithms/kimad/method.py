@@ -1,4 +1,4 @@
-"""Kimad: EF21 in both directions, whose compressors follow the bandwidth."""
+"""Kimad: EF21 in both directions with compressors that adapt to the bandwidth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from dsgd.base import Algorithm, Compressor, State
 Number = Annotated[float | jax.Array, "a number"]
 
 _NEEDS_ALL = "a worker that misses a message of the server no longer has its estimate of the model"
-_TOO_LONG = 'a message has {:,.0f} bits more than round_time leaves for it; pass more time, smaller ratios, or too_small="wait"'
+_TOO_LONG = (
+    "a message has {:,.0f} bits more than round_time leaves for it; pass a longer round_time, "
+    'smaller ratios, or too_small="wait"'
+)
 
 
 @checks.arguments
@@ -45,8 +48,8 @@ def kimad_sgd(
     warm_up: int = 0,
     too_small: Literal["wait", "error"] = "wait",
 ) -> Algorithm:
-    r"""Kimad: EF21 in both directions, in which workers and server choose a compressor for each
-    layer in every round, so that the message fills the time that the round has for it.
+    r"""Kimad: EF21 in both directions, where each sender chooses a compressor for each layer in
+    every round, so that its message fills the time that the round leaves for it.
 
     $$ \hat u_m^k = \hat u_m^{k-1} + C_m^k(u_m^k - \hat u_m^{k-1}), \quad u_m^k = A^{update}_m(\hat
     x^k), \qquad
@@ -55,53 +58,54 @@ def kimad_sgd(
     \hat B, t) $$
 
     A worker's $\hat B$ is its monitor's estimate of its own uplink. The server sends one message to
-    all; its $\hat B$ is the estimate of the slowest downlink. `kimad.budget` converts it to bits,
-    and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+); with
-    `kimad.whole_model(...)` there is one layer. Before a link has carried a message (and without a
-    cluster) its messages are the most accurate of the set. Estimates of updates start at 0, that of
-    the model at $x_0$, so that the first message of Algorithm 1 is empty, and not sent: a round
-    ends with the server's message.
+    all workers; its $\hat B$ is the estimate of the slowest downlink. `kimad.budget` converts these
+    to bits, and the rule makes the choice: `kimad.one_for_all` (Kimad) or `kimad.allocate`
+    (Kimad+). With `kimad.whole_model(...)` there is only one layer. Before a link has carried a
+    message (and without a cluster), it uses the most accurate compressors of the set. The estimates
+    of the updates start at 0 and that of the model at $x_0$, so the first message of Algorithm 1 is
+    empty and is not sent: a round ends with the server's message.
 
-    Bits are those of the messages between each worker and the server: packed values and places, and
-    which compressor each layer has. On several devices every device computes the server's step: the
-    traffic between devices is an all-reduce of the decoded messages, and each worker's numbers for
-    the history.
+    The recorded bits are those of the messages between each worker and the server: packed values
+    and indices, and the compressor of each layer. On several devices every device computes the
+    server's step, and the traffic between devices is an all-reduce of the decoded messages, and
+    each worker's numbers for the history.
 
-    History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]`
-    and `error_down` (the squared norm of the compression error), and `missing` (the largest number
-    of bits so far by which a message exceeded its budget); on a cluster also `estimated_up`,
-    `estimated_down` (the monitors' estimates, bits per second `[N]`), `bandwidth_up` and
-    `bandwidth_down` (the true mean bandwidths over the seconds planned for the message). All but
-    `missing` are NaN in rounds without messages.
+    The history contains, for the record's round: `message_up` `[N]` and `message_down` (bits),
+    `error_up` `[N]` and `error_down` (squared norm of the compression error), and `missing` (the
+    largest number of bits so far by which a message exceeded its budget). On a cluster it also
+    contains `estimated_up` and `estimated_down` (the monitors' estimates, bits per second `[N]`),
+    `bandwidth_up` and `bandwidth_down` (the true mean bandwidths over the seconds planned for the
+    message). All except `missing` are NaN in rounds without messages.
 
     Args:
-        optimizer: the server's step; `optax.sgd(gamma)` is the equation.
-        compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
-        round_time: t, seconds, besides latencies.
-        computation: T_comp, seconds, of all or `[N]`, before messages begin; None: all that each
-            worker measured of its last update.
-        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`;
-            if it is 0, the downlink's time is neglected, and the server's message is the most
-            accurate of the set.
-        rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of
-            each layer, int32 `[layers]`.
-        monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`,
-            `kimad.harmonic_mean(W)`, or `kimad.oracle`.
-        down: the server's Omega; None: the same.
-        weights: w_m, `[N]`, which need not add up to 1 (the paper's experiments have 1 each); None:
-            1/N.
-        update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one
-            round in H sends.
-        warm_up: number of rounds, of those that send, in which messages are not compressed.
-        too_small: if a message is longer than its budget, since not even the rule's smallest fits:
-            "wait", it is sent and the round takes longer; or "error", the run ends.
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
+        compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; all contractions.
+        round_time: t, seconds, without latencies.
+        computation: T_comp, seconds, a number or `[N]`, before messages start; None: the time that
+            each worker measured for its last update.
+        congestion: a, seconds of the downlink for each second of the uplink, see `kimad.budget`. If
+            it is 0, the downlink's time is neglected, and the server's message uses the most
+            accurate compressors of the set.
+        rule: (errors `[layers, choices]`, sizes in bits `[layers, choices]`, budget in bits) -> the
+            choice of each layer, int32 `[layers]`.
+        monitor: estimates the bandwidths of the links: `kimad.last`,
+            `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
+        down: the server's Omega; None: the same as the workers'.
+        weights: w_m, `[N]`, which need not add up to 1 (in the paper's experiments each is 1);
+            None: 1/N.
+        update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, with which only
+            every H-th round sends.
+        warm_up: number of sending rounds at the start in which messages are not compressed.
+        too_small: what happens if even the rule's smallest message exceeds its budget. "wait": it
+            is sent, and the round takes longer; "error": the run ends with an error.
 
     Raises:
-        ValueError: no compressors; one set layer by layer, the other of the whole model; times that
-            are not positive, or leave no time for messages; negative weights; another `too_small`.
-            At the start: weights or times for another N, a compressor that states no contraction
-            for a layer, a layer without elements, or a cluster on which workers do not participate
-            or messages are lost. In a run: "error".
+        ValueError: if there are no compressors, only one of the two sets works layer by layer,
+            times are not positive or leave no time for messages, weights are negative, or
+            `too_small` is not one of the two. At the start of a run: if weights or times are for
+            another N, a compressor declares no contraction for a layer, a layer has no elements, or
+            workers do not participate or messages are lost on the cluster. During a run: if a
+            message exceeds its budget and `too_small` is "error".
 
     Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023,
     Algorithms 1 and 3.
@@ -112,9 +116,10 @@ def kimad_sgd(
     communication.need_two("kimad_sgd", up_set, down_set)
     seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
-    warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)  # rounds are fewer
+    # The number of rounds is smaller than 2^31.
+    warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)
     if too_small not in ("wait", "error"):
-        raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
+        raise ValueError(f"kimad_sgd: too_small = {too_small!r}; expected 'wait' or 'error'")
 
     terms = Terms(
         optimizer,
@@ -134,8 +139,8 @@ def kimad_sgd(
         for what, values in (("weights", shares), ("computation", seconds)):
             if values is not None and values.shape not in ((), (N,)):
                 raise ValueError(
-                    f"kimad_sgd: {what} of {values.shape[0]} numbers for {N} workers: need one "
-                    "for each"
+                    f"kimad_sgd: {what} has {values.shape[0]} entries for {N} workers; "
+                    "expected one for each worker"
                 )
         vectors = communication.flat(workers.stack(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
@@ -180,36 +185,37 @@ def kimad_sgd(
 
 def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:
     if not compressors:
-        raise ValueError(f"kimad_sgd: {what} = []: need at least one compressor")
+        raise ValueError(f"kimad_sgd: {what} = []; expected at least one compressor")
     return compressors if isinstance(compressors, Choices) else any_of(compressors)
 
 
 def _name_of(rule: Any) -> str:
     if isinstance(rule, partial):
-        return f"{_name_of(rule.func)}({', '.join(f'{name}={value!r}' for name, value in rule.keywords.items())})"
+        options = ", ".join(f"{name}={value!r}" for name, value in rule.keywords.items())
+        return f"{_name_of(rule.func)}({options})"
     return getattr(rule, "__name__", "a rule")
 
 
 def _need_times(
     round_time: Number, computation: Numbers | None, congestion: Number
 ) -> np.ndarray | jax.Array | None:
-    """T_comp as an array."""
+    """Validates the times; returns T_comp as an array."""
     for what, value in (("round_time", round_time), ("congestion", congestion)):
         if jnp.ndim(value):
-            raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}: need a number")
+            raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}; expected a number")
     budgets.need_times("kimad_sgd", round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
         return computation
     seconds = np.array(computation, float)
     if seconds.ndim > 1 or not seconds.size or not (seconds >= 0).all():
         raise ValueError(
-            f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0, of all "
-            "workers or one for each"
+            f"kimad_sgd: computation = {checks.shown(computation)}; expected seconds >= 0, one "
+            "number or one for each worker"
         )
     if not isinstance(round_time, Tracer) and not seconds.max() < round_time:
         raise ValueError(
-            f"kimad_sgd: round_time = {round_time} s with a computation of {seconds.max():g} s: "
-            "need more, for messages"
+            f"kimad_sgd: round_time = {round_time} s with a computation of {seconds.max():g} s; "
+            "expected a longer round_time, which leaves time for messages"
         )
     return seconds
 
@@ -218,7 +224,7 @@ def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     given = np.array(weights, float)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
         raise ValueError(
-            f"kimad_sgd: weights = {checks.shown(weights)}: need finite numbers >= 0, one for "
+            f"kimad_sgd: weights = {checks.shown(weights)}; expected finite numbers >= 0, one for "
             "each worker, not all 0"
         )
     return given

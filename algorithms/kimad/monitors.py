@@ -1,4 +1,4 @@
-"""What a link is thought to carry, from the messages that went over it."""
+"""Estimates of the bandwidth of links from the messages that they carried."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from dsgd.base import PyTree
 
 
 class Monitor(NamedTuple):
-    """An estimate of the bandwidth of each of N links.
+    """An estimator of the bandwidth of each of N links.
 
     Args:
-        start: N -> memory, a pytree of arrays.
-        observe: (memory, rates in bits per second `[N]`, NaN of links over which nothing went) ->
-            memory, after a round.
-        estimate: (memory, true bandwidths `[N]`) -> bits per second `[N]`, NaN where it knows of
-            none.
+        start: N -> state, a pytree of arrays.
+        observe: (state, rates in bits per second `[N]`, NaN for links without a message) -> state
+            after a round.
+        estimate: (state, true bandwidths `[N]`) -> bits per second `[N]`, NaN if unknown.
         name: for tables.
     """
 
@@ -40,7 +39,7 @@ last: Monitor = Monitor(
     estimate=lambda memory, true: memory,
     name="last",
 )
-r"""The last message's rate, $\hat B_{k+1} = c_k / T_k$ of $c_k$ bits that took $T_k$ seconds."""
+r"""The last message's rate, $\hat B_{k+1} = c_k / T_k$ for $c_k$ bits that took $T_k$ seconds."""
 
 oracle: Monitor = Monitor(
     start=lambda N: (),
@@ -48,24 +47,26 @@ oracle: Monitor = Monitor(
     estimate=lambda memory, true: true,
     name="oracle",
 )
-"""What nobody knows: the mean bandwidth that the link will have in the seconds that are planned for
-the message.
+"""The true mean bandwidth of the link over the seconds planned for the message, which real senders
+do not know.
 """
 
 
 @checks.arguments
 def exponential_average(weight: float) -> Monitor:
-    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on, and
-    afresh after one that took no time.
+    r"""The exponential average $\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$. It starts with
+    the first message's rate, and starts again after a message that took no time.
 
     Args:
-        weight: w, in (0, 1]; with 1 it is `last`.
+        weight: w, in (0, 1]; with w = 1 it equals `last`.
 
     Raises:
-        ValueError: a weight outside (0, 1].
+        ValueError: if the weight is not in (0, 1].
     """
     if not 0 < weight <= 1:
-        raise ValueError(f"kimad.exponential_average: weight = {weight!r}; need a number in (0, 1]")
+        raise ValueError(
+            f"kimad.exponential_average: weight = {weight!r}; expected a number in (0, 1]"
+        )
 
     def observe(memory, rates):
         moved = jnp.where(jnp.isfinite(memory), (1 - weight) * memory + weight * rates, rates)
@@ -78,14 +79,15 @@ def exponential_average(weight: float) -> Monitor:
 
 @checks.arguments
 def harmonic_mean(window: int) -> Monitor:
-    r"""$\hat B_{k+1} = W \big/ \sum_{j < W} T_{k-j} / c_{k-j}$, of the last W messages: one that
-    was fast for once counts for little.
+    r"""The harmonic mean of the last W messages' rates,
+    $\hat B_{k+1} = W \big/ \sum_{j < W} T_{k-j} / c_{k-j}$, on which single fast messages have
+    little influence.
 
     Args:
-        window: W; before so many, of as many as there were.
+        window: W; fewer messages are used until there are W.
 
     Raises:
-        ValueError: a window < 1.
+        ValueError: if the window is less than 1.
 
     Source: Jiang, Sekar and Zhang, "Improving fairness, efficiency, and stability in HTTP-based
     adaptive video streaming with FESTIVE", 2012, section 4.

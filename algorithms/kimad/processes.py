@@ -1,5 +1,5 @@
-"""Kimad on the real clock: one server, and workers that send it packed messages over TCP, each as
-long as its link is thought to carry.
+"""Kimad in real time: one server, and workers that send it packed messages over TCP whose sizes
+follow the measured bandwidth.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dsgd.engine import leaves, loop, oracle, randomness
 from dsgd.machines import agreement, local_processes
 
 _START = b"s"
-_BOUND = 60.0  # seconds without a byte, after which a process is thought to be dead
+_BOUND = 60.0  # seconds without a byte after which a process counts as dead
 
 
 class Trained(NamedTuple):
-    """What `train_processes` gives back.
+    """Result of `train_processes`.
 
     Args:
-        params: the server's model at the end.
-        history: numpy arrays by name, `[rounds]`, of the server; None in the workers.
+        params: the server's final model.
+        history: in the server, NumPy arrays by name, `[rounds]`; None in the workers.
     """
 
     params: Params
@@ -58,54 +58,55 @@ def train_processes(
     rounds: int | None = None,
     wait: Callable[[], Any] | None = None,
 ) -> Trained:
-    r"""Algorithm 1 in real time, with the k largest elements of the whole model: process 0 is the
+    """Runs Algorithm 1 in real time with top-k compression of the whole model. Process 0 is the
     server, process n + 1 is worker n.
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments
-    (`dsgd.loopback`, `links.shaped`). Messages are the packed ones of `compressors.top_k`, over a
-    TCP connection of each worker to the server. Whoever receives one measures its bandwidth, from
-    its first byte to its last, and tells the sender with its own next message; $T_{comp}$ is what a
-    worker measured of its last update, with its compression. Draws are those of `dsgd.run`, where
-    the iterates are those of `kimad_sgd(..., whole_model(top_k(ratios)))` when it chooses the same.
-    With one ratio it is EF21 with that, and nothing is chosen.
+    Every process of an initialized `jax.distributed` makes this call with the same arguments
+    (`dsgd.loopback`, `links.shaped`). Messages are the packed messages of `compressors.top_k`, over
+    one TCP connection between each worker and the server. The receiver of a message measures its
+    bandwidth, from the first byte to the last, and reports it to the sender with its own next
+    message. $T_{comp}$ is the time that a worker measured for its last update, including
+    compression. Random draws are those of `dsgd.run`, and the iterates are those of
+    `kimad_sgd(..., whole_model(top_k(ratios)))` if the same choices are made. With one ratio the
+    method is EF21, without a choice.
 
     Args:
-        problem: of N workers; of its data, worker n looks at its own, the server at all, for the
+        problem: with N workers. Worker n uses only its own data; the server uses all data, for the
             history.
         optimizer: the server's step.
-        ratios: k / d, of which each message has the largest that its budget has room for, or the
-            smallest.
+        ratios: k / d; each message uses the largest ratio that fits its budget, or the smallest
+            ratio if none fits.
         round_time: t, seconds.
-        seconds: after which no round begins.
-        key: of everything random.
-        congestion: a, as of `kimad.budget`.
-        monitor: of the links.
-        rounds: after which it ends in any case; None: no limit.
-        wait: called in the server when all are ready, and before the clock begins.
+        seconds: time after which no round starts.
+        key: JAX key from which all random numbers derive.
+        congestion: a, see `kimad.budget`.
+        monitor: estimates the bandwidths of the links.
+        rounds: maximal number of rounds; None: no limit.
+        wait: function that the server calls when all processes are ready, before the clock starts.
 
     Returns:
-        The model; in the server the history, from the first round on: `seconds` from the start to
-        the end of the round, `loss` of the whole objective at the model then, which is evaluated
-        after the end; `bits_up` and `bits_down` of a message, the former the workers' mean,
-        `rate_up` and `rate_down`, bits per second that were measured, of the slowest worker.
+        The model, and in the server the history, from the first round on: `seconds` from the start
+        to the end of the round; `loss` of the full objective at the model at that time, evaluated
+        after the run; `bits_up` and `bits_down` of a message, the former averaged over workers;
+        `rate_up` and `rate_down`, the measured bits per second of the slowest worker.
 
     Raises:
-        ValueError: another number of processes than workers and a server; ratios outside (0, 1];
-            times that are not positive.
-        OSError: a process that is gone.
+        ValueError: if the number of processes is not N + 1, a ratio is not in (0, 1], or times are
+            not positive.
+        OSError: if another process died.
 
     Source: Xin et al., "Kimad", Algorithm 1.
     """
     N, processes = problem.workers, jax.process_count()
     if processes != N + 1:
         raise ValueError(
-            f"train_processes: {N} workers in {processes} processes: need {N + 1}, of which the "
-            "first is the server"
+            f"train_processes: {N} workers in {processes} processes; expected {N + 1} processes: "
+            "the server and one for each worker"
         )
     leaves.need_all("train_processes", problem)
     budgets.need_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
-        raise ValueError(f"train_processes: seconds = {seconds:g}: need finite seconds > 0")
+        raise ValueError(f"train_processes: seconds = {seconds:g}; expected finite seconds > 0")
     start_key, rounds_key = loop.split(key)
     flat, unravel = ravel_pytree(problem.init(start_key))
     plan = _Plan(N, Wire(ratios, flat.shape[0]), float(round_time), float(congestion), monitor)
@@ -117,7 +118,7 @@ def train_processes(
 
 
 class _Plan(NamedTuple):
-    """What all have agreed on."""
+    """The options that all processes share."""
 
     N: int
     wire: Wire
@@ -127,20 +128,20 @@ class _Plan(NamedTuple):
 
 
 class _Link:
-    """The budget of one end of a link, from the bandwidths that were measured."""
+    """The budget of one end of a link, from the measured bandwidths."""
 
     def __init__(self, plan: _Plan, down: bool) -> None:
         self.plan, self.down, self.memory = plan, down, plan.monitor.start(1)
-        self.observe(1.0)  # a rehearsal
+        self.observe(1.0)  # compiles the monitor's functions; the state is reset below
         self.budget(0.0)
         self.memory = plan.monitor.start(1)
 
     def observe(self, rate: float) -> None:
-        """Records what the receiver measured, bits per second of the last message."""
+        """Records the receiver's measurement, bits per second of the last message."""
         self.memory = self.plan.monitor.observe(self.memory, jnp.full(1, rate, jnp.float32))
 
     def budget(self, computing: float) -> float:
-        """Bits; infinite where nothing is known."""
+        """Returns the budget in bits; infinite if the bandwidth is unknown."""
         rate = float(self.plan.monitor.estimate(self.memory, jnp.full(1, jnp.nan))[0])
         both = budgets.message_seconds(self.plan.round_time, computing, self.plan.congestion)
         if math.isnan(rate) or (self.down and not self.plan.congestion):
@@ -149,7 +150,7 @@ class _Link:
 
 
 class _Worker:
-    """Worker n, who knows the estimate of the model, and that of its own update."""
+    """Worker n, with the estimates of the model and of its own update."""
 
     def __init__(
         self, plan: _Plan, n: int, problem: Problem, key: jax.Array, flat: jax.Array, unravel
@@ -167,15 +168,18 @@ class _Worker:
         self.update = partial(jax.jit(update), data=data)
 
     def run(self) -> jax.Array:
-        """Until the server says that it is over; the model then."""
+        """Runs rounds until the server ends the run; returns the final estimate of the model."""
         plan, link = self.plan, _Link(self.plan, down=False)
         plan.wire.rehearse()
         jax.block_until_ready(self.update(self.model, self.known, np.int32(0)) + self.known)
         with _connected(plan.N)[0] as server:
             step, computing, heard = 0, 0.0, math.nan
-            server.settimeout(None)  # what the server waits for before it starts is the caller's
+            server.settimeout(None)  # no time limit, because the caller's `wait` may take any time
             if server.recv(1) != _START:
-                raise OSError("the server is gone")
+                raise OSError(
+                    "train_processes: the server closed the connection; need all processes until "
+                    "the end"
+                )
             server.settimeout(_BOUND)
             while True:
                 began = time.monotonic()
@@ -193,7 +197,7 @@ class _Worker:
 
 
 class _Server:
-    """Who knows the model, its estimate, and the mean of the estimates of all updates."""
+    """The server, with the model, its estimate, and the mean of the estimates of all updates."""
 
     def __init__(
         self,
@@ -213,7 +217,9 @@ class _Server:
         self.step = jax.jit(partial(optimizers.step, optimizer))
 
     def run(self, seconds: float, rounds: float, wait: Callable[[], Any] | None) -> Trained:
-        """So many rounds, or for so long. The workers begin when they hear of the start."""
+        """Runs the rounds up to the given number or time. The workers start when they receive the
+        start message.
+        """
         plan, link, rows, models = self.plan, _Link(self.plan, down=True), [], []
         plan.wire.rehearse()
         jax.block_until_ready(
@@ -271,7 +277,7 @@ class _Server:
         return Trained(self.unravel(self.model.params), {**history, "loss": self._losses(models)})
 
     def _losses(self, models: list[np.ndarray]) -> np.ndarray:
-        """f at these models."""
+        """Returns f at these models."""
         weights = (
             np.ones(self.plan.N)
             if self.problem.weights is None
@@ -286,8 +292,8 @@ class _Server:
 
 
 def _connected(N: int) -> list[socket.socket]:
-    """The server's connections, by worker; a worker's to the server. All are ready when they are
-    there.
+    """Returns the server's connections, ordered by worker, or a worker's connection to the server.
+    A process connects when it is ready.
     """
     if jax.process_index():
         host, port = json.loads(agreement.exchange("the server's address", "")[0])

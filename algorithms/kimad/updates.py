@@ -1,4 +1,6 @@
-"""What a worker makes of the estimate of the model, to be sent: A^update of Algorithm 1."""
+"""The update that a worker computes at the estimate of the model and sends: A^update of Algorithm
+1.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from dsgd.base import Gradients, Params, PyTree, Query
 
 
 class Update(NamedTuple):
-    r"""$u_m = A^{update}(\hat x, f_m)$, of one gradient in each of `period` rounds; it is sent in
+    r"""$u_m = A^{update}(\hat x, f_m)$, from one gradient in each of `period` rounds; it is sent in
     the last of them.
 
     Args:
-        start: (params, N) -> memory, leaves `[N, ...]`.
-        begin: (memory, estimate) -> memory, when all have got a new estimate of the model.
-        query: (memory, estimate) -> Query.
-        step: (memory, estimate, gradients) -> (memory, updates, leaves `[n, ...]`).
-        period: rounds.
-        name: for tables; "" of the gradient.
+        start: (params, N) -> state, leaves `[N, ...]`.
+        begin: (state, estimate) -> state, after all workers have received a new estimate of the
+            model.
+        query: (state, estimate) -> Query.
+        step: (state, estimate, gradients) -> (state, updates, leaves `[n, ...]`).
+        period: number of rounds.
+        name: for tables; "" for the gradient.
     """
 
     start: Callable[[Params, int], PyTree]
@@ -48,19 +51,20 @@ r"""$u_m = g_m(\hat x)$."""
 
 @checks.arguments
 def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
-    r"""H steps of one's own from the estimate, whose sum is sent.
+    r"""The sum of H local steps from the estimate of the model.
 
     $$ y_m^0 = \hat x, \qquad y_m^{h+1} = y_m^h - \alpha g_m(y_m^h), \qquad u_m = \hat x - y_m^H $$
 
-    With one step it is $\alpha g_m(\hat x)$, so that the server steps by its own step size times
-    alpha.
+    With H = 1 the update is $\alpha g_m(\hat x)$, so that the effective step size is the server's
+    times alpha.
 
     Args:
-        optimizer: each worker's step, which keeps its memory; `optax.sgd(alpha)` is the equation.
+        optimizer: each worker's step, whose state stays local; `optax.sgd(alpha)` gives the
+            equation.
         period: H.
 
     Raises:
-        ValueError: a period < 1 or above 2^31 - 1.
+        ValueError: if the period is less than 1 or more than 2^31 - 1.
 
     Source: Xin et al., "Kimad", appendix A.
     """

@@ -1,4 +1,6 @@
-"""Messages as bytes on a connection: a vector's k largest elements, packed, for any k of a list."""
+"""Messages as bytes on a connection: the k largest elements of a vector, packed, for any k of a
+list.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,14 @@ _BYTE = 8
 
 
 class Frame(NamedTuple):
-    """What is said with each message.
+    """Header of a message.
 
     Args:
-        choice: which of the compressors it has.
-        last: whether it is the last.
-        computing: seconds that its sender computed, and compressed, before.
-        heard: bits per second of the last message from its receiver; NaN: there was none.
+        choice: index of the compressor.
+        last: whether this is the last message.
+        computing: seconds for which the sender computed and compressed before.
+        heard: bandwidth in bits per second of the last message from the receiver; NaN: there was
+            none.
     """
 
     choice: int
@@ -40,7 +43,13 @@ class Frame(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A vector's: which compressor, its bytes, and what the receiver decodes from them."""
+    """A compressed vector.
+
+    Args:
+        choice: index of the compressor.
+        packed: the bytes that are sent.
+        decoded: the vector that the receiver decodes from them.
+    """
 
     choice: int
     packed: bytes
@@ -48,12 +57,12 @@ class Message(NamedTuple):
 
 
 class Wire:
-    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their
-    messages rise.
+    """Packs float32 vectors of d elements with each of several compressors, in the order of
+    increasing message sizes.
 
     Args:
-        ratios: k / d of each; a ValueError as of `kimad.top_k`.
-        d: elements.
+        ratios: k / d of each; invalid ones raise the ValueError of `kimad.top_k`.
+        d: number of elements.
     """
 
     def __init__(self, ratios: Sequence[float] | np.ndarray, d: int) -> None:
@@ -67,7 +76,7 @@ class Wire:
             compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i])
             for i in order
         ]
-        key = jax.random.key(0)  # of which nothing is drawn
+        key = jax.random.key(0)  # unused, because nothing is random
         self._shapes = [message_shape(one, d) for one in self.compressors]
         self._encode = [
             jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors
@@ -77,13 +86,13 @@ class Wire:
         ]
 
     def choice(self, budget: float) -> int:
-        """The largest message within so many bits, or the smallest: the more elements, the less the
-        error.
+        """Returns the compressor with the largest message within the budget in bits, or the
+        smallest message: the more elements, the smaller the error.
         """
         return max(0, int(np.searchsorted(self.sizes, budget, side="right")) - 1)
 
     def message(self, x: jax.Array, choice: int) -> Message:
-        """The vector's."""
+        """Compresses a vector."""
         packed = self._encode[choice](x)
         decoded = jax.block_until_ready(self._decode[choice](packed))
         return Message(
@@ -93,7 +102,7 @@ class Wire:
         )
 
     def decoded(self, choice: int, packed: bytes) -> jax.Array:
-        """What the receiver decodes from the bytes."""
+        """Returns the vector that the receiver decodes from the bytes."""
         leaves, treedef = jax.tree.flatten(self._shapes[choice])
         ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
         parts = [
@@ -105,37 +114,38 @@ class Wire:
         return self._decode[choice](treedef.unflatten(parts))
 
     def rehearse(self) -> None:
-        """Compiles all."""
+        """Compiles the programs of all compressors."""
         for choice in range(len(self.sizes)):
             message = self.message(jnp.zeros(self.d), choice)
             assert _BYTE * len(message.packed) == self.sizes[choice], (
-                "a message is as long as it says"
+                "a message has the declared length"
             )
             jax.block_until_ready(self.decoded(choice, message.packed))
 
 
 def send(to: socket.socket, frame: Frame, packed: bytes) -> None:
-    """A message on its way; an OSError where nobody takes a byte of it for the connection's time
-    limit.
+    """Sends a message. Raises an OSError if the receiver accepts no byte for the time limit of the
+    connection.
     """
     view = memoryview(_HEADER.pack(*frame, len(packed)) + packed)
-    # the limit of `sendall` would be for the whole message, which on a slow link takes longer
+    # `sendall` applies the limit to the whole message, which takes longer on a slow link
     while view:
         view = view[to.send(view) :]
 
 
 def receive(origin: socket.socket, wire: Wire) -> tuple[Frame, bytes, float]:
-    """A message, and the bits per second at which it came, from its first byte to its last.
+    """Receives a message; returns its header, its bytes, and its bandwidth in bits per second, from
+    the first byte to the last.
 
     Raises:
-        OSError: the other end is gone, or sends something else.
+        OSError: if the sender closed the connection or sends an invalid message.
     """
-    *said, length = _HEADER.unpack(_read(origin, _HEADER.size))
-    frame, began = Frame(*said), time.monotonic()
+    *fields, length = _HEADER.unpack(_read(origin, _HEADER.size))
+    frame, began = Frame(*fields), time.monotonic()
     if frame.choice >= len(wire.sizes) or _BYTE * length != wire.sizes[frame.choice]:
         raise OSError(
-            f"a message of {length} bytes with compressor {frame.choice}: its sender has other "
-            "ratios, or another model"
+            f"kimad: received {length} bytes with compressor {frame.choice}; expected a message of "
+            "the same ratios and model in all processes"
         )
     packed = _read(origin, length)
     taken = time.monotonic() - began
@@ -148,6 +158,8 @@ def _read(origin: socket.socket, length: int) -> bytes:
     while view:
         count = origin.recv_into(view)
         if not count:
-            raise OSError("the other end of a connection is gone")
+            raise OSError(
+                "kimad: the other process closed the connection; need all processes until the end"
+            )
         view = view[count:]
     return bytes(buffer)

@@ -1,1 +1,1 @@
-"""Methods in which all wait for all, and send what they have as it is."""
+"""Synchronous methods without compression: every round waits for all workers."""

@@ -13,21 +13,21 @@ from dsgd import Algorithm, checks, communication, counts, network, workers
 
 @checks.arguments
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
-    r"""Mini-batch SGD with backup workers: in each round the slowest k gradients are dropped.
+    r"""Mini-batch SGD with backup workers: each round drops the k slowest gradients.
 
     $$ x_{t+1} = x_t - \gamma \frac{1}{N - k} \sum_{n \in S_t} g_n(x_t), \qquad S_t: \text{the } N -
-    k \text{ who are done first} $$
+    k \text{ workers that finish first} $$
 
-    Through N servers of one part each. Who is dropped stops when the last gradient that counts is
-    there; it only serves its part.
+    The gradients are aggregated by N servers, each of which owns one shard of the vector. A dropped
+    worker stops computing once the last accepted gradient has arrived, and still serves its shard.
 
     Args:
-        optimizer: the step; `optax.sgd(gamma)` is the equation.
-        backups: k.
+        optimizer: the step; `optax.sgd(gamma)` gives the equation.
+        backups: k, number of dropped gradients, 0 to N - 1.
 
     Raises:
-        ValueError: k < 0. When it runs: k that leaves nobody; no cluster, on which workers would
-            differ.
+        ValueError: if k < 0. During a run: if k >= N, or if the run has no cluster, without which
+            all workers are equally fast.
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016; the survey's section 4.1,
     "Straggler".
@@ -40,17 +40,17 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         )
         if backups >= round.workers:
             raise ValueError(
-                f"backup_workers_sgd: backups = {backups} of {round.workers} workers; expected at "
-                f"most {round.workers - 1}"
+                f"backup_workers_sgd: backups = {backups} with {round.workers} workers; "
+                f"expected at most {round.workers - 1}"
             )
         if round.cluster is None:
             raise ValueError(
-                "backup_workers_sgd without a cluster, on which workers would differ; pass "
-                "run(..., cluster=...)"
+                "backup_workers_sgd: the run has no cluster, so that all workers are equally fast; "
+                "expected one: pass run(..., cluster=...)"
             )
         N, counted = round.workers, round.workers - backups
         seconds = round.cluster.seconds(round, jnp.arange(N))
-        order = jnp.argsort(seconds)  # stable: of equals, the first
+        order = jnp.argsort(seconds)  # stable: among equals, the first
         first = jnp.zeros(N, bool).at[order[:counted]].set(True)
         mine = workers.own(first, N)
 
@@ -72,14 +72,16 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
 
 
 def _bits(model: int, N: int, counted: jax.Array, gradients: int) -> tuple[jax.Array, jax.Array]:
-    """A shard of the gradient to each of the other servers from the workers that count, and each
-    server's sum to all others.
+    """Returns the bits that each worker of the block sends and receives, `[n]` each.
+
+    Each counted worker sends a shard of its gradient to each of the other servers; each server
+    sends its sum to all other workers.
 
     Args:
-        model: bits.
-        N: workers.
-        counted: of the block, bool `[n]`.
-        gradients: how many count.
+        model: size of the model in bits.
+        N: number of workers.
+        counted: which workers of the block are counted, bool `[n]`.
+        gradients: number of counted workers.
     """
     part = counts.of(-(-model // N), counted.shape[0])
     up = (N - 1) * (1 + counted.astype(np.uint32))

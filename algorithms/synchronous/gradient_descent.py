@@ -15,7 +15,7 @@ def gradient_descent(optimizer: optax.GradientTransformation) -> Algorithm:
     $$ x_{t+1} = x_t - \gamma f'(x_t), \qquad f' = \frac1N \sum_n f_n' \tag{1.2} $$
 
     Args:
-        optimizer: the step; `optax.sgd(gamma)` is the equation.
+        optimizer: the step; `optax.sgd(gamma)` gives the equation.
 
     Source: Liu and Zhang, section 1.1.
     """

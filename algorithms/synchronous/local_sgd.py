@@ -1,4 +1,4 @@
-"""Local SGD: averaging every few rounds."""
+"""Local SGD: the models are averaged once per period."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from dsgd.base import Period
 def local_sgd(
     optimizer: optax.GradientTransformation, period: Period, topology: Topology | None = None
 ) -> Algorithm:
-    r"""Local SGD, or periodic averaging: everybody makes H steps of its own, then models are
+    r"""Local SGD, or periodic averaging: each worker makes H local steps, then the models are
     averaged.
 
-    $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
+    $$ x_{t+1}^{(n)} = \begin{cases}
+       \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
        x_t^{(n)} - \gamma g_n(x_t^{(n)}) & \text{otherwise} \end{cases} $$
 
-    A round is one gradient; nothing is sent in the others. A worker that computes nothing in a
-    round (`Query.work`) makes no step in it. A worker that does not participate when models are
-    averaged gets the average when it comes back: with clients that are drawn once for every
-    averaging it is FedAvg.
+    A round is one gradient per worker; only every H-th round sends messages. A worker that computes
+    nothing in a round (`Query.work`) makes no step in it. A worker that does not participate when
+    the models are averaged adopts the average when it returns; if the clients are drawn once per
+    averaging period, this is FedAvg.
 
-    On problems with weights the mean over all is $\sum_n w_n x^{(n)} / \sum_n w_n$ over those that
-    take part, as in FedAvg, and local steps are as long as without. On a topology W stays as it is,
-    and worker n steps along $w_n g_n$.
+    On problems with weights, the mean over all workers is $\sum_n w_n x^{(n)} / \sum_n w_n$ over
+    the participating workers, as in FedAvg, and local steps have the same length as without
+    weights. With a topology, W is unchanged, and worker n steps along $w_n g_n$.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep
-            their memories locally.
-        period: H. With 1 it is model averaging, or decentralized SGD. It may be swept.
-        topology: W, doubly stochastic; None: the mean over all, by an all-reduce. The averagings go
-            through a schedule one by one.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The states of momentum
+            and Adam stay local.
+        period: H. With H = 1 the method is model averaging, or decentralized SGD if a topology is
+            given. It may be swept.
+        topology: W, doubly stochastic; None: the mean over all workers, by an all-reduce. With a
+            schedule, each averaging uses the next matrix.
 
     Raises:
-        ValueError: a period < 1 or above 2^31 - 1, not a topology, or not a doubly stochastic one.
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or the topology is not
+            doubly stochastic.
 
     Source: Stich, "Local SGD converges fast and communicates little", 2019; on graphs, Koloskova et
     al., "A unified theory of decentralized SGD with changing topology and local updates", 2020.

@@ -1,5 +1,5 @@
-"""Mini-batch SGD in the survey's three implementations (section 2.1.2), which are one algorithm
-with three ways to send it.
+"""Mini-batch SGD in the survey's three implementations (section 2.1.2), which differ only in their
+communication.
 """
 
 from __future__ import annotations
@@ -12,49 +12,53 @@ from dsgd import Algorithm, Pattern, checks, network
 
 @checks.arguments
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""Gradient aggregation: the workers all-reduce their gradients and make the same step on equal
-    replicas.
+    r"""Mini-batch SGD by gradient aggregation: the workers all-reduce their gradients and make the
+    same step on equal replicas of the model.
 
     $$ x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t) $$
 
-    Args:
-        optimizer: the step; `optax.sgd(gamma)` is the equation.
+    The replicas are equal in every round, so each device stores one replica for all of its workers.
 
-    Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation". The replicas are equal in every
-    round, so each device keeps one for all of its workers.
+    Args:
+        optimizer: the step; `optax.sgd(gamma)` gives the equation.
+
+    Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation".
     """
     return _averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
 
 
 @checks.arguments
 def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""Global replica: the model is on one server; the workers fetch it and send their gradients.
+    r"""Mini-batch SGD with a parameter server: the model is stored on one server; the workers fetch
+    it and send their gradients.
 
     $$ x_{t+1} = x_t - \gamma \frac1N \sum_n g_n(x_t) $$
 
+    The recorded bits are those of a worker's port; the server's port carries N times as many. With
+    N servers, each of which owns a shard, the cost is that of `minibatch_sgd`.
+
     Args:
-        optimizer: the server's step; `optax.sgd(gamma)` is the equation.
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
 
     Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section
-    1.3.2): bits are those of a worker's port, the server's carries N times as many. Over N servers
-    it costs what `minibatch_sgd` does.
+    1.3.2).
     """
     return _averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
 
 
 @checks.arguments
 def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
-    r"""Model aggregation: every worker makes its own step, then the workers all-reduce their
-    models.
+    r"""Mini-batch SGD by model aggregation: every worker makes its own step, then the workers
+    all-reduce their models.
 
     $$ x_{t+1/2}^{(n)} = x_t - \gamma g_n(x_t), \qquad x_{t+1} = \frac1N \sum_n x_{t+1/2}^{(n)} $$
 
-    With an optimiser that is linear in the gradient (SGD, momentum) this is `minibatch_sgd`; Adam
-    keeps its memory locally. On problems with weights the mean is
+    With an optimizer that is linear in the gradient (SGD, momentum) this equals `minibatch_sgd`.
+    The state of Adam stays local. On problems with weights the mean is
     $\sum_n w_n x_{t+1/2}^{(n)} / \sum_n w_n$.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
 
     Source: Liu and Zhang, section 2.1.2, "Model Aggregation".
     """

@@ -13,13 +13,13 @@ from dsgd.base import Period
 
 
 class Controlled(NamedTuple):
-    """What a worker has.
+    """State of a worker.
 
     Args:
         params: y, its model.
-        optimizer: its optimiser's state.
-        control: c^(n), what it expects of its own gradient.
-        total: the sum of its gradients since the last averaging, in float32 at least.
+        optimizer: the state of its optimizer.
+        control: c^(n), its control variate, which estimates its own gradient.
+        total: sum of its gradients since the last averaging, at least in float32.
     """
 
     params: Any
@@ -38,35 +38,35 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
        c^{(n)} \leftarrow \frac1H \sum_{h=1}^H g_n(y^{(n)}_h), \qquad
        x = \frac1N \sum_n y^{(n)}, \quad c = \frac1N \sum_n c^{(n)} $$
 
-    With $c^{(n)} = f_n'(x)$ the corrections cancel what workers differ in: local steps no longer
-    drift apart. A round is one gradient; two vectors are all-reduced in the last of every H,
-    nothing in the others.
+    If $c^{(n)} = f_n'(x)$, the corrections cancel the differences between the workers' gradients,
+    and local steps no longer drift apart. A round is one gradient per worker. Every H-th round
+    all-reduces two vectors; the other rounds send nothing.
 
-    With clients S that are drawn once for every averaging it is the paper's:
+    With clients S that are drawn once per averaging period, this is the paper's method:
 
     $$ x \leftarrow x + \frac{1}{|S|} \sum_{n \in S} (y^{(n)} - x), \qquad
        c \leftarrow c + \frac1N \sum_{n \in S} (c_+^{(n)} - c^{(n)}), \qquad c^{(n)} \leftarrow
        c_+^{(n)} \text{ in S only} $$
 
-    For the gradients of a round that a worker of S has missed, $c^{(n)}$ stands in $c_+^{(n)}$; so
-    it does of rounds in which a worker computes nothing (`Query.work`), and makes no step.
+    If a worker of S did not participate in a round of the period, $c^{(n)}$ replaces the missing
+    gradient in $c_+^{(n)}$. The same holds for rounds in which a worker computes nothing
+    (`Query.work`); it makes no step in them.
 
-    On problems with weights all means and sums over workers have them, as in FedAvg:
-    $x = \frac1N \sum_n w_n y^{(n)}$, and those over S are divided by $\sum_{n \in S} w_n$ instead
-    of $|S|$.
+    On problems with weights, all means and sums over workers are weighted, as in FedAvg:
+    $x = \frac1N \sum_n w_n y^{(n)}$, and sums over S are divided by $\sum_{n \in S} w_n$ instead of
+    $|S|$.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
-        period: H. It may be swept:
-            `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period), ..., period=[1, 2, 5])`.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
+        period: H. It may be swept: `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period),
+            ..., period=[1, 2, 5])`.
 
     Raises:
-        ValueError: a period < 1 or above 2^31 - 1.
+        ValueError: if the period is less than 1 or more than 2^31 - 1.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning",
-    2020, Algorithm 1 with a global step of 1. There
-    $c^{(n)} \leftarrow c^{(n)} - c + (x - y^{(n)}) / (H \gamma)$, which for `optax.sgd` is the mean
-    above.
+    2020, Algorithm 1 with a global step of 1. The paper has $c^{(n)} \leftarrow c^{(n)} - c + (x -
+    y^{(n)}) / (H \gamma)$, which for `optax.sgd` equals the mean above.
     """
     period = checks.period("scaffold: period", period)
 
@@ -76,7 +76,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
         )
 
     def update(c, y, gradients, round):
-        corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, y.control, c)
+        corrected = jax.tree.map(lambda g, c_n, c: g - c_n + c[None], gradients, y.control, c)
         total = optax.tree.add(y.total, round.if_active(gradients, y.control))
         y = optimizers.local_step(optimizer, y, corrected, round)._replace(total=total)
 

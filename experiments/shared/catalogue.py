@@ -1,4 +1,4 @@
-"""All experiments: which paper each belongs to, a budget with which it takes seconds to two
+"""All experiments: the paper of each, small budgets with which they take from seconds to two
 minutes, and the runs that docs/ shows.
 
     python -m experiments.shared.catalogue
@@ -27,17 +27,19 @@ SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, NO_PAPER = (
     "Cannikin",
     "All papers",
 )
-TABLE = "<!-- commands -->"  # where the table begins in README; it goes to the end of the file
+TABLE = (
+    "<!-- commands -->"  # start of the table in README; the table extends to the end of the file
+)
 
 
 class Command(NamedTuple):
-    """One of `python -m experiments.<name>`.
+    """One command `python -m experiments.<name>`.
 
     Args:
-        paper: that it is about, a page of docs/papers.
+        paper: the paper that it is about, a page of docs/papers.
         where: section, figure or table of the paper.
-        quick: the flags of a sketch of its figures and tables, for
-            `python -m experiments.all --quick`: in all a quarter of an hour on two cores.
+        quick: flags of a run with a small budget, for `python -m experiments.all --quick`; all
+            commands together take a quarter of an hour on two cores.
     """
 
     paper: str
@@ -152,7 +154,7 @@ METHODS = (
     "choco-sgd"
 )
 SIZES = "1024 4096 16384 65536 262144 1048576"
-DOCUMENTED = {  # by run, what follows `python -m experiments.`
+DOCUMENTED = {  # run -> what follows `python -m experiments.`
     "asynchrony": "asynchrony",
     "availability": "availability",
     "benchmark_compression": "benchmark compression",
@@ -192,9 +194,9 @@ def place(run: str, folder: Path) -> None:
     the pages.
 
     Args:
-        run: of `DOCUMENTED`.
-        folder: of its results. Its `figure.png` is shown as `<run>.png`, and any other `<file>` as
-            `<run>_<file>`.
+        run: a key of `DOCUMENTED`.
+        folder: folder of its results. Its `figure.png` is shown as `<run>.png`, and any other
+            `<file>` as `<run>_<file>`.
     """
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
     for path in (*folder.glob("*.png"), *tables.written(folder)):
@@ -208,7 +210,7 @@ def place(run: str, folder: Path) -> None:
 
 
 def papers() -> dict[str, list[str]]:
-    """The commands of each paper."""
+    """Returns the commands of each paper."""
     found: dict[str, list[str]] = {}
     for name, command in COMMANDS.items():
         found.setdefault(command.paper, []).append(name)
@@ -216,7 +218,7 @@ def papers() -> dict[str, list[str]]:
 
 
 def readme() -> str:
-    """The text of experiments/README.md: as it is down to the table, which is made of
+    """Returns the text of experiments/README.md: unchanged down to the table, which is made from
     `COMMANDS`.
     """
     above, *_ = README.read_text(encoding="utf-8").partition(TABLE)
@@ -241,7 +243,7 @@ def _link(paper: str) -> str:
 
 
 def line(name: str) -> str:
-    """What a command does, in one line: the docstring of its arguments; of a package its own."""
+    """Returns what a command does, in one line: the docstring of its arguments, or of a package."""
     tree = _tree(name)
     arguments = [
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"
@@ -260,7 +262,7 @@ def paragraphs(name: str) -> list[str]:
 
 
 def _tree(name: str) -> ast.Module:
-    """The source of a command, which is not run."""
+    """Returns the syntax tree of a command, without running it."""
     spec = importlib.util.find_spec(f"experiments.{name}")
     assert spec is not None
     assert spec.origin is not None

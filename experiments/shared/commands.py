@@ -1,4 +1,4 @@
-"""How the scripts start and end: flags, errors, interruptions, what is written beside the
+"""Start and end of the commands: flags, errors, interruptions, and the files written with the
 results.
 """
 
@@ -69,7 +69,7 @@ Resume = Annotated[
         "None: if there are several processes. (It costs about half a second for each run.)",
     ),
 ]
-OF_SAMPLE = "seconds of a sample"  # what marks a number as such
+OF_SAMPLE = "seconds of a sample"  # marks a number in its annotation as seconds per sample
 
 
 class Bound(NamedTuple):
@@ -138,33 +138,33 @@ class Data:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where this process stands among those of a run; Slurm's tasks, mpirun's processes and an
-    indexed Job's pods need no flags.
+    """This process among those of a run. Slurm's tasks, mpirun's processes and the pods of an
+    indexed Job need no flags.
     """
 
     coordinator: str | None = None
-    """Of a run of many processes: host:port of process 0, for all to reach; auto: what JAX detects,
-    as on TPU pods.
+    """Address host:port of process 0, in a run of several processes; auto: as detected by JAX, for
+    example on TPU pods.
     """
     processes: int | None = None
-    """How many processes there are."""
+    """Number of processes."""
     process_id: int | None = None
-    """Which one this is, from 0, which alone prints and writes."""
+    """Number of this process, from 0; only process 0 prints and writes."""
     lost_after: float = 30.0
-    """Seconds without a sign of life after which a process is lost, and the others end."""
+    """Seconds without a heartbeat after which a process counts as lost, and the others end."""
     resume: Resume = None
 
 
 def run(main: Callable[[Any], Any], kind: Any) -> None:
-    """Runs a script from its command line, which has the flags of `Machines`, too: as one of many
+    """Runs a command from its command line, with the flags of `Machines` added: as one of several
     processes, or alone.
 
     Args:
-        main: as in `launch`.
-        kind: the dataclass of the script's arguments.
+        main: see `launch`.
+        kind: the dataclass of the command's arguments.
     """
     own = [field.name for field in dataclasses.fields(kind)]
-    if "processes" in own:  # it starts processes itself, on this machine
+    if "processes" in own:  # the command starts processes on this machine itself
         return launch(main, parsed(kind))
     flags = (
         "machines",
@@ -178,32 +178,32 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
 
 
 def parsed(kind: type[T]) -> T:
-    """A script's arguments from its command line, for `launch`."""
+    """Parses the arguments of a command from its command line, for `launch`."""
     return tyro.cli(kind, prog=program(kind))
 
 
 def program(kind: type) -> str | None:
-    """How the script of these arguments is called, `python -m experiments.compare`; None: by its
-    path.
+    """Returns how the command with these arguments is called, for example
+    `python -m experiments.compare`; None: by its path.
     """
     spec = sys.modules[kind.__module__].__spec__
     return f"python -m {spec.name}" if spec else None
 
 
 def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
-    """Runs a script: what the user got wrong is one line and status 2, an interruption one line and
-    status 130, another process that was lost one line and status 75: the same command goes on from
-    the last checkpoint, if there is one.
+    """Runs a command. An invalid argument prints one line and exits with status 2, an interruption
+    prints one line and exits with status 130, and the loss of another process prints one line and
+    exits with status 75; the same command then resumes from the last checkpoint, if there is one.
 
-    Programs that other runs have compiled are found, if there is a flag `cache`.
+    Compiled programs of other runs are reused if there is a flag `cache`.
 
     Args:
-        main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`; with the numbers of the cluster in its file, if there is a
-            flag `cluster`.
-        machines: where this process stands among others; None: it is alone, whatever started it.
+        main: function of the command. It writes its results so far when it is interrupted.
+        args: its arguments, with `out`; if there is a flag `cluster`, the numbers of that file
+            replace those of the flags.
+        machines: this process among others; None: it runs alone, however it was started.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C
     try:
         with ExitStack() as silence:
             args = on_cluster(at_home(args))
@@ -233,14 +233,14 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
 
 
 def resumes(machines: Machines | None) -> bool:
-    """Whether runs keep checkpoints."""
+    """Returns whether runs keep checkpoints."""
     if machines is None or machines.resume is None:
         return agreement.count() > 1
     return machines.resume
 
 
 def at_home(args: Any) -> Any:
-    """The arguments with the home folder in the place of `~`, which a shell leaves in
+    """Returns the arguments with the home folder in place of `~`, which a shell does not expand in
     `--out=~/results`.
     """
     paths = {name: value for name, value in vars(args).items() if isinstance(value, Path)}
@@ -254,14 +254,15 @@ def at_home(args: Any) -> Any:
 
 
 def on_cluster(args: Any) -> Any:
-    """Returns the arguments with the numbers of the file `cluster`, if there is one; otherwise the
-    arguments as they are.
+    """Returns the arguments with the numbers of the file `cluster` if it is given; otherwise the
+    arguments unchanged.
 
     Raises:
-        ValueError: no cluster in the file; a number that is given twice, there and by its flag.
+        ValueError: if the file contains no cluster, or a number is given both in the file and by
+            its flag.
     """
     path = getattr(args, "cluster", None)
-    # none; or a cluster's name, in a script that has some of its own
+    # None, or the name of a cluster in a command with built-in clusters
     if not isinstance(path, Path):
         return args
     found = clusters.load(path)
@@ -283,7 +284,7 @@ def on_cluster(args: Any) -> Any:
 
 
 def _end(words: str, status: int, error: BaseException) -> None:
-    """The script's end, for people and for other processes."""
+    """Ends the command, with a message for users and a status for other processes."""
     runtime.leave(words, status)
     print(words, file=sys.stderr)
     raise SystemExit(status) from error
@@ -291,8 +292,8 @@ def _end(words: str, status: int, error: BaseException) -> None:
 
 @contextmanager
 def _silent(args: Any) -> Iterator[Any]:
-    """Arguments with which a script computes as in process 0, but prints nothing, and writes to a
-    temporary folder.
+    """Returns arguments with which a command computes the same as in process 0, but prints nothing
+    and writes to a temporary folder.
     """
     sys.stdout.flush()
     kept = os.dup(1)
@@ -308,9 +309,7 @@ def _silent(args: Any) -> Iterator[Any]:
 
 
 def check_flags(args: Any) -> None:
-    """Raises a ValueError if a flag has a number outside the bounds of its annotation, or nothing
-    at all.
-    """
+    """Raises a ValueError if a number is outside the bounds of its flag, or a flag has no value."""
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in get_type_hints(type(args), include_extras=True).items():
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -327,7 +326,7 @@ def check_flags(args: Any) -> None:
 
 
 def bounds(annotation: Any) -> Iterator[Bound]:
-    """All that are in an annotation, as in that of `tuple[Count, ...] | None`."""
+    """Yields all bounds in an annotation such as that of `tuple[Count, ...] | None`."""
     if isinstance(annotation, Bound):
         yield annotation
     for part in get_args(annotation):
@@ -335,8 +334,8 @@ def bounds(annotation: Any) -> Iterator[Bound]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether it is about what the user asked for: a missing file, or an error that this project
-    raises itself, and no library.
+    """Returns whether an error concerns the user's input: a missing file, or an error that this
+    project raises itself.
     """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     room = frame.f_globals.get("__name__", "").split(".")[0]
@@ -351,14 +350,14 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def begin(args: Any) -> None:
-    """Makes the folder of results, and writes there what is run, and on what; before the work, so
-    that a mistake is reported at once.
+    """Creates the folder of results, and writes the configuration and the environment to it before
+    the run starts, so that mistakes are reported immediately.
 
     Args:
-        args: a script's arguments.
+        args: the command's arguments.
 
     Raises:
-        ValueError: the folder has results of another configuration.
+        ValueError: if the folder contains results of another configuration.
     """
     path, chosen = args.out / "config.json", dataclasses.asdict(args)
     if path.exists() and any(other != path for other in args.out.iterdir()):
@@ -376,8 +375,8 @@ def begin(args: Any) -> None:
 
 
 def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
-    """Raises a ValueError where the configuration in a file is another one, but for where results
-    go and how a run looks.
+    """Raises a ValueError if the configuration in a file differs, except for the folder of the
+    results and the display of the run.
     """
     mine = json.loads(json.dumps(records.finite(chosen), default=str))
     try:
@@ -401,11 +400,10 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
 
 
 def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -> None:
-    """Writes figures and tables to the folder of results, prints the tables, and lists the files
-    that are there.
+    """Writes figures and tables to the folder of results, prints the tables, and lists the files.
 
     Args:
-        args: a command's arguments.
+        args: the command's arguments.
         sheets: figures by the name of their file.
         made: tables by the name of their file.
     """

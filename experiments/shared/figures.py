@@ -75,8 +75,8 @@ def losses(
     Args:
         axes: the panel.
         lines: x `[records]` and losses `[seeds, records]`, by name.
-        target: where a grey line is drawn.
-        look: labels, scales and title, as of `Axes.set`.
+        target: value at which a grey line is drawn; None: no line.
+        look: labels, scales and title, as in `Axes.set`.
     """
     axes.set(yscale="log", **look)
     plots.draw_lines(axes, lines)

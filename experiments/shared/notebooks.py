@@ -1,8 +1,9 @@
-"""Notebooks: the `.ipynb` made from each `experiments/notebooks/*.md`, which is what one edits.
+"""Notebooks: makes the `.ipynb` from each `experiments/notebooks/*.md`, which is the file to edit.
 
     python -m experiments.shared.notebooks
 
-A file's beginning, down to its title, is the same in all but its name, and is written here, too.
+The beginning of each file, up to its title, is the same except for its name, and is also written by
+this command.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from dsgd import records
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
-# Of "owner/name" on GitHub. The project has no public address yet: no account can have this name,
-# so that nobody else's code is installed.
+# "owner/name" on GitHub. The project has no public address yet. No account can have this name, so
+# that no foreign code is installed.
 REPOSITORY = "_owner_/dsgd"
 _HEADER = """\
 ---
@@ -44,25 +45,25 @@ if "google.colab" in sys.modules:
 
 
 def address(name: str) -> str:
-    """Where Colab opens the notebook of that name."""
+    """Returns the address at which Colab opens the notebook."""
     return f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/experiments/notebooks/{name}.ipynb"
 
 
 def with_header(text: str, name: str) -> str:
-    """The same notebook, with the beginning that all have.
+    """Returns the notebook with the common beginning.
 
     Raises:
-        ValueError: it has no title, a line that begins with "# ".
+        ValueError: if it has no title, a line that starts with "# ".
     """
     _, found, body = text.partition("\n# ")
     if not found:
-        raise ValueError(f"{name}.md has no title: expected a line that begins with '# '")
+        raise ValueError(f"{name}.md has no title; expected a line that starts with '# '")
     return f"{_HEADER.format(address=address(name), repository=REPOSITORY)}# {body}"
 
 
 def converted(text: str) -> str:
-    """A MyST notebook as JSON, without outputs: each cell's name is made of what is in it, so that
-    only what has changed differs.
+    """Returns a MyST notebook as JSON, without outputs. Cell ids are hashes of the contents, so
+    that only changed cells differ.
     """
     import jupytext  # noqa: PLC0415 (of the extra "notebooks")
 

@@ -1,5 +1,5 @@
-"""One page of results that stands alone as a file: the tables and figures of each experiment, as
-Markdown that a library makes HTML of.
+"""A self-contained HTML page of results, made from Markdown, with the tables and figures of each
+experiment.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ $body
 </body>
 </html>
 """)
-LAST_LINES = 15  # of what a command that failed printed as errors
+LAST_LINES = 15  # lines shown of the error output of a failed command
 
 
 class Outcome(NamedTuple):
-    """Of one experiment.
+    """Outcome of one experiment.
 
     Args:
-        name: of the run.
+        name: name of the run.
         experiment: its module.
-        command: that ran it.
-        folder: of its results.
-        seconds: that it took.
-        failure: what it printed as errors, and how it ended; empty if it ended well.
+        command: the command line.
+        folder: folder of its results.
+        seconds: duration.
+        failure: error output and exit status; empty if it succeeded.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 
 def render(outcomes: Sequence[Outcome], quick: bool) -> str:
-    """The page, as HTML.
+    """Returns the page as HTML.
 
     Args:
         outcomes: in the order in which they are shown.
@@ -97,7 +97,7 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 
 def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
-    """When, on what, with which versions, how long."""
+    """Returns date, devices, versions and duration."""
     ran = [found for outcome in outcomes if (found := _of_run(outcome))]
     tools = [
         f"{name} {ran[0][name]}" for name in ("dsgd", "jax", "python") if ran and name in ran[0]
@@ -128,7 +128,7 @@ def _of_run(outcome: Outcome) -> dict[str, str]:
 
 
 def _section(outcome: Outcome) -> Iterator[str]:
-    """Its text, figures and tables."""
+    """Yields text, figures and tables of a run."""
     yield f"## {outcome.name}"
     yield from map(escape, catalogue.paragraphs(outcome.experiment))
     yield f"`{outcome.command}`\n\n{_time(outcome.seconds)}"

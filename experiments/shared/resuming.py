@@ -1,5 +1,5 @@
-"""Runs of a script that go on where an earlier call of the same command was ended: each with a
-checkpoint of its own, by its number.
+"""Runs of a command that resume after an interruption: each run of the command has a numbered
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import dsgd
 
-FOLDER = "checkpoints"  # in that of the results, until the script's end
+FOLDER = "checkpoints"  # in the folder of the results, until the command ends
 _folders: Iterator[Path] | None = None
 
 
 @contextmanager
 def under(out: Path, kept: bool) -> Iterator[None]:
-    """A script, in which `run` and `sweep` keep checkpoints, which are gone when it has come to its
-    end.
+    """Lets `run` and `sweep` keep checkpoints within the block; they are removed when the block
+    completes.
 
     Args:
-        out: folder of its results.
-        kept: whether; if not, nothing is kept.
+        out: folder of the results.
+        kept: whether to keep checkpoints.
     """
     global _folders  # noqa: PLW0603 (a process runs one script)
     if not kept:
@@ -39,19 +39,15 @@ def under(out: Path, kept: bool) -> Iterator[None]:
 
 
 def run(*args: Any, **options: Any) -> dsgd.Result:
-    """As `dsgd.run`, which goes on from the checkpoint of this number, where checkpoints are
-    kept.
-    """
+    """Calls `dsgd.run`, and resumes from its checkpoint if checkpoints are kept."""
     return dsgd.run(*args, **options, checkpoint=_next())
 
 
 def sweep(*args: Any, **options: Any) -> dsgd.Sweep:
-    """As `dsgd.sweep`, which goes on from the checkpoint of this number, where checkpoints are
-    kept.
-    """
+    """Calls `dsgd.sweep`, and resumes from its checkpoint if checkpoints are kept."""
     return dsgd.sweep(*args, **options, checkpoint=_next())
 
 
 def _next() -> Path | None:
-    """The next run's folder: all calls of a command make the same runs in the same order."""
+    """Returns the next run's folder. All calls of a command make the same runs in one order."""
     return None if _folders is None else next(_folders)

@@ -1,4 +1,4 @@
-"""What tables and figures show of histories: means over seeds, how sure they are, and costs to a
+"""Statistics of histories for tables and figures: means over seeds, their errors, and costs to a
 target.
 """
 
@@ -17,23 +17,23 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
     "simulated seconds": lambda history: history["clock"].mean(axis=0),
 }
-"""What is on the x axes of figures, `[records]`, of a history with seeds."""
+"""Quantities for the x axes of figures, `[records]`, from a history with seeds."""
 
 
 def edge(value: float, grid: Sequence[float]) -> str:
-    """A star where the best value is the smallest or largest of its grid: one outside may be
+    """Returns a star if the best value is at the edge of its grid, because a value outside may be
     better.
     """
     return "*" * (value in (min(grid), max(grid)))
 
 
 def step_size(value: float, grid: Sequence[float]) -> str:
-    """A table's cell."""
+    """Returns a table's cell for a step size."""
     return f"{edge(value, grid)}{value:g}"
 
 
 def with_error(values: np.ndarray, digits: int = 1) -> str:
-    """The mean over seeds, `[seeds]`, and its standard error where there are several."""
+    """Formats the mean over seeds, `[seeds]`, with its standard error if there are several."""
     middle, error = dsgd.mean_and_error(values)
     return (
         f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
@@ -41,18 +41,18 @@ def with_error(values: np.ndarray, digits: int = 1) -> str:
 
 
 def runs(seeds: int) -> str:
-    """How many, for titles."""
+    """Returns the number of seeds, for titles."""
     return f"{seeds} seeds" if seeds > 1 else "one seed"
 
 
 def errors(what: str, seeds: int) -> str:
-    """What bands, or bars, are, for titles; one seed has none."""
+    """Describes bands or error bars, for titles; one seed has none."""
     return f"{what}: standard error over {seeds} seeds" if seeds > 1 else runs(seeds)
 
 
 def first_reaching(values: np.ndarray, target: float) -> int | None:
-    """Index of the first record whose mean over seeds is at most the target; None if it is never
-    reached.
+    """Returns the index of the first record whose mean over seeds is at most the target; None if it
+    is never reached.
     """
     reached = np.flatnonzero(values.mean(axis=0) <= target)
     return int(reached[0]) if reached.size else None
@@ -83,8 +83,8 @@ def crossing(
 
 
 def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
-    """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-":
-    not reached.
+    """Returns cells with the rounds, the megabits and the seconds to a loss, averaged over seeds;
+    "-" if it is not reached.
     """
     at = first_reaching(history["loss"], target)
     if at is None:
@@ -94,8 +94,8 @@ def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
 
 
 def half_interval(values: np.ndarray) -> float:
-    """Half of the mean's 95 % interval, by Student's t, of one number a run; infinite of a single
-    one.
+    """Returns the half-width of the mean's 95 % interval, by Student's t, with one number per run;
+    infinite for a single run.
     """
     if len(values) < 2:
         return math.inf
@@ -103,6 +103,6 @@ def half_interval(values: np.ndarray) -> float:
 
 
 def within(values: np.ndarray, digits: int = 2) -> str:
-    """The mean over runs, and half its 95 % interval where there are several."""
+    """Formats the mean over runs, with the half-width of its 95 % interval if there are several."""
     half = half_interval(values)
     return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")

@@ -1,7 +1,7 @@
-"""The one way to show a table: printed in the terminal, written as CSV next to the figure, and
-included in docs/ from there.
+"""Tables: printed in the terminal, written as CSV next to the figure, and included in docs/ from
+there.
 
-In the CSV the lines of the title, and below the rows those of the caption, begin with `#`.
+In the CSV, the lines of the title, and below the rows those of the caption, start with `#`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ SPECIAL = re.compile(r"([\\*|<`])")  # in Markdown
 
 
 def console() -> Console:
-    """The terminal; 80 columns if the output goes elsewhere."""
+    """Returns the terminal; 80 columns wide if the output is redirected."""
     return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
 
 
 def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
-    """The items, with a progress bar that goes when they are done."""
+    """Yields the items, with a progress bar that disappears at the end."""
     return track(items, what, disable=not shown, transient=True)
 
 
 def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) -> Table:
-    """An empty table, to be filled with `add_row` and `add_section`.
+    """Returns an empty table, to be filled with `add_row` and `add_section`.
 
     Args:
-        title: above it.
-        columns: headings; a line break where one is long.
-        caption: below it.
-        left: how many columns are aligned to the left; the others, of numbers, to the right.
+        title: above the table.
+        columns: headings, with line breaks in long ones.
+        caption: below the table.
+        left: number of left-aligned columns; the others, with numbers, are right-aligned.
     """
     made = Table(title=title, caption=caption or None)
     for at, heading in enumerate(columns):
@@ -55,7 +55,7 @@ def notes(lines: Iterable[str]) -> None:
 
 
 def show(screen: Console, made: Table, path: Path) -> None:
-    """Prints the table and writes its title, headings, rows and caption to a CSV file."""
+    """Prints the table, and writes its title, headings, rows and caption to a CSV file."""
     screen.print(made)
     headings = [_one_line(column.header) for column in made.columns]
     rows = zip(*(map(_one_line, column.cells) for column in made.columns), strict=True)
@@ -73,7 +73,7 @@ def _one_line(cell: object) -> str:
 
 
 def written(folder: Path) -> list[Path]:
-    """The tables in a folder of results, by name; other CSV files have no title."""
+    """Returns the tables in a folder of results, sorted by name; other CSV files have no title."""
     return [
         path
         for path in sorted(folder.glob("*.csv"))
@@ -82,7 +82,7 @@ def written(folder: Path) -> list[Path]:
 
 
 def markdown(path: Path) -> str:
-    """The table of a CSV file as Markdown, below its title and above its caption."""
+    """Returns the table of a CSV file as Markdown, with its title above and its caption below."""
     lines = path.read_text(encoding="utf-8").splitlines()
     title = list(itertools.takewhile(_is_comment, lines))
     caption = [line for line in lines[len(title) :] if _is_comment(line)]
@@ -109,7 +109,7 @@ def _joined(comments: Sequence[str]) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     first, *others = map(_escaped, cells)
-    if others and not any(others):  # it stands above some rows, as their heading
+    if others and not any(others):  # a heading of the rows below
         first = f"**{first}**"
     return f"| {' | '.join([first, *others])} |"
 
@@ -119,7 +119,7 @@ def _escaped(text: str) -> str:
 
 
 def included(text: str, folder: Path) -> str:
-    """A page in which each block `<!-- table: NAME -->` ... `<!-- end -->` has the table of
-    `NAME.csv` in the folder.
+    """Returns a page in which each block `<!-- table: NAME -->` ... `<!-- end -->` contains the
+    table of `NAME.csv` in the folder.
     """
     return BLOCK.sub(lambda found: found[1] + markdown(folder / f"{found[2]}.csv") + found[3], text)

@@ -1,4 +1,4 @@
-"""Seconds of compiled programs."""
+"""Execution times of compiled programs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 
 
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
-    """The compiled function of these arguments, run once, as a function that waits for its result.
+    """Returns a function that executes the compiled `function` on these arguments and waits for its
+    result; it has been executed once.
 
-    The result takes the place of the last one: in fresh memory a large array would cost ten times
-    as much, for its pages.
+    The result is written to the buffer of the last one, because a large array in newly allocated
+    memory would take ten times as long for its pages.
     """
     out = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args)
@@ -36,7 +37,7 @@ def program(function: Callable, *args: Any) -> Callable[[], Any]:
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """That one call takes."""
+    """Returns the seconds of one call."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

@@ -1,6 +1,4 @@
-"""What commands train on, and how: problems and clusters from their arguments, step sizes that are
-tuned.
-"""
+"""Problems and clusters from the arguments of commands, and the choice of step sizes."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from experiments.shared import commands, resuming
 
 K = TypeVar("K", bound=Hashable)
 
-SHARE = 0.5  # of a run, from its end, that decides between step sizes
+SHARE = 0.5  # last part of a run on which step sizes are compared
 
 
 def equal_workers(
     seconds: float, bandwidth: float, latency: float, delay: float = 0.0, **more: Any
 ) -> clusters.Cluster:
-    """Equal workers on the survey's switch.
+    """Returns a cluster of equal workers on the survey's switch.
 
     Args:
-        seconds: that each computes for one batch.
-        bandwidth: bits per second of a port.
-        latency: seconds of a message.
-        delay: mean seconds of a random delay of each batch, exponentially distributed.
-        more: of `clusters.Cluster`.
+        seconds: computation of each worker for one batch.
+        bandwidth: of a port, bits per second.
+        latency: of a message, seconds.
+        delay: mean of an exponentially distributed random delay of each batch, seconds.
+        more: other arguments of `clusters.Cluster`.
     """
     compute = clusters.constant(seconds)
     if delay:
@@ -43,8 +41,8 @@ def equal_workers(
 def logistic_regression(
     args: Any, workers: int, partition: str, micro_batches: int = 1
 ) -> dsgd.Problem:
-    """On the data of the arguments (`data`, `data_dir`, `batch_size`, `seed`), with batches of so
-    many micro-batches.
+    """Returns logistic regression on the data of the arguments (`data`, `data_dir`, `batch_size`,
+    `seed`), with batches of `micro_batches` micro-batches.
     """
     options = {
         "batch_size": args.batch_size * micro_batches,
@@ -61,7 +59,7 @@ def elements(problem: dsgd.Problem) -> int:
 
 
 class Tuned(NamedTuple):
-    """A method at its best step size. `history` is of all seeds, `[seeds, records]`."""
+    """A method at its best step size. `history` contains all seeds, `[seeds, records]`."""
 
     learning_rate: float
     history: dict[str, np.ndarray]
@@ -102,18 +100,19 @@ def tune(
     progress: bool = False,
     records: int = 200,
 ) -> Tuned | None:
-    """The history at the step size with the smallest loss over the second half of the run; None if
-    it diverged at every one.
+    """Returns the history at the step size with the smallest loss over the second half of the run;
+    None if the method diverged at every step size.
 
     Args:
-        args: of a command, with `learning_rates` to choose from, `steps`, `seeds` (independent
-            runs) and `seed` (of everything random).
+        args: of a command, with the candidates `learning_rates`, `steps`, `seeds` (number of
+            independent runs) and `seed` (of all random numbers).
         build: (learning_rate) -> method.
-        problem: on whose workers it runs, spread over as many devices as divide them.
-        steps: rounds; None: those of the arguments.
-        cluster: whose clock is in the history.
-        progress: show a bar.
-        records: of a run, about; each evaluates the whole objective.
+        problem: the problem; its workers are distributed over as many devices as divide their
+            number.
+        steps: number of rounds; None: that of the arguments.
+        cluster: cluster whose clock is recorded in the history.
+        progress: whether to show a progress bar.
+        records: approximate number of records of a run; each evaluates the full objective.
     """
     steps = int(args.steps if steps is None else steps)
     sweep = resuming.sweep(
@@ -130,12 +129,13 @@ def tune(
     )
     if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None
-    with warnings.catch_warnings():  # of the grid's edges: tables have a star there
+    # Tables mark the edges of the grid with a star, so the warnings about them are not shown.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         best = sweep.best(share=SHARE)
     return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))
 
 
 def devices_for(workers: int) -> jax.sharding.Mesh:
-    """As many of the devices as divide the workers."""
+    """Returns a mesh of as many devices as divide the number of workers."""
     return own_mesh(workers)

@@ -220,5 +220,5 @@ def test_what_is_of_cpus_only_does_not_lower():
 
 
 def test_an_unknown_method_is_refused_with_the_known_names():
-    with pytest.raises(ValueError, match=r"unknown method 'foo': need one of gd, sgd, .*dsgd"):
+    with pytest.raises(ValueError, match=r"unknown method 'foo'; expected one of gd, sgd, .*dsgd"):
         algorithms.make("foo", optax.sgd(0.1), 4)

@@ -589,7 +589,7 @@ async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
     np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
     with pytest.raises(
         TimeoutError,
-        match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with",
+        match=r"worker 1 was restarted, but no neighbour had a model to continue from for 0\.01 s",
     ):
         await lonely(1, patience=0.01)._take_over()
 

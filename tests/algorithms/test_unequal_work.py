@@ -200,7 +200,7 @@ REFUSED = {
     ),
     "twice": (
         lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1),
-        "states itself what its workers",
+        "set the local work themselves",
     ),
 }
 

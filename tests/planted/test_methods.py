@@ -34,8 +34,8 @@ MISTAKES = [
     # Equations.
     Mistake(
         "algorithms/synchronous/scaffold.py",
-        "g - own + c[None]",
-        "g - own - c[None]",
+        "g - c_n + c[None]",
+        "g - c_n - c[None]",
         history("scaffold, pipelined"),
     ),
     Mistake(
@@ -77,8 +77,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
-        "optax.tree.sub(more, models.lost)",
-        "optax.tree.add(more, models.lost)",
+        "optax.tree.sub(increment, models.lost)",
+        "optax.tree.add(increment, models.lost)",
         of(DECENTRALIZED, "a_correction_loses_nothing_to_rounding"),
     ),
     Mistake(

@@ -57,14 +57,14 @@ METHODS = [
     ),
     Mistake(
         "algorithms/compressed/ef21.py",
-        "known.model, mean)",
-        "known.model, known.mean)",
+        "estimates.model, mean)",
+        "estimates.model, estimates.mean)",
         holds("EF21, every round"),
     ),
     Mistake(
         "algorithms/synchronous/scaffold.py",
-        "g - own + c[None]",
-        "g - own",
+        "g - c_n + c[None]",
+        "g - c_n",
         holds("SCAFFOLD, every round"),
     ),
     Mistake(

@@ -1,8 +1,10 @@
-"""Methods that wait for nobody, on real machines: actors of Ray's, an optional extra.
+"""Asynchronous methods in real processes, as actors of Ray, which is an optional dependency.
 
-trained = algorithms.on_ray.asynchronous_sgd(problem, optax.sgd(0.1), steps=1_000, key=key,
-bound=16) trained.history["loss"], trained.history["clock"]  # in real seconds
-cluster = algorithms.on_ray.measured_cluster(trained)  # to simulate on
+trained = algorithms.on_ray.asynchronous_sgd(
+    problem, optax.sgd(0.1), steps=1_000, key=key, bound=16
+)
+trained.history["loss"], trained.history["clock"]  # in real seconds
+cluster = algorithms.on_ray.measured_cluster(trained)  # for simulations
 """
 
 from algorithms.asynchronous.on_ray.gossip import asynchronous_gossip_sgd

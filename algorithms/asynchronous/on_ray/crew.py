@@ -1,5 +1,5 @@
-"""The workers of a run: actors that Ray restarts when their processes die, and whose runs begin
-again here.
+"""The workers of a run: actors that Ray restarts when their processes die, and whose `run` is then
+called again.
 """
 
 from __future__ import annotations
@@ -8,42 +8,42 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.1  # seconds for which `look` waits
 
 
 class Crew:
-    """The workers of a run, each of which runs until it is done.
+    """The workers of a run.
 
     Args:
         ray: the module.
-        actors: of the workers, in their order.
-        begin: (worker, life) -> its run, a future of Ray's.
+        actors: the workers' actors, in order.
+        begin: (worker, life) -> future of the worker's run. `life` counts the runs of this worker.
     """
 
     def __init__(self, ray: Any, actors: Sequence[Any], begin: Callable[[int, int], Any]) -> None:
         self.ray: Any = ray
         self.actors: Sequence[Any] = actors
         self.begin: Callable[[int, int], Any] = begin
-        # the number of each worker's run
+        # number of runs that each worker has ended
         self.lives: dict[int, int] = dict.fromkeys(range(len(actors)), 0)
         self.runs: dict[Any, int] = {}
 
     def start(self, timeout: float) -> None:
-        """Begins all runs at once, when all workers have compiled."""
+        """Starts all runs at the same time, after all workers have compiled their programs."""
         self.ray.get([actor.rehearse.remote() for actor in self.actors], timeout=timeout)
         for worker in self.lives:
             self._run(worker)
 
     def look(self) -> list[int]:
-        """Waits a little, and begins runs again that ended because their processes died. While Ray
-        restarts one, its run ends at once.
+        """Waits for a short time, and restarts runs that ended because their processes died. While
+        Ray restarts a process, a run in it ends immediately.
 
         Returns:
-            These workers.
+            The workers whose processes died.
 
         Raises:
-            Exception: what a worker's own code raised.
-            ChildProcessError: all workers have died, and have no restarts left.
+            Exception: the error that a worker's own code raised.
+            ChildProcessError: if all workers have died and none can be restarted.
         """
         gone, dead = [], self.ray.exceptions.ActorDiedError
         done, _ = self.ray.wait(list(self.runs), timeout=_LOOK)
@@ -60,8 +60,8 @@ class Crew:
                     self._run(worker)
         if gone and not self.runs:
             raise ChildProcessError(
-                "on_ray: all workers have died, and have no restarts left; the last was worker "
-                f"{gone[-1]}"
+                "on_ray: all workers have died and cannot be restarted; the last one was worker "
+                f"{gone[-1]}; pass more restarts"
             )
         return gone
 
@@ -70,10 +70,10 @@ class Crew:
 
 
 class Patience:
-    """How long nothing may happen.
+    """A limit on the time without progress.
 
     Args:
-        seconds: as long.
+        seconds: the limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -82,7 +82,7 @@ class Patience:
         self.since: float = time.monotonic()
 
     def need(self, progress: Any, what: str) -> None:
-        """Raises a TimeoutError where the progress has been the same for too long."""
+        """Raises a TimeoutError if `progress` has not changed for longer than the limit."""
         if progress != self.seen:
             self.seen, self.since = progress, time.monotonic()
         elif time.monotonic() - self.since > self.seconds:

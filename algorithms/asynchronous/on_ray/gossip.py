@@ -1,4 +1,4 @@
-"""AD-PSGD in real processes: pairs of workers average, and nobody waits for a round."""
+"""AD-PSGD in real processes: pairs of workers average their models, without synchronized rounds."""
 
 from __future__ import annotations
 
@@ -36,32 +36,31 @@ def asynchronous_gossip_sgd(
     restarts: int = 3,
     patience: float = 120.0,
 ) -> Trained:
-    r"""AD-PSGD in real processes: who has a gradient averages with one neighbour, and makes its
-    step; nobody waits for a round.
+    r"""AD-PSGD in real processes: a worker that has computed a gradient averages its model with one
+    neighbour and makes its step, without synchronized rounds.
 
     $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top $$
 
-    The update is that of `algorithms.asynchronous_gossip_sgd`: exchanges are atomic, on any
-    connected graph, and without a deadlock (see `on_ray.peer`). A worker that dies is left out by
-    its neighbours; it comes back with the model of one of them.
+    The update is that of `algorithms.asynchronous_gossip_sgd`. Exchanges are atomic and free of
+    deadlocks on any connected graph (see `on_ray.peer`). Neighbours leave out a worker that died;
+    after its restart it continues with the model of one of them.
 
     Args:
-        problem, optimizer, key, delay, address, restarts, patience: as of
-            `on_ray.asynchronous_sgd`.
-        topology: whose neighbours; its weights do not matter.
-        steps: updates after which the workers are stopped; they make a few more until they hear of
-            it.
-        record_every: updates between two records, about: it is by Lamport's clock, which every
-            worker has.
+        problem, optimizer, key, delay, address, restarts, patience: see `on_ray.asynchronous_sgd`.
+        topology: determines the neighbours; its weights are not used.
+        steps: number of updates after which the workers are stopped; they make a few more until the
+            stop reaches them.
+        record_every: approximate number of updates between two records; records are taken by
+            Lamport's logical clock, which every worker has.
 
     Returns:
-        As of `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` (1/N) sum
+        As `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` is (1/N) sum
         |x_n - x|^2.
 
     Raises:
-        ValueError: as `algorithms.asynchronous_gossip_sgd`; another number of workers; numbers out
-            of range; no Ray.
-        ChildProcessError, TimeoutError, Diverged: as of `on_ray.asynchronous_sgd`.
+        ValueError: if the topology is a schedule, a directed graph or has another number of
+            workers, a number is out of range, or Ray is not available.
+        ChildProcessError, TimeoutError, Diverged: see `on_ray.asynchronous_sgd`.
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018,
     algorithm 1.
@@ -71,7 +70,8 @@ def asynchronous_gossip_sgd(
     N = problem.workers
     if topology.n != N:
         raise ValueError(
-            f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number"
+            f"{name}: the topology has {topology.n} nodes but the problem has {N} workers; "
+            "expected the same number"
         )
     validate_numbers(name, steps, record_every, restarts, patience)
     return _train(
@@ -102,7 +102,7 @@ def _train(
     restarts: int,
     patience: float,
 ) -> Trained:
-    """With a record at every so many stamps."""
+    """Runs the actors, with a record every `every` stamps."""
     N = problem.workers
     params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
@@ -123,15 +123,15 @@ def _train(
 
 
 class _Run:
-    """What the driver knows of a run.
+    """The driver's view of a run.
 
     Args:
         ray: the module.
         name: of the method.
-        peers: the workers, in their order.
-        topology: whose neighbours.
-        steps: updates that are wanted.
-        patience: seconds without one.
+        peers: the workers, in order.
+        topology: determines the neighbours.
+        steps: number of updates to wait for.
+        patience: the longest time without an update, seconds.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class _Run:
         }
         self.exchanges: list[Exchange] = []
         self.records: dict[int, dict[int, PyTree]] = {}  # by stamp and worker
-        self.asked: dict[Any, tuple[int, int]] = {}  # news under way: of whom, in which life
-        self.ready: set[int] = set(range(len(peers)))  # who has a model to go on with
+        self.asked: dict[Any, tuple[int, int]] = {}  # pending requests for news: (worker, life)
+        self.ready: set[int] = set(range(len(peers)))  # workers that have a model
         self.began: float | None = None
 
     def begin(self, worker: int, life: int) -> Any:
-        """A worker's run, for the crew."""
+        """Starts a worker's run; called by the crew."""
         self.began = self.began or time.monotonic()
         draw = 1 + max((each.draw for each in self.exchanges if each.worker == worker), default=-1)
         return self.peers[worker].run.remote(
@@ -169,7 +169,7 @@ class _Run:
         )
 
     def until_done(self) -> dict[int, tuple[PyTree, int]]:
-        """The workers' last models with their stamps, when there were enough updates."""
+        """Waits for enough updates, and returns the workers' last models with their stamps."""
         crew = Crew(self.ray, self.peers, self.begin)
         crew.start(self.patience)
         waiting = Patience(self.patience)
@@ -177,7 +177,8 @@ class _Run:
             self.ready -= set(crew.look())
             if not self.ready:
                 raise ChildProcessError(
-                    f"{self.name}: all workers have died: there is no model left to go on with"
+                    f"{self.name}: all workers have died, so that no model is left to continue "
+                    "from; pass more restarts"
                 )
             self._hear(crew)
             waiting.need(len(self.exchanges), f"{self.name}: no update")
@@ -192,7 +193,7 @@ class _Run:
                 strict=True,
             )
         )
-        # An answer that is still under way has what its worker will not tell again.
+        # A pending answer contains news that its worker does not send again.
         asked = [
             (worker, answer)
             for answer, (worker, life) in self.asked.items()
@@ -204,7 +205,7 @@ class _Run:
         return last
 
     def _hear(self, crew: Crew) -> None:
-        """What there is to hear; a worker that does not answer is asked no more, until it does."""
+        """Collects the available news. A worker is not asked again before it has answered."""
         for worker in set(crew.runs.values()) - {
             worker for worker, life in self.asked.values() if life == crew.lives[worker]
         }:
@@ -214,7 +215,7 @@ class _Run:
             worker, life = self.asked.pop(answer)
             try:
                 news: News = self.ray.get(answer)
-            except self.ray.exceptions.RayActorError:  # the crew will see to it
+            except self.ray.exceptions.RayActorError:  # the crew handles it
                 continue
             self._keep(worker, news)
             if news.ready and life == crew.lives[worker]:
@@ -234,7 +235,7 @@ def _trained(
     last: dict[int, tuple[PyTree, int]],
     every: int,
 ) -> Trained:
-    """What all workers say, put in order."""
+    """Combines and orders the results of all workers."""
     order = sorted(run.exchanges, key=lambda each: (each.stamp, each.partner))
     columns = {
         field: np.array([getattr(each, field) for each in order]) for field in Exchange._fields
@@ -273,9 +274,10 @@ def _trained(
 
 
 def _staleness(worker: np.ndarray, stamp: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Of each update, the updates since the model at which its gradient was computed, `[T]`: that
-    of its worker's last one, or, where the worker had died, the one that it took over, of so large
-    a stamp."""
+    """Returns the staleness of each update, `[T]`: the number of updates since the model at which
+    its gradient was computed. That is the model of its worker's last update, or, if the worker had
+    died, the model that it took over at stamp `read`.
+    """
     before: dict[int, int] = {}
     found = np.zeros(len(worker), int)
     taken_over = np.searchsorted(stamp, read, side="right")

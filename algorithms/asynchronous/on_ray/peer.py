@@ -1,18 +1,18 @@
-"""A worker of AD-PSGD: a process with a model of its own, which averages with one neighbour at a
-time.
+"""A worker of AD-PSGD: a process with its own model, which averages with one neighbour at a time.
 
-An exchange is atomic: who begins one holds its own model until it has the answer, and whom it asks
-answers at once, between two of its own. Two that hold theirs and ask each other would wait for
-ever. So a worker with a smaller number may wait for one with a larger one, which is refused
-instead, and asks again: no circle of workers ever waits, on any graph. (The paper's way is a
-bipartite one.)
+An exchange is atomic: the worker that starts it locks its own model until it has the answer, and
+the worker that it asks answers immediately, between two of its own exchanges. Two workers that lock
+their models and ask each other would deadlock. Therefore a worker may wait only for one with a
+larger number if that one is asking, too; in the other direction the request is refused, and
+repeated later. So no cycle of workers ever waits, on any graph. (The paper uses bipartite graphs
+instead.)
 
-Exchanges have Lamport's stamps: sorted by them, they are in an order that every worker has seen.
-What all workers' models were after all exchanges up to a stamp is a state that the run could have
-been in, though nobody waited to look at it.
+Exchanges have Lamport stamps; sorted by them, they are in an order that is consistent with every
+worker's own order. The workers' models after all exchanges up to a stamp are a state that the run
+could have been in, although no worker waited to record it.
 
-A neighbour whose process has died is left out until it asks itself: then Ray has restarted it, and
-it has taken over a neighbour's model.
+A neighbour whose process died is left out until it asks again: then Ray has restarted it, and it
+has taken over a neighbour's model.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
 from dsgd.engine import randomness
 
-_REFUSED = 0.002  # seconds, about, until one who was refused asks again
-_LOOK = 0.2  # seconds until one that has no model looks again for a neighbour that has one
+_REFUSED = 0.002  # approximate seconds until a refused request is repeated
+_LOOK = 0.2  # seconds between two searches for a neighbour with a model
 
 
 class Restarted(Exception):
-    """The worker has died, and has no model yet."""
+    """The worker died and has no model yet."""
 
 
 class Exchange(NamedTuple):
-    """An update, as the partner has seen it.
+    """An update, as recorded by the partner.
 
     Args:
-        stamp: Lamport's.
-        worker: whose gradient, and who asked.
-        partner: who was asked; the worker itself, where there was nobody.
-        draw: the number of its batch in the worker's stream.
+        stamp: Lamport stamp.
+        worker: the worker that computed the gradient and asked.
+        partner: the worker that was asked; the worker itself if no neighbour was available.
+        draw: the number of the gradient's batch in the worker's stream.
         computed: seconds of the gradient.
-        trip: of the worker's last exchange; NaN before the first.
-        at: seconds of the run.
-        read: the stamp at which a worker that has died took over the model that the gradient is of;
-            0: it is that of its last update.
+        trip: seconds of the worker's last exchange; NaN before the first.
+        at: seconds since the start of the run.
+        read: if the gradient was computed at a model that a restarted worker took over, the stamp
+            of that model; 0: it was computed at the model of the worker's last update.
     """
 
     stamp: int
@@ -72,8 +72,9 @@ class Exchange(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has happened since it was asked last: exchanges in which it was the partner, and models
-    by their stamps. And whether it is ready to be asked by others."""
+    """Events since the last request: the exchanges in which the worker was the partner, and its
+    models by stamp; and whether other workers may ask it.
+    """
 
     exchanges: list[Exchange]
     records: list[tuple[int, PyTree]]
@@ -86,10 +87,10 @@ class Peer:
     Args:
         worker: its number.
         task: what it computes.
-        optimizer: of its step.
-        params: the start.
+        optimizer: the optimizer of its step.
+        params: the initial model.
         every: stamps between two models that it keeps for the history.
-        patience: seconds that an exchange may take.
+        patience: the longest time of an exchange, seconds.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class Peer:
         )
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
-        self.there: set[int] = set()  # of the neighbours, those that may be asked
+        self.there: set[int] = set()  # the neighbours that may be asked
         self.restarted: bool = reconstructed()
         self.stamp: int = 0
         self.next: int = every
-        self.read: int = 0  # of a model that was taken over, until there is an update of its own
+        self.read: int = 0  # stamp of a model that was taken over, until the worker's next update
         self.exchanges: list[Exchange] = []
         self.records: list[tuple[int, PyTree]] = []
         self.ready: bool = False
@@ -128,16 +129,16 @@ class Peer:
         self.chance: random.Random = random.Random(worker)
 
     async def rehearse(self) -> None:
-        """Compiles, while others may ask how it is."""
+        """Compiles the worker's programs, while it can still answer requests."""
         await asyncio.get_running_loop().run_in_executor(None, self._rehearse)
 
     async def run(self, peers: dict[int, Any], draw: int, elapsed: float) -> None:
-        """Computes, averages with a neighbour, steps, and begins again, until it is stopped. A
-        worker that has died begins with a neighbour's model.
+        """Computes, averages with a neighbour, and makes a step, repeatedly, until it is stopped. A
+        restarted worker first takes over a neighbour's model.
 
         Args:
-            peers: its neighbours, by their numbers.
-            draw: its first batch.
+            peers: its neighbours, by number.
+            draw: number of its first batch.
             elapsed: seconds of the run so far.
         """
         self.zero = time.monotonic() - elapsed
@@ -157,12 +158,12 @@ class Peer:
     async def average(
         self, stamp: int, params: Params, about: Exchange
     ) -> tuple[PyTree, int] | None:
-        """The mean of both models, which is now this one's, and the exchange's stamp; None: this
-        one is asking somebody, or about to, or has not begun (its first gradient is of its own
-        start).
+        """Averages this worker's model with `params`; returns the mean and the stamp of the
+        exchange. None: the request is refused, because this worker is asking another one, is about
+        to, or has not started (its first gradient is computed at its own initial model).
 
         Raises:
-            Restarted: it has died, and has no model yet.
+            Restarted: if the worker died and has no model yet.
         """
         if self.restarted and not self.ready:
             raise Restarted
@@ -177,10 +178,10 @@ class Peer:
             return mean, stamp
 
     async def look(self) -> tuple[PyTree, int]:
-        """The model, and its stamp.
+        """Returns the model and its stamp.
 
         Raises:
-            Restarted: it has died, and has no model yet.
+            Restarted: if the worker died and has no model yet.
         """
         if self.restarted and not self.ready:
             raise Restarted
@@ -188,20 +189,20 @@ class Peer:
             return in_numpy(self.model.params), self.stamp
 
     async def stop(self) -> None:
-        """It asks nobody any more, once what is under way has ended."""
+        """Stops the worker after its current exchange."""
         self.stopped = True
         async with self.lock:
             pass
 
     async def news(self) -> News:
-        """What has happened since this was last asked."""
-        told = News(self.exchanges, self.records, self.ready)
+        """Returns the events since the last call."""
+        news = News(self.exchanges, self.records, self.ready)
         self.exchanges, self.records = [], []
-        return told
+        return news
 
     async def _take_over(self) -> None:
-        """A neighbour's model. Where none is there, it waits for one: to begin anew would undo what
-        the others have done.
+        """Takes over a neighbour's model. If no neighbour has one, it waits: starting again from
+        the initial model would undo the progress of the others.
         """
         ray = need_ray()
 
@@ -218,12 +219,14 @@ class Peer:
                 return
             await asyncio.sleep(_LOOK)
         raise TimeoutError(
-            f"on_ray: worker {self.worker} has died, and for {self.patience:g} s no neighbour was "
-            "there to go on with"
+            f"on_ray: worker {self.worker} was restarted, but no neighbour had a model to continue "
+            f"from for {self.patience:g} s"
         )
 
     async def _exchange(self, slope: PyTree, draw: int, computed: float) -> None:
-        """With a neighbour, drawn uniformly; then the step. Alone, where none is there."""
+        """Averages with a neighbour, drawn uniformly, then makes the step; without an available
+        neighbour it steps alone.
+        """
         ray = need_ray()
 
         partner = self._drawn()
@@ -259,9 +262,10 @@ class Peer:
 
     @asynccontextmanager
     async def _holding(self) -> AsyncIterator[None]:
-        """Holds its own model, to ask for another. It says so before it waits for the lock: who was
-        there before only answers, and is soon done; one with a larger number who came later would
-        wait for it while it asks."""
+        """Locks its own model to ask for another one. It sets `asking` before it waits for the
+        lock: requests that already hold the lock only answer and finish soon, but a later request
+        by a worker with a larger number would wait for this one while it asks.
+        """
         self.asking = True
         try:
             async with self.lock:
@@ -270,7 +274,7 @@ class Peer:
             self.asking = False
 
     async def _asked(self, partner: int, about: Exchange) -> tuple[PyTree, int] | None:
-        """What the partner answers."""
+        """Returns the partner's answer."""
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
@@ -278,12 +282,15 @@ class Peer:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked.future()), self.patience)
         except TimeoutError as error:
-            why = f"on_ray: worker {partner} has not answered worker {self.worker} for {self.patience:g} s"
+            why = (
+                f"on_ray: worker {partner} has not answered worker {self.worker} for "
+                f"{self.patience:g} s"
+            )
             raise TimeoutError(why) from error
 
     def _at(self, stamp: int) -> int:
-        """Before an exchange of this stamp: keeps the model that was there at the stamps of
-        records.
+        """Sets the stamp for an exchange, and first records the model at all record stamps before
+        it.
         """
         while self.next < stamp:
             self.records.append((self.next, in_numpy(self.model.params)))
@@ -299,8 +306,8 @@ class Peer:
 def _stepped(
     optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree
 ) -> Model:
-    """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from
-    the mean.
+    """Makes the step as in `algorithms.asynchronous_gossip_sgd`: the optimizer receives its own
+    model, and the step starts from the mean.
     """
     change, memory = optimizers.change(optimizer, slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)

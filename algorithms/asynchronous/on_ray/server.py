@@ -1,5 +1,5 @@
-"""A parameter server: a process that has a part of the model, makes a step with each gradient that
-comes, and waits for none.
+"""A parameter server: a process with one shard of the model, which makes a step with each gradient
+that arrives.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dsgd.runs.checkpoints import Checkpoint
 
 
 class Rules(NamedTuple):
-    """What a server does.
+    """Options of a server.
 
     Args:
-        optimizer: of its step.
-        steps: T, updates until it is done.
+        optimizer: the optimizer of its step.
+        steps: T, number of updates after which it is done.
         record_every: updates between two models that it keeps for the history.
-        together: whether a step is made with the mean of everybody's gradients.
+        together: whether a step uses the mean of the gradients of all workers (synchronous).
         bound: tau of bounded staleness, or None.
         staleness_aware: whether steps are divided by the staleness.
-        folder: of its checkpoint, or None.
-        about: what the run is, for the checkpoint.
+        folder: folder of its checkpoint, or None.
+        about: description of the run, for the checkpoint.
         seconds: between two checkpoints.
-        key: of the run's start and of this server's part, as its data and its kind, for random keys
-            in the optimizer's state.
+        key: for random keys in the optimizer's state, derived from the run's key and this server's
+            number; as its data and the name of its implementation.
     """
 
     optimizer: optax.GradientTransformation
@@ -56,18 +56,18 @@ class Rules(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What a worker says of its gradient.
+    """What a worker sends with its gradient.
 
     Args:
-        worker: whose.
+        worker: its number.
         life: the number of the worker's run.
-        version: of the part that it was computed at.
-        read: of all parts that it was computed at, their versions.
-        era: how often the server had died when it was read.
-        draw: the number of its batch in the worker's stream.
-        computed: seconds.
-        trip: of the last exchange with the server, less those that the server had; NaN before the
-            first.
+        version: version of the shard at which the gradient was computed.
+        read: versions of all shards at which it was computed.
+        era: how often the server had died when the shard was read.
+        draw: number of its batch in the worker's stream.
+        computed: seconds of the gradient.
+        trip: seconds of the last exchange with the servers, without the time spent in the servers;
+            NaN before the first.
     """
 
     worker: int
@@ -81,15 +81,15 @@ class Pushed(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The part as it is now.
+    """The current shard.
 
     Args:
-        part: of the model, numpy's.
-        version: updates made to it.
+        part: the shard, with NumPy leaves.
+        version: number of updates made to it.
         era: how often the server has died.
-        draw: batches that the worker is known to have drawn, for one that begins.
-        served: seconds that the worker's message was here.
-        done: whether no more gradients are wanted.
+        draw: number of batches that the worker is known to have drawn, for a worker that starts.
+        served: seconds that the worker's message spent in the server.
+        done: whether no more gradients are needed.
     """
 
     part: PyTree
@@ -101,12 +101,12 @@ class Reply(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A gradient that was taken.
+    """A gradient that was applied.
 
     Args:
-        step: the update that it was a part of, from 0.
-        worker, version, read, draw, computed, trip: as pushed.
-        at: seconds of the run when the update had been made.
+        step: number of the update to which it belongs, from 0.
+        worker, version, read, draw, computed, trip: as in `Pushed`.
+        at: seconds since the start of the run when the update had been made.
         busy: seconds that the server worked on it.
     """
 
@@ -122,7 +122,13 @@ class Update(NamedTuple):
 
 
 class News(NamedTuple):
-    """How far a server is: updates made, how often it has died, and whether its part is finite."""
+    """Progress of a server.
+
+    Args:
+        version: number of updates made.
+        era: how often it has died.
+        finite: whether its shard is finite.
+    """
 
     version: int
     era: int
@@ -130,12 +136,12 @@ class News(NamedTuple):
 
 
 class Server:
-    """An actor. One thread: what is between two `await`s is atomic.
+    """An actor. It has one thread, so code between two `await`s is atomic.
 
     Args:
-        part: the start, a tree of numpy's.
-        rules: what it does.
-        workers: who is to be waited for.
+        part: the initial shard, with NumPy leaves.
+        rules: its options.
+        workers: number of workers.
     """
 
     def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
@@ -151,9 +157,9 @@ class Server:
         self.era: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
-        # the last run of each worker that is known of
+        # the latest known life of each worker
         self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
-        # versions that were read by those who may push and are waited for
+        # versions read by the workers whose gradients are expected
         self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)
         self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
         self.finite: bool = True
@@ -165,18 +171,18 @@ class Server:
             self._restore(anew=True)
 
     async def restore(self) -> News:
-        """Goes on from its checkpoint, if there is one."""
+        """Restores the checkpoint, if there is one."""
         self._restore(anew=False)
         return self._news()
 
     async def begin(self) -> None:
-        """The run's clock begins."""
+        """Starts the clock of the run."""
         self.zero = time.monotonic() - self._elapsed()
         self._save()
 
     async def pull(self, worker: int, life: int) -> Reply:
-        """The part, for a worker that begins; it also hears which batches it has drawn before, in
-        another life or before a checkpoint.
+        """Returns the shard to a worker that starts, with the number of batches that the worker
+        drew before, in an earlier life or before a checkpoint.
         """
         drawn = (
             max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
@@ -184,8 +190,8 @@ class Server:
         return self._reply(worker, life, time.monotonic(), drawn)
 
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
-        """Takes a gradient when it may, and answers with the part as it then is. One that was
-        computed before a death is not taken.
+        """Applies a gradient as soon as it is allowed, and returns the current shard. A gradient
+        that was computed before a death of the server is discarded.
         """
         arrived = time.monotonic()
         newest = (
@@ -199,15 +205,18 @@ class Server:
         return self._reply(about.worker, about.life, arrived)
 
     async def news(self, lives: Mapping[int, int]) -> News:
-        """How far it is, for the driver, which says which run each worker is in: one that has died
-        is not waited for, and what its process has left is not taken."""
+        """Returns the progress to the driver, which sends the current life of each worker: the
+        server does not wait for a worker that died, and discards its pending gradients.
+        """
         for worker, life in lives.items():
             self._enter(worker, life)
         self._advance()
         return self._news()
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
-        """All updates, the models of the records, the last one, and the seconds of the run."""
+        """Returns all updates, the models of the records, the last model, and the seconds of the
+        run.
+        """
         return self.updates, self.records, in_numpy(self.model.params), self._elapsed()
 
     def _news(self) -> News:
@@ -217,11 +226,11 @@ class Server:
         return self.version >= self.rules.steps or not self.finite
 
     def _elapsed(self) -> float:
-        """Seconds of the run at the last update."""
+        """Returns the seconds of the run at the last update."""
         return self.updates[-1].at if self.updates else 0.0
 
     def _reply(self, worker: int, life: int, arrived: float, drawn: int = 0) -> Reply:
-        """The part; who has it is waited for."""
+        """Returns the shard, and waits for the gradient of the worker that receives it."""
         self._enter(worker, life)
         if life == self.lives[worker]:
             self.reads[worker] = self.version
@@ -235,7 +244,7 @@ class Server:
         )
 
     def _enter(self, worker: int, life: int) -> None:
-        """Leaves out a worker whose earlier run has ended, until it reads the part again."""
+        """Leaves out a worker whose earlier run has ended, until it reads the shard again."""
         if life > self.lives[worker]:
             self.lives[worker] = life
             self.reads.pop(worker, None)
@@ -259,13 +268,13 @@ class Server:
             self.waiting.clear()
 
     def _chosen(self) -> list[int]:
-        """Whose gradients make the next update."""
+        """Returns the workers whose gradients make the next update."""
         if not self.waiting:
             return []
         if self.rules.together:
             return sorted(self.waiting) if self.reads.keys() <= self.waiting.keys() else []
         if self.rules.bound is None:
-            return [next(iter(self.waiting))]  # in the order in which they came
+            return [next(iter(self.waiting))]  # in the order of arrival
         readers = sorted(self.reads)
         versions = np.array([[self.reads[worker]] for worker in readers], np.int32)
         may = dict(
@@ -278,7 +287,7 @@ class Server:
         return next(([worker] for worker in self.waiting if may[worker]), [])
 
     def _update(self, about: list[Pushed], gradients: list[PyTree], began: float) -> None:
-        """One update, with the mean of these."""
+        """Makes one update with the mean of these gradients."""
         mean = (
             gradients[0]
             if len(gradients) == 1
@@ -301,7 +310,7 @@ class Server:
                 self._save()
 
     def _rehearse(self, part: PyTree) -> None:
-        """Its programs are compiled before the first gradient comes."""
+        """Compiles the server's programs before the first gradient arrives."""
         jax.block_until_ready(
             self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware)
         )
@@ -311,7 +320,9 @@ class Server:
             )
 
     def _restore(self, *, anew: bool) -> None:
-        """From the checkpoint, where it has one: `anew` after a death, whose seconds count."""
+        """Restores the checkpoint, if there is one. `anew`: after a death, whose duration counts as
+        time of the run.
+        """
         if self.rules.folder is None:
             return
         self.checkpoint = Checkpoint(self.rules.folder, self.rules.about)
@@ -336,7 +347,7 @@ class Server:
         )
         self.saved = time.monotonic()
         if anew:
-            self._save()  # another death before the next checkpoint is to be of another era
+            self._save()  # so that another death before the next checkpoint starts a new era
 
     def _carry(self) -> Carry:
         return Carry(State(tuple(self.model), step=np.int32(self.version)), ())
@@ -369,7 +380,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def in_numpy(tree: Params) -> PyTree:
-    """Of numpy's arrays, which can be sent."""
+    """Returns the tree with NumPy leaves, which can be sent."""
     return jax.tree.map(np.asarray, tree)
 
 
@@ -379,6 +390,6 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _unstacked(leaves: list[np.ndarray], like: PyTree) -> list[PyTree]:
-    """Leaves `[records, ...]` as a list of trees."""
+    """Returns leaves `[records, ...]` as a list of trees."""
     structure = jax.tree.structure(like)
     return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

@@ -1,5 +1,5 @@
-"""Ray: imported where it is used, started where nobody has, and the environment of what runs
-on it.
+"""Connection to Ray: imports it when needed, starts it if nobody has, and sets the environment of
+its actors.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _STORE = 200_000_000  # bytes for messages of one machine, which take some megab
 
 
 def need_ray() -> Any:
-    """The module.
+    """Returns the module `ray`.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: if it is not installed.
     """
     try:
-        import ray  # noqa: PLC0415 (a third of a gigabyte, which only who uses it has)
+        import ray  # noqa: PLC0415 (an optional dependency of a third of a gigabyte)
     except ImportError as error:
         raise ValueError(
-            "on_ray: Ray is not installed; need it: pip install 'dsgd[ray]'"
+            "on_ray: Ray is not installed; expected the optional dependency: pip install "
+            "'dsgd[ray]'"
         ) from error
     return ray
 
@@ -39,17 +40,16 @@ def need_ray() -> Any:
 @contextmanager
 @checks.arguments
 def session(processes: int, address: str = "local") -> Iterator[Any]:
-    """Ray with room for so many processes, for the block; what was initialised before stays so
-    after it.
+    """Provides Ray with room for the given number of processes within the block. If Ray was
+    initialized before, it stays so afterwards.
 
     Args:
-        processes: actors that run at a time.
-        address: "local": processes of this machine, which end with the block; else that of a
-            cluster, "10.0.0.1:6379" or "auto".
+        processes: number of actors that run at the same time.
+        address: "local": processes on this machine, which end with the block; otherwise the address
+            of a Ray cluster, "10.0.0.1:6379" or "auto".
 
     Raises:
-        ValueError: Ray is not installed, a cluster that cannot be reached, or that has too few
-            CPUs.
+        ValueError: if Ray is not installed, or the cluster cannot be reached or has too few CPUs.
     """
     checks.positive_int("session: processes", processes)
     ray = need_ray()
@@ -65,8 +65,8 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
         )
         try:
             with warnings.catch_warnings():
-                # JAX has threads, which a fork does not copy; Ray's processes are other programs at
-                # once.
+                # A fork does not copy JAX's threads, but Ray's processes replace their program
+                # immediately.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 ray.init(
                     address,
@@ -77,7 +77,8 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
                 )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"on_ray: Ray cannot be reached at address = {address!r} ({error})"
+                f"on_ray: Ray cannot be reached at address = {address!r} ({error}); expected "
+                "'local', 'auto' or the address of a running cluster"
             ) from error
         try:
             _need_room(ray, processes)
@@ -87,14 +88,14 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
 
 
 def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0) -> Any:
-    """An actor of this class, on some machine, with JAX on one thread of its CPU.
+    """Starts an actor of this class on some machine, with JAX on one thread of its CPU.
 
     Args:
         ray: the module.
         made: the class.
-        args: of its constructor. Large ones are references, `ray.put(...)`, that the caller keeps:
-            Ray restarts the actor from them.
-        restarts: how often Ray restarts it when its process has died.
+        args: arguments of its constructor. Large ones are references, `ray.put(...)`, that the
+            caller keeps, because Ray restarts the actor from them.
+        restarts: how often Ray restarts the actor after its process died.
         retries: how often Ray repeats a call if the process died during it; -1: as long as Ray
             restarts the process.
     """
@@ -114,12 +115,12 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
 
 
 def reconstructed() -> bool:
-    """Whether this process takes the place of one that has died."""
+    """Returns whether this process replaces one that died."""
     return need_ray().get_runtime_context().was_current_actor_reconstructed
 
 
 def ended(ray: Any, actors: Sequence[Any]) -> None:
-    """Ends these actors, also those that do not answer."""
+    """Kills these actors, including those that do not respond."""
     for each in actors:
         ray.kill(each)
 
@@ -128,16 +129,15 @@ def _need_room(ray: Any, processes: int) -> None:
     room = int(ray.cluster_resources().get("CPU", 0))
     if room < processes:
         raise ValueError(
-            f"on_ray: {processes} processes where Ray has {room} CPUs: need as many; on one "
-            "machine the number is yours,"
-            f" ray.init(num_cpus={processes})"
+            f"on_ray: {processes} processes, but Ray has {room} CPUs; expected one CPU for each "
+            f"process; on one machine, set the number with ray.init(num_cpus={processes})"
         )
 
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Ray changes its driver's environment, what it does at SIGTERM, and how it shows errors:
-    undone at the end.
+    """Restores the driver's environment, its SIGTERM handler and its error display, which Ray
+    changes, at the end of the block.
     """
     before, hook, main = (
         dict(os.environ),

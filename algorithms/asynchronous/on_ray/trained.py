@@ -1,6 +1,4 @@
-"""What a real run gives back: the model, the history that `dsgd.run` would give, and every update;
-and the cluster that was measured.
-"""
+"""Results of a run in real processes, and the cluster that was measured in it."""
 
 from __future__ import annotations
 
@@ -18,25 +16,25 @@ from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import leaves, loop, oracle
 from dsgd.runs.history import Diverged
 
-_MOST = 4096  # seconds that are kept of each worker, by their quantiles
-_FREE = 1e30  # bits per second of a port that is never the slower one
+_MOST = 4096  # number of quantiles kept of each worker's seconds
+_FREE = 1e30  # bits per second of a port that is never the bottleneck
 
 
 class Trained(NamedTuple):
-    """What a real run gives back.
+    """Result of a run in real processes.
 
     Args:
-        params: the model to take home.
-        history: as of `dsgd.run`, numpy arrays `[records]`; `clock` is in real seconds.
-        updates: of every gradient that was taken, in their order, numpy arrays `[gradients]`, or,
-            of P servers, `[gradients, P]`, each in its own order: `worker`; `draw`, the number of
-            its batch in the worker's stream; `staleness`; `clock`, real seconds; `computed`,
-            seconds of the gradient; `trip`, those of the worker's messages before it, without the
-            seconds that others were waited for (NaN before the first); `busy`, those of the update
-            itself. Of several servers also `read` `[gradients, P, P]`: how many updates each part
-            had when the gradient's worker read it; of gossip `partner`.
+        params: the final model.
+        history: as that of `dsgd.run`, NumPy arrays `[records]`; `clock` is in real seconds.
+        updates: series over all applied gradients, NumPy arrays `[gradients]`, or with P servers
+            `[gradients, P]`, in each server's own order: `worker`; `draw`, the number of its batch
+            in the worker's stream; `staleness`; `clock`, real seconds; `computed`, seconds of the
+            gradient; `trip`, seconds of the worker's messages before it, without the time spent
+            waiting for other workers (NaN before the first); `busy`, seconds of the update itself.
+            With several servers also `read` `[gradients, P, P]`: the number of updates of each
+            shard when the worker read it. For gossip also `partner`.
         workers: N.
-        bits: of one message, a model's or a gradient's.
+        bits: size of one message, a model or a gradient.
     """
 
     params: Params
@@ -48,21 +46,21 @@ class Trained(NamedTuple):
 
 @checks.arguments
 def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Cluster:
-    """The cluster that a real run was on, as far as it tells: to simulate the same method on, or
-    others.
+    """Returns a model of the cluster on which a real run was made, for simulations of the same
+    method or others.
 
-    Each worker's gradients take the seconds that were measured (drawn anew from its own,
-    `clusters.measured`). Half of the median trip, less the update, is the latency; the server's
-    port is taken for as long as the median update is. In gossip an exchange holds both for the
-    median trip.
+    Each worker's gradients take the measured seconds (drawn from the worker's own measurements,
+    `clusters.measured`). The latency is half of the median trip without the update; the server's
+    port is busy for the time of the median update. In gossip an exchange occupies both workers for
+    the median trip.
 
     Args:
-        trained: a real run in which every worker has computed.
-        bits: of the model that is to be simulated, whose messages are to take as long; None: it is
-            the run's.
+        trained: a real run in which every worker computed at least one gradient.
+        bits: size of the model that will be simulated, whose messages shall take the same time;
+            None: that of the run.
 
     Raises:
-        ValueError: bits < 1; there is a worker of which no gradient was taken.
+        ValueError: if bits is less than 1, or no gradient of some worker was applied.
     """
     updates, N = trained.updates, trained.workers
     bits = (
@@ -76,7 +74,8 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
         mine = last["computed"][last["worker"] == worker]
         if not mine.size:
             raise ValueError(
-                f"measured_cluster: no gradient of worker {worker} was taken: need a longer run"
+                f"measured_cluster: no gradient of worker {worker} was applied; expected at "
+                "least one from each worker: pass a longer run"
             )
         tables.append(mine)
     most = min(_MOST, max(map(len, tables)))
@@ -101,13 +100,13 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
 def of_records(
     step: np.ndarray, last: np.ndarray, clock: np.ndarray, staleness: np.ndarray, worker: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the history has of each record's last update, `[records]`; of the start, 0 seconds, and
-    NaN.
+    """Returns the history's series of each record's last update, `[records]`; the initial record
+    has clock 0, and NaN otherwise.
 
     Args:
-        step: updates before each record.
-        last: the number of its last update.
-        clock, staleness, worker: of the updates.
+        step: number of updates before each record.
+        last: index of its last update.
+        clock, staleness, worker: series over the updates.
     """
     values = {"clock": (clock, 0.0), "staleness": (staleness, np.nan), "worker": (worker, np.nan)}
     return {
@@ -119,16 +118,16 @@ def of_records(
 def evaluated(
     name: str, problem: Problem, models: Sequence[Params], history: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The history with the problem's own scalars at these models, `[records]`.
+    """Returns the history with the problem's own scalars at these models, `[records]`.
 
     Args:
         name: of the method.
         problem: with all data.
-        models: of the records.
-        history: without these.
+        models: one for each record.
+        history: without the problem's scalars.
 
     Raises:
-        Diverged: the loss became infinite or NaN.
+        Diverged: if the loss became infinite or NaN.
     """
     measure = jax.jit(partial(_measure, loop.without_arrays(problem)))
     rows = [measure(model, problem.data, problem.shared) for model in models]
@@ -137,9 +136,9 @@ def evaluated(
     whole = {"step": history["step"], "bits": history["bits"], **scalars, **history}
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
-        told = f"{name}: the loss is {scalars['loss'][at]} after update {history['step'][at]}"
+        diverged = f"{name}: the loss is {scalars['loss'][at]} after update {history['step'][at]}"
         raise Diverged(
-            f"{told}; need a smaller step size (the error's .history has what went before)",
+            f"{diverged}; pass a smaller step size (the error's .history has the records before)",
             {name: values[: at + 1] for name, values in whole.items()},
         )
     return whole
@@ -166,6 +165,6 @@ def _measure(
 
 
 def first_params(problem: Problem, key: jax.Array) -> Params:
-    """The model before the first update, that of `dsgd.run` with this key; leaves of numpy's."""
+    """Returns the initial model of `dsgd.run` with this key, with NumPy leaves."""
     leaves.need_all("on_ray", problem)
     return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))

@@ -1,4 +1,4 @@
-"""Asynchronous SGD, and synchronous SGD beside it, on parameter servers: real processes."""
+"""Asynchronous and synchronous SGD with parameter servers, in real processes."""
 
 from __future__ import annotations
 
@@ -43,49 +43,53 @@ def asynchronous_sgd(
     patience: float = 120.0,
 ) -> Trained:
     r"""Asynchronous SGD in real processes: a server makes a step with every gradient that arrives,
-    whatever model it was computed at.
+    even if it was computed at an earlier model.
 
     $$ x_{t+1} = x_t - \gamma\, g_t(x_{D(t)}), \qquad 0 \le t - D(t) \le \tau $$
 
-    The step is that of `algorithms.asynchronous_sgd`, and so are the bound and the division by the
-    staleness; but nothing is simulated: each worker is an actor of Ray's, has its own data only,
-    sends its gradient when it has one, and begins again at the model that comes back. Gradient k of
-    a worker is of batch k of its stream (`Query.draws`), so that only the order of updates is the
-    machines': with `Trained.updates` a run can be computed once more, and gives the same.
+    The step, the bound and the division by the staleness are those of
+    `algorithms.asynchronous_sgd`, but nothing is simulated: each worker is a Ray actor that has
+    only its own data, sends its gradient when it is computed, and continues at the model that it
+    receives in return. A worker's gradient k uses batch k of its stream (`Query.draws`), so that
+    only the order of updates depends on the machines: with `Trained.updates` a run can be
+    recomputed with the same result.
 
     Args:
-        problem: of N workers.
-        optimizer: the server's step; `optax.sgd(gamma)` is the equation. With several servers, each
-            has its own, of its part.
-        steps: T, updates of each part.
-        key: of the start and the batches.
-        servers: P actors, each of one part of the model, with an order and a staleness of its own:
-            parts do not wait for each other.
-        bound: tau of bounded staleness: a server does not take a gradient while another one would
-            grow too old; None: it takes any.
-        staleness_aware: divide the step by $\max(1, t - D(t))$, part by part.
-        record_every: updates between two records. The servers keep a model of each; it is evaluated
-            when the run is over.
-        delay: (worker, gradient) -> seconds that it sleeps in it, which count as its computing: to
-            try stragglers. None: none.
-        address: "local": processes of this machine; else of a cluster of Ray's, "10.0.0.1:6379" or
-            "auto". Where Ray is initialised, it is used as it is.
-        checkpoint: a folder that all servers' machines see. A server whose process dies goes on
-            from there; so does the same call. None: a server's death ends the run.
-        checkpoint_seconds: between two of them. A server writes it between two updates.
-        restarts: how often each worker and server may die. A worker that dies is left out until it
-            is there again.
-        patience: seconds without an update, or of a start, after which the run ends with an error.
+        problem: with N workers.
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation. With several servers,
+            each has its own optimizer for its shard.
+        steps: T, updates of each shard.
+        key: for the initial model and the batches.
+        servers: P, number of server actors, each with one shard of the model and its own order of
+            updates and staleness; shards do not wait for each other.
+        bound: tau of bounded staleness: a server delays a gradient if accepting it would make
+            another one too stale; None: it accepts any.
+        staleness_aware: whether to divide the step by $\max(1, t - D(t))$, for each shard.
+        record_every: updates between two records. The servers keep a model for each record; the
+            models are evaluated after the run.
+        delay: (worker, gradient) -> seconds for which the worker sleeps in this gradient, counted
+            as computing time, to emulate stragglers; None: no delay.
+        address: "local": processes on this machine; otherwise the address of a Ray cluster,
+            "10.0.0.1:6379" or "auto". If Ray is already initialized, that instance is used.
+        checkpoint: a folder that all servers' machines can access. A server whose process dies
+            resumes from it, and so does a repeated call. None: the run ends if a server dies.
+        checkpoint_seconds: seconds between two checkpoints. A server writes them between two
+            updates.
+        restarts: how often each worker and server may be restarted after its process died. A worker
+            that died is left out until it has been restarted.
+        patience: seconds without an update, or for the start, after which the run ends with an
+            error.
 
     Returns:
-        The model, the history (`clock`: real seconds), and every update; see `Trained`.
+        The final model, the history (with `clock` in real seconds), and every update; see
+        `Trained`.
 
     Raises:
-        ValueError: numbers out of range; a bound below N - 1; Ray is not installed or cannot be
-            reached; a checkpoint of another run.
-        ChildProcessError: all workers have died too often, or a server that has no checkpoint.
-        TimeoutError: nothing has happened for too long.
-        Diverged: the loss became infinite or NaN.
+        ValueError: if a number is out of range, the bound is below N - 1, Ray is not installed or
+            cannot be reached, or the checkpoint belongs to another run.
+        ChildProcessError: if all workers, or a server, died and cannot be restarted.
+        TimeoutError: if no update was made for `patience` seconds.
+        Diverged: if the loss became infinite or NaN.
 
     Source: Liu and Zhang, section 4.1; Li et al., "Scaling distributed machine learning with the
     parameter server", 2014; for the bound and the division see `algorithms.asynchronous_sgd`.
@@ -93,8 +97,8 @@ def asynchronous_sgd(
     N = problem.workers
     if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
         raise ValueError(
-            f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: "
-            f"need at least {N - 1}"
+            f"asynchronous_sgd: bound = {bound} with {N} workers; expected at least N - 1 = "
+            f"{N - 1}, because all workers start from the initial model"
         )
     checks.positive_int("asynchronous_sgd: servers", servers)
     how = [
@@ -128,18 +132,18 @@ def minibatch_sgd(
     restarts: int = 3,
     patience: float = 120.0,
 ) -> Trained:
-    r"""Mini-batch SGD in the same processes: the server waits for everybody's gradient.
+    r"""Mini-batch SGD in real processes: the server waits for the gradients of all workers.
 
     $$ x_{t+1} = x_t - \frac{\gamma}{N} \sum_n g_n(x_t) $$
 
-    A worker that has died is not waited for: then the mean is over the others.
+    The server does not wait for a worker that has died; the mean is then over the others.
 
     Args:
         problem, optimizer, key, record_every, delay, address, checkpoint, checkpoint_seconds,
-            restarts, patience: as of `asynchronous_sgd`.
-        steps: T, rounds.
+            restarts, patience: see `asynchronous_sgd`.
+        steps: T, number of rounds.
 
-    Returns, Raises: as of `asynchronous_sgd`; in `updates` each round has N gradients.
+    Returns, Raises: see `asynchronous_sgd`; in `updates` each round has N gradients.
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
@@ -162,17 +166,17 @@ def validate_numbers(
     checks.positive_int(f"{name}: record_every", record_every)
     checks.natural(f"{name}: restarts", restarts)
     if not 0 < patience < math.inf:
-        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
+        raise ValueError(f"{name}: patience = {patience:g}; expected finite seconds > 0")
     if not 0 <= checkpoint_seconds < math.inf:
         raise ValueError(
-            f"{name}: checkpoint_seconds = {checkpoint_seconds:g}: need finite seconds >= 0"
+            f"{name}: checkpoint_seconds = {checkpoint_seconds:g}; expected finite seconds >= 0"
         )
 
 
 def tasks(
     problem: Problem, key: jax.Array, like: Params, delay: Delay | None
 ) -> Callable[[int], Task]:
-    """Of each worker, what it computes, with its own data."""
+    """Returns a function worker -> `Task`, with the worker's own data."""
     sent = in_numbers(loop.stream(loop.split(key)[1]))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
@@ -188,7 +192,7 @@ def tasks(
 
 
 def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
-    """A key as its data and its kind, for other processes."""
+    """Returns a key as its data and its implementation's name, which can be sent to processes."""
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
 
@@ -241,7 +245,7 @@ def _train(
                 _run(ray, name, servers, crew, patience)
             histories = ray.get([each.history.remote() for each in servers], timeout=patience)
         except ray.exceptions.ActorDiedError as error:
-            why = "a server has died, and does not come back: need checkpoint=, or more restarts"
+            why = "a server died and cannot be restarted; pass checkpoint=, or more restarts"
             raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
             ended(ray, [*servers, *workers])
@@ -257,7 +261,7 @@ def _folder(checkpoint: str | Path | None, p: int) -> str | None:
 
 
 def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) -> dict[str, str]:
-    """What the run is, by name."""
+    """Returns a description of the run by name, for its checkpoints."""
     return {
         "method": name,
         "step size": f"{optimizers.require_descent(rules.optimizer):.9g}",
@@ -273,14 +277,14 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     }
 
 
-_NOTHING = News(0, 0, True)  # of a server without a checkpoint
+_NOTHING = News(0, 0, True)  # for a server without a checkpoint
 
 
 def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
-    """How far their checkpoints are.
+    """Returns the progress of the servers' checkpoints.
 
     Raises:
-        ValueError: they are of another run.
+        ValueError: if they belong to another run.
     """
     try:
         return ray.get([server.restore.remote() for server in servers], timeout=patience)
@@ -289,7 +293,7 @@ def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
 
 
 def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -> None:
-    """Until all servers have enough."""
+    """Waits until all servers have made enough updates."""
     crew.start(patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = Patience(patience)
@@ -304,13 +308,15 @@ def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -
 def _trained(
     name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]
 ) -> Trained:
-    """What all servers say, put together."""
+    """Combines the results of all servers."""
     P, N = len(parts), problem.workers
-    # a server may have seen what is not finite, or lost a gradient with a worker
+    # a server may have stopped at a non-finite model, or have missed a gradient of a dead worker
     least = min(len(updates) for updates, *_ in parts)
 
     def column(field: str) -> np.ndarray:
-        """`[least, P]`, of what was read `[least, P, P]`; also where nothing was taken."""
+        """Returns a field of the updates, `[least, P]`, and for `read` `[least, P, P]`; works
+        without any update.
+        """
         each = np.array(
             [[getattr(update, field) for update in updates[:least]] for updates, *_ in parts]
         )
@@ -332,7 +338,7 @@ def _trained(
         else np.zeros(1, int)
     )
     bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
-    # Of each record its last update, the last of its gradients.
+    # The last gradient of each record's last update.
     last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
     history = {
         "step": step,

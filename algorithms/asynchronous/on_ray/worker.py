@@ -1,5 +1,5 @@
-"""A worker: a process that has its own data only, computes gradients at the model that it was given
-last, and waits for no other worker.
+"""A worker: a process with only its own data, which computes gradients at the model that it
+received last, and waits for no other worker.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Task(NamedTuple):
 
     Args:
         problem: its functions, and the data of this worker alone.
-        stream: the key of its batches, as its data and its kind: keys themselves cannot be sent.
-        like: the model's shapes.
-        delay: seconds that it sleeps in each gradient, or None.
+        stream: the key of its batches, as its data and the name of its implementation, because keys
+            cannot be sent.
+        like: a tree with the shapes of the model.
+        delay: (worker, gradient) -> seconds for which it sleeps in each gradient, or None.
     """
 
     problem: Problem
@@ -40,8 +41,8 @@ class Task(NamedTuple):
 
 
 class Gradients:
-    """Those of one worker. Gradient k is of batch k of its stream: the one that a query with
-    `draws` of k gives in `dsgd.run`.
+    """The gradients of one worker. Gradient k uses batch k of its stream: the same batch as a query
+    with `draws` = k in `dsgd.run`.
     """
 
     def __init__(self, worker: int, task: Task) -> None:
@@ -55,12 +56,12 @@ class Gradients:
         self.data: PyTree = jax.device_put(task.problem.data)
 
     def rehearse(self) -> None:
-        """Compiles."""
+        """Compiles the gradient function."""
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.task.like)
         jax.block_until_ready(self.function(zeros, self.data, self.stream, np.int32(0)))
 
     def __call__(self, params: Params, k: int) -> tuple[PyTree, float]:
-        """The k-th, leaves of numpy's, and the seconds that it took."""
+        """Returns gradient k, with NumPy leaves, and the seconds that it took."""
         began = time.monotonic()
         if self.task.delay is not None:
             time.sleep(
@@ -88,7 +89,7 @@ def _gradient(
 
 
 class Worker:
-    """An actor. Ray repeats a call of a server that has died when it has restarted it.
+    """An actor. If a server dies during a call and is restarted, Ray repeats the call.
 
     Args:
         worker: its number.
@@ -101,19 +102,19 @@ class Worker:
         self.like: PyTree = task.like
 
     def rehearse(self) -> None:
-        """Compiles."""
+        """Compiles the worker's programs."""
         self.gradients.rehearse()
 
     def run(self, servers: Sequence[Any], life: int) -> int:
-        """Reads the model, computes, sends the gradient, and begins again with what comes back,
-        until all servers have enough.
+        """Reads the model, computes, sends the gradient, and continues with the model in the reply,
+        until all servers are done.
 
         Args:
-            servers: of the parts, in their order.
+            servers: the servers of the shards, in order.
             life: the number of this run.
 
         Returns:
-            How many gradients it has sent.
+            The number of gradients that it sent.
         """
         self.gradients.rehearse()
         ray = need_ray()
@@ -138,14 +139,14 @@ class Worker:
 
 
 def parted(params: Params, servers: int) -> list[PyTree]:
-    """A model as the parts of so many servers: of one, as it is; of several, vectors as long as
-    each other.
+    """Returns a model as the shards of P servers: the model itself for one server, vectors of equal
+    length for several.
     """
     return [params] if servers == 1 else list(np.asarray(_cut(params, servers)))
 
 
 def joined(parts: Sequence[PyTree], like: Params) -> Params:
-    """The model of which these are the parts."""
+    """Returns the model whose shards these are."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(np.asarray, _unshard(np.stack(parts), like))

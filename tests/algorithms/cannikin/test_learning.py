@@ -202,7 +202,9 @@ def test_limits_hold_before_there_is_a_model_and_after():
         learner = learner.observed(**epoch(true, batches))
     alike(known(learner), true)
     assert learner.next_batches(20) == pytest.approx(true.optperf(20).batches)
-    with pytest.raises(ValueError, match="a total batch of 27 samples, but limits of 26 in all"):
+    with pytest.raises(
+        ValueError, match="a total batch of 27 samples, but the limits add up to 26"
+    ):
         cannikin.learner(3, 0.1, limits).next_batches(27)
 
 

@@ -19,13 +19,14 @@ def test_its_batches_can_be_negative():
 
 def test_what_it_cannot_solve_is_refused():
     with pytest.raises(
-        ValueError, match=r"q \+ gamma k = 0 of node 1: need more, or check 2 cannot be solved"
+        ValueError,
+        match=r"q \+ gamma k = 0 for node 1; expected a positive value, without which check 2 has no",
     ):
         published_optperf(
             ClusterModel([1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], 0.0, 1.0, 0.0), 4.0
         )
     for total in (0.0, -1.0):
-        with pytest.raises(ValueError, match=rf"total = {total}: need a finite number above 0"):
+        with pytest.raises(ValueError, match=rf"total = {total}; expected a finite number > 0"):
             published_optperf(ClusterModel([1.0], [0.0], [1.0], [0.0], 0.0, 1.0, 0.0), total)
 
 

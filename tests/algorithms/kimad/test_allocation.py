@@ -175,30 +175,30 @@ def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
 
 TABLE = np.arange(6.0).reshape(2, 3)
 REFUSED = [
-    ({"errors": TABLE[0]}, r"errors = float64\[3\]: need numbers \[layers, choices\]"),
+    ({"errors": TABLE[0]}, r"errors = float64\[3\]; expected numbers \[layers, choices\]"),
     (
         {"sizes": TABLE[:, :0]},
-        r"sizes = float64\[2, 0\]: need numbers \[layers, choices\], at least one of each",
+        r"sizes = float64\[2, 0\]; expected numbers \[layers, choices\], with at least one",
     ),
-    ({"sizes": TABLE.T}, r"errors \[2, 3\] for sizes \[3, 2\]: need the same"),
-    ({"errors": TABLE + np.nan}, r"errors with the entry nan: need numbers, at least 0"),
-    ({"sizes": TABLE - 1}, r"sizes with the entry -1.0: need whole bits, at least 0"),
-    ({"sizes": TABLE + 0.5}, r"sizes with the entry 0.5"),
+    ({"sizes": TABLE.T}, r"errors \[2, 3\] for sizes \[3, 2\]; expected the same"),
+    ({"errors": TABLE + np.nan}, r"errors contain nan; expected numbers >= 0"),
+    ({"sizes": TABLE - 1}, r"sizes contain -1.0; expected integer numbers of bits >= 0"),
+    ({"sizes": TABLE + 0.5}, r"sizes contain 0.5"),
     (
         {"sizes": TABLE * 2**30},
-        r"the largest sizes of all layers are 7,516,192,768 bits: need fewer than 2\^32",
+        r"the largest sizes of all layers add up to 7,516,192,768 bits; expected less than 2\^32",
     ),
-    ({"budget": float("nan")}, r"budget = nan: need a number of bits, at least 0"),
-    ({"budget": jnp.ones(2)}, r"budget = float32\[2\]: need one number of bits"),
+    ({"budget": float("nan")}, r"budget = nan; expected a number of bits >= 0"),
+    ({"budget": jnp.ones(2)}, r"budget = float32\[2\]; expected one number of bits"),
     (
         {"sizes": TABLE + 1000, "budget": 1234.9},
-        r"budget = 1,234 bits: need at least 2,003, for the smallest choice .*; 769 are missing",
+        r"budget = 1,234 bits; expected at least 2,003, the size of the smallest choice .*\(769 bits are missing",
     ),
     (
         {"sizes": jax.ShapeDtypeStruct((2, 3), jnp.float32)},
-        r"sizes = float32\[2, 3\]: need integers where they are traced",
+        r"sizes = float32\[2, 3\]; expected integers when traced",
     ),
-    ({"resolution": 65_536}, r"resolution = 65,536: need at most 65,535"),
+    ({"resolution": 65_536}, r"resolution = 65,536; expected at most 65,535"),
 ]
 
 
