@@ -100,7 +100,9 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
     np.testing.assert_equal(resumed.history, straight.history)
     np.testing.assert_array_equal(resumed.params, straight.params)
     options["learning_rate"] = [0.5]
-    with pytest.raises(ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] in the checkpoint, \[0.5\]"):
+    with pytest.raises(
+        ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] in the checkpoint, \[0.5\]"
+    ):
         dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
 
 
