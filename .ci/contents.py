@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     ) - {""}
     with tarfile.open(next(folder.glob("*.tar.gz"))) as sdist:
         inside = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
-    need_same("sdist", {name for name in inside if not name.startswith(MADE)}, tracked)
+    require_same("sdist", {name for name in inside if not name.startswith(MADE)}, tracked)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     installed = {
@@ -31,10 +31,10 @@ def main(folder: Path) -> None:
         for name in tracked
         if name.split("/")[0] in PACKAGES and not name.startswith(NOT_INSTALLED)
     }
-    need_same("wheel", inside, installed)
+    require_same("wheel", inside, installed)
 
 
-def need_same(which: str, inside: set[str], wanted: set[str]) -> None:
+def require_same(which: str, inside: set[str], wanted: set[str]) -> None:
     """Raises SystemExit with the names of what differs."""
     if inside != wanted:
         sys.exit(f"{which}: missing {sorted(wanted - inside)}, too much {sorted(inside - wanted)}")

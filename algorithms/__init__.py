@@ -25,7 +25,6 @@ from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
-from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.local_sgd import local_sgd
@@ -36,7 +35,8 @@ from algorithms.synchronous.minibatch_sgd import (
 )
 from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
-from algorithms.unequal_work import unequal_work
+from algorithms.with_diagnostics import with_diagnostics
+from algorithms.with_local_work import with_local_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
@@ -136,11 +136,11 @@ __all__ = [
     "make",
     "minibatch_sgd",
     "model_averaging_sgd",
-    "observed",
     "on_ray",
     "parameter_server_sgd",
     "scaffold",
     "sgd",
     "stochastic_gradient_push",
-    "unequal_work",
+    "with_diagnostics",
+    "with_local_work",
 ]

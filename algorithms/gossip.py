@@ -56,7 +56,7 @@ def need(
         )
 
 
-def need_step(method: str, value: Any) -> None:
+def require_step(method: str, value: Any) -> None:
     """Raises a ValueError if the consensus step is not in (0, 1]. A traced value, as in a sweep, is
     not checked.
     """
@@ -83,5 +83,5 @@ def start_compressed(method: str, compressor: Compressor, params: Params) -> Any
         ValueError: if the compressor declares no contraction for them.
     """
     vectors = communication.flat(params, compressor.layer_wise)
-    communication.need_contraction(method, compressor, vectors)
+    communication.require_contraction(method, compressor, vectors)
     return communication.last_messages(compressor, vectors)

@@ -32,7 +32,7 @@ def one_model(
     optimizers.require_descent(optimizer)
 
     def init(params, N):
-        return State(optimizers.start(optimizer, params))
+        return State(optimizers.init(optimizer, params))
 
     def query(state, round):
         return Query(state.server.params) if ask is None else ask(state.server, round)
@@ -118,7 +118,7 @@ def with_server(
     optimizers.require_descent(optimizer)
 
     def init(params, N):
-        return State(server(params), start(optimizers.start_local(optimizer, params, N)))
+        return State(server(params), start(optimizers.init_local(optimizer, params, N)))
 
     def step(state, gradients, round):
         return State(*update(state.server, state.workers, gradients, round))

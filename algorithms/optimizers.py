@@ -37,7 +37,7 @@ class Model(NamedTuple):
     optimizer: PyTree
 
 
-def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
+def init(optimizer: optax.GradientTransformation, params: Params) -> Model:
     """Returns the model before the first step.
 
     Raises:
@@ -51,12 +51,14 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def drawn(
-    init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array
+    problem_init: Callable[[jax.Array], Params],
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
 ) -> Model:
     """Returns the initial model of all workers of a run with this key. The function is compiled
     once for the same `init` and optimizer.
     """
-    return randomness.of_owner(start(optimizer, init(key)), key)
+    return randomness.of_owner(init(optimizer, problem_init(key)), key)
 
 
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
@@ -85,18 +87,18 @@ def change(
                 after,
                 is_leaf=is_state_key,
             )
-    _need_updates(optimizer, updates, params)
+    _require_updates(optimizer, updates, params)
     return updates, after
 
 
-def start_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
+def init_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
     """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
-    return workers.stack(start(optimizer, params), N)
+    return workers.replicate(init(optimizer, params), N)
 
 
-def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
+def init_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
     """Returns a model for each row of leaves `[N, ...]`, for example for the shards of servers."""
-    return jax.vmap(lambda row: start(optimizer, row))(rows)
+    return jax.vmap(lambda row: init(optimizer, row))(rows)
 
 
 def step_local(
@@ -117,7 +119,7 @@ def step_local(
 
 def server_step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
     """Makes one step of a single model, or none if no worker's gradient was delivered."""
-    return workers.if_any(step(optimizer, model, gradient), model)
+    return workers.if_nonempty(step(optimizer, model, gradient), model)
 
 
 def local_step(
@@ -251,7 +253,9 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
         ) from error
 
 
-def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, params: Params) -> None:
+def _require_updates(
+    optimizer: optax.GradientTransformation, updates: PyTree, params: Params
+) -> None:
     """Raises a ValueError if the updates would be broadcast or cast to fit the parameters."""
     where = f"optimizer {called(optimizer)}: its updates"
     if jax.tree.structure(updates) != jax.tree.structure(params):

@@ -44,7 +44,7 @@ class RealWorker:
     def __init__(
         self, name: str, problem: Problem, optimizer: optax.GradientTransformation, key: Key
     ) -> None:
-        leaves.need_all(name, problem)
+        leaves.require_all(name, problem)
         self.mesh: Mesh = nodes.mesh(name, problem.workers)
         self.n: int = jax.process_index()
         self.N: int = problem.workers

@@ -10,8 +10,8 @@ from dsgd.base import (
     Encoded,
     Evaluation,
     Gradients,
+    LocalWork,
     Loss,
-    Measured,
     Now,
     Parameters,
     Pattern,
@@ -21,17 +21,17 @@ from dsgd.base import (
     Round,
     Sampler,
     State,
-    Work,
+    Timings,
 )
 from dsgd.communication import Communicator
 from dsgd.contract.check import check
 from dsgd.engine import cache
 from dsgd.frames import frame
 from dsgd.graphs.topology import Topology
-from dsgd.machines.agreement import Elsewhere
-from dsgd.machines.local_processes import loopback
+from dsgd.machines.agreement import PeerFailed
+from dsgd.machines.heartbeat import PeerLost
+from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
-from dsgd.machines.watch import Lost
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
@@ -48,18 +48,18 @@ __all__ = [
     "Compressor",
     "Constants",
     "Diverged",
-    "Elsewhere",
     "Encoded",
     "Evaluation",
     "Exchange",
     "Gradients",
     "Interrupted",
+    "LocalWork",
     "Loss",
-    "Lost",
-    "Measured",
     "Now",
     "Parameters",
     "Pattern",
+    "PeerFailed",
+    "PeerLost",
     "Problem",
     "Query",
     "Result",
@@ -67,8 +67,8 @@ __all__ = [
     "Sampler",
     "State",
     "Sweep",
+    "Timings",
     "Topology",
-    "Work",
     "cache",
     "check",
     "clusters",
@@ -81,11 +81,11 @@ __all__ = [
     "exchanges",
     "frame",
     "join",
-    "loopback",
     "mean_and_error",
     "network",
     "problems",
     "run",
+    "run_local_processes",
     "sweep",
     "tail_mean",
     "work",

@@ -48,7 +48,7 @@ class State(NamedTuple):
     fixed: PyTree = ()
 
 
-class Work(NamedTuple):
+class LocalWork(NamedTuple):
     r"""Local work of each worker in a round: at most M micro-batches, computed one after the other.
 
     Each micro-batch is one draw of the problem. The gradient of worker n is
@@ -67,17 +67,17 @@ class Work(NamedTuple):
         weights: w, float `[N, M]`, equal on every device, at least 0. Weights of micro-batches that
             are not computed have no effect. A method that takes the mean over workers estimates the
             gradient by $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
-        draws: int32 `[N]`, equal on every device: the number of each worker's first micro-batch of
+        first_batch: int32 `[N]`, equal on every device: the number of each worker's first micro-batch of
             this round in a stream of draws that continues through the run. Equal numbers yield
             equal batches. None: the draws belong to this round only.
     """
 
     samples: jax.Array | np.ndarray
     weights: jax.Array | np.ndarray
-    draws: jax.Array | None = None
+    first_batch: jax.Array | None = None
 
 
-class Measured(NamedTuple):
+class Timings(NamedTuple):
     """Timings that the workers measured in the last round, including the noise of their clocks.
 
     Entries are NaN before the first round and if there was nothing to measure.
@@ -108,7 +108,7 @@ class Now(NamedTuple):
     Args:
         cluster: the `dsgd.clusters.Cluster` that the run simulates.
         clock: simulated seconds so far, a float scalar.
-        measured: timings that the workers measured in the last round; None for methods that do not
+        timings: timings that the workers measured in the last round; None for methods that do not
             read them, and before the run carries the cluster's clock.
         present: participation in this round, bool `[N]`, equal on every device; None: all workers
             participate.
@@ -116,7 +116,7 @@ class Now(NamedTuple):
 
     cluster: Any
     clock: jax.Array | float = 0.0
-    measured: Measured | None = None
+    timings: Timings | None = None
     present: jax.Array | None = None
 
 
@@ -140,7 +140,7 @@ class Round(NamedTuple):
     workers: int
     key: jax.Array
     now: Now | None = None
-    work: Work | None = None
+    work: LocalWork | None = None
     problem: Any = None
 
     @property
@@ -154,9 +154,9 @@ class Round(NamedTuple):
         return self.now.clock if self.now else 0.0
 
     @property
-    def measured(self) -> Measured | None:
+    def timings(self) -> Timings | None:
         """Timings that the workers measured in the last round; None without a cluster."""
-        return self.now and self.now.measured
+        return self.now and self.now.timings
 
     @property
     def present(self) -> jax.Array | None:
@@ -179,7 +179,7 @@ class Query(NamedTuple):
     params: PyTree
     workers: jax.Array | None = None
     exact: bool = False
-    work: Work | None = None
+    work: LocalWork | None = None
 
 
 class Pattern(NamedTuple):
@@ -189,7 +189,7 @@ class Pattern(NamedTuple):
     Args:
         name: the expression with which a user constructs the pattern.
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
-        vectors: N -> the number of full vectors that each worker sends in an exchange, on average.
+        volume: N -> the number of full vectors that each worker sends in an exchange, on average.
         messages: N -> the messages of one exchange, for `network.simulate`; None: they are not
             listed.
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
@@ -199,7 +199,7 @@ class Pattern(NamedTuple):
 
     name: str
     seconds: Callable
-    vectors: Callable
+    volume: Callable
     messages: Callable | None = None
     clock: Callable | None = None
 
@@ -353,9 +353,9 @@ class Sampler(sameness.Compared):
         draw: (key, data[n]) -> a batch of worker n. If `numbered`, (key, data[n], int32 k) -> batch
             k.
         batch_size: number of samples in a batch; None: batches do not consist of samples.
-        samples: the largest number of samples of any worker, over which exact gradients are
+        max_local_samples: the largest number of samples of any worker, over which exact gradients are
             computed; None: data do not consist of samples.
-        take: (batch, int32 b) -> the same batch in which only the first b samples contribute to the
+        truncate: (batch, int32 b) -> the same batch in which only the first b samples contribute to the
             loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
         batch_sizes: number of samples in each worker's batch, a tuple of N ints, if some workers
             have fewer than `batch_size` samples; the rest of such a batch is not counted. None: all
@@ -365,18 +365,18 @@ class Sampler(sameness.Compared):
             earlier ones, as in epochs.
         keyed: (key, streamed batch) -> the batch together with the key for the random numbers of
             the loss, in the form that `draw` returns; None: the loss draws no random numbers.
-        refuses: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the loss
+        batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the loss
             is not defined on them, or "" if it is; None: they are not validated.
     """
 
     draw: Callable
     batch_size: int | None = None
-    samples: int | None = None
-    take: Callable | None = None
+    max_local_samples: int | None = None
+    truncate: Callable | None = None
     batch_sizes: tuple[int, ...] | None = None
     numbered: bool = False
     keyed: Callable | None = None
-    refuses: Callable | None = None
+    batch_error: Callable | None = None
 
     def __call__(self, key: jax.Array, data: PyTree, *number: jax.Array) -> PyTree:
         return self.draw(key, data, *number)
@@ -408,14 +408,14 @@ class Evaluation(sameness.Compared):
             history is NaN). To respect the workers' weights, it reads them with
             `workers.weights()`, or uses `workers.mean`, which applies them. None: the mean of the
             loss and of its gradient over all data of all workers.
-        shared: arguments of `function` that every device holds (held-out data, averages), a pytree.
+        replicated: arguments of `function` that every device holds (held-out data, averages), a pytree.
         statistics: (params, data block) -> params in which leaves that are not trained, such as the
             running averages of batch norm, are estimated from the data. It is applied before
             `function` and to the model that a run returns. None: nothing is estimated.
     """
 
     function: Callable | None = None
-    shared: PyTree = ()
+    replicated: PyTree = ()
     statistics: Callable | None = None
 
 
@@ -493,14 +493,14 @@ class Problem(NamedTuple):
         return self.sampler.batch_size
 
     @property
-    def samples(self) -> int | None:
-        """`Sampler.samples`."""
-        return self.sampler.samples
+    def max_local_samples(self) -> int | None:
+        """`Sampler.max_local_samples`."""
+        return self.sampler.max_local_samples
 
     @property
-    def take(self) -> Callable | None:
-        """`Sampler.take`."""
-        return self.sampler.take
+    def truncate(self) -> Callable | None:
+        """`Sampler.truncate`."""
+        return self.sampler.truncate
 
     @property
     def batch_sizes(self) -> tuple[int, ...] | None:
@@ -518,14 +518,14 @@ class Problem(NamedTuple):
         return self.sampler.keyed
 
     @property
-    def refuses(self) -> Callable | None:
-        """`Sampler.refuses`."""
-        return self.sampler.refuses
+    def batch_error(self) -> Callable | None:
+        """`Sampler.batch_error`."""
+        return self.sampler.batch_error
 
     @property
-    def shared(self) -> PyTree:
-        """`Evaluation.shared`."""
-        return self.evaluation.shared
+    def replicated(self) -> PyTree:
+        """`Evaluation.replicated`."""
+        return self.evaluation.replicated
 
     @property
     def statistics(self) -> Callable | None:

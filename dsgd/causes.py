@@ -39,7 +39,7 @@ _REMEDIES: dict[type[Exception], str] = {
 
 
 @contextmanager
-def noted(where: str) -> Iterator[None]:
+def error_context(where: str) -> Iterator[None]:
     """Adds a note to errors of the block that names the function which raised them.
 
     In nested blocks only the innermost one adds a note.

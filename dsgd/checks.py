@@ -378,7 +378,7 @@ def _function_of(count: int | None) -> _Requirement:
     return _Requirement(accepts, "a function", call="" if count is None else _count(count))
 
 
-def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
+def require_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
     """Raises ValueError unless `function` is a function that accepts these arguments.
 
     Args:
@@ -404,7 +404,7 @@ def _with_members(where: str, value: Any) -> Any:
         ValueError: if one of them is not a function of its arguments.
     """
     for member, function, arguments in _members(value):
-        need_call(f"{where} = {value.name}: {member}", function, *arguments)
+        require_call(f"{where} = {value.name}: {member}", function, *arguments)
     return value
 
 
@@ -424,7 +424,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
             yield member, function, [*arguments.split(), *["k"] * numbered]
 
 
-def need_delay(where: str, value: Any) -> float:
+def require_delay(where: str, value: Any) -> float:
     """Returns the delay in seconds that a user's function returned, as a float.
 
     Raises:
@@ -692,5 +692,5 @@ _WORDS = {
     "Problem": "a dsgd.Problem, such as problems.logistic_regression()",
     "Quantity": "a quantity, such as clusters.constant(1.0)",
     "Topology": "a topology, such as topologies.ring(16) or topologies.from_matrix(W)",
-    "Work": "a dsgd.Work, such as work.local_batches([4, 2], batch_size=4)",
+    "LocalWork": "a dsgd.LocalWork, such as work.local_batches([4, 2], batch_size=4)",
 }

@@ -73,7 +73,7 @@ def outermost(function: F) -> F:
 
     @functools.wraps(function)
     def compiles(*args: Any, **kwargs: Any) -> Any:
-        _need_values(name, {**dict(zip(order, args, strict=False)), **kwargs})
+        _require_values(name, {**dict(zip(order, args, strict=False)), **kwargs})
         with ExitStack() as stack:
             if config.jax_disable_jit:
                 warnings.warn(
@@ -110,7 +110,7 @@ def _is_iterator(value: Any) -> bool:
     return isinstance(value, Iterator)
 
 
-def _need_values(name: str, arguments: dict[str, Any]) -> None:
+def _require_values(name: str, arguments: dict[str, Any]) -> None:
     for argument, value in arguments.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=_is_iterator):
             if isinstance(leaf, Tracer):

@@ -1,7 +1,7 @@
 """Local work: how much each worker computes in a round, in batches of unequal sizes or in
 micro-batches.
 
-    algorithms.unequal_work(
+    algorithms.with_local_work(
         algorithms.minibatch_sgd(optax.sgd(0.1)),
         work.local_batches([32, 16, 16, 8], batch_size=8, micro_batches=4),
     )
@@ -23,7 +23,7 @@ from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from dsgd import array_likes, checks
-from dsgd.base import Problem, Work
+from dsgd.base import LocalWork, Problem
 
 __all__ = ["local_batches", "micro_batches", "weighted"]
 
@@ -38,7 +38,7 @@ def local_batches(
     micro_batches: int = 1,
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
-) -> Work:
+) -> LocalWork:
     r"""Returns local work in which worker n computes $b_n$ samples, in micro-batches of B
     samples.
 
@@ -61,7 +61,7 @@ def local_batches(
             that participate, as does the mean that methods take; None: all workers participate.
 
     Returns:
-        The `dsgd.Work`, with int32 samples `[N, M]`.
+        The `dsgd.LocalWork`, with int32 samples `[N, M]`.
 
     Raises:
         ValueError: if `sizes` are not integers `[N]` from 0 to M B, or all of them are 0;
@@ -88,7 +88,7 @@ def local_batches(
                 f"local_batches: sizes = {checks.shown(each.tolist())}; expected integers [N] from "
                 f"{most}"
             )
-        _need_some("local_batches: sizes", each)
+        _require_some("local_batches: sizes", each)
     xp, each = _library(each), each.astype(np.int32)
     filled = xp.clip(each[:, None] - B * np.arange(M, dtype=np.int32)[None], 0, B).astype(np.int32)
     return _averaged("local_batches", filled, average, present)
@@ -100,7 +100,7 @@ def micro_batches(
     *,
     average: str = "samples",
     present: ArrayLike | jax.Array | None = None,
-) -> Work:
+) -> LocalWork:
     r"""Returns local work in which worker n computes some of M micro-batches, each a full batch.
 
     With the default weights, the mean of the workers' gradients is
@@ -115,7 +115,7 @@ def micro_batches(
         present: as in `local_batches`.
 
     Returns:
-        The `dsgd.Work`, with bool samples `[N, M]`.
+        The `dsgd.LocalWork`, with bool samples `[N, M]`.
 
     Raises:
         ValueError: if `counted` is not bool `[N, M]` or entirely False, `average` is unknown, or
@@ -125,12 +125,12 @@ def micro_batches(
     if each.ndim != 2 or each.dtype != bool or not each.size:
         raise ValueError(f"micro_batches: counted = {checks.typed(each)}; expected bool [N, M]")
     if isinstance(each, np.ndarray):
-        _need_some("micro_batches: counted", each)
+        _require_some("micro_batches: counted", each)
     return _averaged("micro_batches", each, average, present)
 
 
 @checks.arguments
-def weighted(weights: ArrayLike | jax.Array) -> Work:
+def weighted(weights: ArrayLike | jax.Array) -> LocalWork:
     r"""Returns local work of full micro-batches with given weights,
     $g_n = \sum_m w_{nm} \bar g_{nm}$.
 
@@ -140,7 +140,7 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
         weights: w, floating-point numbers `[N, M]`, at least 0.
 
     Returns:
-        The `dsgd.Work`, with bool samples `[N, M]`.
+        The `dsgd.LocalWork`, with bool samples `[N, M]`.
 
     Raises:
         ValueError: if `weights` are not floating-point numbers `[N, M]`, one of them is negative,
@@ -152,15 +152,15 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
             f"weighted: weights = {checks.typed(each)}; expected floating-point numbers [N, M]"
         )
     if isinstance(each, np.ndarray):
-        _need_weights("weighted: weights", each)
+        _require_weights("weighted: weights", each)
         array_likes.kept("weighted: weights", each)
-        _need_some("weighted: weights", each)
-    return Work(each != 0, each)
+        _require_some("weighted: weights", each)
+    return LocalWork(each != 0, each)
 
 
 def in_samples(
-    work: Work, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None
-) -> Work:
+    work: LocalWork, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None
+) -> LocalWork:
     """Returns the same work with `samples` as int32, clipped to the available samples.
 
     For problems without a batch size, `samples` counts full draws.
@@ -178,7 +178,7 @@ def in_samples(
     return work._replace(samples=jnp.clip(samples, 0, most).astype(jnp.int32))
 
 
-def of_each(work: Work) -> jax.Array:
+def of_each(work: LocalWork) -> jax.Array:
     """Returns the sum of the weights of each worker's computed micro-batches, `[N]`."""
     return jnp.sum(jnp.where(work.samples > 0, work.weights, 0), axis=1)
 
@@ -192,9 +192,9 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
         N: number of workers.
         problem: the problem, which may or may not be able to truncate its batches.
     """
-    need_arrays(where, work, N)
+    require_arrays(where, work, N)
     samples = _array(work.samples)
-    most, cut = problem.batch_size or 1, problem.take is not None
+    most, cut = problem.batch_size or 1, problem.truncate is not None
     whole = (
         f"{where} in samples, but {problem.name} cannot truncate its batches (it has no `take`); "
         "expected"
@@ -221,15 +221,15 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
             raise ValueError(f"{whole} 0 or {most}")
 
 
-def need_arrays(where: str, work: Any, N: int | None) -> None:
+def require_arrays(where: str, work: Any, N: int | None) -> None:
     """Raises ValueError if `work` is not valid for any problem.
 
     Its arrays must have the types and shapes for N workers (None: any number), and must not be
     negative, and at least one worker must compute something.
     """
-    if not isinstance(work, Work):
+    if not isinstance(work, LocalWork):
         raise ValueError(
-            f"{where} as {checks.typed(work)}; expected a dsgd.Work; construct it with dsgd.work"
+            f"{where} as {checks.typed(work)}; expected a dsgd.LocalWork; construct it with dsgd.work"
         )
     for name, array in (("samples", work.samples), ("weights", work.weights)):
         kinds, words = (
@@ -250,7 +250,7 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
                 f"{where} with {name} as {checks.typed(array)}; expected {words} [{rows}, M], "
                 "M >= 1, with equal shapes of samples and weights"
             )
-    samples, weights, draws = *map(_array, work[:2]), work.draws
+    samples, weights, draws = *map(_array, work[:2]), work.first_batch
     if draws is not None and (
         jnp.shape(draws) != samples.shape[:1]
         or not jnp.issubdtype(jnp.result_type(draws), jnp.integer)
@@ -265,12 +265,12 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
                 f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; expected "
                 "at least 0"
             )
-        _need_some(f"{where} with samples", samples)
+        _require_some(f"{where} with samples", samples)
     if not isinstance(weights, Tracer):
-        _need_weights(f"{where} with weights", weights)
+        _require_weights(f"{where} with weights", weights)
 
 
-def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
+def _averaged(function: str, samples: Any, average: str, present: Any) -> LocalWork:
     """Returns the work of the workers that participate, with weights according to `average`.
 
     Args:
@@ -297,7 +297,9 @@ def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
     kind = jnp.result_type(float)
     weights = samples.astype(kind) / xp.maximum(total, 1).astype(kind)
-    return Work(samples, weights if average == "workers" else weights * xp.asarray(number, kind))
+    return LocalWork(
+        samples, weights if average == "workers" else weights * xp.asarray(number, kind)
+    )
 
 
 def _array(values: Any) -> Any:
@@ -314,14 +316,14 @@ def _library(*arrays: Any) -> Any:
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
-def _need_some(what: str, values: np.ndarray) -> None:
+def _require_some(what: str, values: np.ndarray) -> None:
     if not values.any():
         raise ValueError(
             f"{what}: all values are 0; expected at least one worker that computes something"
         )
 
 
-def _need_weights(what: str, weights: np.ndarray) -> None:
+def _require_weights(what: str, weights: np.ndarray) -> None:
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(
             f"{what} {weights.min():g} to {weights.max():g}; expected finite numbers, at least 0"

@@ -134,7 +134,9 @@ def make_cluster(args: Args, case: Case) -> clusters.Cluster:
         some["present"] = clusters.sampled(
             max(1, round(case.share * args.workers)), of=args.workers
         )
-        some["present_for"] = args.period if case.method in ("local-sgd", "scaffold") else 1
+        some["participation_period"] = (
+            args.period if case.method in ("local-sgd", "scaffold") else 1
+        )
     elif case.share < 1:
         some["delivered"] = clusters.bernoulli(case.share, 1.0)
     return tuning.equal_workers(

@@ -79,7 +79,7 @@ def main(args: Args) -> None:
     check(args)
     rate = None if args.shape is None else parse(args.shape, args.period)
     if rate is not None:
-        links.need_allowed()
+        links.require_allowed()
     commands.begin(args)
     if rate is not None and len(rate.bits) > 1:
         train(args, rate)
@@ -131,7 +131,7 @@ def over_processes(
     and removes both afterwards.
     """
     if rate is None:
-        return dsgd.loopback(count, function, timeout=math.inf)
+        return dsgd.run_local_processes(count, function, timeout=math.inf)
     return links.shaped(count, function, rate, free=free, timeout=math.inf)
 
 

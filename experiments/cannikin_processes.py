@@ -123,7 +123,9 @@ def split(share: float, N: int, total: int) -> np.ndarray:
 def train(args: Args) -> list[Trial]:
     """Starts and ends the processes; raises a ChildProcessError if one fails."""
     with competitors.competing(args.competitors, args.nice) as cores:
-        return dsgd.loopback(len(cores), partial(_train, args, cores), timeout=math.inf)[0]
+        return dsgd.run_local_processes(len(cores), partial(_train, args, cores), timeout=math.inf)[
+            0
+        ]
 
 
 def _train(args: Args, cores: list[int]) -> list[Trial]:

@@ -66,7 +66,9 @@ def main(args: Args) -> None:
     commands.begin(args)
     what = f"{args.processes} processes, {args.steps} steps without and as many with DropCompute"
     with commands.waiting(args, what):
-        pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
+        pair = dsgd.run_local_processes(
+            args.processes, partial(_train_twice, args), timeout=math.inf
+        )[0]
     write(args.out / "steps.csv", pair)
     found = judge(args, pair)
     shown = {"table": tabulate(args, pair, found), "race": tabulate_race(race(args, pair))}
@@ -128,7 +130,7 @@ def _train_twice(args: Args) -> Pair:
     return Pair(
         alone,
         train(math.inf, args.steps, delay),
-        train(dropcompute.chosen_after(args.rounds), args.steps, delay),
+        train(dropcompute.auto_threshold(args.rounds), args.steps, delay),
     )
 
 

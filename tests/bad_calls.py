@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-import haste
+import fast_compile
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -329,7 +329,9 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
     cannikin.lb_bsp: {"total_batch": 8},
     cannikin.train: {
         "problem": QUADRATIC._replace(
-            sample=dsgd.Sampler(QUADRATIC.sample, batch_size=2, take=lambda batch, samples: batch)
+            sample=dsgd.Sampler(
+                QUADRATIC.sample, batch_size=2, truncate=lambda batch, samples: batch
+            )
         ),
         "cluster": clusters.Cluster(
             SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)
@@ -362,7 +364,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
     dropcompute.threshold: {"communication": 0.1},
     dropcompute.train_processes: {
         "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
-        "threshold": dropcompute.chosen_after(2),
+        "threshold": dropcompute.auto_threshold(2),
         "steps": 4,
     },
     kimad.budget: {"up": 1000000.0},
@@ -506,7 +508,7 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
 
 def main(every: int) -> None:
     """Draws one value of the pool in `every`, others for each argument."""
-    haste.trace_quickly()
+    fast_compile.trace_quickly()
     # Nothing is compiled: what would run is not run.
     seen = dict.fromkeys(
         ("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))),
@@ -527,7 +529,7 @@ def main(every: int) -> None:
     driver.programs = mock.MagicMock()
     local_processes._results = processes._run = lambda *args: []
     gossip._train = with_servers._train = lambda *args: []
-    nodes._Node.epoch = lambda *args: epochs.Ran(
+    nodes._Node.epoch = lambda *args: epochs.EpochMeasurements(
         1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {}
     )
     warnings.simplefilter("error")

@@ -7,16 +7,18 @@ import os
 import shutil
 from pathlib import Path
 
-import haste
+import fast_compile
 import typecheck  # noqa: F401 (before what it wraps)
 
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {fast_compile.FLAGS}"
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # processes that tests start leave nothing in the user's cache
 os.environ.setdefault("DSGD_CACHE", "off")
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(haste.HASTE))  # and compile as this one
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
+    int(fast_compile.HASTE)
+)  # and compile as this one
 
 import jax
 import pytest
@@ -28,7 +30,7 @@ from dsgd.engine import programs
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled anew
 
-haste.trace_quickly()
+fast_compile.trace_quickly()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # no lines of code in programs: they are the same wherever they are written
 jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -106,7 +108,7 @@ def optimised():
     """Programs are compiled as users' are, for tests of what the compiler makes of them."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", haste.HASTE)
+    jax.config.update("jax_disable_most_optimizations", fast_compile.HASTE)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def traced(
         devices: how many.
     """
     plan = plans.make_plan(
-        plans.Always(algorithm),
+        plans.ConstantFactory(algorithm),
         algorithm,
         problem,
         devices,
@@ -76,5 +76,5 @@ def _traced(
     carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
     return advance.trace(
-        carry, points, keys, problem.data, problem.shared, None, loop.Chunk(*[number] * 4)
+        carry, points, keys, problem.data, problem.replicated, None, loop.Chunk(*[number] * 4)
     )

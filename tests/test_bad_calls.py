@@ -108,7 +108,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     clusters.Cluster: {
         "latency": NEGATIVE,
         "noise": NEGATIVE,
-        "present_for": (0, 4),
+        "participation_period": (0, 4),
         "micro_batches": NO_COUNT,
         "delivered": (
             clusters.sampled(2, of=3),

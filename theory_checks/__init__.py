@@ -13,7 +13,7 @@ Each family of methods has a module with the derivation of its bound and these f
 
 from theory_checks import bounds
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.search import Tape
+from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.statement import Condition, Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
@@ -33,8 +33,8 @@ __all__ = [
     "Condition",
     "Outcome",
     "Rate",
+    "ReplayableDraws",
     "Statement",
-    "Tape",
     "asynchronous_sgd",
     "bounds",
     "compressed_sgd",

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from dsgd import records
 from theory_checks.machinery import registry
-from theory_checks.machinery.registry import Finding
+from theory_checks.machinery.registry import StatementResult
 from theory_checks.machinery.statement import STANDARD_ERRORS, Misprint, Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS
 
@@ -111,7 +111,7 @@ def main(
 
 def _findings(
     statements: Sequence[Statement], trials: int, args: Args, *, custom: bool
-) -> Iterable[Finding]:
+) -> Iterable[StatementResult]:
     """Yields the findings of the statements one by one. Custom statements, which other processes
     cannot look up by name, are checked in this process.
     """
@@ -136,7 +136,7 @@ def _findings(
 
 
 def closing(
-    findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
+    findings: Sequence[StatementResult], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
 ) -> str:
     """Returns the last line of the output, which summarizes all findings."""
     count = f"{sum(finding.instances for finding in findings):,} instances"
@@ -162,7 +162,7 @@ def _confirmed(printed: Outcome, corrected: Outcome) -> bool:
     return not printed.holds and corrected.holds
 
 
-def _violation(finding: Finding) -> str:
+def _violation(finding: StatementResult) -> str:
     worst, which = finding.worst, finding.statement
     error = f" +- {worst.error:.2g}" if worst.error else ""
     sides = (
@@ -174,7 +174,7 @@ def _violation(finding: Finding) -> str:
     )
 
 
-def tabulate(findings: Sequence[Finding]) -> Table:
+def tabulate(findings: Sequence[StatementResult]) -> Table:
     """Returns a table with one row per statement. Below the name are the hypotheses and, if the
     bound is loose, the largest fraction of it that was reached.
     """
@@ -261,7 +261,7 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
 
 
 def as_data(
-    findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
+    findings: Sequence[StatementResult], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
 ) -> dict[str, Any]:
     """Returns all findings and misprints as JSON-compatible data, for `--json`."""
     return {

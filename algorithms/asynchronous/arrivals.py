@@ -39,7 +39,7 @@ class Events(NamedTuple):
 
     Args:
         ready: when each worker's gradient is computed, `[N]`.
-        held: until when bounded staleness keeps the servers from accepting it, `[N]`.
+        blocked_until: until when bounded staleness keeps the servers from accepting it, `[N]`.
         read: when each server starts to send its shard to each worker, `[N, P]`.
         version: number of updates of the shard before it was read, int32 `[N, P]`.
         slot: index of the shard that was read in the buffer, int32 `[N, P]`.
@@ -49,7 +49,7 @@ class Events(NamedTuple):
     """
 
     ready: jax.Array
-    held: jax.Array
+    blocked_until: jax.Array
     read: jax.Array
     version: jax.Array
     slot: jax.Array
@@ -136,7 +136,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
         jnp.where(fresh, round.step + 1, events.version),
     )
     elapsed = applied[-1]
-    held = jnp.where(may, events.held, applied[0])
+    held = jnp.where(may, events.blocked_until, applied[0])
     after = Events(
         ready - elapsed,
         held - elapsed,
@@ -170,7 +170,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
         received = reading + latency + down
         return (sent, received), (sent, reading, reading + down if pipelined else received)
 
-    begun = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
+    begun = jnp.maximum(events.ready[worker], events.blocked_until[worker]), jnp.float32(-jnp.inf)
     few = events.into.shape[0] <= _UNROLLED
     (_, received), (applied, read, free) = lax.scan(
         trip_of_part, begun, (events.into, events.out), unroll=few or 1

@@ -96,7 +96,7 @@ def asynchronous_gossip_sgd(
 
     def init(params, N):
         topology.require_workers(name, N)
-        local = optimizers.start_local(optimizer, params, N)
+        local = optimizers.init_local(optimizer, params, N)
         times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
         return State(
             Events(times, numbers, times, numbers),
@@ -120,9 +120,9 @@ def asynchronous_gossip_sgd(
         now = following(state, round)
         local: Local = state.workers
         pair = jnp.stack([now.worker, now.partner])
-        here, rows = workers.find(pair, round.workers)
+        here, rows = workers.locate(pair, round.workers)
         with round.unrecorded():
-            models, memories = workers.select(
+            models, memories = workers.collect(
                 here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer))
             )
         middle = jax.tree.map(lambda leaf: gossip.midpoint(leaf[0], leaf[1]), models)

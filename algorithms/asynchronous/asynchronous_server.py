@@ -112,14 +112,14 @@ def asynchronous_server(
         models = N if delays is None else delays.bound + 1
         buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
         events = arrivals.first_events(N, servers) if delays is None else ()
-        model = optimizers.start(optimizer, params)
+        model = optimizers.init(optimizer, params)
         return State(Server(model if start is None else start(model), buffer, events))
 
     def following(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
         """Returns the next arrival and the parameters at which its gradient was computed."""
         server: Server = state.server
         if delays is None:
-            bits = communication.bits.of_tree(workers.stack(server.model.params, 1)) / servers
+            bits = communication.bits.of_tree(workers.replicate(server.model.params, 1)) / servers
             now = arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
         else:
             now = _given(method, delays, server, round)

@@ -95,7 +95,7 @@ class Plan(NamedTuple):
     until: Callable[[list[Epoch]], bool] | None
 
 
-class Ran(NamedTuple):
+class EpochMeasurements(NamedTuple):
     """Measurements of an epoch's rounds.
 
     Args:
@@ -118,7 +118,7 @@ class Ran(NamedTuple):
 
 
 # (samples of each node, int `[N]`, factor of the step size, rounds) -> measurements
-Rounds = Callable[[np.ndarray, float, int], Ran]
+Rounds = Callable[[np.ndarray, float, int], EpochMeasurements]
 
 
 def make_plan(
@@ -138,10 +138,10 @@ def make_plan(
     until: Callable[[list[Epoch]], bool] | None = None,
 ) -> Plan:
     """Validates the arguments of `cannikin.train`. Error messages begin with `name`."""
-    N, B = problem.workers, _need_cut(name, problem)
+    N, B = problem.workers, _require_cut(name, problem)
     M = checks.positive_int(f"{name}: micro_batches", micro_batches)
     each_epoch = (
-        N * (problem.samples or B)
+        N * (problem.max_local_samples or B)
         if samples is None
         else checks.positive_int(f"{name}: samples", samples)
     )
@@ -153,7 +153,7 @@ def make_plan(
     if not 0 < smoothing <= 1:
         raise ValueError(f"{name}: smoothing = {smoothing}; expected a number in (0, 1]")
     checks.positive_int(f"{name}: epochs", epochs)
-    room = _need_limits(name, limits, N, M * B)
+    room = _require_limits(name, limits, N, M * B)
     return Plan(
         name,
         system,
@@ -169,7 +169,7 @@ def make_plan(
     )
 
 
-def follow(plan: Plan, run: Rounds) -> list[Epoch]:
+def run_epochs(plan: Plan, run: Rounds) -> list[Epoch]:
     """Runs the epochs one after the other."""
     system, room = plan.system, plan.room
     ids = _there(plan, 0)
@@ -178,7 +178,7 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
     for epoch in range(plan.epochs):
         ids, memory = _attending(system, memory, ids, _there(plan, epoch), room)
         decided, memory = system.decide(memory)
-        sizes = _need_batches(plan, decided, ids)
+        sizes = _require_batches(plan, decided, ids)
         total = int(sizes.sum())
         first_batch = first_batch or total
         factor = plan.scaling(noise, total, first_batch)
@@ -225,7 +225,7 @@ def _attending(
     return order, system.resize(memory, stay, len(order) - len(stay), room[order])
 
 
-def _noise_of(ran: Ran, sizes: np.ndarray) -> NoiseScale:
+def _noise_of(ran: EpochMeasurements, sizes: np.ndarray) -> NoiseScale:
     """Returns the mean noise scale over an epoch's rounds; NaN if one node has all samples."""
     there = sizes > 0
     if there.sum() < 2:
@@ -235,7 +235,7 @@ def _noise_of(ran: Ran, sizes: np.ndarray) -> NoiseScale:
     return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))
 
 
-def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
+def _require_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     """Validates the system's decision; returns the batches of all nodes, `[N]`, 0 for those that do
     not participate.
     """
@@ -260,8 +260,8 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
     return sizes
 
 
-def _need_cut(name: str, problem: Problem) -> int:
-    if problem.batch_size is None or problem.take is None:
+def _require_cut(name: str, problem: Problem) -> int:
+    if problem.batch_size is None or problem.truncate is None:
         raise ValueError(
             f"{name}: {problem.name} cannot truncate its batches; expected a problem with "
             "batch_size and take"
@@ -279,7 +279,7 @@ def _need_cut(name: str, problem: Problem) -> int:
     return problem.batch_size
 
 
-def _need_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
+def _require_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
     if limits is None:
         return np.full(N, most)
     given = np.asarray(limits)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from algorithms.cannikin.model import ClusterModel
 from dsgd import checks
-from dsgd.clusters.quantity import need_probability
+from dsgd.clusters.quantity import require_probability
 
 Weighting = Literal["inverse-variance", "plain"]
 Each = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
@@ -110,7 +110,7 @@ def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """All measurements so far; NaN for nodes without measurements.
 
     Args:
@@ -141,7 +141,7 @@ class Learner:
         moved: whether nodes have left or joined since communication was measured.
     """
 
-    seen: Seen
+    seen: Observed
     last_share: float
     limits: np.ndarray
     moved: bool = False
@@ -205,7 +205,7 @@ class Learner:
             "first": first,
             "communication": communication,
         }
-        times = {name: self._need_times(name, values) for name, values in given.items()}
+        times = {name: self._require_times(name, values) for name, values in given.items()}
         if len({len(values) for values in times.values()}) > 1:
             shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in times.items())
             raise ValueError(
@@ -217,7 +217,7 @@ class Learner:
         seen, fresh = self.seen, nothing(self.nodes, 1).and_of(T_comm[:, :, None])
         afresh = self.moved and fresh.number.any()
         known, here = ~np.isnan(points).any(axis=2).all(axis=0), _means(total)
-        after = Seen(
+        after = Observed(
             seen.computed.and_of(points),
             seen.first.and_of(gamma[:, :, None]),
             fresh if afresh else seen.communication.and_of(T_comm[:, :, None]),
@@ -351,13 +351,13 @@ class Learner:
         Raises:
             ValueError: if count is less than 1, or limits have another shape, are negative or NaN.
         """
-        most = _need_limits(
+        most = _require_limits(
             "Learner.joined", limits, checks.positive_int("Learner.joined: count", count)
         )
         seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, _unseen(count))
         return replace(self, seen=seen, limits=np.concatenate([self.limits, most]), moved=True)
 
-    def _need_times(self, name: str, values: ArrayLike) -> np.ndarray:
+    def _require_times(self, name: str, values: ArrayLike) -> np.ndarray:
         times = np.asarray(values, float)
         if times.ndim != 2 or times.shape[1] != self.nodes:
             raise ValueError(
@@ -425,8 +425,8 @@ def learner(nodes: int, last_share: float, limits: Each | None = None) -> Learne
     performance", sections 4.2 and 4.5.
     """
     n = checks.positive_int("learner: nodes", nodes)
-    need_probability("learner: last_share", last_share)
-    return Learner(_unseen(n), float(last_share), _need_limits("learner", limits, n))
+    require_probability("learner: last_share", last_share)
+    return Learner(_unseen(n), float(last_share), _require_limits("learner", limits, n))
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -434,12 +434,12 @@ def _means(values: np.ndarray) -> np.ndarray:
     return np.nansum(values, axis=0) / np.maximum((~np.isnan(values)).sum(axis=0), 1)
 
 
-def _unseen(n: int) -> Seen:
+def _unseen(n: int) -> Observed:
     unknown = np.full(n, np.nan)
-    return Seen(nothing(n, 3), nothing(n, 1), nothing(n, 1), unknown, unknown, unknown)
+    return Observed(nothing(n, 3), nothing(n, 1), nothing(n, 1), unknown, unknown, unknown)
 
 
-def _need_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
+def _require_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
     most = np.full(n, np.inf) if limits is None else np.array(limits, float)
     if most.shape != (n,) or not (most >= 0).all():
         raise ValueError(f"{name}: limits = {checks.shown(limits)}; expected {n} numbers >= 0")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dsgd import checks
-from dsgd.clusters.quantity import need_number, need_probability
+from dsgd.clusters.quantity import require_number, require_probability
 
 Coefficients = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
 Wholes = Annotated[ArrayLike, "an integer, or several"]
@@ -124,18 +124,18 @@ class ClusterModel:
     def __post_init__(self) -> None:
         n = len(np.atleast_1d(self.q))
         for name in ("q", "s", "k", "m"):
-            object.__setattr__(self, name, _need_numbers(name, getattr(self, name), n))
+            object.__setattr__(self, name, _require_numbers(name, getattr(self, name), n))
         if (where := np.flatnonzero(np.add(self.q, self.k) == 0)).size:
             raise ValueError(
                 f"ClusterModel: q + k = 0 for node {where[0]}; expected samples that take "
                 "time, q + k > 0"
             )
-        need_probability("ClusterModel: gamma", self.gamma)
+        require_probability("ClusterModel: gamma", self.gamma)
         for name in ("t_overlap", "t_last"):
-            need_number(f"ClusterModel: {name}", getattr(self, name), least=0)
+            require_number(f"ClusterModel: {name}", getattr(self, name), least=0)
         if self.limits is not None:
             object.__setattr__(
-                self, "limits", _need_numbers("limits", self.limits, n, finite=False)
+                self, "limits", _require_numbers("limits", self.limits, n, finite=False)
             )
 
     @property
@@ -151,7 +151,7 @@ class ClusterModel:
             ValueError: if samples are for another number of nodes, infinite or NaN. (Negative
                 samples are accepted, because the paper's algorithm may return them.)
         """
-        return self._lines.seconds(self._need_batches("node_times", batches)) + self.t_last
+        return self._lines.seconds(self._require_batches("node_times", batches)) + self.t_last
 
     def batch_time(self, batches: ArrayLike) -> Any:
         """Returns T, equation 7: seconds `[...]` for samples `[..., n]`.
@@ -159,9 +159,9 @@ class ClusterModel:
         Raises:
             ValueError: see `node_times`.
         """
-        return (self._lines.seconds(self._need_batches("batch_time", batches)) + self.t_last).max(
-            axis=-1
-        )
+        return (
+            self._lines.seconds(self._require_batches("batch_time", batches)) + self.t_last
+        ).max(axis=-1)
 
     def computes_longer(self, batches: ArrayLike) -> np.ndarray:
         r"""Returns whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$,
@@ -171,7 +171,7 @@ class ClusterModel:
             ValueError: see `node_times`.
         """
         return (1 - self.gamma) * (
-            self.k * self._need_batches("computes_longer", batches) + self.m
+            self.k * self._require_batches("computes_longer", batches) + self.m
         ) >= self.t_overlap
 
     @checks.arguments
@@ -193,7 +193,7 @@ class ClusterModel:
             ValueError: if B is not positive and finite, or exceeds the sum of the limits.
         """
         B = np.asarray(total_batch, float)
-        self._need_room("optperf", B, self._lines.most)
+        self._require_room("optperf", B, self._lines.most)
         T, batches = self._lines.shared(B.reshape(-1))
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
         return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
@@ -220,7 +220,7 @@ class ClusterModel:
                 f"ClusterModel.optperf_integer: {given}; expected an integer >= 1, or an array "
                 "of them"
             )
-        self._need_room("optperf_integer", B, np.floor(self._lines.most))
+        self._require_room("optperf_integer", B, np.floor(self._lines.most))
         seconds, real = self.optperf(B)
         each = zip(
             B.ravel().tolist(),
@@ -264,7 +264,7 @@ class ClusterModel:
         most = np.full(len(q), np.inf) if self.limits is None else np.asarray(self.limits)
         return Lines(q + k, s + m, q + self.gamma * k, s + self.gamma * m + self.t_overlap, most)
 
-    def _need_batches(self, name: str, batches: ArrayLike) -> np.ndarray:
+    def _require_batches(self, name: str, batches: ArrayLike) -> np.ndarray:
         given = np.asarray(batches, float)
         if given.ndim < 1 or given.shape[-1] != self.nodes:
             raise ValueError(
@@ -278,7 +278,7 @@ class ClusterModel:
             )
         return given
 
-    def _need_room(self, name: str, B: np.ndarray, most: np.ndarray) -> None:
+    def _require_room(self, name: str, B: np.ndarray, most: np.ndarray) -> None:
         wrong = B[~(np.isfinite(B) & (B > 0))]
         if wrong.size:
             raise ValueError(
@@ -293,7 +293,7 @@ class ClusterModel:
             raise ValueError(f"ClusterModel.{name}: {given}; expected at most that many samples")
 
 
-def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:
+def _require_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:
     numbers = np.array(values, float)
     if numbers.shape != (n,) or not n:
         raise ValueError(

@@ -63,7 +63,7 @@ def gradient_noise_scale(
 
     Args:
         local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as in the
-            history of `algorithms.observed`.
+            history of `algorithms.with_diagnostics`.
         global_sqnorm: $|g|^2$, `[...]`.
         batches: b, samples of each node, `[n]`; nodes without samples are ignored.
         weights: "best", "paper" or "plain".
@@ -93,7 +93,7 @@ def gradient_noise_scale(
         each.astype(jnp.promote_types(each.dtype, jnp.float32))
         for each in map(xp.asarray, (local_sqnorms, global_sqnorm))
     )
-    b = _need_batches(batches, local, whole)
+    b = _require_batches(batches, local, whole)
     there, rows = b > 0, (1,) * (local.ndim - 1) + (-1,)
     b = xp.where(there, b, 0) * xp.ones((), local.dtype)
     longer = xp.where(there.reshape(rows), local - whole[..., None], 0)  # |g_i|^2 - |g|^2
@@ -163,7 +163,7 @@ def _papers(b: Any, there: Any, xp: Any) -> tuple[Any, Any]:
     return weights(of_noise), weights(of_sqnorm)
 
 
-def _need_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
+def _require_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
     b = batches if isinstance(batches, jax.Array) else np.asarray(batches)
     if (
         b.ndim != 1

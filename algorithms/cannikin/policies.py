@@ -282,7 +282,7 @@ def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
     known, limits = memory.learner, memory.cluster.limits
 
     def parts(total: int) -> np.ndarray:
-        return unlike(whole(known.next_batches(total), total, limits), known.seen_at, limits)
+        return perturbed(whole(known.next_batches(total), total, limits), known.seen_at, limits)
 
     def tells(batches: np.ndarray) -> bool:
         return bool(((batches > 0) & (batches != known.seen_at))[known.unknown].all())
@@ -376,7 +376,7 @@ def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
     return batches
 
 
-def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
+def perturbed(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """Returns batches with the same total in which pairs of nodes exchange a sample if rounding
     gave them the only size at which they were measured, because a line needs two sizes.
 

@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 from algorithms import optimizers
 from algorithms.cannikin import epochs as own
 from algorithms.cannikin import scalings
-from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
+from algorithms.cannikin.epochs import Epoch, EpochMeasurements, Limits, Training
 from algorithms.cannikin.policies import System
 from algorithms.optimizers import Model
 from algorithms.real_workers import RealWorker
@@ -51,7 +51,7 @@ def train_processes(
     $$ x_{t+1} = x_t - \eta \sum_i \frac{b_i}{B} \bar g_i(x_t) \quad (9) $$
 
     Every process of an initialized `jax.distributed` makes this call with the same arguments;
-    `dsgd.loopback` starts several processes on one machine. A node measures its forward pass
+    `dsgd.run_local_processes` starts several processes on one machine. A node measures its forward pass
     including the draw of its batch and the optimizer's step (a), its backward pass (P), and the
     all-reduce, which includes waiting for the other nodes. The last node does not wait, so the
     minimum over nodes in each round is $T_{comm}$ for all of them. The gradient is sent in one
@@ -93,7 +93,7 @@ def train_processes(
     }
     plan = own.make_plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
     node = _Node(problem, optimizer, micro_batches, key)
-    found = own.follow(plan, node.epoch)
+    found = own.run_epochs(plan, node.epoch)
     return Training(found, node.model, node.model.params)
 
 
@@ -106,7 +106,7 @@ class _Node(RealWorker):
         super().__init__("train_processes", problem, optimizer, key)
         self.M, self.rounds = M, 0
 
-    def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> Ran:
+    def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> EpochMeasurements:
         """Runs `rounds` rounds, and returns the measurements of all nodes."""
         self.model = scalings.rescaled("train_processes", self.model, factor)
         self.round(sizes)  # compiles, and synchronizes the processes; the result is discarded
@@ -123,7 +123,7 @@ class _Node(RealWorker):
         least = np.broadcast_to(communication.min(axis=1, keepdims=True), communication.shape)
         scalars = {"train_loss": float(loss[:, 0].mean())}
         compute = forward + backward + update
-        return Ran(
+        return EpochMeasurements(
             float(wholes.max()),
             compute,
             backward,
@@ -185,8 +185,8 @@ def _forward(
     function 1 -> (its gradient,).
     """
     assert problem.batch_size is not None
-    assert problem.take is not None
-    size, take = problem.batch_size, problem.take
+    assert problem.truncate is not None
+    size, take = problem.batch_size, problem.truncate
     drawn = jax.vmap(lambda m: loop.batch_of(problem, key, step, n, data, M, m))(jnp.arange(pieces))
     counts = jnp.clip(samples - size * jnp.arange(pieces), 1, size)
 

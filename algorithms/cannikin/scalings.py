@@ -37,7 +37,7 @@ def adascale(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
     Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training",
     2020.
     """
-    _need_batches("adascale", total_batch, initial_batch)
+    _require_batches("adascale", total_batch, initial_batch)
     if not noise.seen:
         return 1.0
     variance, sqnorm = max(float(noise.noise), 0.0), max(float(noise.sqnorm), 0.0)
@@ -57,14 +57,14 @@ def square_root(noise: NoiseScale, total_batch: int, initial_batch: int) -> floa
     Raises:
         ValueError: if B or B_0 is less than 1.
     """
-    _need_batches("square_root", total_batch, initial_batch)
+    _require_batches("square_root", total_batch, initial_batch)
     return float(np.sqrt(total_batch / initial_batch))
 
 
 @checks.arguments
 def constant(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
     """Returns the factor 1 for every batch. The arguments are those of `square_root`."""
-    _need_batches("constant", total_batch, initial_batch)
+    _require_batches("constant", total_batch, initial_batch)
     return 1.0
 
 
@@ -120,6 +120,6 @@ def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
     return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
 
 
-def _need_batches(name: str, total_batch: int, initial_batch: int) -> None:
+def _require_batches(name: str, total_batch: int, initial_batch: int) -> None:
     checks.positive_int(f"cannikin.{name}: total_batch", total_batch)
     checks.positive_int(f"cannikin.{name}: initial_batch", initial_batch)

@@ -15,10 +15,10 @@ import numpy as np
 import dsgd
 from algorithms.cannikin import epochs as own
 from algorithms.cannikin import scalings
-from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
+from algorithms.cannikin.epochs import Epoch, EpochMeasurements, Limits, Training
 from algorithms.cannikin.policies import System
-from algorithms.observed import observed
-from algorithms.unequal_work import unequal_work
+from algorithms.with_diagnostics import with_diagnostics
+from algorithms.with_local_work import with_local_work
 from dsgd import checks, work
 from dsgd.base import Algorithm, Key, Problem, PyTree, State
 from dsgd.clusters import Cluster
@@ -107,7 +107,7 @@ def train(
         "cannikin.train",
         problem,
         system,
-        _need_overlap(cluster, micro_batches),
+        _require_overlap(cluster, micro_batches),
         **lengths,
         **decides,
     )
@@ -117,7 +117,7 @@ def train(
     )
     params = None
 
-    def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:
+    def run(sizes: np.ndarray, factor: float, rounds: int) -> EpochMeasurements:
         nonlocal state, params
         stage = {
             "steps": rounds,
@@ -127,11 +127,11 @@ def train(
             "mesh": mesh,
         }
         state, history, params = dsgd.run(
-            running, problem, start=decided(state, sizes, factor), **stage
+            running, problem, start=with_batches(state, sizes, factor), **stage
         )
         return _ran(history)
 
-    found = own.follow(plan, run)
+    found = own.run_epochs(plan, run)
     return Training(found, state._replace(server=state.server.method), params)
 
 
@@ -156,11 +156,11 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
     compiled programs.
 
     Args:
-        method: any method that `unequal_work` accepts.
+        method: any method that `with_local_work` accepts.
         batch_size, micro_batches: see `work.local_batches`.
     """
 
-    def given(state: State, round: dsgd.Round) -> dsgd.Work:
+    def given(state: State, round: dsgd.Round) -> dsgd.LocalWork:
         return work.local_batches(
             state.server.sizes, batch_size=batch_size, micro_batches=micro_batches
         )
@@ -173,7 +173,7 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
         return state._replace(server=Sized(state.server, jnp.zeros(N, jnp.int32)))
 
     def query(state, round):
-        return unequal_work(method, given(state, round)).query(inner(state), round)
+        return with_local_work(method, given(state, round)).query(inner(state), round)
 
     def update(state, gradients, round):
         after = method.update(inner(state), gradients, round)
@@ -185,10 +185,10 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
         "update": update,
         "model": lambda state: method.model(inner(state)),
     }
-    return observed(method._replace(name=f"sized({method.name})", **members))
+    return with_diagnostics(method._replace(name=f"sized({method.name})", **members))
 
 
-def decided(state: State, sizes: np.ndarray, factor: float) -> State:
+def with_batches(state: State, sizes: np.ndarray, factor: float) -> State:
     """Returns the state with other local batches, and another factor in every `Scale`.
 
     Args:
@@ -203,7 +203,7 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
     return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
 
 
-def _ran(history: dict[str, np.ndarray]) -> Ran:
+def _ran(history: dict[str, np.ndarray]) -> EpochMeasurements:
     """Extracts the measurements from a history. A record contains the timings of the round before;
     the first record has none.
     """
@@ -213,10 +213,12 @@ def _ran(history: dict[str, np.ndarray]) -> Ran:
     names = history.keys() - {"global_sqnorm", *RESERVED}
     scalars = {name: float(history[name][-1]) for name in sorted(names) if history[name].ndim == 1}
     sqnorms = history["local_sqnorms"][1:], history["global_sqnorm"][1:]
-    return Ran(float(history["clock"][-1]), compute, backward, first, up, *sqnorms, scalars)
+    return EpochMeasurements(
+        float(history["clock"][-1]), compute, backward, first, up, *sqnorms, scalars
+    )
 
 
-def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
+def _require_overlap(cluster: Cluster, micro_batches: int) -> float:
     if cluster.overlap is None:
         raise ValueError(
             f"cannikin.train: the cluster {cluster.name} has no overlap; expected one, for which "

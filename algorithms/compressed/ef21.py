@@ -58,12 +58,12 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     one shard, instead of one server.
     """
     optimizers.require_descent(optimizer)
-    communication.need_two("ef21", up, down)
+    communication.require_two("ef21", up, down)
 
     def init(params, N):
         zeros, served = communication.start_shards("ef21", params, N, up, down)
         last = communication.last_messages(up, zeros), communication.last_messages(down, served)
-        model = optimizers.start_each(optimizer, served)
+        model = optimizers.init_each(optimizer, served)
         return State(params, Estimates(zeros, optax.tree.zeros_like(served), model, served, *last))
 
     def update(state, gradients, round):

@@ -63,7 +63,7 @@ def error_compensated_sgd(
     each with one shard, as in section 3.1.2; the equations have one server.
     """
     optimizers.require_descent(optimizer)
-    communication.need_two("error_compensated_sgd", up, down)
+    communication.require_two("error_compensated_sgd", up, down)
 
     def init(params, N):
         insist = None if allow_expanding else "allow_expanding=True"
@@ -74,7 +74,7 @@ def error_compensated_sgd(
             communication.last_messages(up, zeros),
             communication.last_messages(down, served),
         )
-        return State(optimizers.start(optimizer, params), Memory(zeros, served, up_last, down_last))
+        return State(optimizers.init(optimizer, params), Memory(zeros, served, up_last, down_last))
 
     def update(state, gradients, round):
         memory = state.workers

@@ -62,7 +62,7 @@ def choco_sgd(
     estimates start at $x_0$ instead of 0, which requires no message.
     """
     gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
-    gossip.need_step("choco_sgd", consensus_step)
+    gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):
         last = gossip.start_compressed("choco_sgd", compressor, x.params)

@@ -57,7 +57,7 @@ def deepsqueeze(
     error-compensated compression", 2019.
     """
     gossip.need("deepsqueeze", topology, symmetric=True)
-    gossip.need_step("deepsqueeze", consensus_step)
+    gossip.require_step("deepsqueeze", consensus_step)
 
     def start(x: optimizers.Model):
         last = gossip.start_compressed("deepsqueeze", compressor, x.params)

@@ -63,7 +63,7 @@ def stochastic_gradient_push(
     def init(params, N):
         topology.require_workers(name, N)
         weight = jnp.ones(N, jnp.result_type(*jax.tree.leaves(params)))
-        return State(workers=Pushed(*optimizers.start_local(optimizer, params, N), weight))
+        return State(workers=Pushed(*optimizers.init_local(optimizer, params, N), weight))
 
     def query(state, round):
         weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)

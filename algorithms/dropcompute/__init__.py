@@ -20,7 +20,7 @@ from algorithms.dropcompute.speedups import (
     step_time,
     threshold,
 )
-from algorithms.dropcompute.thresholds import chosen_after
+from algorithms.dropcompute.thresholds import auto_threshold
 
 __all__ = [
     "Accumulated",
@@ -28,7 +28,7 @@ __all__ = [
     "Simulated",
     "Trained",
     "accumulate",
-    "chosen_after",
+    "auto_threshold",
     "drop_rate",
     "effective_speedup",
     "expected_micro_batches",

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from algorithms.dropcompute.stopping import Stop, need_seconds, need_stop
+from algorithms.dropcompute.stopping import Stop, require_seconds, require_stop
 from dsgd import checks
 
 Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
@@ -124,7 +124,7 @@ def expected_micro_batches(
     Source: Giladi et al., "DropCompute", section 4.3.
     """
     where = "dropcompute.expected_micro_batches"
-    need_seconds(where, "thresholds", thresholds, finite=False)
+    require_seconds(where, "thresholds", thresholds, finite=False)
     return _micro_batches(
         _model(where, mean, std, micro_batches, stop), np.asarray(thresholds, float)
     )[()]
@@ -183,11 +183,11 @@ def expected_speedup(
             f"{where}: step_time = {step_time} and approximate = True; expected one of the two, "
             "because both set E T"
         )
-    need_seconds(where, "communication", communication)
+    require_seconds(where, "communication", communication)
     model = _model(where, mean, std, micro_batches, stop)
     tau, N = _together(where, thresholds, workers)
     if step_time is not None:
-        need_seconds(where, "step_time", step_time, positive=True)
+        require_seconds(where, "step_time", step_time, positive=True)
     if approximate or step_time is not None:
         whole = _approximate(where, model, N) if step_time is None else step_time
         step = np.minimum(tau + _added(model, tau, N), whole)
@@ -229,7 +229,7 @@ def expected_threshold(
 
     where = "dropcompute.expected_threshold"
     model = _model(where, mean, std, micro_batches, "preempt")
-    need_seconds(where, "communication", communication)
+    require_seconds(where, "communication", communication)
     if micro_batches > _MOST:
         raise ValueError(
             f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}, because each "
@@ -343,9 +343,9 @@ def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
 
 
 def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) -> _Model:
-    need_stop(where, stop)
+    require_stop(where, stop)
     for what, seconds in (("mean", mean), ("std", std)):
-        need_seconds(where, what, seconds, positive=True)
+        require_seconds(where, what, seconds, positive=True)
     if mean > 1e6 * std:
         raise ValueError(
             f"{where}: mean = {mean}, std = {std}; expected a std of at least 1e-6 of the mean"
@@ -361,7 +361,7 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
 
 def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns thresholds and workers as arrays of the same shape."""
-    need_seconds(where, "thresholds", thresholds, finite=False)
+    require_seconds(where, "thresholds", thresholds, finite=False)
     N = np.asarray(workers)
     if not np.issubdtype(N.dtype, np.integer) or not (N >= 1).all():
         raise ValueError(

@@ -11,11 +11,11 @@ from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.simulation import of_round
-from algorithms.dropcompute.stopping import Stop, Stopped, need_one_by_one, need_stop, stopped
-from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
+from algorithms.dropcompute.stopping import Stop, Stopped, require_one_by_one, require_stop, stopped
+from algorithms.dropcompute.thresholds import AutoThreshold, Measuring
 from dsgd import checks
 from dsgd import work as works
-from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
+from dsgd.base import Algorithm, LocalWork, Period, PyTree, Query, Round, State
 
 _IDLE = 10  # number of idle rounds in a row that is not a coincidence
 _NOTHING_DONE = (
@@ -38,7 +38,7 @@ class Server(NamedTuple):
             otherwise -1.
         measuring: measurements from which the threshold is chosen; () if it is given.
         drawn: number of micro-batches that each worker has computed, int32 `[N]`, if dropped
-            samples are computed later (`redraw`); otherwise ().
+            samples are computed later (`resample_dropped`); otherwise ().
     """
 
     method: PyTree
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
         period: H.
     """
 
-    threshold: Seconds | ChosenAfter
+    threshold: Seconds | AutoThreshold
     micro_batches: int
     stop: Stop
     period: Any  # traced only if the threshold is given
@@ -85,16 +85,20 @@ class Rule(NamedTuple):
             server.spent if self.periodic else 0.0,
         )
 
-    def first_server(self, server: PyTree, N: int, redraw: bool) -> Server:
+    def first_server(self, server: PyTree, N: int, resample_dropped: bool) -> Server:
         """Returns the state before the first round."""
         measuring = ()
-        if isinstance(self.threshold, ChosenAfter):
+        if isinstance(self.threshold, AutoThreshold):
             measuring = thresholds.nothing_measured(
                 self.threshold.rounds, N, self.period * self.micro_batches
             )
         spent = jnp.zeros(N, jnp.float32) if self.periodic else ()
         return Server(
-            server, spent, jnp.int32(0), measuring, jnp.zeros(N, jnp.int32) if redraw else ()
+            server,
+            spent,
+            jnp.int32(0),
+            measuring,
+            jnp.zeros(N, jnp.int32) if resample_dropped else (),
         )
 
     def after(self, server: Server, round: Round, seconds: jax.Array) -> Server:
@@ -107,7 +111,7 @@ class Rule(NamedTuple):
         if not isinstance(spent, tuple):
             spent = jnp.where((round.step + 1) % self.period == 0, 0, spent + seconds)
         if isinstance(measuring, Measuring):
-            measuring = thresholds.observed(measuring, round, self.period, self.stop)
+            measuring = thresholds.record_timings(measuring, round, self.period, self.stop)
         if not isinstance(drawn, tuple):
             drawn = drawn + jnp.sum(done, axis=1, dtype=jnp.int32)
         return Server(server.method, spent, idle, measuring, drawn)
@@ -116,13 +120,13 @@ class Rule(NamedTuple):
 @checks.arguments
 def drop_compute(
     method: Algorithm,
-    threshold: Seconds | ChosenAfter,
+    threshold: Seconds | AutoThreshold,
     micro_batches: int,
     *,
     stop: Stop = "preempt",
     correction: Correction | Factor = "none",
     period: Period = 1,
-    redraw: bool = False,
+    resample_dropped: bool = False,
     all_dropped: Literal["error", "warn"] = "error",
 ) -> Algorithm:
     r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed; the
@@ -150,7 +154,7 @@ def drop_compute(
         method: any synchronous method on stochastic gradients whose queries do not set the local
             work.
         threshold: tau, seconds of computation in a round or period; or
-            `dropcompute.chosen_after(I)`.
+            `dropcompute.auto_threshold(I)`.
         micro_batches: M, each a batch of the problem.
         stop: "preempt", at tau (Algorithm 1); or "between" micro-batches.
         correction: correction of the gradients for dropped micro-batches. "none": the equation;
@@ -161,7 +165,7 @@ def drop_compute(
             size does not depend on the gradient's size (Adam, LAMB). Local steps keep their length
             only with "local", or with "none" if M is 1.
         period: H, number of rounds. It may be swept if the threshold is given.
-        redraw: whether a worker first computes in the next round the samples that it dropped, so
+        resample_dropped: whether a worker first computes in the next round the samples that it dropped, so
             that no sample is lost. (If seconds depended on the sample, a sample that takes tau or
             longer would be started again in every round with "preempt".)
         all_dropped: what happens if no worker has computed anything in the first ten rounds or
@@ -172,7 +176,7 @@ def drop_compute(
             nothing), micro_batches or period is less than 1, or an option is unknown. During a run:
             if there is no cluster, or its workers compute all micro-batches as one batch; if the
             method has its own clock, sets participation or local work itself, or needs exact
-            gradients; if the threshold is to be chosen on a cluster with participation; if `redraw`
+            gradients; if the threshold is to be chosen on a cluster with participation; if `resample_dropped`
             is used with streamed batches; or if everything is dropped and `all_dropped` is "error".
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
@@ -180,31 +184,31 @@ def drop_compute(
     """
     M, H = (
         checks.positive_int("drop_compute: micro_batches", micro_batches),
-        need_period(period, threshold),
+        require_period(period, threshold),
     )
-    need_stop("drop_compute", stop)
-    need_correction("drop_compute", correction)
+    require_stop("drop_compute", stop)
+    require_correction("drop_compute", correction)
     if all_dropped not in ("error", "warn"):
         raise ValueError(f"drop_compute: all_dropped = {all_dropped!r}; expected 'error' or 'warn'")
-    if not isinstance(threshold, ChosenAfter | Tracer) and (
+    if not isinstance(threshold, AutoThreshold | Tracer) and (
         jnp.ndim(threshold) or not threshold >= 0
     ):
         raise ValueError(
             f"drop_compute: threshold = {checks.shown(threshold)}; expected seconds >= 0, or "
-            "dropcompute.chosen_after(rounds)"
+            "dropcompute.auto_threshold(rounds)"
         )
 
     rule = Rule(threshold, M, stop, H)
     words = (
         f"chosen after {threshold.rounds}"
-        if isinstance(threshold, ChosenAfter)
+        if isinstance(threshold, AutoThreshold)
         else f"{threshold} s"
     )
     more = [
         "" if isinstance(correction, str) and correction == "none" else str(correction),
         f"period {H}" if rule.periodic else "",
     ]
-    options = [method.name, words, f"{M} micro-batches", stop, *more, "redrawn" * redraw]
+    options = [method.name, words, f"{M} micro-batches", stop, *more, "redrawn" * resample_dropped]
     name = f"drop_compute({', '.join(filter(None, options))})"
 
     def inner(state: State) -> State:
@@ -212,16 +216,16 @@ def drop_compute(
 
     def init(params, N):
         state = method.init(params, N)
-        return state._replace(server=rule.first_server(state.server, N, redraw))
+        return state._replace(server=rule.first_server(state.server, N, resample_dropped))
 
     def query(state, round):
         asked = method.query(inner(state), round)
-        need_synchronous(name, asked)
-        need_cluster(name, round, isinstance(threshold, ChosenAfter))
+        require_synchronous(name, asked)
+        require_cluster(name, round, isinstance(threshold, AutoThreshold))
         done = rule.computed(state.server, round).done
         return asked._replace(
             work=weighed(done, correction, round.present)._replace(
-                draws=state.server.drawn if redraw else None
+                first_batch=state.server.drawn if resample_dropped else None
             )
         )
 
@@ -259,17 +263,19 @@ def dropped(round: Round, M: int) -> jax.Array:
     return jnp.sum(left) / jnp.maximum(jnp.sum(asked), 1)
 
 
-def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:
+def weighed(
+    done: jax.Array, correction: Correction | Factor, present: jax.Array | None
+) -> LocalWork:
     """Returns the local work of these micro-batches, bool `[N, M]`, with their weights."""
     if correction == "stochastic":
         return works.micro_batches(done, present=present)
     if correction == "local":
         return works.micro_batches(done, average="workers", present=present)
     factor = 1.0 if isinstance(correction, str) else correction
-    return Work(done, jnp.broadcast_to(jnp.asarray(factor / done.shape[1], float), done.shape))
+    return LocalWork(done, jnp.broadcast_to(jnp.asarray(factor / done.shape[1], float), done.shape))
 
 
-def need_synchronous(name: str, asked: Query) -> None:
+def require_synchronous(name: str, asked: Query) -> None:
     """Raises a ValueError if the query belongs to a method whose workers cannot be stopped."""
     if asked.work is not None:
         raise ValueError(
@@ -288,7 +294,7 @@ def need_synchronous(name: str, asked: Query) -> None:
         )
 
 
-def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
+def require_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
     """Raises a ValueError if there is no cluster, its workers cannot stop between micro-batches, or
     participation prevents the choice of a threshold.
     """
@@ -297,7 +303,7 @@ def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
             f"{name}: the run has no cluster, which sets the seconds of micro-batches; expected "
             "one: pass run(..., cluster=...)"
         )
-    need_one_by_one(name, round.cluster)
+    require_one_by_one(name, round.cluster)
     if to_be_chosen and round.present is not None:
         raise ValueError(
             f"{name}: the cluster has participation, with which no threshold can be chosen; pass a "
@@ -305,13 +311,13 @@ def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
         )
 
 
-def need_period(period: Any, threshold: Any) -> Any:
+def require_period(period: Any, threshold: Any) -> Any:
     """Returns the period, an integer or traced. Raises a ValueError if it is not a positive
     integer.
     """
     if not isinstance(period, Tracer):
         return checks.positive_int("drop_compute: period", period)
-    if isinstance(threshold, ChosenAfter):
+    if isinstance(threshold, AutoThreshold):
         raise ValueError(
             "drop_compute: the period is swept, but its rounds are measured to choose a "
             "threshold; expected an integer, or a threshold in seconds"
@@ -319,7 +325,7 @@ def need_period(period: Any, threshold: Any) -> Any:
     return period
 
 
-def need_correction(where: str, correction: Any) -> None:
+def require_correction(where: str, correction: Any) -> None:
     """Raises a ValueError if the correction is unknown."""
     words = get_args(Correction)
     if isinstance(correction, str):

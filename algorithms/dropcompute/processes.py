@@ -16,10 +16,10 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
-from algorithms.dropcompute.method import Correction, need_correction
+from algorithms.dropcompute.method import Correction, require_correction
 from algorithms.dropcompute.speedups import threshold as best_threshold
-from algorithms.dropcompute.stopping import need_seconds
-from algorithms.dropcompute.thresholds import ChosenAfter
+from algorithms.dropcompute.stopping import require_seconds
+from algorithms.dropcompute.thresholds import AutoThreshold
 from algorithms.optimizers import Model
 from algorithms.real_workers import RealWorker
 from dsgd import checks
@@ -46,7 +46,7 @@ class Trained(NamedTuple):
 def train_processes(
     problem: Problem,
     optimizer: optax.GradientTransformation,
-    threshold: float | ChosenAfter,
+    threshold: float | AutoThreshold,
     micro_batches: int,
     *,
     steps: int,
@@ -62,7 +62,7 @@ def train_processes(
        M_n = \min \{ m : T_n^{(m)} > \tau \text{ or } m = M \} $$
 
     Every process of an initialized `jax.distributed` makes this call with the same arguments,
-    except for `delay`; `dsgd.loopback` starts several processes on one machine. Without
+    except for `delay`; `dsgd.run_local_processes` starts several processes on one machine. Without
     `jax.distributed` there is one worker. Programs are compiled, and called once, before the clock
     starts. Random draws are those of `dsgd.run`: if nothing is dropped, the iterates are those of
     `minibatch_sgd` with the same number of micro-batches, up to the order of sums.
@@ -76,7 +76,7 @@ def train_processes(
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
         optimizer: the step; `optax.sgd(eta)` gives the equation. All processes make the same steps.
-        threshold: tau, seconds; infinity: nothing is dropped; or `dropcompute.chosen_after(I)`: all
+        threshold: tau, seconds; infinity: nothing is dropped; or `dropcompute.auto_threshold(I)`: all
             workers measure for I steps, exchange the measurements, and choose the same threshold
             (section 4.4).
         micro_batches: M, each one batch of the problem.
@@ -107,10 +107,10 @@ def train_processes(
         checks.positive_int("train_processes: micro_batches", micro_batches),
         checks.positive_int("train_processes: steps", steps),
     )
-    measured = _need_threshold(threshold, steps)
-    need_correction("train_processes", correction)
+    measured = _require_threshold(threshold, steps)
+    require_correction("train_processes", correction)
     worker = RealWorker("train_processes", problem, optimizer, key)
-    tau = math.inf if isinstance(threshold, ChosenAfter) else float(threshold)
+    tau = math.inf if isinstance(threshold, AutoThreshold) else float(threshold)
     return _run(
         worker,
         correction if isinstance(correction, str) else float(correction),
@@ -189,7 +189,7 @@ def _turn(
 ) -> PyTree:
     """Returns the loss and the gradient of one micro-batch, leaves `[1, ...]`."""
     if delay is not None:
-        time.sleep(checks.need_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
+        time.sleep(checks.require_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
     return _computed(
         worker.problem, M, worker.n, params, worker.data, worker.key, np.int32(step), np.int32(m)
     )
@@ -260,10 +260,10 @@ def _stepped(
     return optimizers.step(optimizer, model, slope), loss / computed
 
 
-def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
+def _require_threshold(threshold: float | AutoThreshold, steps: int) -> int | None:
     """Returns after how many steps the threshold is chosen; None: it is given."""
-    if not isinstance(threshold, ChosenAfter):
-        need_seconds("train_processes", "threshold", threshold, finite=False)
+    if not isinstance(threshold, AutoThreshold):
+        require_seconds("train_processes", "threshold", threshold, finite=False)
         return None
     if threshold.rounds >= steps:
         raise ValueError(
@@ -324,7 +324,7 @@ def accumulate(
     Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) reads the clock between two
     micro-batches, as in the paper's own code.
     """
-    need_seconds("accumulate", "threshold", threshold, finite=False)
+    require_seconds("accumulate", "threshold", threshold, finite=False)
     if not len(batches):
         raise ValueError("accumulate: batches = []; expected at least one micro-batch")
     seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
@@ -332,7 +332,7 @@ def accumulate(
     for m, batch in enumerate(batches):
         if spent > threshold:
             return Accumulated(total, m, seconds)
-        part = leaves.need_arrays("accumulate: gradient", gradient(params, batch))
+        part = leaves.require_arrays("accumulate: gradient", gradient(params, batch))
         total = jax.block_until_ready(part if m == 0 else _add(total, part))
         now = _read(clock)
         seconds[m], before = now - before, now

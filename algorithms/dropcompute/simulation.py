@@ -13,9 +13,15 @@ import numpy as np
 from jax import lax
 
 from algorithms.dropcompute.speedups import Iteration, Thresholds, speedup
-from algorithms.dropcompute.stopping import Stop, need_one_by_one, need_seconds, need_stop, stopped
+from algorithms.dropcompute.stopping import (
+    Stop,
+    require_one_by_one,
+    require_seconds,
+    require_stop,
+    stopped,
+)
 from dsgd import checks
-from dsgd.base import Key, Now, Round, Work
+from dsgd.base import Key, LocalWork, Now, Round
 from dsgd.clusters import Cluster
 
 Seconds = Annotated[float, "a number of seconds"]
@@ -57,8 +63,8 @@ def latencies(
     }
     for name, number in numbers.items():
         checks.positive_int(f"dropcompute.latencies: {name}", number)
-    cluster.need_workers(workers)
-    need_one_by_one("dropcompute.latencies", cluster)
+    cluster.require_workers(workers)
+    require_one_by_one("dropcompute.latencies", cluster)
     return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, iterations, key), float)
 
 
@@ -89,7 +95,7 @@ def of_round(round: Round, M: int) -> jax.Array:
 def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
     whole = jnp.full((round.workers, M), batch_size, jnp.int32)
     return round.cluster.latencies(
-        round._replace(work=Work(whole, whole)), jnp.arange(round.workers)
+        round._replace(work=LocalWork(whole, whole)), jnp.arange(round.workers)
     )
 
 
@@ -169,11 +175,11 @@ def simulated(
         checks.positive_int(f"{where}: {name}", number)
     if rounds < 2:
         raise ValueError(f"{where}: rounds = {rounds}; expected at least 2, for a standard error")
-    need_seconds(where, "thresholds", thresholds, finite=False)
-    need_seconds(where, "communication", communication)
-    need_stop(where, stop)
-    cluster.need_workers(workers)
-    need_one_by_one(where, cluster)
+    require_seconds(where, "thresholds", thresholds, finite=False)
+    require_seconds(where, "communication", communication)
+    require_stop(where, stop)
+    cluster.require_workers(workers)
+    require_one_by_one(where, cluster)
     # A threshold above float32's range becomes infinity: nothing is dropped.
     with np.errstate(over="ignore"):
         taus = np.asarray(thresholds, np.float32)

@@ -9,7 +9,7 @@ Concrete numbers are computed with NumPy in float64; if any argument is traced, 
 computed with jax.numpy in the latencies' own precision.
 
 To make up for dropped samples (section 4.5), $R = M / \tilde M - 1 = p / (1 - p)$ times as many
-additional steps, or samples per batch, are needed. `drop_compute(..., redraw=True)` computes the
+additional steps, or samples per batch, are needed. `drop_compute(..., resample_dropped=True)` computes the
 dropped samples in the next round.
 """
 
@@ -26,7 +26,7 @@ from jax import lax
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from algorithms.dropcompute.stopping import Stop, completions, need_seconds, need_stop
+from algorithms.dropcompute.stopping import Stop, completions, require_seconds, require_stop
 from dsgd import checks
 
 # relative distance between a threshold and its event, larger than the rounding error of a sum that
@@ -329,7 +329,7 @@ def _measured(
 ) -> _Measured:
     """Validates the arguments and sorts the events, with NumPy unless an argument is traced."""
     where = f"dropcompute.{where}"
-    need_stop(where, stop)
+    require_stop(where, stop)
     xp: Any = (
         jnp if any(isinstance(each, Tracer) for each in (latencies, communication, *others)) else np
     )
@@ -345,8 +345,8 @@ def _measured(
             "expected communication [iterations] for latencies [iterations, workers, "
             "micro-batches]"
         )
-    need_seconds(where, "latencies", latencies)
-    need_seconds(where, "communication", communication)
+    require_seconds(where, "latencies", latencies)
+    require_seconds(where, "communication", communication)
     dtype = np.float64 if xp is np else jnp.result_type(latencies, jnp.float32)
     ends = completions(xp.asarray(latencies, dtype))
     starts = xp.concatenate([xp.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1).reshape(
@@ -377,5 +377,5 @@ def _at(
     times.
     """
     measured = _measured(name, latencies, communication, stop, thresholds)
-    need_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
+    require_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
     return _mean(value, measured, measured.xp.asarray(thresholds, measured.whole.dtype))

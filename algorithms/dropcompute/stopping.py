@@ -64,7 +64,7 @@ def completions(latencies: Any) -> Any:
     return jnp.stack(list(accumulate(jnp.unstack(latencies, axis=-1))), axis=-1)
 
 
-def need_stop(where: str, stop: Any) -> None:
+def require_stop(where: str, stop: Any) -> None:
     """Raises a ValueError if `stop` is unknown."""
     if stop not in get_args(Stop):
         raise ValueError(
@@ -72,7 +72,7 @@ def need_stop(where: str, stop: Any) -> None:
         )
 
 
-def need_one_by_one(where: str, cluster: Any) -> None:
+def require_one_by_one(where: str, cluster: Any) -> None:
     """Raises a ValueError if the cluster's workers compute all their micro-batches as one batch, so
     that the last ones cannot be dropped.
     """
@@ -83,7 +83,7 @@ def need_one_by_one(where: str, cluster: Any) -> None:
         )
 
 
-def need_seconds(
+def require_seconds(
     where: str, what: str, seconds: Any, *, positive: bool = False, finite: bool = True
 ) -> None:
     """Raises a ValueError if concrete numbers, a scalar or an array, are NaN, negative, or violate

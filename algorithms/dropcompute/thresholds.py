@@ -14,8 +14,8 @@ from dsgd import checks
 from dsgd.base import Round
 
 
-class ChosenAfter(NamedTuple):
-    """See `chosen_after`.
+class AutoThreshold(NamedTuple):
+    """See `auto_threshold`.
 
     Args:
         rounds: I, number of rounds, or of periods of local SGD.
@@ -25,7 +25,7 @@ class ChosenAfter(NamedTuple):
 
 
 @checks.arguments
-def chosen_after(rounds: int) -> ChosenAfter:
+def auto_threshold(rounds: int) -> AutoThreshold:
     r"""Algorithm 2: nothing is dropped for I rounds, in which the workers measure their
     micro-batches; then all workers compute the same
 
@@ -44,7 +44,7 @@ def chosen_after(rounds: int) -> ChosenAfter:
     Raises:
         ValueError: if rounds is less than 1.
     """
-    return ChosenAfter(checks.positive_int("dropcompute.chosen_after: rounds", rounds))
+    return AutoThreshold(checks.positive_int("dropcompute.auto_threshold: rounds", rounds))
 
 
 class Measuring(NamedTuple):
@@ -79,7 +79,7 @@ def nothing_measured(rounds: int, N: int, M: int) -> Measuring:
     )
 
 
-def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuring:
+def record_timings(known: Measuring, round: Round, period: int, stop: Stop) -> Measuring:
     """Returns the state updated with the timings of the last round; after the last measured round,
     the threshold is chosen.
 
@@ -89,8 +89,8 @@ def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuri
         period: H.
         stop: how workers will stop.
     """
-    assert round.measured is not None
-    rounds, compute = known.latencies.shape[0], round.measured.compute
+    assert round.timings is not None
+    rounds, compute = known.latencies.shape[0], round.timings.compute
     last = round.step - 1
     turn, place = last // period, last % period
 

@@ -2,15 +2,15 @@
 package contains its parts.
 """
 
-from algorithms.kimad.allocation import allocate, one_for_all
+from algorithms.kimad.allocation import allocate, uniform
 from algorithms.kimad.budgets import Budget, budget
-from algorithms.kimad.choices import Choices, any_of, top_k, whole_model
+from algorithms.kimad.choices import CompressorSet, any_of, top_k, whole_model
 from algorithms.kimad.monitors import Monitor, exponential_average, harmonic_mean, last, oracle
 from algorithms.kimad.updates import Update, gradient, local_steps
 
 __all__ = [
     "Budget",
-    "Choices",
+    "CompressorSet",
     "Monitor",
     "Update",
     "allocate",
@@ -21,8 +21,8 @@ __all__ = [
     "harmonic_mean",
     "last",
     "local_steps",
-    "one_for_all",
     "oracle",
     "top_k",
+    "uniform",
     "whole_model",
 ]

@@ -46,7 +46,7 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
     \lceil b_{ij} R / c \rceil $$
 
     The total error is at most the minimum for the budget $c (1 - l / R)$, and never above that of
-    `one_for_all`. If the choices with the least error of every layer fit, the result has this
+    `uniform`. If the choices with the least error of every layer fit, the result has this
     error. All of this holds up to rounding, in the errors' own precision, of the differences
     between the errors and their layer's least error.
 
@@ -81,7 +81,7 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
         )
     given = _validated("allocate", errors, sizes, budget)
     if _known(given.sizes, given.budget):
-        _need_room(
+        _require_room(
             "allocate",
             given.budget,
             given.sizes.min(axis=1).sum(dtype=np.uint32),
@@ -91,7 +91,7 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
 
 
 @checks.arguments
-def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
+def uniform(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
     r"""Returns the same choice for all layers: the one with the least total error within the budget
     (Kimad); among equal ones, the smallest.
 
@@ -112,10 +112,10 @@ def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", section
     3.1.
     """
-    given = _validated("one_for_all", errors, sizes, budget)
+    given = _validated("uniform", errors, sizes, budget)
     if _known(given.sizes, given.budget):
-        _need_room(
-            "one_for_all",
+        _require_room(
+            "uniform",
             given.budget,
             given.sizes.sum(axis=0, dtype=np.uint32).min(),
             "the smallest choice for all layers",
@@ -313,7 +313,7 @@ def _cut(integers: jax.Array) -> jax.Array:
     return jnp.clip(integers, 0, most).astype(jnp.uint32)
 
 
-def _need_room(name: str, budget: np.uint32, least: np.uint32, what: str) -> None:
+def _require_room(name: str, budget: np.uint32, least: np.uint32, what: str) -> None:
     if budget < least:
         raise ValueError(
             f"{name}: budget = {budget:,} bits; expected at least {least:,}, the size of {what} "

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from algorithms.kimad.monitors import Monitor
 from dsgd import checks
-from dsgd.base import Measured, PyTree, Round
+from dsgd.base import PyTree, Round, Timings
 
 Numbers = Annotated[
     float | Sequence[float] | np.ndarray | jax.Array, "a number, or a list or an array of numbers"
@@ -71,8 +71,8 @@ def budget(
         ("computation", computation, "seconds >= 0"),
     ):
         _need("kimad.budget", what, value, least, lambda x: x >= 0)
-    need_times("kimad.budget", round_time, congestion)
-    _need_one_shape(
+    require_times("kimad.budget", round_time, congestion)
+    _require_one_shape(
         up=up, down=given, round_time=round_time, computation=computation, congestion=congestion
     )
     times = message_seconds(round_time, computation, congestion)
@@ -109,7 +109,7 @@ def _real(values: Numbers) -> jax.Array:
     )
 
 
-def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
+def require_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
     """Raises a ValueError if a round time is not positive and finite, or the congestion is not a
     finite number >= 0.
     """
@@ -140,7 +140,7 @@ def _need(caller: str, what: str, value: Numbers, needed: str, holds) -> None:
         raise ValueError(f"{caller}: {what} = {wrong.flat[0]:g}; expected {needed}")
 
 
-def _need_one_shape(**values: Numbers) -> None:
+def _require_one_shape(**values: Numbers) -> None:
     shapes = {what: np.shape(value) for what, value in values.items() if np.ndim(value)}
     try:
         np.broadcast_shapes(*shapes.values())
@@ -180,7 +180,7 @@ def first_memory(monitor: Monitor, N: int) -> Memory:
     return Memory(monitor.start(N), monitor.start(N))
 
 
-def observed(monitor: Monitor, memory: Memory, measured: Measured | None) -> Memory:
+def update_monitor(monitor: Monitor, memory: Memory, measured: Timings | None) -> Memory:
     """Returns the states updated with the last round's messages."""
     if measured is None:
         return memory
@@ -239,6 +239,6 @@ def _computing(computation: np.ndarray | jax.Array | None, round: Round, period:
     """Returns T_comp of each worker, `[N]`."""
     if computation is not None:
         return jnp.broadcast_to(jnp.asarray(computation, jnp.float32), (round.workers,))
-    if round.measured is None:
+    if round.timings is None:
         return jnp.zeros(round.workers, jnp.float32)
-    return period * jnp.nansum(round.measured.compute, axis=1)
+    return period * jnp.nansum(round.timings.compute, axis=1)

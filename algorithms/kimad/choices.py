@@ -18,7 +18,7 @@ from dsgd.compressors.sizes import fixed_bits, wide
 from dsgd.wire import codecs
 
 
-class Choices(NamedTuple):
+class CompressorSet(NamedTuple):
     r"""$\Omega$, a set of compressors.
 
     Args:
@@ -45,7 +45,7 @@ class Choices(NamedTuple):
 
 
 @checks.arguments
-def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
+def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     r"""A set of top-k compressors, $k = \lceil r d \rceil$ for each ratio r, which share one sort.
 
     A message is that of `compressors.top_k(r)`: values and packed indices. If the uncompressed
@@ -105,11 +105,11 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
     def delta(d: int) -> float:
         return min(sparsification.kept(ratio, d) for ratio in ratios) / d
 
-    return Choices(sizes, look, send, delta, len(ratios), f"top_k({_listed(ratios)})")
+    return CompressorSet(sizes, look, send, delta, len(ratios), f"top_k({_listed(ratios)})")
 
 
 @checks.arguments
-def any_of(compressors: Sequence[Compressor]) -> Choices:
+def any_of(compressors: Sequence[Compressor]) -> CompressorSet:
     """A set of arbitrary compressors whose message lengths for d elements are fixed; each layer is
     compressed once with every compressor.
 
@@ -152,7 +152,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
         known = [delta for delta in each if delta is not None]
         return min(known) if len(known) == len(each) else None
 
-    return Choices(
+    return CompressorSet(
         sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],
         look=look,
         send=lambda x, decoded, choice: decoded[choice],
@@ -164,7 +164,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
 
 @checks.arguments
-def whole_model(choices: Choices) -> Choices:
+def whole_model(choices: CompressorSet) -> CompressorSet:
     """Returns the same set, applied to the model as one vector; with `top_k`, the k largest
     elements of all layers.
 

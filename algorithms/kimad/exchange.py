@@ -14,7 +14,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.kimad import budgets
-from algorithms.kimad.choices import Choices
+from algorithms.kimad.choices import CompressorSet
 from algorithms.kimad.monitors import Monitor
 from dsgd import checks, codecs, communication, counts, network, workers
 from dsgd.base import Gradients, Params, PyTree
@@ -52,14 +52,14 @@ class Worker(NamedTuple):
     memory: PyTree
 
 
-class Terms(NamedTuple):
+class Config(NamedTuple):
     """Arguments of `kimad_sgd`, with a set of compressors for each direction, and T_comp and w_m as
     arrays or None.
     """
 
     optimizer: optax.GradientTransformation
-    up: Choices
-    down: Choices
+    up: CompressorSet
+    down: CompressorSet
     rule: Callable
     monitor: Monitor
     round_time: float | jax.Array
@@ -71,7 +71,7 @@ class Terms(NamedTuple):
 
 
 def exchange(
-    terms: Terms, server: Server, known: PyTree, own: Gradients, round: Communicator
+    terms: Config, server: Server, known: PyTree, own: Gradients, round: Communicator
 ) -> tuple[Server, PyTree]:
     """Lines 10 to 15 of Algorithm 1, and lines 3 to 8 of the next round.
 
@@ -105,7 +105,7 @@ def exchange(
     sent = jax.vmap(of_worker)(
         workers.keys(up_key, N),
         communication.flat(difference, terms.up.layer_wise),
-        workers.own(plan.up, N),
+        workers.local_block(plan.up, N),
     )
     seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
     # The server computes this sum from the messages, which are recorded below.
@@ -117,10 +117,10 @@ def exchange(
     total = jax.tree.map(jnp.add, server.updates, news)
     model = optimizers.step(terms.optimizer, server.model, total)
 
-    lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
+    lag = workers.replicate(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
     vectors = jax.tree.map(lambda row: row[0], communication.flat(lag, terms.down.layer_wise))
     answer = compress(terms.down, terms.rule, down_key, vectors, plan.down, everything)
-    moved = communication.shaped(workers.stack(answer.seen, 1), lag, terms.down.layer_wise)
+    moved = communication.shaped(workers.replicate(answer.seen, 1), lag, terms.down.layer_wise)
     estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
 
     most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
@@ -145,7 +145,7 @@ def exchange(
     return after, jax.tree.map(jnp.add, known, seen)
 
 
-def _words(way: str, choices: Choices) -> str:
+def _words(way: str, choices: CompressorSet) -> str:
     return (
         f"the rule returned the choice {{}} for messages {way} the server; expected an index into "
         f"{choices.name}"
@@ -155,7 +155,7 @@ def _words(way: str, choices: Choices) -> str:
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     if shares is None:
         return workers.mean(seen)
-    mine = workers.own(jnp.asarray(shares, float), N)
+    mine = workers.local_block(jnp.asarray(shares, float), N)
 
     def weighted(leaf):
         return jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf
@@ -185,7 +185,7 @@ class Message(NamedTuple):
 
 
 def compress(
-    choices: Choices,
+    choices: CompressorSet,
     rule: Callable,
     key: jax.Array,
     tree: PyTree,
@@ -213,7 +213,7 @@ def compress(
         *_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True
     )
     errors = jnp.stack(errors)
-    chosen = _need_choices(rule(errors, sizes, for_layers), len(vectors))
+    chosen = _require_choices(rule(errors, sizes, for_layers), len(vectors))
     seen = _over_equals(choices.send, vectors, found, chosen)
     one = (np.arange(len(vectors)), chosen)
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
@@ -229,7 +229,7 @@ def compress(
     )
 
 
-def _need_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
+def _require_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
     """Validates the return value of a custom rule: one choice for each layer."""
     if (
         not isinstance(chosen, jax.Array | np.ndarray)

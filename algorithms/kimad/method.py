@@ -14,10 +14,10 @@ from jax.core import Tracer
 
 from algorithms import optimizers
 from algorithms.kimad import budgets, monitors, updates
-from algorithms.kimad.allocation import one_for_all
+from algorithms.kimad.allocation import uniform
 from algorithms.kimad.budgets import Numbers
-from algorithms.kimad.choices import Choices, any_of
-from algorithms.kimad.exchange import Server, Terms, Worker, exchange
+from algorithms.kimad.choices import CompressorSet, any_of
+from algorithms.kimad.exchange import Config, Server, Worker, exchange
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
 from dsgd import checks, communication, workers
@@ -35,14 +35,14 @@ _TOO_LONG = (
 @checks.arguments
 def kimad_sgd(
     optimizer: optax.GradientTransformation,
-    compressors: Choices | Sequence[Compressor],
+    compressors: CompressorSet | Sequence[Compressor],
     round_time: Number,
     *,
     computation: Numbers | None = None,
     congestion: Number = 1.0,
-    rule: Annotated[Callable[[Any, Any, Any], Any], "(errors, sizes, budget)"] = one_for_all,
+    rule: Annotated[Callable[[Any, Any, Any], Any], "(errors, sizes, budget)"] = uniform,
     monitor: Monitor = monitors.last,
-    down: Choices | Sequence[Compressor] | None = None,
+    down: CompressorSet | Sequence[Compressor] | None = None,
     weights: Sequence[float] | np.ndarray | None = None,
     update: Update = updates.gradient,
     warm_up: int = 0,
@@ -59,7 +59,7 @@ def kimad_sgd(
 
     A worker's $\hat B$ is its monitor's estimate of its own uplink. The server sends one message to
     all workers; its $\hat B$ is the estimate of the slowest downlink. `kimad.budget` converts these
-    to bits, and the rule makes the choice: `kimad.one_for_all` (Kimad) or `kimad.allocate`
+    to bits, and the rule makes the choice: `kimad.uniform` (Kimad) or `kimad.allocate`
     (Kimad+). With `kimad.whole_model(...)` there is only one layer. Before a link has carried a
     message (and without a cluster), it uses the most accurate compressors of the set. The estimates
     of the updates start at 0 and that of the model at $x_0$, so the first message of Algorithm 1 is
@@ -113,15 +113,15 @@ def kimad_sgd(
     optimizers.require_descent(optimizer)
     up_set = _as_choices("compressors", compressors)
     down_set = up_set if down is None else _as_choices("down", down)
-    communication.need_two("kimad_sgd", up_set, down_set)
-    seconds = _need_times(round_time, computation, congestion)
-    shares = None if weights is None else _need_weights(weights)
+    communication.require_two("kimad_sgd", up_set, down_set)
+    seconds = _require_times(round_time, computation, congestion)
+    shares = None if weights is None else _require_weights(weights)
     # The number of rounds is smaller than 2^31.
     warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)
     if too_small not in ("wait", "error"):
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; expected 'wait' or 'error'")
 
-    terms = Terms(
+    terms = Config(
         optimizer,
         up_set,
         down_set,
@@ -142,22 +142,22 @@ def kimad_sgd(
                     f"kimad_sgd: {what} has {values.shape[0]} entries for {N} workers; "
                     "expected one for each worker"
                 )
-        vectors = communication.flat(workers.stack(params, 1), up_set.layer_wise)
+        vectors = communication.flat(workers.replicate(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
-            communication.need_contraction("kimad_sgd", choices, vectors)
+            communication.require_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
-        start = optimizers.start(optimizer, params)
+        start = optimizers.init(optimizer, params)
         server = Server(
             start, nothing, params, budgets.first_memory(monitor, N), jnp.zeros((), jnp.float32)
         )
-        return State(server, Worker(workers.stack(nothing, N), update.start(params, N)))
+        return State(server, Worker(workers.replicate(nothing, N), update.start(params, N)))
 
     def query(state, round):
         return update.query(state.workers.memory, state.server.estimate)
 
     def step(state, gradients, round):
         round.require_all(_NEEDS_ALL)
-        links = budgets.observed(monitor, state.server.links, round.measured)
+        links = budgets.update_monitor(monitor, state.server.links, round.timings)
         server, known = state.server._replace(links=links), state.workers.estimate
         memory, own = update.step(state.workers.memory, server.estimate, gradients)
 
@@ -183,10 +183,10 @@ def kimad_sgd(
     )
 
 
-def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:
+def _as_choices(what: str, compressors: CompressorSet | Sequence[Compressor]) -> CompressorSet:
     if not compressors:
         raise ValueError(f"kimad_sgd: {what} = []; expected at least one compressor")
-    return compressors if isinstance(compressors, Choices) else any_of(compressors)
+    return compressors if isinstance(compressors, CompressorSet) else any_of(compressors)
 
 
 def _name_of(rule: Any) -> str:
@@ -196,14 +196,14 @@ def _name_of(rule: Any) -> str:
     return getattr(rule, "__name__", "a rule")
 
 
-def _need_times(
+def _require_times(
     round_time: Number, computation: Numbers | None, congestion: Number
 ) -> np.ndarray | jax.Array | None:
     """Validates the times; returns T_comp as an array."""
     for what, value in (("round_time", round_time), ("congestion", congestion)):
         if jnp.ndim(value):
             raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}; expected a number")
-    budgets.need_times("kimad_sgd", round_time, congestion)
+    budgets.require_times("kimad_sgd", round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
         return computation
     seconds = np.array(computation, float)
@@ -220,7 +220,7 @@ def _need_times(
     return seconds
 
 
-def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+def _require_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     given = np.array(weights, float)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
         raise ValueError(

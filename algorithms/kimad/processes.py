@@ -62,7 +62,7 @@ def train_processes(
     server, process n + 1 is worker n.
 
     Every process of an initialized `jax.distributed` makes this call with the same arguments
-    (`dsgd.loopback`, `links.shaped`). Messages are the packed messages of `compressors.top_k`, over
+    (`dsgd.run_local_processes`, `links.shaped`). Messages are the packed messages of `compressors.top_k`, over
     one TCP connection between each worker and the server. The receiver of a message measures its
     bandwidth, from the first byte to the last, and reports it to the sender with its own next
     message. $T_{comp}$ is the time that a worker measured for its last update, including
@@ -103,8 +103,8 @@ def train_processes(
             f"train_processes: {N} workers in {processes} processes; expected {N + 1} processes: "
             "the server and one for each worker"
         )
-    leaves.need_all("train_processes", problem)
-    budgets.need_times("train_processes", round_time, congestion)
+    leaves.require_all("train_processes", problem)
+    budgets.require_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
         raise ValueError(f"train_processes: seconds = {seconds:g}; expected finite seconds > 0")
     start_key, rounds_key = loop.split(key)
@@ -210,7 +210,7 @@ class _Server:
     ) -> None:
         self.plan, self.problem, self.unravel = plan, problem, unravel
         self.model, self.total, self.estimate = (
-            randomness.of_owner(optimizers.start(optimizer, flat), key),
+            randomness.of_owner(optimizers.init(optimizer, flat), key),
             jnp.zeros_like(flat),
             flat,
         )
@@ -296,13 +296,13 @@ def _connected(N: int) -> list[socket.socket]:
     A process connects when it is ready.
     """
     if jax.process_index():
-        host, port = json.loads(agreement.exchange("the server's address", "")[0])
+        host, port = json.loads(agreement.all_gather("the server's address", "")[0])
         connections = [socket.create_connection((host, port), timeout=_BOUND)]
         connections[0].sendall((jax.process_index() - 1).to_bytes(4, "big"))
     else:
         with socket.create_server((local_processes.here(), 0), backlog=N) as listening:
             listening.settimeout(_BOUND)
-            agreement.exchange("the server's address", json.dumps(listening.getsockname()))
+            agreement.all_gather("the server's address", json.dumps(listening.getsockname()))
             accepted = [listening.accept()[0] for _ in range(N)]
         by_worker = {
             int.from_bytes(one.recv(4, socket.MSG_WAITALL), "big"): one for one in accepted

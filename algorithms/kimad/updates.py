@@ -80,7 +80,7 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
         return memory, jax.tree.map(lambda x, y: x[None] - y, estimate, memory.params)
 
     return Update(
-        start=lambda params, N: optimizers.start_local(optimizer, params, N),
+        start=lambda params, N: optimizers.init_local(optimizer, params, N),
         begin=begin,
         query=lambda memory, estimate: Query(memory.params),
         step=step,

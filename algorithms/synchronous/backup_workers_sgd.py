@@ -52,7 +52,7 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         seconds = round.cluster.seconds(round, jnp.arange(N))
         order = jnp.argsort(seconds)  # stable: among equals, the first
         first = jnp.zeros(N, bool).at[order[:counted]].set(True)
-        mine = workers.own(first, N)
+        mine = workers.local_block(first, N)
 
         def kept(leaf):
             return jnp.where(

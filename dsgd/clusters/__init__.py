@@ -12,7 +12,7 @@ and multiplied by numbers: `constant(0.45) + exponential(0.2)`, `2 * trace(measu
     )
     dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
 
-Measured numbers can be stored in a file: `clusters.save(path, clusters.Equal(latency, bandwidth))`,
+Timings numbers can be stored in a file: `clusters.save(path, clusters.Equal(latency, bandwidth))`,
 `clusters.load(path).cluster`.
 
 A cluster also determines which workers participate in a round and which messages arrive:

@@ -12,9 +12,9 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Round
-from dsgd.clusters.quantity import Quantity, need_number, need_probability, same_workers
+from dsgd.clusters.quantity import Quantity, require_number, require_probability, same_workers
 from dsgd.network import Convention
-from dsgd.network.switch import check_convention, need_seconds
+from dsgd.network.switch import check_convention, require_seconds
 
 # Purposes of draws; each has random keys of its own.
 _COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)
@@ -53,8 +53,8 @@ class Overlap:
     last: float
 
     def __post_init__(self) -> None:
-        need_probability("Overlap: first", self.first)
-        need_probability("Overlap: last", self.last)
+        require_probability("Overlap: first", self.first)
+        require_probability("Overlap: last", self.last)
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class Cluster:
             $z \sim \mathcal N(0, 1)$.
         present: participation: a worker participates in a round if its quantity is positive; None:
             all workers participate.
-        present_for: number of rounds for which a draw of `present` is kept, counted from round 0,
+        participation_period: number of rounds for which a draw of `present` is kept, counted from round 0,
             for example the rounds between two averagings of local SGD. A dependence of `present` on
             the clock still takes effect in every round.
         delivered: which messages of a round arrive: those for which the quantity is positive. In
@@ -99,8 +99,8 @@ class Cluster:
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
             is negative, infinite or NaN; the convention is unknown; `micro_batches` or
-            `present_for` is less than 1; quantities are for different numbers of workers;
-            `delivered` is for a number of workers instead of for links; or `present_for` is given
+            `participation_period` is less than 1; quantities are for different numbers of workers;
+            `delivered` is for a number of workers instead of for links; or `participation_period` is given
             without `present`.
     """
 
@@ -115,7 +115,7 @@ class Cluster:
     overlap: Overlap | None = None
     noise: float = 0.0
     present: Quantity | None = None
-    present_for: int = 1
+    participation_period: int = 1
     delivered: Quantity | None = None
 
     def __post_init__(self) -> None:
@@ -124,17 +124,17 @@ class Cluster:
                 raise ValueError(
                     f"Cluster: {what} = {quantity.name} can be 0; expected a bandwidth > 0 bit/s"
                 )
-        need_seconds("Cluster: latency", self.latency)
-        need_number("Cluster: noise", self.noise, least=0)
+        require_seconds("Cluster: latency", self.latency)
+        require_number("Cluster: noise", self.noise, least=0)
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
         same_workers(*self._quantities)
         if (
-            checks.positive_int("Cluster: present_for", self.present_for) > 1
+            checks.positive_int("Cluster: participation_period", self.participation_period) > 1
             and self.present is None
         ):
             raise ValueError(
-                f"Cluster: present_for = {self.present_for} but present = None; expected a "
+                f"Cluster: participation_period = {self.participation_period} but present = None; expected a "
                 "quantity `present` that determines which workers participate"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.named):
@@ -155,7 +155,7 @@ class Cluster:
         """Number of workers that the cluster is for, or None for any number."""
         return same_workers(*self._quantities)
 
-    def need_workers(self, N: int) -> None:
+    def require_workers(self, N: int) -> None:
         """Raises ValueError if the cluster is not for N workers, or if a function of one of its
         quantities does not return a float scalar.
         """
@@ -171,7 +171,7 @@ class Cluster:
                 f"{N} workers; expected workers 0 to {N - 1}"
             )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
-            quantity.need_scalars()
+            quantity.require_scalars()
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ class Cluster:
             "at once" if self.at_once else "",
             self.overlap.name if self.overlap else "",
             f"noise {self.noise:.9g}" if self.noise else "",
-            f"present {self.present.name} for {self.present_for}" if self.present else "",
+            f"present {self.present.name} for {self.participation_period}" if self.present else "",
             f"delivered {self.delivered.name}" if self.delivered else "",
         ]
         return "; ".join(

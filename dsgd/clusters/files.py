@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dsgd import checks, records
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantities import constant
-from dsgd.clusters.quantity import need_number
+from dsgd.clusters.quantity import require_number
 
 _KIND = "dsgd cluster of equal workers"
 
@@ -154,4 +154,4 @@ def _need(where: str, cluster: Equal) -> None:
     for name, value in cluster._asdict().items():
         if not checks.is_number(value):
             raise ValueError(f"{where}: {name} = {checks.shown(value)}; expected a number")
-        need_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")
+        require_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")

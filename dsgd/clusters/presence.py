@@ -21,7 +21,7 @@ def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
     Args:
         cluster: the cluster.
         round: the present round.
-        key: key of the first of the `present_for` rounds that share a draw.
+        key: key of the first of the `participation_period` rounds that share a draw.
     """
     if cluster.present is None:
         return None
@@ -44,7 +44,7 @@ def drawn(quantity: Quantity, N: int) -> bool:
     return bool((draws != draws[:1]).any())
 
 
-def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
+def participation(cluster: Cluster, round: Round) -> workers.Participation | None:
     """Returns the participation and delivery of a round, which collectives of `dsgd.workers` read;
     None: all workers participate and all messages arrive.
 
@@ -57,7 +57,7 @@ def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
     N, delivered = round.workers, cluster.delivered
     participating = jnp.ones(N, bool) if round.present is None else round.present
     if delivered is None:
-        return workers.Attendance(
+        return workers.Participation(
             participating, participating, lambda i, j: participating[i] & participating[j]
         )
     key = jax.random.fold_in(round.key, _DELIVERED)
@@ -71,7 +71,7 @@ def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
             & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
         )
 
-    return workers.Attendance(
+    return workers.Participation(
         participating, participating & _some(delivered, key, round, jnp.arange(N)), arrives
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dsgd import array_likes, checks
 from dsgd.clusters import integrals
-from dsgd.clusters.quantity import Quantity, need_number, need_probability
+from dsgd.clusters.quantity import Quantity, require_number, require_probability
 
 
 @checks.arguments
@@ -66,8 +66,8 @@ def normal(mean: float, std: float) -> Quantity:
     Raises:
         ValueError: if an argument is negative, infinite or NaN.
     """
-    need_number("normal: mean", mean, least=0)
-    need_number("normal: std", std, least=0)
+    require_number("normal: mean", mean, least=0)
+    require_number("normal: std", std, least=0)
     return _drawn(
         lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)),
         f"normal({mean:.9g}, {std:.9g})",
@@ -87,8 +87,8 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     Raises:
         ValueError: if an argument is infinite or NaN, or `sigma` is negative.
     """
-    need_number("lognormal: mu", mu, least=-math.inf)
-    need_number("lognormal: sigma", sigma, least=0)
+    require_number("lognormal: mu", mu, least=-math.inf)
+    require_number("lognormal: sigma", sigma, least=0)
     return _drawn(
         lambda key: jnp.exp(mu + sigma * jax.random.normal(key)),
         f"lognormal({mu:.9g}, {sigma:.9g})",
@@ -109,8 +109,8 @@ def bernoulli(probability: float, value: float) -> Quantity:
     Raises:
         ValueError: if the probability is outside [0, 1], or the value is negative, infinite or NaN.
     """
-    need_probability("bernoulli", probability)
-    need_number("bernoulli: value", value, least=0)
+    require_probability("bernoulli", probability)
+    require_number("bernoulli: value", value, least=0)
     return _drawn(
         lambda key: jnp.where(jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0),
         f"bernoulli({probability:.9g}, {value:.9g})",
@@ -129,7 +129,7 @@ def exponential(mean: float) -> Quantity:
     Raises:
         ValueError: if the mean is negative, infinite or NaN.
     """
-    need_number("exponential: mean", mean, least=0)
+    require_number("exponential: mean", mean, least=0)
     return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
 
 
@@ -146,8 +146,8 @@ def gamma(shape: float, scale: float) -> Quantity:
     Raises:
         ValueError: if `shape` is not positive, `scale` is negative, or one is infinite or NaN.
     """
-    need_number("gamma: shape", shape, least=0, more=True)
-    need_number("gamma: scale", scale, least=0)
+    require_number("gamma: shape", shape, least=0, more=True)
+    require_number("gamma: scale", scale, least=0)
     return _drawn(
         lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})"
     )
@@ -193,7 +193,7 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
             not positive.
     """
     table, workers = _table("trace", values)
-    need_number("trace: interval", interval, least=0, more=True)
+    require_number("trace: interval", interval, least=0, more=True)
     sums = integrals.sums_of(table)
 
     def sample(key, clock, worker):
@@ -227,8 +227,8 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
     bandwidths positive.
     """
     for what, value in (("eta", eta), ("theta", theta), ("noise", noise)):
-        need_number(f"sinusoid: {what}", value, least=0)
-    need_number("sinusoid: delta", delta, least=0, more=True)
+        require_number(f"sinusoid: {what}", value, least=0)
+    require_number("sinusoid: delta", delta, least=0, more=True)
 
     def noisy(key, worker, level):
         return (
@@ -260,10 +260,10 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
         ValueError: if a level is negative, infinite or NaN, `period` is not positive, or `duty` is
             outside [0, 1].
     """
-    need_number("square_wave: high", high, least=0)
-    need_number("square_wave: low", low, least=0)
-    need_number("square_wave: period", period, least=0, more=True)
-    need_probability("square_wave: duty", duty)
+    require_number("square_wave: high", high, least=0)
+    require_number("square_wave: low", low, least=0)
+    require_number("square_wave: period", period, least=0, more=True)
+    require_probability("square_wave: duty", duty)
 
     def sample(key, clock, worker):
         return jnp.where(
@@ -290,7 +290,7 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     Raises:
         ValueError: if `quantity` is not a quantity, or `most` is negative, infinite or NaN.
     """
-    need_number("bounded: most", most, least=0)
+    require_number("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
     return replace(
         quantity,
@@ -316,7 +316,7 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
             `factor` is not positive.
     """
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
-    need_number("slow: factor", factor, least=0, more=True)
+    require_number("slow: factor", factor, least=0, more=True)
 
     def times(worker):
         return jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)

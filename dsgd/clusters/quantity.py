@@ -50,13 +50,13 @@ class Quantity:
         | None
     ) = None
 
-    def need_scalars(self) -> None:
+    def require_scalars(self) -> None:
         """Raises ValueError if a function of the quantity does not return a float scalar."""
         key, time = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.float32)
         worker = jax.ShapeDtypeStruct((), jnp.int32)
-        _need_scalar(f"quantity {self.name!r}: sample", self.sample, key, time, worker)
+        _require_scalar(f"quantity {self.name!r}: sample", self.sample, key, time, worker)
         if self.integral is not None:
-            _need_scalar(
+            _require_scalar(
                 f"quantity {self.name!r}: integral", self.integral, key, time, time, worker
             )
 
@@ -127,7 +127,7 @@ class Quantity:
     @checks.arguments
     def __mul__(self, factor: float) -> Quantity:
         """Returns the quantity times a nonnegative number."""
-        need_number("Quantity: factor", factor, least=0)
+        require_number("Quantity: factor", factor, least=0)
         name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
         return replace(
             self,
@@ -140,7 +140,7 @@ class Quantity:
     __rmul__ = __mul__
 
 
-def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
+def _require_scalar(where: str, function: Callable, *arguments: Any) -> None:
     """Raises ValueError if the function does not return one real number."""
 
     def called(*arguments: Any) -> Any:
@@ -160,7 +160,7 @@ def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
     jax.eval_shape(called, *arguments)
 
 
-def need_number(what: str, value: Any, *, least: float, more: bool = False) -> None:
+def require_number(what: str, value: Any, *, least: float, more: bool = False) -> None:
     """Raises ValueError if the value is not a finite number that is at least `least` (or, with
     `more`, above it).
     """
@@ -171,9 +171,9 @@ def need_number(what: str, value: Any, *, least: float, more: bool = False) -> N
         )
 
 
-def need_probability(what: str, value: Any) -> None:
+def require_probability(what: str, value: Any) -> None:
     """Raises ValueError if the value is not a number from 0 to 1; `what` names it."""
-    need_number(what, value, least=0)
+    require_number(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}; expected a number from 0 to 1")
 

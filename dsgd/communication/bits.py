@@ -59,23 +59,25 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
 
     Padding is not counted: the program has one collective over d elements, whose pieces differ in
     length if N does not divide d. (Messages through servers are padded, and their padding counts.)
-    If `workers.attendance` is set, the all-reduce is among the workers that participate.
+    If `workers.participation` is set, the all-reduce is among the workers that participate.
 
     Args:
         size: bits of one worker's vector.
         N: number of workers.
-        pattern: how the all-reduce is done; each worker sends, and receives, `pattern.vectors(N)`
+        pattern: how the all-reduce is done; each worker sends, and receives, `pattern.volume(N)`
             times its own vector.
     """
-    if participation := workers.attendance():
-        sizes = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
+    if participation := workers.participation():
+        sizes = counts.table([0, *(round(pattern.volume(m) * size) for m in range(1, N + 1))])
         bits_sent = jnp.asarray(sizes)[jnp.sum(participation.present)]
-        bits = workers.own(jnp.where(participation.present[:, None], bits_sent, jnp.uint32(0)), N)
-        parts = workers.own(
+        bits = workers.local_block(
+            jnp.where(participation.present[:, None], bits_sent, jnp.uint32(0)), N
+        )
+        parts = workers.local_block(
             jnp.stack([participation.present, participation.counted], axis=1).astype(jnp.uint32), N
         )
         return Bits(bits, bits, messages=parts)
-    bits = counts.of(round(pattern.vectors(N) * size), workers.ids(N).shape[0])
+    bits = counts.of(round(pattern.volume(N) * size), workers.ids(N).shape[0])
     return Bits(bits, bits)
 
 
@@ -88,22 +90,22 @@ def to_neighbours(
     Args:
         bits: bits of one message: an int if it is the same for all workers, or uint32 `[n]`, by
             sender.
-        arrived: the same int, or the sizes of the messages that `workers.fetch` returned, uint32
+        arrived: the same int, or the sizes of the messages that `workers.gather_neighbours` returned, uint32
             `[m]`: receivers read the size from the message itself.
         topology: W.
         step: number of the exchange; selects the graph if the topology is a schedule.
     """
-    if workers.attendance():
-        up = workers.receivers(topology, step)
+    if workers.participation():
+        up = workers.out_degree(topology, step)
         sent = counts.times(up, counts.of(bits, up.shape[0]))
         sizes = counts.of(
-            arrived, workers.table_rows(topology) if isinstance(arrived, int) else arrived.shape[0]
+            arrived, workers.table_size(topology) if isinstance(arrived, int) else arrived.shape[0]
         )
         received, lost = (
-            counts.carry(workers.sum_of_others(sizes, topology, step, lost=lost))
+            counts.carry(workers.neighbour_sum(sizes, topology, step, lost=lost))
             for lost in (False, True)
         )
-        arrivals = workers.sum_of_others(jnp.ones((sizes.shape[0], 1), jnp.uint32), topology, step)
+        arrivals = workers.neighbour_sum(jnp.ones((sizes.shape[0], 1), jnp.uint32), topology, step)
         return Bits(
             sent, received, lost=lost, messages=jnp.concatenate([up[:, None], arrivals], axis=1)
         )
@@ -116,7 +118,7 @@ def to_neighbours(
         return Bits(sent, counts.times(down, counts.of(arrived, down.shape[0])))
     return Bits(
         sent,
-        counts.carry(workers.sum_of_others(counts.of(arrived, arrived.shape[0]), topology, step)),
+        counts.carry(workers.neighbour_sum(counts.of(arrived, arrived.shape[0]), topology, step)),
     )
 
 

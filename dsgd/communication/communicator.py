@@ -89,7 +89,7 @@ class Communicator(Round):
             mean = jax.tree.map(
                 lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(models), models
             )
-            return workers.if_any(mean, models)
+            return workers.if_nonempty(mean, models)
 
     def aggregate(
         self, new: PyTree, old: PyTree, via: Pattern = network.ring_all_reduce
@@ -111,9 +111,9 @@ class Communicator(Round):
             `[n, ...]`.
         """
         with self._reducing("aggregate", new, via), self._weighing():
-            kept = workers.where_counted(new, old)
+            kept = workers.where_delivered(new, old)
             # All workers know the old vectors' mean, so the new mean is over all workers.
-            with workers.attended(None):
+            with workers.with_participation(None):
                 return workers.mean(kept), kept
 
     def all_gather(self, tree: PyTree, compressor: Compressor | None = None, last: Any = ()) -> Any:
@@ -163,7 +163,7 @@ class Communicator(Round):
             topology: as in `mix`.
         """
         with self._mixing("laplacian", tree, topology, _moves_the_mean) as turn:
-            return workers.pull(tree, topology, turn)
+            return workers.laplacian(tree, topology, turn)
 
     def push_sum(
         self, tree: PyTree, weights: jax.Array, topology: Topology
@@ -321,7 +321,7 @@ class Communicator(Round):
             self.require_all("each worker needs the row of another worker")
             origin = (np.arange(self.workers) - by) % self.workers
             return self._moved(
-                "shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last
+                "shift", tree, origin, lambda rows: workers.ring_shift(rows, by), compressor, last
             )
 
     def exchange(
@@ -522,7 +522,7 @@ class Communicator(Round):
         Args:
             reason: why the method needs all workers and messages, for the error message.
         """
-        if workers.attendance() is None:
+        if workers.participation() is None:
             return
         where = "messages are lost" if self.present is None else "workers do not participate"
         raise ValueError(
@@ -613,7 +613,7 @@ class Communicator(Round):
     ) -> Any:
         """Sends each worker the row of worker `origin[n]`, which may be itself."""
         N = self.workers
-        moves = workers.own(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
+        moves = workers.local_block(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
         if compressor is None:
             sent = counts.times(moves, bits.to_one(bits.of_tree(tree), N))
             self.record.add(call, network.ring_shift, Bits(sent, sent))

@@ -189,7 +189,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
     def hop(i, carry):
         messages, total_bits = carry
-        arrived = workers.shift(messages, 1)
+        arrived = workers.ring_shift(messages, 1)
         total_bits += Bits(
             bits.to_one(_sizes(compressor, messages, 1), N),
             bits.to_one(_sizes(compressor, arrived, 1), N),
@@ -232,14 +232,14 @@ def to_neighbours(
         A `Delivery` whose `received` has leaves `[n, d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)
-    arrived, table = workers.fetch(messages, topology, step), decoded
+    arrived, table = workers.gather_neighbours(messages, topology, step), decoded
     if workers.devices() > 1:
         length = jax.tree.leaves(arrived)[0].shape[0]
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors
         )
         table = _decompress(compressor, arrived, shapes)
-    pulled = workers.pull(decoded, topology, step, table=table)
+    pulled = workers.laplacian(decoded, topology, step, table=table)
     sent = bits.to_neighbours(
         _sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, step
     )
@@ -306,12 +306,12 @@ def start_shards(
     Raises:
         ValueError: if a compressor states no contraction for a shard.
     """
-    model_shards = shards(workers.stack(params, 1), N, up)
+    model_shards = shards(workers.replicate(params, 1), N, up)
     served = padded(jax.tree.map(lambda leaf: leaf[0], model_shards), N)
     if insist is not None:
         for compressor in (up, down):
-            need_contraction(method, compressor, served, insist)
-    return workers.stack(
+            require_contraction(method, compressor, served, insist)
+    return workers.replicate(
         jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), model_shards), N
     ), served
 
@@ -382,7 +382,7 @@ class Contracting(Protocol):
         ...
 
 
-def need_two(method: str, up: Contracting, down: Contracting) -> None:
+def require_two(method: str, up: Contracting, down: Contracting) -> None:
     """Raises ValueError if one compressor is layer-wise and the other compresses the whole model,
     since the vectors of the two differ.
     """
@@ -393,7 +393,7 @@ def need_two(method: str, up: Contracting, down: Contracting) -> None:
         )
 
 
-def need_contraction(
+def require_contraction(
     method: str, compressor: Contracting, vectors: PyTree, insist: str = ""
 ) -> None:
     """Raises ValueError if the compressor states no contraction for vectors of these lengths,

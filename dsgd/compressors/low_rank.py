@@ -56,12 +56,12 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     checks.positive_int(f"{name}: rank", rank)
     if columns is not None:
         checks.positive_int(f"{name}: columns", columns)
-        _need_rank(name, rank, columns, f"{columns} columns")
+        _require_rank(name, rank, columns, f"{columns} columns")
 
     def shape(d):
         width = columns or math.isqrt(d - 1) + 1
         rows = -(-d // width)
-        _need_rank(name, rank, min(rows, width), f"{d} elements as a {rows} x {width} matrix")
+        _require_rank(name, rank, min(rows, width), f"{d} elements as a {rows} x {width} matrix")
         return rows, width
 
     def factor(x, start):
@@ -88,7 +88,7 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     return fixed_size(compress, decompress, name, delta=lambda d: rank / shape(d)[1])
 
 
-def _need_rank(name: str, rank: int, most: int, what: str) -> None:
+def _require_rank(name: str, rank: int, most: int, what: str) -> None:
     if rank > most:
         raise ValueError(
             f"{name} of {what}: expected a rank of at most {most}, or longer vectors (whole_model, "

@@ -44,16 +44,16 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
             "expected last=None"
         )
     x = jnp.asarray(x)
-    with causes.noted(f"compress of {compressor.name}"):
+    with causes.error_context(f"compress of {compressor.name}"):
         encoded = (
             compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
         )
     if isinstance(encoded, Encoded):
         return Encoded(
-            _need_message(compressor, encoded.message),
-            _need_vector(compressor, "compress", encoded.decoded, x.shape[0]),
+            _require_message(compressor, encoded.message),
+            _require_vector(compressor, "compress", encoded.decoded, x.shape[0]),
         )
-    message = _need_message(compressor, encoded)
+    message = _require_message(compressor, encoded)
     return Encoded(message, decode(compressor, message, x.shape[0]))
 
 
@@ -63,9 +63,9 @@ def decode(compressor: Compressor, message: PyTree, d: int) -> jax.Array:
     Raises:
         ValueError: if `decompress` does not return a floating-point vector `[d]`.
     """
-    with causes.noted(f"decompress of {compressor.name}"):
+    with causes.error_context(f"decompress of {compressor.name}"):
         decoded = compressor.decompress(message, d)
-    return _need_vector(compressor, "decompress", decoded, d)
+    return _require_vector(compressor, "decompress", decoded, d)
 
 
 def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
@@ -75,7 +75,7 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
     Raises:
         ValueError: if `bits` returns neither.
     """
-    with causes.noted(f"bits of {compressor.name}"):
+    with causes.error_context(f"bits of {compressor.name}"):
         bits = compressor.bits(message)
     traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
@@ -93,7 +93,7 @@ def stated(constant: Callable | None, d: int) -> Any:
     return None if constant is None else constant(d)
 
 
-def _need_message(compressor: Compressor, message: Any) -> Any:
+def _require_message(compressor: Compressor, message: Any) -> Any:
     leaves = jax.tree.leaves(message)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
         raise ValueError(
@@ -103,7 +103,7 @@ def _need_message(compressor: Compressor, message: Any) -> Any:
     return message
 
 
-def _need_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
+def _require_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
     if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"{compressor.name}: {member} returned {checks.typed(x)}; expected a floating-point "

@@ -137,7 +137,7 @@ def _sparse(
     """Returns a compressor that sends the k elements whose `score(key, x)` has the largest
     magnitude, times scale(d).
     """
-    _need_share(kind, "fraction", fraction)
+    _require_share(kind, "fraction", fraction)
     name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
 
     def compress(key, x):
@@ -195,7 +195,7 @@ def random_sparsification(probability: float) -> Compressor:
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
     """
-    _need_share("random_sparsification", "probability", probability)
+    _require_share("random_sparsification", "probability", probability)
     p, name = probability, f"random_sparsification({probability:g})"
 
     def compress(key, x):
@@ -277,6 +277,6 @@ def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) 
     return at.add(values) if padded else at.set(values, unique_indices=True)
 
 
-def _need_share(name: str, what: str, value: float) -> None:
+def _require_share(name: str, what: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name}: {what} = {value!r}; expected a number in (0, 1]")

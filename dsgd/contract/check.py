@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
-from dsgd.contract import collectives, elsewhere
+from dsgd.contract import collectives, subprocess_call
 from dsgd.engine import loop, pooled, programs, protocol, randomness
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays
@@ -73,7 +73,7 @@ def check(
         ValueError: if `algorithm` is not a method, `problem` is not a problem, or the two do not
             fit together.
     """
-    with agreement.together("check"):
+    with agreement.all_or_none("check"):
         return _findings(algorithm, problem, checks.default_key() if key is None else key, cluster)
 
 
@@ -119,7 +119,7 @@ class Case(NamedTuple):
 
     def plan(self, devices: int) -> loop.Plan:
         """Returns the plan of rounds on `devices` devices."""
-        build, cluster = plans.Always(self.algorithm), self.cluster
+        build, cluster = plans.ConstantFactory(self.algorithm), self.cluster
         return plans.make_plan(
             build,
             self.algorithm,
@@ -284,7 +284,7 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
                     "fold the worker's id into each row",
                 )
             if (first == second).all():
-                fix = "use round.next_key(), or an optimizer of algorithms.optimizers.start"
+                fix = "use round.next_key(), or an optimizer of algorithms.optimizers.init"
                 return Finding(
                     "random keys", False, f"{name} is the same random key in all runs; {fix}"
                 )
@@ -319,8 +319,8 @@ def _everywhere(
     ):
         return on_devices(case, key, steps, one)
     try:
-        return elsewhere.call(wanted, on_devices, case, key, steps, one)
-    except elsewhere.Unreachable as error:
+        return subprocess_call.call(wanted, on_devices, case, key, steps, one)
+    except subprocess_call.SubprocessError as error:
         return [Finding("devices", None, f"not checked: {error}")]
 
 
@@ -404,7 +404,7 @@ def _equal_everywhere(leaf: jax.Array) -> bool:
     first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
     if (
         not leaf.is_fully_addressable
-        and len({*agreement.exchange("the same state", arrays.row_digest(first))}) > 1
+        and len({*agreement.all_gather("the same state", arrays.row_digest(first))}) > 1
     ):
         return False
     return all(

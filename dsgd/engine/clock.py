@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from dsgd import network, workers
-from dsgd.base import Measured, Problem, Round, Work
+from dsgd.base import LocalWork, Problem, Round, Timings
 from dsgd.communication import Bits, Sending, Statistics
 from dsgd.engine import measurements
 from dsgd.engine.queries import Asked
@@ -41,25 +41,25 @@ class Clock(NamedTuple):
         rounding: what `now` has lost by rounding, so that sums of many short rounds are accurate in
             float32.
         lead: how long before `now` each worker was done, `[N]`.
-        measured: timings that the workers measured in the last round; () if the method does not use
+        timings: timings that the workers measured in the last round; () if the method does not use
             them.
     """
 
     now: jax.Array
     rounding: jax.Array
     lead: jax.Array
-    measured: Measured | tuple[()] = ()
+    timings: Timings | tuple[()] = ()
 
 
-def at_zero(N: int, measured: Measured | tuple[()] = ()) -> Clock:
+def at_zero(N: int, timings: Timings | tuple[()] = ()) -> Clock:
     """Returns the clock of the start: all workers are ready at 0.
 
     Args:
         N: number of workers.
-        measured: timings before the first round; () if they are not carried.
+        timings: timings before the first round; () if they are not carried.
     """
     zero = jnp.zeros((), jnp.float32)
-    return Clock(zero, zero, jnp.zeros(N, jnp.float32), measured)
+    return Clock(zero, zero, jnp.zeros(N, jnp.float32), timings)
 
 
 def tick(
@@ -85,7 +85,7 @@ def tick(
     Raises:
         ValueError: if the method keeps its own time and the cluster has an overlap.
     """
-    cluster, measured = round.cluster, clock.measured
+    cluster, timings = round.cluster, clock.timings
     assert cluster is not None
     if statistics.elapsed is not None:
         if cluster.overlap:
@@ -93,7 +93,7 @@ def tick(
                 f"{name} keeps its own time, but the cluster has an overlap, "
                 f"{cluster.overlap.name}; expected a cluster with overlap=None"
             )
-        return _moved(clock, statistics.elapsed, clock.lead, measured)
+        return _moved(clock, statistics.elapsed, clock.lead, timings)
     # An exact gradient takes the time of all samples, which is that of the worker with the most.
     effective = _of_all_samples(problem, round) if query.exact else round
     finish = _finish(clock, problem, effective, query, statistics.compute)
@@ -108,7 +108,7 @@ def tick(
     done = timing.done
     if cluster.overlap is not None:
         done = jnp.maximum(done, _in_turn(effective, sendings, finish, cluster.overlap.last).done)
-    if isinstance(measured, Measured):
+    if isinstance(timings, Timings):
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
@@ -116,18 +116,18 @@ def tick(
             _latencies(problem, effective, query, statistics.compute),
             _backward(effective, query, statistics.compute),
         )
-        measured = measurements.of_round(effective, *times, timing, *bits)
+        timings = measurements.of_round(effective, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
         # participates, the round ends when the slowest worker would have computed its gradient.
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
         done = jnp.where(round.present, done, seconds)
-    return _moved(clock, seconds, seconds - done, measured)
+    return _moved(clock, seconds, seconds - done, timings)
 
 
 def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
-    """Returns the bits that each worker's ports carry, `[N]` each. Lost messages occupy the
+    """Returns the bits that each worker's ports carry, `[N]` each. PeerLost messages occupy the
     receiver's port, too.
     """
     lost = jnp.zeros_like(bits.down) if bits.lost is None else bits.lost
@@ -203,7 +203,7 @@ def _of_all_samples(problem: Problem, round: Round) -> Round:
     work, batch_size = round.work, problem.batch_size or 1
     if work is None and problem.batch_sizes is not None:
         shape = round.workers, round.cluster.micro_batches
-        work = Work(jnp.full(shape, batch_size, jnp.int32), jnp.ones(shape))
+        work = LocalWork(jnp.full(shape, batch_size, jnp.int32), jnp.ones(shape))
     return round._replace(work=work and _whole(work, batch_size))
 
 
@@ -214,7 +214,7 @@ def _first_buckets(
     return finish - (1 - round.cluster.overlap.first) * _backward(round, query, compute)
 
 
-def _whole(work: Work, batch_size: int) -> Work:
+def _whole(work: LocalWork, batch_size: int) -> LocalWork:
     """Returns the work of an exact gradient: workers with any samples compute whole batches."""
     has_samples = jnp.any(work.samples > 0, axis=1, keepdims=True)
     return work._replace(
@@ -226,10 +226,10 @@ def _passes(problem: Problem, round: Round, query: Asked) -> float:
     """Returns the time of an exact gradient, which takes all samples once, as a multiple of the
     time of all micro-batches.
     """
-    if not (query.exact and problem.samples and problem.batch_size):
+    if not (query.exact and problem.max_local_samples and problem.batch_size):
         return 1.0
     M = round.cluster.micro_batches if round.work is None else round.work.samples.shape[1]
-    return problem.samples / (M * problem.batch_size)
+    return problem.max_local_samples / (M * problem.batch_size)
 
 
 def _backward(round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
@@ -280,9 +280,9 @@ def _ports(
 
 
 def _moved(
-    clock: Clock, seconds: jax.Array, lead: jax.Array, measured: Measured | tuple[()]
+    clock: Clock, seconds: jax.Array, lead: jax.Array, timings: Timings | tuple[()]
 ) -> Clock:
     """Adds seconds to the clock by Kahan summation."""
     step = seconds - clock.rounding
     now = clock.now + step
-    return Clock(now, (now - clock.now) - step, lead, measured)
+    return Clock(now, (now - clock.now) - step, lead, timings)

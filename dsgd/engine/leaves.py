@@ -56,11 +56,11 @@ def started(where: str, init: Callable) -> Params:
         ValueError: if the parameters are not a pytree of arrays.
     """
     return jax.eval_shape(
-        lambda key: need_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0))
+        lambda key: require_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0))
     )
 
 
-def need_arrays(where: str, tree: PyTree) -> PyTree:
+def require_arrays(where: str, tree: PyTree) -> PyTree:
     """Returns the tree that a user's function returned, after validating it.
 
     Args:
@@ -121,7 +121,7 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
         return [True] * len(jax.tree.leaves(params))
     mask = trainable
     if callable(trainable):
-        checks.need_call(f"{name}: trainable", trainable, "parameters")
+        checks.require_call(f"{name}: trainable", trainable, "parameters")
         with causes.explained(f"{name}: trainable"):
             mask = trainable(params)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(mask)):
@@ -139,7 +139,7 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
         ) from None
 
 
-def need_all(name: str, problem: Problem) -> None:
+def require_all(name: str, problem: Problem) -> None:
     """Raises ValueError if some leaves of the parameters are not trained."""
     paths = [keystr(path) or "they" for path, _ in tree_leaves_with_path(shapes(problem))]
     fixed = [path for path, flag in zip(paths, flags(problem), strict=True) if not flag]

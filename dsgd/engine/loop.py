@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers, xla
-from dsgd.base import Algorithm, Constants, Measured, Now, Params, Problem, PyTree, Round, State
+from dsgd.base import Algorithm, Constants, Now, Params, Problem, PyTree, Round, State, Timings
 from dsgd.clusters import Cluster, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
 from dsgd.engine import (
@@ -102,7 +102,7 @@ class Plan(NamedTuple):
         cluster: cluster on which the run is simulated; None: the run has no clock.
         train_loss: whether records include the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
-        measures: whether the method reads timings of the workers, which are then carried.
+        uses_timings: whether the method reads timings of the workers, which are then carried.
         weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
             are multiplied by them.
     """
@@ -117,7 +117,7 @@ class Plan(NamedTuple):
     cluster: Cluster | None = None
     train_loss: bool = False
     evaluate_every: int = 1
-    measures: bool = False
+    uses_timings: bool = False
     weighs: bool = False
 
 
@@ -126,14 +126,14 @@ class Description(NamedTuple):
 
     Args:
         sendings: its exchanges; their arrays belong to the trace.
-        measures, weighs: as in `Plan`.
+        uses_timings, weighs: as in `Plan`.
         asks_some: whether only some workers are asked for gradients, which the simulation then
             sends between devices.
         micro_batches: M, the number of micro-batches of a round's local work; 1 without local work.
     """
 
     sendings: tuple[Sending, ...]
-    measures: bool
+    uses_timings: bool
     weighs: bool
     asks_some: bool
     micro_batches: int
@@ -144,7 +144,7 @@ def without_arrays(problem: Problem) -> Problem:
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
     # A tree of bools may not be hashable.
     init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))
-    evaluation = replace(problem.evaluation, shared=())
+    evaluation = replace(problem.evaluation, replicated=())
     return problem._replace(
         init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights
     )
@@ -279,7 +279,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
         method = _method(plan, {})
         initial_clock = (
             clock.at_zero(plan.N, _nothing_measured(plan, method, state, key))
-            if plan.cluster and plan.measures
+            if plan.cluster and plan.uses_timings
             else ()
         )
         state, record, *_ = _gradients_and_update(
@@ -313,7 +313,7 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             lost, and the method cannot run without them; or for the same reasons as a run.
     """
     single, method = (
-        plan._replace(runs=0, measures=False),
+        plan._replace(runs=0, uses_timings=False),
         protocol.Method(algorithm, plan.problem, plan.N),
     )
     descriptions: list[Description] = []
@@ -326,11 +326,9 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         )
         traced: list[tuple[Record, Asked]] = []
 
-        def one_round(measured):
+        def one_round(timings):
             now = (
-                initial_clock._replace(measured=measured)
-                if isinstance(initial_clock, Clock)
-                else ()
+                initial_clock._replace(timings=timings) if isinstance(initial_clock, Clock) else ()
             )
             this_round = _this_round(single, key, Carry(state, now), state.step)
             asked = _query(single, method, state, this_round)
@@ -345,16 +343,18 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             traced[:] = [(record, asked)]
             return after, record.statistics(plan.N), asked.work
 
-        measured = initial_clock.measured if isinstance(initial_clock, Clock) else ()
-        program = jax.make_jaxpr(one_round)(measured).jaxpr
+        timings = initial_clock.timings if isinstance(initial_clock, Clock) else ()
+        program = jax.make_jaxpr(one_round)(timings).jaxpr
         read = {id(atom) for equation in program.eqns for atom in equation.invars} | {
             id(atom) for atom in program.outvars
         }
-        measures = any(id(variable) in read for variable in program.invars)
+        uses_timings = any(id(variable) in read for variable in program.invars)
         record, asked = traced[0]
         M = 1 if asked.work is None else asked.work.samples.shape[1]
         descriptions.append(
-            Description(record.sendings(), measures, record.weighs, asked.workers is not None, M)
+            Description(
+                record.sendings(), uses_timings, record.weighs, asked.workers is not None, M
+            )
         )
         return state.step
 
@@ -364,11 +364,11 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
     return descriptions[0]
 
 
-def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
+def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Timings | tuple[()]:
     """Returns the initial timings of the workers, for a method that reads them; else (). `state` is
     that of one run, of all workers.
     """
-    if not plan.measures:
+    if not plan.uses_timings:
         return ()
     single = plan._replace(runs=0)
     blocks = _sharded(
@@ -379,15 +379,15 @@ def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measu
     )
 
 
-def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured:
+def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Timings:
     """Returns the timings before the first round, for as many micro-batches as the method asks for
     (its query may read the timings).
     """
     assert plan.cluster is not None
     cluster, default = plan.cluster, plan.cluster.micro_batches
 
-    def num_micro_batches(measured: int) -> int:
-        carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
+    def num_micro_batches(timings: int) -> int:
+        carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, timings, cluster)))
         work = jax.eval_shape(
             lambda: method.query(state, _this_round(plan, key, carry, state.step)).work
         )
@@ -490,13 +490,13 @@ def _advance_one(
         )
         at = done + last
         due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == end)
-        measured = measure(key, carry, data, shared, at, due)
-        if set(measured) & set(values) or "step" in values:
+        evaluated = measure(key, carry, data, shared, at, due)
+        if set(evaluated) & set(values) or "step" in values:
             raise ValueError(
                 f"{method.name} logs metrics {sorted(values)}; expected names other than step, "
-                f"{', '.join(measured)}"
+                f"{', '.join(evaluated)}"
             )
-        return carry, jax.tree.map(_as_float, {**measured, **values})
+        return carry, jax.tree.map(_as_float, {**evaluated, **values})
 
     # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
     _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
@@ -571,7 +571,7 @@ def _round(
     drawn = _drawn(carry.drawn, asked, this_round)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), values
-    with protocol.noted(f"clock of the cluster ({this_round.cluster.name})"):
+    with protocol.error_context(f"clock of the cluster ({this_round.cluster.name})"):
         after = clock.tick(
             carry.clock, method.name, plan.problem, this_round, asked, record.sendings(), statistics
         )
@@ -609,11 +609,11 @@ def _gradients_and_update(
     this_round = _this_round(plan, key, carry, step)
     asked = _query(plan, method, carry.state, this_round)
     numbered = (
-        asked._replace(draws=carry.drawn)
-        if plan.problem.numbered and asked.draws is None and batches is None
+        asked._replace(first_batch=carry.drawn)
+        if plan.problem.numbered and asked.first_batch is None and batches is None
         else asked
     )
-    sample_key = round_keys(key, step)[1] if numbered.draws is None else stream(key)
+    sample_key = round_keys(key, step)[1] if numbered.first_batch is None else stream(key)
     this_round = this_round._replace(work=asked.work)
     problem = leaves.bound(plan.problem, carry.state.fixed)
     arguments, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
@@ -635,22 +635,22 @@ def _gradients_and_update(
 
 
 def _query(plan: Plan, method: Method, state: State, round: Round) -> Asked:
-    with workers.attended(_there(plan, round)):
+    with workers.with_participation(_there(plan, round)):
         return participation.query(method.query(state, round), round)
 
 
 def _update(
     plan: Plan, method: Method, state: State, gradients: PyTree, round: Round, key: jax.Array
 ) -> tuple[State, Record]:
-    with workers.attended(_there(plan, round)):
+    with workers.with_participation(_there(plan, round)):
         return method.update(state, gradients, round, round_keys(key, round.step)[2])
 
 
-def _there(plan: Plan, round: Round) -> workers.Attendance | None:
+def _there(plan: Plan, round: Round) -> workers.Participation | None:
     if plan.cluster is None:
         return None
-    with protocol.noted(f"delivered of the cluster ({plan.cluster.name})"):
-        return presence.attendance(plan.cluster, round)
+    with protocol.error_context(f"delivered of the cluster ({plan.cluster.name})"):
+        return presence.participation(plan.cluster, round)
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -680,7 +680,7 @@ def batch_of(
     if problem.numbered:
         return problem.sample(jax.random.fold_in(stream(key), n), data, jnp.int32(step * M + m))
     return problem.sample(
-        jax.random.fold_in(oracle.of_turns(round_keys(key, step)[1], M)[m], n), data
+        jax.random.fold_in(oracle.microbatch_keys(round_keys(key, step)[1], M)[m], n), data
     )
 
 
@@ -688,17 +688,17 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
     this_round = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
         return this_round
-    clock, measured = (
-        (carry.clock.now, carry.clock.measured or None)
+    clock, timings = (
+        (carry.clock.now, carry.clock.timings or None)
         if isinstance(carry.clock, Clock)
         else (0.0, None)
     )
-    now = Now(plan.cluster, clock, measured)
+    now = Now(plan.cluster, clock, timings)
     this_round = this_round._replace(now=now)
     if plan.cluster.present is None:
         return this_round
-    first = step - step % plan.cluster.present_for
-    with protocol.noted(f"present of the cluster ({plan.cluster.name})"):
+    first = step - step % plan.cluster.participation_period
+    with protocol.error_context(f"present of the cluster ({plan.cluster.name})"):
         present = presence.present(plan.cluster, this_round, round_keys(key, first)[0])
     return this_round._replace(now=now._replace(present=present))
 

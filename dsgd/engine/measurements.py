@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dsgd.base import Measured, Round
+from dsgd.base import Round, Timings
 from dsgd.clusters import Cluster
 from dsgd.network import Timing
 
 
-def nothing(N: int, M: int, cluster: Cluster) -> Measured:
+def nothing(N: int, M: int, cluster: Cluster) -> Timings:
     """Returns the timings before the first round, all NaN.
 
     Args:
@@ -20,7 +20,7 @@ def nothing(N: int, M: int, cluster: Cluster) -> Measured:
     """
     each = jnp.full(N, jnp.nan, jnp.float32)
     overlapping = [each, each] if cluster.overlap else []
-    return Measured(jnp.full((N, M), jnp.nan, jnp.float32), each, each, each, each, *overlapping)
+    return Timings(jnp.full((N, M), jnp.nan, jnp.float32), each, each, each, each, *overlapping)
 
 
 def of_round(
@@ -30,7 +30,7 @@ def of_round(
     timing: Timing,
     bits_up: jax.Array,
     bits_down: jax.Array,
-) -> Measured:
+) -> Timings:
     """Returns the timings of a round.
 
     Args:
@@ -50,4 +50,4 @@ def of_round(
     times = round.cluster.with_noise(round, jnp.concatenate(columns, axis=1))
     M = latencies.shape[1]
     up, down, *overlapping = jnp.unstack(times[:, M:], axis=1)
-    return Measured(times[:, :M], up, down, bits_up, bits_down, *overlapping)
+    return Timings(times[:, :M], up, down, bits_up, bits_down, *overlapping)

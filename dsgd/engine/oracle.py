@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks, sameness, workers
-from dsgd.base import Constants, Gradients, Loss, Params, Problem, PyTree, Work
+from dsgd.base import Constants, Gradients, LocalWork, Loss, Params, Problem, PyTree
 from dsgd.engine import accumulate, leaves, pooled, protocol, units
 from dsgd.engine.queries import Asked
 
@@ -135,11 +135,11 @@ def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
         return tree
     weights = jnp.asarray(problem.weights, jnp.result_type(float))
     return units.scaled(
-        workers.own(weights, N) if query.workers is None else weights[query.workers], tree
+        workers.local_block(weights, N) if query.workers is None else weights[query.workers], tree
     )
 
 
-def _counted(work: Work) -> jax.Array:
+def _counted(work: LocalWork) -> jax.Array:
     """Returns the numbers of samples with a positive weight, `[N, M]`."""
     return jnp.where(work.weights > 0, work.samples, 0)
 
@@ -162,39 +162,40 @@ def _asked(
             f"{problem.name}: the method asks for exact gradients, but batches are given; expected "
             "a method that uses stochastic gradients, or batches=None"
         )
-    if query.draws is not None and batches is not None:
+    if query.first_batch is not None and batches is not None:
         raise ValueError(
             f"{problem.name}: the method draws batches again by their numbers, but batches are "
             "given; expected batches that the problem draws, batches=None"
         )
-    if problem.numbered and query.draws is None and batches is None and not query.exact:
+    if problem.numbered and query.first_batch is None and batches is None and not query.exact:
         raise ValueError(
             f"{problem.name}: its batches are numbered, but the query has no draws; expected "
-            "Asked(draws=int32 [N])"
+            "Asked(first_batch=int32 [N])"
         )
     data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
-    local, places = (None, None) if query.workers is None else workers.find(ids, N)
+    local, places = (None, None) if query.workers is None else workers.locate(ids, N)
     block = _Block(function, problem, query, key, data, batches, ids, places)
     if query.work is not None:
         computed = _of_work(block, query.work, N)
     else:
         computed = block.exact() if query.exact else block.compute(None, None, None)
-    return computed if local is None else workers.select(local, computed)
+    return computed if local is None else workers.collect(local, computed)
 
 
-def _of_work(block: _Block, work: Work, N: int) -> tuple[Any, PyTree]:
+def _of_work(block: _Block, work: LocalWork, N: int) -> tuple[Any, PyTree]:
     """Returns the result of `_asked` for all micro-batches of each worker."""
     # NumPy arrays cannot be indexed by traced integers.
     factors = tuple(map(jnp.asarray, (work.samples, _counted(work), work.weights)))
     samples, *factors = (
-        workers.own(each, N) if block.places is None else each[block.ids] for each in factors
+        workers.local_block(each, N) if block.places is None else each[block.ids]
+        for each in factors
     )
     if block.query.exact:
         totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
         return jax.tree.map(units.scaled, totals, block.exact())
     M = samples.shape[1]
-    parts, keys = _split(block.problem, block.batches, M), of_turns(block.key, M)
+    parts, keys = _split(block.problem, block.batches, M), microbatch_keys(block.key, M)
     turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
     return units.summed(
         replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors)
@@ -242,9 +243,9 @@ class _Block:
             samples: number of samples of each micro-batch, int32 `[g]`; None: whole batches.
         """
         batch = self._batch(rows, m)
-        if samples is not None and self.problem.take is not None:
-            with protocol.noted(f"take of {self.problem.name}"):
-                batch = jax.vmap(self.problem.take)(batch, samples)
+        if samples is not None and self.problem.truncate is not None:
+            with protocol.error_context(f"take of {self.problem.name}"):
+                batch = jax.vmap(self.problem.truncate)(batch, samples)
         return self._at_models(rows, batch)
 
     def exact(self) -> PyTree:
@@ -284,14 +285,16 @@ class _Block:
             return self._given(rows, m)
         data, problem = self._rows(self.data, rows), self.problem
         if not problem.numbered:
-            with protocol.noted(f"sample of {problem.name}"):
+            with protocol.error_context(f"sample of {problem.name}"):
                 return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(
                     self._keys(rows, m), data
                 )
         ids = self._ids(rows)
-        numbers = jnp.asarray(self.query.draws)[ids] + (0 if m is None else self.turns[ids, m])
+        numbers = jnp.asarray(self.query.first_batch)[ids] + (
+            0 if m is None else self.turns[ids, m]
+        )
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
-        with protocol.noted(f"sample of {problem.name}"):
+        with protocol.error_context(f"sample of {problem.name}"):
             return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, data, numbers)
 
     def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
@@ -314,9 +317,9 @@ class _Block:
     def _keys(self, rows: jax.Array | None, m: jax.Array | None) -> jax.Array:
         """Returns the keys with which the workers draw, as described in `gradients`."""
         ids = self._ids(rows)
-        if self.query.draws is not None:
+        if self.query.first_batch is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, self.key))(
-                jnp.asarray(self.query.draws)[ids] + (0 if m is None else m)
+                jnp.asarray(self.query.first_batch)[ids] + (0 if m is None else m)
             )
             return jax.vmap(jax.random.fold_in)(of_draws, ids)
         return (
@@ -326,7 +329,7 @@ class _Block:
         )
 
 
-def of_turns(key: jax.Array, M: int) -> jax.Array:
+def microbatch_keys(key: jax.Array, M: int) -> jax.Array:
     """Returns the keys of the round's micro-batches, `[M]`."""
     later = jax.vmap(partial(jax.random.fold_in, key))(
         np.uint32(_LATER) + np.arange(1, M, dtype=np.uint32)
@@ -336,7 +339,9 @@ def of_turns(key: jax.Array, M: int) -> jax.Array:
 
 def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
     """Splits supplied batches, leaves `[n, m, ...]`, into M micro-batches, `[n, M, m / M, ...]`."""
-    whole = None if problem.take is None or problem.batch_size is None else M * problem.batch_size
+    whole = (
+        None if problem.truncate is None or problem.batch_size is None else M * problem.batch_size
+    )
 
     def split(leaf):
         length = leaf.shape[1] if leaf.ndim > 1 else None
@@ -401,7 +406,7 @@ def _gradient(problem: Problem) -> Callable:
 
     def its_own(params, batch):
         assert problem.gradient is not None
-        with protocol.noted(f"gradient of {problem.name}"):
+        with protocol.error_context(f"gradient of {problem.name}"):
             slope = problem.gradient(params, batch)
         checks.require_same(f"{problem.name}: gradient returns a tree", slope, params)
         return slope
@@ -426,7 +431,7 @@ def mean_loss(
     factors = (
         None
         if weights is None
-        else workers.own(jnp.asarray(weights, jnp.result_type(float)), len(weights))
+        else workers.local_block(jnp.asarray(weights, jnp.result_type(float)), len(weights))
     )
     rows = (data, factors)
     both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once if all workers fit
@@ -497,7 +502,7 @@ def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -
     assert function is not None
     with (
         workers.weighted(problem.weights) as weights,
-        protocol.noted(f"evaluate of {problem.name}"),
+        protocol.error_context(f"evaluate of {problem.name}"),
     ):
         result = function(params, data, shared)
     if weights is None:

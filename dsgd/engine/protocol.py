@@ -15,7 +15,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Gradients, Params, Problem, PyTree, Query, Round, State
-from dsgd.causes import noted
+from dsgd.causes import error_context
 from dsgd.communication import Communicator, Record, communicate
 from dsgd.engine import leaves, queries
 from dsgd.engine.queries import Asked
@@ -45,7 +45,7 @@ class Method(NamedTuple):
         parameters.
         """
         trained, fixed = leaves.split(leaves.flags(self.problem), params)
-        with noted(f"init of {self.name}"):
+        with error_context(f"init of {self.name}"):
             state = self.algorithm.init(trained, self.N)
         _require_state(f"{self.name}: init", state)
         for path, leaf in tree_leaves_with_path(state.workers):
@@ -59,7 +59,7 @@ class Method(NamedTuple):
 
     def query(self, state: State, round: Round) -> Asked:
         """Returns the query of a round."""
-        with noted(f"query of {self.name}"):
+        with error_context(f"query of {self.name}"):
             query = self._query(state, round)
         return _asked(self.name, query, self.problem, self.N)
 
@@ -78,7 +78,7 @@ class Method(NamedTuple):
         self, state: State, gradients: Gradients, round: Round, key: jax.Array
     ) -> tuple[State, Record]:
         """Returns the state after a round, and the record of what was sent."""
-        with noted(f"update of {self.name}"):
+        with error_context(f"update of {self.name}"):
             after, record = communicate(self.algorithm, state, gradients, round, key)
         _require_state(f"{self.name}: update", after)
         for part in ("server", "workers"):
@@ -94,7 +94,7 @@ class Method(NamedTuple):
         """Returns the rows of `State.workers` for workers that did not participate."""
         if self.algorithm.absent is None:
             return before
-        with noted(f"absent of {self.name}"):
+        with error_context(f"absent of {self.name}"):
             rows = self.algorithm.absent(before, after)
         checks.require_same(f"{self.name}: absent returns State.workers", rows, before, types=True)
         return rows
@@ -103,7 +103,7 @@ class Method(NamedTuple):
         """Returns the model that a run returns and False, or the local models, leaves `[n, ...]`,
         and True.
         """
-        with noted(f"model of {self.name}"):
+        with error_context(f"model of {self.name}"):
             params = self.algorithm.model(state)
         like = parameters(self.problem)
         if stacked := queries.is_stacked(params, like):
@@ -156,7 +156,7 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
     if given is not None:
         work.need(f"{name}: query returns work", given, N, problem)
         given = work.in_samples(given, problem.batch_size, problem.batch_sizes)
-        if given.draws is not None and exact:
+        if given.first_batch is not None and exact:
             raise ValueError(
                 f"{name}: query returns work with draws and exact = True; expected draws only for "
                 "stochastic gradients"
@@ -178,7 +178,7 @@ def loss(problem: Problem) -> Callable:
     """Returns the problem's loss, which raises ValueError if it is not a floating-point scalar."""
 
     def of_batch(params, batch):
-        with noted(f"loss of {problem.name}"):
+        with error_context(f"loss of {problem.name}"):
             value = problem.loss(params, batch)
         if (
             not isinstance(value, jax.Array)

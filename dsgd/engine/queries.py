@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dsgd.base import Params, PyTree, Query, Work
+from dsgd.base import LocalWork, Params, PyTree, Query
 
 
 class Asked(NamedTuple):
@@ -17,7 +17,7 @@ class Asked(NamedTuple):
         params, workers, exact, work: as in `dsgd.Query`.
         axis: worker axis of `params`, as in `jax.vmap`: 0 if the models are stacked, None if there
             is one model for all workers.
-        draws: number of each worker's first micro-batch of this round, int32 `[N]`; None: draws are
+        first_batch: number of each worker's first micro-batch of this round, int32 `[N]`; None: draws are
             not numbered.
     """
 
@@ -25,8 +25,8 @@ class Asked(NamedTuple):
     axis: int | None = None
     workers: jax.Array | None = None
     exact: bool = False
-    work: Work | None = None
-    draws: jax.Array | None = None
+    work: LocalWork | None = None
+    first_batch: jax.Array | None = None
 
 
 def asked(query: Query, like: Params) -> Asked:
@@ -36,14 +36,14 @@ def asked(query: Query, like: Params) -> Asked:
         query: query of a method.
         like: one model, or its shapes.
     """
-    draws = None if query.work is None else query.work.draws
+    first_batch = None if query.work is None else query.work.first_batch
     return Asked(
         query.params,
         0 if is_stacked(query.params, like) else None,
         query.workers,
         query.exact,
         query.work,
-        draws,
+        first_batch,
     )
 
 

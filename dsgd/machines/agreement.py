@@ -16,14 +16,14 @@ from typing import Any
 import jax
 from jax._src import distributed  # JAX has no public interface to its key-value store
 
-from dsgd.machines import watch
+from dsgd.machines import heartbeat
 
 _SLICE = 500  # milliseconds of one blocking read of the store, which delays signals
 _COMMON = (ValueError, OSError)  # errors of process 0 that all processes raise with their own type
 _num_exchanges = 0  # number of messages of this process; equal in all processes
 
 
-class Elsewhere(RuntimeError):
+class PeerFailed(RuntimeError):
     """Another process left the run because of an error. The message names the process and the
     error.
     """
@@ -44,7 +44,7 @@ def count() -> int:
     return 1 if alone() else distributed.global_state.num_processes
 
 
-def exchange(about: str, words: str) -> list[str]:
+def all_gather(about: str, words: str) -> list[str]:
     """Gathers one text of every process: an all-gather on the host.
 
     Args:
@@ -56,15 +56,15 @@ def exchange(about: str, words: str) -> list[str]:
 
     Raises:
         ValueError: if the topics differ between processes.
-        Elsewhere: if another process failed before the exchange.
-        Lost: if another process died or stopped responding.
+        PeerFailed: if another process failed before the exchange.
+        PeerLost: if another process died or stopped responding.
     """
     if alone():
         return [words]
     return _exchange(about, {"said": words})
 
 
-def first(act: Callable[[], str]) -> str:
+def on_process_zero(act: Callable[[], str]) -> str:
     """Calls `act` in process 0 only, and returns its result in every process.
 
     Raises:
@@ -89,12 +89,12 @@ def first(act: Callable[[], str]) -> str:
 
 def largest(name: str, value: float) -> float:
     """Returns the largest of the processes' numbers. `name` is as in `together`."""
-    with together(name):
-        return max(float.fromhex(words) for words in exchange(name, value.hex()))
+    with all_or_none(name):
+        return max(float.fromhex(words) for words in all_gather(name, value.hex()))
 
 
 @contextmanager
-def together(name: str, whole: bool = True) -> Iterator[None]:
+def all_or_none(name: str, whole: bool = True) -> Iterator[None]:
     """A block that all processes execute. A process that fails in it reports its error to the
     others, which may be waiting.
 
@@ -105,14 +105,14 @@ def together(name: str, whole: bool = True) -> Iterator[None]:
     if alone() or not whole:
         yield
         return
-    with watch.within(name):
+    with heartbeat.within(name):
         try:
             yield
-        except (Elsewhere, watch.Lost):
+        except (PeerFailed, heartbeat.PeerLost):
             raise
         except BaseException as error:
             if broken(error):
-                raise watch.who_broke(name) from error
+                raise heartbeat.who_broke(name) from error
             _send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
             raise
 
@@ -134,7 +134,7 @@ def _exchange(about: str, words: dict[str, Any]) -> list[str]:
     messages: list[dict[str, Any]] = json.loads(_gather(_send({"about": about, **words})))
     for i, each in enumerate(messages):
         if "failed" in each:
-            raise Elsewhere(f"process {i} of {count()} left the run: {each['failed']}")
+            raise PeerFailed(f"process {i} of {count()} left the run: {each['failed']}")
     for i, each in enumerate(messages):
         if each["about"] != messages[0]["about"]:
             topics = f"process 0 is at {messages[0]['about']}, process {i} at {each['about']}"
@@ -172,12 +172,12 @@ def _wait_for(key: str) -> str:
     """Waits for the value of a key and returns it."""
     client = _client()
     while True:
-        lost = watch.any_lost()  # read first: a lost process may have left its message before
+        lost = heartbeat.any_lost()  # read first: a lost process may have left its message before
         try:
             return client.blocking_key_value_get(key, _SLICE)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                raise watch.who_broke("an exchange of words") from error
+                raise heartbeat.who_broke("an exchange of words") from error
         if lost:
-            watch.need_all()
+            heartbeat.require_all()
         time.sleep(0)

@@ -30,7 +30,7 @@ def from_host(values: Any, dtype: Any = None) -> jax.Array:
 
     (`jnp.asarray` would compile a program for each shape.)
     """
-    forks.need_threads()
+    forks.require_threads()
     with jax.ensure_compile_time_eval():  # a concrete value, even if JAX traces the call
         return jax.device_put(_copied(values, dtype))
 
@@ -179,7 +179,7 @@ def from_first(array: np.ndarray | None) -> np.ndarray:
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
     kind = "" if array is None else json.dumps([array.dtype.str, array.shape])
-    dtype, shape = json.loads(agreement.exchange("an array of process 0", kind)[0])
+    dtype, shape = json.loads(agreement.all_gather("an array of process 0", kind)[0])
     whole = np.empty(shape, dtype)
     if array is not None:
         whole[...] = array
@@ -202,7 +202,7 @@ def row_digests(leaf: Any) -> list[str]:
     if not _is_distributed(leaf):
         return [row_digest(row) for row in np.asarray(leaf)]
     begin, host = _local_part(leaf)
-    texts = agreement.exchange(
+    texts = agreement.all_gather(
         "rows of the data", json.dumps({begin + i: row_digest(row) for i, row in enumerate(host)})
     )
     found = {int(n): digest for each in texts for n, digest in json.loads(each).items()}

@@ -25,7 +25,7 @@ class _Unequal(int):
     __hash__ = int.__hash__
 
 
-def need_threads() -> None:
+def require_threads() -> None:
     """Raises RuntimeError if JAX cannot compute in this process."""
     if _lacks_threads:
         raise RuntimeError(

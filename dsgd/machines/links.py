@@ -65,26 +65,26 @@ def shaped(
     free: Collection[int] = (),
     timeout: float = 600.0,
 ) -> list[Any]:
-    """Calls a function in local processes, as `dsgd.loopback` does, connected by links of a limited
+    """Calls a function in local processes, as `dsgd.run_local_processes` does, connected by links of a limited
     rate.
 
     Each process runs in its own network namespace.
 
     Args:
-        processes, function, timeout: as in `dsgd.loopback`.
+        processes, function, timeout: as in `dsgd.run_local_processes`.
         rate: rate of every process's port, for sending and for receiving.
         free: indices of processes whose ports are not shaped, for example a server with a separate
             link to every worker.
 
     Raises:
-        ValueError: as in `dsgd.loopback`; if the platform is not Linux, the user is not root, or a
+        ValueError: as in `dsgd.run_local_processes`; if the platform is not Linux, the user is not root, or a
             command is missing or not permitted; if `rate` does not have finite rates > 0 and a
             finite period > 0.
-        ChildProcessError: as in `dsgd.loopback`.
+        ChildProcessError: as in `dsgd.run_local_processes`.
     """
     count = checks.positive_int("shaped: processes", processes)
-    need_rate(rate)
-    need_allowed()
+    require_rate(rate)
+    require_allowed()
     with _network(count) as hubs:
         nodes, switch = hubs[:-1], hubs[-1]
         ends = [
@@ -98,7 +98,7 @@ def shaped(
             return local_processes.called("shaped", sites, function, timeout)
 
 
-def need_rate(rate: Rate) -> None:
+def require_rate(rate: Rate) -> None:
     """Raises ValueError if the rate is not valid."""
     for what, numbers in (("bits", rate.bits), ("period", (rate.period,))):
         if not numbers or not all(0 < number < float("inf") for number in numbers):
@@ -109,7 +109,7 @@ def need_rate(rate: Rate) -> None:
             )
 
 
-def need_allowed() -> None:
+def require_allowed() -> None:
     """Raises ValueError if network namespaces and shaped links are not available. The message
     reports what is missing.
     """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd import checks
-from dsgd.contract import elsewhere
+from dsgd.contract import subprocess_call
 from dsgd.machines import agreement, runtime
 
 HOST = "127.0.0.1"
@@ -44,7 +44,9 @@ class Site(NamedTuple):
 
 
 @checks.arguments
-def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 600.0) -> list[Any]:
+def run_local_processes(
+    processes: int, function: Callable[[], Any], *, timeout: float = 600.0
+) -> list[Any]:
     """Calls `function()` in local processes that form one JAX runtime (`jax.distributed`).
 
     Each process has one device, a CPU.
@@ -66,8 +68,8 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
             message names the process and the reason. The others are killed.
     """
     return called(
-        "loopback",
-        [Site()] * checks.positive_int("loopback: processes", processes),
+        "run_local_processes",
+        [Site()] * checks.positive_int("run_local_processes: processes", processes),
         function,
         timeout,
     )
@@ -81,10 +83,10 @@ def called(
     Args:
         name: name of the calling function, for messages.
         sites: one per process.
-        function, timeout: as in `loopback`.
+        function, timeout: as in `run_local_processes`.
 
     Raises:
-        ValueError, ChildProcessError: as in `loopback`.
+        ValueError, ChildProcessError: as in `run_local_processes`.
     """
     import cloudpickle  # noqa: PLC0415 (imported only to start processes)
 
@@ -148,7 +150,7 @@ def _started(
                 processes.append(
                     subprocess.Popen(
                         command,
-                        env=elsewhere.environment(1),
+                        env=subprocess_call.environment(1),
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,

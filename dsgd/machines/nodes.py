@@ -27,7 +27,7 @@ def mesh(name: str, N: int) -> Mesh:
         found = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
         raise ValueError(
             f"{name}: {found} for {N} workers; expected one process per worker; "
-            f"dsgd.loopback({N}, ...) starts them"
+            f"dsgd.run_local_processes({N}, ...) starts them"
         )
     first = {device.process_index: device for device in reversed(jax.devices())}
     return workers.mesh([first[n] for n in range(N)])

@@ -18,13 +18,13 @@ import jax
 from jax._src import clusters, distributed
 
 from dsgd import checks
-from dsgd.machines import agreement, watch
+from dsgd.machines import agreement, heartbeat
 
 # JAX's kinds of clusters that the environment of a process alone identifies
 _DETECTED = ("slurm", "ompi")
 _FIRST_PORT, _PORTS = 61440, 4096  # the range from which JAX's own detection takes its ports
 # Last message and exit status if JAX ends this process, as it does if the coordinator is lost
-_words, _status = "", watch.STATUS
+_words, _status = "", heartbeat.STATUS
 
 
 class Place(NamedTuple):
@@ -56,7 +56,7 @@ def join(
 
     `dsgd.run`, `sweep` and `check` then use the devices of all processes by default. Call it before
     any JAX computation. Arguments that are not given are detected for tasks of a Slurm step,
-    processes of Open MPI's mpirun, and pods of an indexed Kubernetes Job. If none of these is
+    processes of Open MPI's mpirun, and pods of an indexed Kubernetes RunSpec. If none of these is
     detected, or there is only one process, the call has no effect. Collectives use gloo on CPUs and
     NCCL on GPUs. A process that exits normally waits for the others; a process that fails reports
     its error to them.
@@ -68,7 +68,7 @@ def join(
         process_id: index of this process, from 0.
         timeout: time limit for all processes to join, in seconds.
         lost_after: seconds without a sign of life after which a process counts as lost. The others
-            then end with an error that names it (`dsgd.Lost`).
+            then end with an error that names it (`dsgd.PeerLost`).
 
     Returns:
         The number of processes.
@@ -77,7 +77,7 @@ def join(
         ValueError: if only some of the three arguments are given, `coordinator` is not host:port,
             `process_id` is not in the range, a time is not positive, or JAX has already computed
             something.
-        Lost: if the coordinator cannot be reached within the time limit.
+        PeerLost: if the coordinator cannot be reached within the time limit.
     """
     for name, seconds in (("timeout", timeout), ("lost_after", lost_after)):
         if not 0 < seconds < float("inf"):
@@ -88,7 +88,7 @@ def join(
     _check(place)
     host, port = _split(place.coordinator)
     if place.process_id:
-        _need_reachable(host, port, timeout)
+        _require_reachable(host, port, timeout)
     _initialize(place, host, timeout)
     _begin_watch(place, lost_after)
     return place.processes
@@ -129,7 +129,7 @@ def _found(coordinator: str | None, timeout: float) -> Place | None:
     for kind in clusters.ClusterEnv._cluster_types:
         if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
             continue  # Open MPI 5, see `_open_mpi`
-        # A Kubernetes pod need not belong to an indexed Job.
+        # A Kubernetes pod need not belong to an indexed RunSpec.
         pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
         if (
             (pod or kind.name in _DETECTED)
@@ -197,8 +197,8 @@ def _split(coordinator: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _need_reachable(host: str, port: int, timeout: float) -> None:
-    """Raises `Lost` if the coordinator cannot be reached. JAX would end the process without a
+def _require_reachable(host: str, port: int, timeout: float) -> None:
+    """Raises `PeerLost` if the coordinator cannot be reached. JAX would end the process without a
     Python exception.
     """
     end, why = time.monotonic() + timeout, "no answer"
@@ -209,7 +209,7 @@ def _need_reachable(host: str, port: int, timeout: float) -> None:
         except OSError as error:
             why = error.strerror or str(error)
         time.sleep(min(0.1, left))
-    raise watch.Lost(
+    raise heartbeat.PeerLost(
         f"join: the coordinator {host}:{port} cannot be reached within {timeout:g} s ({why}); "
         "expected process 0 at this address, with an open port"
     )
@@ -242,13 +242,13 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
     except RuntimeError as error:
         if "before" in str(error):  # "... must be called before any JAX computations"
             raise ValueError(f"join: {error}") from error
-        raise watch.Lost(
+        raise heartbeat.PeerLost(
             f"join: process {place.process_id} of {place.processes}, coordinator "
             f"{place.coordinator}: {error}"
         ) from error
 
 
-# JAX's heartbeat timeout in seconds. `watch` detects a lost process long before.
+# JAX's heartbeat timeout in seconds. `heartbeat` detects a lost process long before.
 _JAX_WAITS = 3600
 
 
@@ -256,12 +256,14 @@ def _begin_watch(place: Place, lost_after: float) -> None:
     client: Any = distributed.global_state.client
     # The watch begins before the names are known, so that it also detects a process that is killed
     # before it has sent its name.
-    watch.begin(client, place.process_id, ["which had just joined"] * place.processes, lost_after)
+    heartbeat.begin(
+        client, place.process_id, ["which had just joined"] * place.processes, lost_after
+    )
     atexit.register(_at_exit)
-    names = agreement.exchange(
+    names = agreement.all_gather(
         "names of the processes", f"{socket.gethostname()}, pid {os.getpid()}"
     )
-    watch.introduce(names)
+    heartbeat.introduce(names)
     if place.process_id:
         _last_words(
             f"Error: process 0 of {place.processes} ({names[0]}), the coordinator at "
@@ -281,14 +283,14 @@ def leave(words: str, status: int) -> None:
     """
     if not agreement.alone():
         _last_words(words, status)
-        watch.leave_at_once("" if watch.end(words).said else words, status)
+        heartbeat.leave_at_once("" if heartbeat.end(words).said else words, status)
 
 
 def _at_exit() -> None:
     """Leaves the runtime: waits for the other processes, or reports an error to them."""
     error = getattr(sys, "last_value", None)
-    if watch.end(f"{type(error).__name__}: {error}" if error else "").broken:
-        watch.leave_at_once(status=1 if error else watch.STATUS)
+    if heartbeat.end(f"{type(error).__name__}: {error}" if error else "").broken:
+        heartbeat.leave_at_once(status=1 if error else heartbeat.STATUS)
 
 
 def _towards(host: str) -> str | None:
@@ -304,7 +306,7 @@ def _towards(host: str) -> str | None:
         return None
 
 
-def _last_words(words: str, status: int = watch.STATUS) -> None:
+def _last_words(words: str, status: int = heartbeat.STATUS) -> None:
     """Sets the message and the exit status for the case that JAX's runtime ends this process from
     one of its threads, without a Python exception.
     """
@@ -316,4 +318,4 @@ def _last_words(words: str, status: int = watch.STATUS) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _at_abort(number: int) -> None:
-    watch.leave_at_once(_words, _status)
+    heartbeat.leave_at_once(_words, _status)

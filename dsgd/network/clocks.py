@@ -78,7 +78,7 @@ class Ports(NamedTuple):
         up, down = (jnp.where(present, seconds, 0) for seconds in (self.up, self.down))
         return self._replace(up=up, down=down, changing=among if changing else None)
 
-    def held(self, latency: Any, workers: Any = slice(None)) -> Any:
+    def occupancy(self, latency: Any, workers: Any = slice(None)) -> Any:
         """Returns for how long the latency of one message occupies the ports of the given workers;
         0 for workers that do not participate.
         """
@@ -160,11 +160,11 @@ def _together(pattern: Pattern) -> Callable:
         busiest = jnp.max(jnp.maximum(up, down))
         if ports.present is None:
             N = finish.shape[0]
-            vectors = pattern.vectors(N)
+            vectors = pattern.volume(N)
             transfer = busiest / vectors if vectors else 0.0
         else:  # the pattern among the workers that participate, whose number is traced
             N = jnp.maximum(1, jnp.sum(ports.present))
-            vectors = pattern.vectors(N)
+            vectors = pattern.volume(N)
             transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         seconds = pattern.seconds(N, ports.latency, transfer, convention)
         # With jax_enable_x64 the quotient by a traced N is float64.
@@ -185,10 +185,10 @@ def through_server(
         return _one_by_one(finish, ports, order, latency)
         # The last arrival is the maximum over messages of the message's start plus the times of all
         # messages from it on.
-    behind = jnp.cumsum((ports.up[order] + ports.held(latency, order))[::-1])[::-1]
+    behind = jnp.cumsum((ports.up[order] + ports.occupancy(latency, order))[::-1])[::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
-    return received + 2 * overlapped + jnp.cumsum(ports.down + ports.held(latency))
+    return received + 2 * overlapped + jnp.cumsum(ports.down + ports.occupancy(latency))
 
 
 def _one_by_one(finish, ports, order, held):
@@ -203,11 +203,11 @@ def _one_by_one(finish, ports, order, held):
     def receive(free, worker):
         start = jnp.maximum(free, finish[worker])
         up = ports.changing(start[None], worker[None])[0][0]
-        return start + ports.held(held, worker) + up, up
+        return start + ports.occupancy(held, worker) + up, up
 
     def send(free, worker):
         down = ports.changing(free[None], worker[None])[1][0]
-        arrived = free + ports.held(held, worker) + down
+        arrived = free + ports.occupancy(held, worker) + down
         return arrived, (arrived, down)
 
     received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)

@@ -117,7 +117,7 @@ parameter_server: Pattern = Pattern(
         lambda N, latency, transfer: 2 * N * (latency + transfer),
         lambda N, latency, transfer: 2 * (latency + N * transfer),
     ),
-    vectors=lambda N: 1,
+    volume=lambda N: 1,
     messages=_server_messages,
     clock=through_server,
 )
@@ -127,7 +127,7 @@ $2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
 star: Pattern = Pattern(
     "star",
     _either(lambda N, latency, transfer: 2 * (latency + transfer)),
-    vectors=lambda N: 1,
+    volume=lambda N: 1,
     messages=_star_messages,
     clock=over_links,
 )
@@ -140,7 +140,7 @@ multi_server: Pattern = Pattern(
         lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
         lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
     ),
-    vectors=lambda N: 2 * (N - 1) / N,
+    volume=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
 r"""N servers on the workers, each of one part of the vector. Blocking: $2(N - 1)(l + r/N)$ seconds;
@@ -149,7 +149,7 @@ pipelined: $2l + 2(N - 1) r/N$.
 ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N)),
-    vectors=lambda N: 2 * (N - 1) / N,
+    volume=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
 r"""The parts of the vector travel around the ring, once to be summed and once to be distributed:
@@ -158,7 +158,7 @@ $2(N - 1)(l + r/N)$ seconds.
 ring_all_reduce_unpartitioned: Pattern = Pattern(
     "ring_all_reduce_unpartitioned",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer)),
-    vectors=lambda N: 2 * (N - 1) / N,
+    volume=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
 r"""The whole vector travels around the ring twice, from worker to worker: $2(N - 1)(l + r)$
@@ -170,7 +170,7 @@ all_gather: Pattern = Pattern(
         lambda N, latency, transfer: (N - 1) * (latency + transfer),
         lambda N, latency, transfer: latency * (N > 1) + (N - 1) * transfer,
     ),
-    vectors=lambda N: N - 1,
+    volume=lambda N: N - 1,
     messages=lambda N: [Message(n, (n + k) % N) for k in range(1, N) for n in range(N)],
 )
 r"""Each worker sends its vector to all others. Blocking: $(N - 1)(l + r)$ seconds; pipelined:
@@ -179,14 +179,14 @@ $l + (N - 1) r$.
 ring_shift: Pattern = Pattern(
     "ring_shift",
     _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
-    vectors=lambda N: 1 * (N > 1),
+    volume=lambda N: 1 * (N > 1),
     messages=lambda N: [Message(n, (n + 1) % N) for n in range(N)] if N > 1 else [],
 )
 r"""Each worker sends its vector to one worker and receives that of another: $l + r$ seconds."""
 local: Pattern = Pattern(
     "local",
     _either(lambda N, latency, transfer: 0 * (latency + transfer)),
-    vectors=lambda N: 0,
+    volume=lambda N: 0,
     messages=lambda N: [],
     clock=apart,
 )
@@ -197,7 +197,7 @@ asynchronous_server: Pattern = Pattern(
         lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
         lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
     ),
-    vectors=lambda N: 1 / N,
+    volume=lambda N: 1 / N,
 )
 r"""One worker at a time sends to the server and receives from it: $l + r$ seconds per update;
 pipelined: $\max(r, 2(l + r)/N)$.
@@ -205,7 +205,7 @@ pipelined: $\max(r, 2(l + r)/N)$.
 asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
     _either(lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1)),
-    vectors=lambda N: 2 / N * (N > 1),
+    volume=lambda N: 2 / N * (N > 1),
 )
 r"""Pairs of workers exchange their vectors, as many at the same time as possible:
 $(l + r) / \lfloor N/2 \rfloor$ seconds per update.
@@ -241,7 +241,7 @@ def gossip(topology: Topology) -> Pattern:
         each = [latency * (degree > 0) + degree * transfer for degree in degrees]
         return sum(each) / turns if turns > 1 else each[0]
 
-    def vectors(N):
+    def volume(N):
         need(N)
         return sum(len(links) for links in topology.links) / n / turns
 
@@ -253,7 +253,7 @@ def gossip(topology: Topology) -> Pattern:
     return Pattern(
         name,
         _either(blocking, pipelined),
-        vectors,
+        volume,
         messages if turns == 1 else None,
         among_neighbours(topology),
     )
@@ -372,6 +372,6 @@ def round_seconds(
         raise ValueError(f"round_seconds: bandwidth = {bandwidth} bit/s; expected a number > 0")
     if not 0 <= bits_up < np.inf:
         raise ValueError(f"round_seconds: bits_up = {bits_up}; expected a finite number >= 0")
-    vectors = pattern.vectors(workers)
-    transfer = bits_up / vectors / bandwidth if vectors else 0.0
+    volume = pattern.volume(workers)
+    transfer = bits_up / volume / bandwidth if volume else 0.0
     return cost(pattern, workers, latency, transfer, convention)

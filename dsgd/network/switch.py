@@ -125,7 +125,7 @@ def simulate(
     """
     messages = list(messages)
     check_convention(convention)
-    need_seconds("simulate: latency", latency)
+    require_seconds("simulate: latency", latency)
     sending, receiving = (
         _ports("transfer", transfer),
         _ports("receive", transfer if receive is None else receive),
@@ -248,7 +248,7 @@ def check_convention(convention: str) -> None:
         raise ValueError(f"convention = {convention!r}; expected 'blocking' or 'pipelined'")
 
 
-def need_seconds(what: str, value: Number) -> None:
+def require_seconds(what: str, value: Number) -> None:
     """Raises ValueError if the value is negative, infinite or NaN."""
     if not checks.is_number(value) or not 0 <= value < math.inf:
         raise ValueError(f"{what} = {checks.shown(value)}; expected seconds >= 0, finite")
@@ -258,12 +258,12 @@ def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number
     if isinstance(values, str | bytes) or (
         not isinstance(values, Sequence) and not getattr(values, "shape", ())
     ):
-        need_seconds(f"simulate: {what}", values)
+        require_seconds(f"simulate: {what}", values)
         return values
     if not len(values):
         raise ValueError(f"simulate: {what} = []; expected seconds for each worker")
     for worker, value in enumerate(values):
-        need_seconds(f"simulate: {what} of worker {worker}", value)
+        require_seconds(f"simulate: {what} of worker {worker}", value)
     return list(values)
 
 
@@ -291,7 +291,7 @@ def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) 
             "receiver"
         )
     for what in ("compute", "ready"):
-        need_seconds(f"simulate: message {i}: {what}", getattr(message, what))
+        require_seconds(f"simulate: message {i}: {what}", getattr(message, what))
     if not checks.is_number(message.size) or not 0 <= message.size < math.inf:
         raise ValueError(
             f"simulate: message {i}: size = {message.size}; expected a number of "

@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves_with_path
 from dsgd import causes, checks, sameness
 from dsgd.base import Parameters, PyTree
 from dsgd.engine.leaves import Flags
-from dsgd.problems.averages import Training, depends, need_supported
+from dsgd.problems.averages import Training, depends, require_supported
 
 _MODULE = "an instance of a flax module, such as problems.MLP(classes=10)"
 _NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
@@ -221,7 +221,7 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
         bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params)
     )
     training = Training(trained, averages, random)
-    need_supported(
+    require_supported(
         name, training, params, inputs, flags.flags if flags else (True,) * len(averages)
     )
     return Network(Parameters(init, flags), evaluated, training)
@@ -390,7 +390,7 @@ def _made(factory: Callable) -> _Parts:
     """Returns the parts of the module that the factory makes, without computing its arrays."""
     from flax import nnx  # noqa: PLC0415
 
-    checks.need_call("model", factory, "rngs")
+    checks.require_call("model", factory, "rngs")
     made: list[_Parts] = []
     others: list[Any] = []
 
@@ -429,7 +429,7 @@ def _of_nnx(
     train = _NnxTrain(parts.graph, parts.streams, arguments[1])
     training = Training(train, parts.averages, bool(parts.streams))
     params = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
-    need_supported(name, training, params, inputs, parts.trained)
+    require_supported(name, training, params, inputs, parts.trained)
     differs = bool(parts.streams or any(parts.averages) or arguments[1])
     return Network(
         Parameters(init, trainable),

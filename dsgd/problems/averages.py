@@ -108,7 +108,7 @@ def counted_rows(batch: Examples) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[jnp.arange(len(batch.weights)) % counted], batch.inputs)
 
 
-def need_supported(
+def require_supported(
     name: str, training: Training, params: PyTree, inputs: PyTree, trained: tuple[bool, ...]
 ) -> None:
     """Raises a ValueError if a leaf that is neither trained nor a running average changes in

@@ -54,7 +54,7 @@ class ByWorker:
             ValueError: if the workers' samples differ in kind, as for `arrays`, or if the number of
                 processes does not divide N.
         """
-        with agreement.together("the data of the workers"):
+        with agreement.all_or_none("the data of the workers"):
             ids = own_workers(N)
             # Copied, since `load` may reuse its arrays for the next worker.
             pairs = {
@@ -64,7 +64,7 @@ class ByWorker:
             summaries = {
                 n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()
             }
-            texts = agreement.exchange("data by worker", json.dumps(summaries))
+            texts = agreement.all_gather("data by worker", json.dumps(summaries))
             by_id = {int(n): each for words in texts for n, each in json.loads(words).items()}
         kinds = [by_id[n][1] for n in range(N)]
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):

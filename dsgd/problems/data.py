@@ -151,7 +151,7 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     labels, classes = np.unique(
         _classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True
     )
-    _need_two(f"{train}: labels", labels)
+    _require_two(f"{train}: labels", labels)
     inputs = sparse.smaller(f"{train}", inputs, held_out[0][0])
     targets = np.split(classes, [len(targets)])
     return Dataset(train.name, inputs[0], targets[0], inputs[1], targets[1], len(labels), labels)
@@ -167,7 +167,7 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
             "...] and [M]"
         )
     labels, classes = np.unique(targets, return_inverse=True)
-    _need_two(f"{where}: targets", labels)
+    _require_two(f"{where}: targets", labels)
     sizes = np.bincount(classes)
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
         smallest = f"the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
@@ -209,7 +209,7 @@ def _classes(where: str, targets: Any) -> np.ndarray:
         targets = targets.astype(np.float64)
         if not np.isfinite(targets).all():
             raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
-        _need_whole(where, targets)
+        _require_whole(where, targets)
         if np.abs(targets).max(initial=0) < _WHOLE:
             return targets.astype(np.int64)
     return targets
@@ -232,12 +232,12 @@ def _texts(targets: Any) -> np.ndarray | None:
     )
 
 
-def _need_two(where: str, labels: np.ndarray) -> None:
+def _require_two(where: str, labels: np.ndarray) -> None:
     if len(labels) < 2:
         raise ValueError(f"{where} have {len(labels)} class; expected at least 2")
 
 
-def _need_whole(what: str, targets: np.ndarray) -> None:
+def _require_whole(what: str, targets: np.ndarray) -> None:
     """Raises a ValueError if targets are not whole numbers, since such classes would be truncated
     silently.
     """
@@ -303,7 +303,7 @@ def _checked(dataset: Dataset) -> Dataset:
         for part in ("train", "test")
     ]
     for part, rows, classes in zip(("train", "test"), inputs, targets, strict=True):
-        _need_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
+        _require_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
     converted = (inputs[0], targets[0], inputs[1], targets[1])
     return (
         dataset
@@ -341,7 +341,7 @@ def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
     return train, test
 
 
-def _need_classes(where: str, targets: np.ndarray, samples: int, classes: int) -> None:
+def _require_classes(where: str, targets: np.ndarray, samples: int, classes: int) -> None:
     if targets.ndim != 1 or len(targets) != samples:
         raise ValueError(
             f"{where} have shape {targets.shape}, but there are {samples} inputs; expected shape "
@@ -349,7 +349,7 @@ def _need_classes(where: str, targets: np.ndarray, samples: int, classes: int) -
         )
     if not np.isfinite(targets).all():
         raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
-    _need_whole(where, targets)
+    _require_whole(where, targets)
     if targets.size and not 0 <= targets.min() <= targets.max() < classes:
         raise ValueError(
             f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; expected 0 "

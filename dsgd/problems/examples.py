@@ -72,7 +72,7 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
     Returns:
         A sampler of batches `[B, ...]`, which can be truncated; those of epochs are numbered. Its
         `samples` and `batch_sizes` depend on the data and are None;
-        `dataclasses.replace(minibatch(B), samples=...)` sets them.
+        `dataclasses.replace(minibatch(B), max_local_samples=...)` sets them.
 
     Raises:
         ValueError: if batch_size < 1, or replacement is none of True, False and "epoch".
@@ -87,7 +87,7 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
     return Sampler(
         Minibatch(batch_size, replacement),
         batch_size=batch_size,
-        take=first,
+        truncate=first,
         numbered=replacement == EPOCH,
     )
 

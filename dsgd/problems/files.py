@@ -165,7 +165,7 @@ def _read_images(images: _Images, folder: Path) -> Arrays:
         labels = _read_idx(images, folder, f"{images.prefix}{name}-labels", 1).astype(np.int64)
         arrays[f"{part}_inputs"] = pixels[..., None].astype(np.float32) / 255
         arrays[f"{part}_targets"] = labels - images.first
-        _need_labels(
+        _require_labels(
             folder / f"{images.prefix}{name}-labels-idx1-ubyte",
             labels,
             images.first,
@@ -174,7 +174,7 @@ def _read_images(images: _Images, folder: Path) -> Arrays:
     return arrays
 
 
-def _need_labels(path: Path, labels: np.ndarray, first: int, classes: int) -> None:
+def _require_labels(path: Path, labels: np.ndarray, first: int, classes: int) -> None:
     last = first + classes - 1
     if labels.size and not first <= labels.min() <= labels.max() <= last:
         raise ValueError(
@@ -266,7 +266,7 @@ def _read_batch(cifar: _Cifar, folder: Path, name: str) -> tuple[np.ndarray, np.
         raise ValueError(
             f"{path}: cannot be read ({error}); expected a {cifar.name} batch"
         ) from error
-    _need_labels(path, labels, 0, cifar.classes)
+    _require_labels(path, labels, 0, cifar.classes)
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32) / 255
     return images, labels.astype(np.int64)
 

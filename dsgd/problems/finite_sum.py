@@ -32,7 +32,7 @@ from dsgd.problems.examples import (
     stacked,
     with_keys,
 )
-from dsgd.problems.partition import BY_CLASS, need_parts, split
+from dsgd.problems.partition import BY_CLASS, require_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
@@ -189,7 +189,7 @@ def _shares(sizes: jax.Array) -> jax.Array:
     """
     shares = 1 / (len(sizes) * sizes)
     if by := workers.weights():
-        shares = shares * workers.own(jnp.asarray(by, shares.dtype), len(by))
+        shares = shares * workers.local_block(jnp.asarray(by, shares.dtype), len(by))
     return shares
 
 
@@ -307,7 +307,7 @@ def finite_sum(
         examples, sizes, some = data.loaded(workers)
     else:
         examples, sizes, some = _loaded(data, workers, partition, alpha, seed, min_samples)
-    _need_samples(name, sizes, min_samples)
+    _require_samples(name, sizes, min_samples)
     # With replacement, a batch has B samples even if a worker has fewer.
     whole = replacement != EPOCH and bool(replacement)
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
@@ -322,9 +322,9 @@ def finite_sum(
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
-    _need_per_sample(name, mean, measured, params, rows)
+    _require_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
-    _need_meaning(name, loss, measured, outputs, examples, shared)
+    _require_meaning(name, loss, measured, outputs, examples, shared)
     at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
     of_worker = max(batch_size, at_once // workers)
     mean = replace(mean, at_once=of_worker)
@@ -332,11 +332,11 @@ def finite_sum(
         examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
     sampler = replace(
         minibatch(batch_size, replacement),
-        samples=max(sizes),
+        max_local_samples=max(sizes),
         batch_sizes=None
         if whole or min(sizes) >= batch_size
         else tuple(min(batch_size, size) for size in sizes),
-        refuses=meaning.OfBatches(loss, outputs)
+        batch_error=meaning.OfBatches(loss, outputs)
         if isinstance(outputs, jax.ShapeDtypeStruct)
         else None,
     )
@@ -399,7 +399,7 @@ def _parts(
 ) -> list[np.ndarray]:
     """Returns the indices of each worker's samples."""
     if not isinstance(partition, str):
-        return need_parts(partition, M, workers)
+        return require_parts(partition, M, workers)
     classes = (
         isinstance(targets, np.ndarray)
         and targets.ndim == 1
@@ -420,7 +420,7 @@ def _parts(
     )
 
 
-def _need_samples(name: str, sizes: list[int], least: int) -> None:
+def _require_samples(name: str, sizes: list[int], least: int) -> None:
     smallest = int(np.argmin(sizes))
     if sizes[smallest] < least:
         raise ValueError(
@@ -483,18 +483,18 @@ def _held_out(
     return on_device(*held_out)
 
 
-def _need_per_sample(
+def _require_per_sample(
     name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples
 ) -> None:
     """Raises a ValueError unless the losses and metrics have one value for each sample."""
     for what, function in metrics:
-        checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
+        checks.require_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
     def values(m):
         piece = accumulate.of_length(rows, m)
         with causes.explained(f"{name}: model"):
             outputs = jax.eval_shape(
-                lambda params, inputs: leaves.need_arrays("it", loss.apply(params, inputs)),
+                lambda params, inputs: leaves.require_arrays("it", loss.apply(params, inputs)),
                 params,
                 piece.inputs,
             )
@@ -502,7 +502,7 @@ def _need_per_sample(
         for what, function in (("loss", loss.per_sample), *metrics):
             with causes.explained(f"{name}: {what}"):
                 given[what] = jax.eval_shape(
-                    lambda outputs, targets, of=function: leaves.need_arrays(
+                    lambda outputs, targets, of=function: leaves.require_arrays(
                         "it", of(outputs, targets)
                     ),
                     outputs,
@@ -528,7 +528,7 @@ def _need_per_sample(
             )
 
 
-def _need_meaning(
+def _require_meaning(
     name: str,
     loss: PerSample,
     metrics: Metrics,
@@ -546,7 +546,8 @@ def _need_meaning(
     )
     why = next(
         filter(
-            None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))
+            None,
+            agreement.all_gather(f"targets of {name}", meaning.refusal(loss, outputs, on_host)),
         ),
         "",
     )

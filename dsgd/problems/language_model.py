@@ -103,7 +103,7 @@ def language_model(
         windows(document[:end], context) for document, end in zip(documents, ends, strict=True)
     ]
     test = [windows(document[end:], context) for document, end in zip(documents, ends, strict=True)]
-    _need_windows(train, test, workers, partition, context)
+    _require_windows(train, test, workers, partition, context)
     if model is None:
         from dsgd.problems.models import Transformer  # noqa: PLC0415 (importing flax takes a quarter of a second)
 
@@ -165,7 +165,7 @@ def _joined(parts: list[Windows]) -> Windows:
     return np.concatenate(inputs), np.concatenate(targets)
 
 
-def _need_windows(
+def _require_windows(
     train: list[Windows], test: list[Windows], workers: int, partition: str, context: int
 ) -> None:
     """Raises a ValueError if a worker would have no window, or if no window is held out."""

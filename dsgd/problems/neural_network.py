@@ -70,7 +70,7 @@ def neural_network(
     else:
         name, network = getattr(model, "__name__", type(model).__name__), model
     model = adapt(network, jax.ShapeDtypeStruct(dataset.train_inputs.shape, jnp.result_type(float)))
-    _need_logits(name, model, dataset.train_inputs.shape[1:], dataset.classes)
+    _require_logits(name, model, dataset.train_inputs.shape[1:], dataset.classes)
     return finite_sum(
         model,
         optax.softmax_cross_entropy_with_integer_labels,
@@ -91,7 +91,7 @@ def neural_network(
     )
 
 
-def _need_logits(name: str, model: Network, shape: tuple[int, ...], classes: int) -> None:
+def _require_logits(name: str, model: Network, shape: tuple[int, ...], classes: int) -> None:
     inputs = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
     params = jax.eval_shape(model.parameters.init, jax.eval_shape(lambda: jax.random.key(0)))
     logits = jax.eval_shape(model.apply, params, inputs)

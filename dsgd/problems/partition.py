@@ -177,7 +177,7 @@ def split(
     return parts
 
 
-def need_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndarray]:
+def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndarray]:
     """Validates a partition that is given as indices and returns it as arrays.
 
     Args:

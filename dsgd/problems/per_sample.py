@@ -180,9 +180,9 @@ class PerSample(sameness.Compared):
                     else self.loss(whole, single)
                 )
 
-            with protocol.noted(f"loss of {self.name}"):
+            with protocol.error_context(f"loss of {self.name}"):
                 slope = jax.grad(loss)(trained)
-            with protocol.noted(f"transform of per_sample({self.name})"):
+            with protocol.error_context(f"transform of per_sample({self.name})"):
                 changed = self.transform(slope)
             checks.require_same(
                 f"per_sample({self.name}): transform returned a tree", changed, slope

@@ -22,7 +22,7 @@ from dsgd.base import PyTree
 from dsgd.engine.loop import Carry
 from dsgd.machines import agreement, arrays
 from dsgd.records import expanded, replacing
-from dsgd.runs import identity
+from dsgd.runs import fingerprint
 from dsgd.runs.starts import FROM_MODEL
 
 _SECONDS = 30.0  # between two checkpoints: the most that a crash can lose
@@ -39,7 +39,7 @@ class Checkpoint:
 
     Args:
         folder: created if it does not exist; each run needs its own.
-        about: the fingerprint of the run, by name (`identity.of`).
+        about: the fingerprint of the run, by name (`fingerprint.of`).
         several: whether the run has several processes. All of them then call all members, but only
             process 0 accesses the folder.
 
@@ -139,7 +139,7 @@ class Checkpoint:
         """Calls `act` in the process that accesses the folder, and returns its result, or raises
         its error, in every process.
         """
-        return agreement.first(act) if self._several else act()
+        return agreement.on_process_zero(act) if self._several else act()
 
     def _broadcast(self, array: np.ndarray | None) -> np.ndarray:
         if self._several:
@@ -195,7 +195,7 @@ class Checkpoint:
                 f"checkpoint {self._folder} contains a run of {before} workers; expected {now}; "
                 f"pass another folder, and {FROM_MODEL}"
             )
-        if other := identity.differences(about, self._about):
+        if other := fingerprint.differences(about, self._about):
             raise ValueError(
                 f"checkpoint {self._folder} contains another run ({other}); expected the same run; "
                 "pass another folder"

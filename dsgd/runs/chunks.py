@@ -22,32 +22,32 @@ from dsgd import checks, workers
 from dsgd.base import PyTree, Result, State
 from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
-from dsgd.runs import identity, plans, starts, suspects
+from dsgd.runs import fingerprint, nonfinite, plans, starts
 from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
 from dsgd.runs.interrupts import Interrupted, Stop
-from dsgd.runs.jobs import Job
 from dsgd.runs.progress import Progress
+from dsgd.runs.run_spec import RunSpec
 
 _CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after each
 _AHEAD = 2  # number of chunks queued on the devices
 _DONATED = (0,)  # donated arguments of `advance`: the carry
 
 
-def execute(job: Job, folder: str | Path | None) -> Result:
+def execute(job: RunSpec, folder: str | Path | None) -> Result:
     """Executes a job, with a checkpoint in `folder` if one is given.
 
     Raises:
-        ValueError, Diverged, Interrupted, Lost, Elsewhere: as in `dsgd.run`.
+        ValueError, Diverged, Interrupted, PeerLost, PeerFailed: as in `dsgd.run`.
     """
     several = job.plan.mesh.is_multi_process
-    with Stop() as stop, agreement.together(job.name, several):
-        about = identity.agreed(job, kept=folder is not None)
+    with Stop() as stop, agreement.all_or_none(job.name, several):
+        about = fingerprint.agreed(job, kept=folder is not None)
         with nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint:
             return _run(job, checkpoint, stop)
 
 
-def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
+def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     """Prepares the devices, runs chunks until the last round or until the run is stopped, and
     collects the result.
     """
@@ -114,17 +114,19 @@ class _Inputs(NamedTuple):
     shared: PyTree
 
 
-def _placed(job: Job) -> _Inputs:
+def _placed(job: RunSpec) -> _Inputs:
     mesh, problem = job.plan.mesh, job.problem
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
     data = arrays.place(pooled.laid_out(arrays.owned(problem.data), mesh.size), by_worker)
     points, keys, shared = arrays.place(
-        (job.points, job.keys, arrays.owned(problem.shared)), everywhere
+        (job.points, job.keys, arrays.owned(problem.replicated)), everywhere
     )
     return _Inputs(points, keys, data, shared)
 
 
-def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> loop.Carry:
+def _first_carry(
+    job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log
+) -> loop.Carry:
     """Returns the initial carry of the loop.
 
     It is the checkpoint's state, whose records are added to the log; otherwise the given start;
@@ -150,7 +152,7 @@ def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: 
         if plan.problem.numbered
         else 0
     )
-    return starts.placed(job.start, loop.shapes(plan, points, keys), drawn)
+    return starts.restore(job.start, loop.shapes(plan, points, keys), drawn)
 
 
 class _Queue:
@@ -164,7 +166,7 @@ class _Queue:
             chunk).
     """
 
-    def __init__(self, job: Job, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
+    def __init__(self, job: RunSpec, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
         self._job, self._inputs = job, inputs
         self.carry, self.sent = carry, sent
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()
@@ -205,7 +207,7 @@ class _Turn(NamedTuple):
     due: bool
 
 
-def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> _Turn:
+def _agree(job: RunSpec, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> _Turn:
     """Returns the same decisions in all processes: a collective that only some of them begin would
     never finish.
     """
@@ -214,12 +216,12 @@ def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> 
         return local
     turns = [
         _Turn(*json.loads(words))
-        for words in agreement.exchange("the next chunk", json.dumps(local))
+        for words in agreement.all_gather("the next chunk", json.dumps(local))
     ]
     return turns[0]._replace(stop=any(turn.stop for turn in turns))
 
 
-def _next_chunk(job: Job, sent: int, last: int, most: int) -> tuple[int, int]:
+def _next_chunk(job: RunSpec, sent: int, last: int, most: int) -> tuple[int, int]:
     """Returns the numbers of records and rounds of the next chunk, which has at most `most`
     records.
     """
@@ -237,7 +239,7 @@ def _next_chunk(job: Job, sent: int, last: int, most: int) -> tuple[int, int]:
     return -(-rounds // every), rounds
 
 
-def _check(job: Job, log: Log) -> None:
+def _check(job: RunSpec, log: Log) -> None:
     """Raises `Diverged` if a run diverged (except in a sweep), and ValueError if the method reports
     that it cannot continue.
     """
@@ -246,24 +248,24 @@ def _check(job: Job, log: Log) -> None:
     if doubtful := indices.found(log.pieces[-1], indices.WARNED):
         warnings.warn(f"{job.name}: {doubtful}", stacklevel=2)
     if not job.points:
-        log.check(job.name, partial(suspects.of, job))
+        log.check(job.name, partial(nonfinite.report, job))
 
 
-def _is_enough(job: Job, log: Log, stop: Stop) -> bool:
+def _is_enough(job: RunSpec, log: Log, stop: Stop) -> bool:
     """Whether the user's `until` ends the run. No chunk may be on the devices."""
     if not (job.until and log.steps):
         return False
     enough = False
-    with stop.users_code(), protocol.noted(f"until, of a run of {job.name}"):
+    with stop.users_code(), protocol.error_context(f"until, of a run of {job.name}"):
         enough = checks.truth(
             "run: until", job.until(log.history()), "bool((history['loss'][..., -1] < 0.1).all())"
         )
     if job.plan.mesh.is_multi_process:
-        enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
+        enough = json.loads(agreement.all_gather("whether it is enough", json.dumps(enough))[0])
     return enough
 
 
-def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
+def _models(job: RunSpec, state: State, inputs: _Inputs) -> PyTree:
     """Returns the final models.
 
     The data are passed only if the problem estimates statistics from them; otherwise they are not
@@ -274,7 +276,9 @@ def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
     )
 
 
-def _interrupted(job: Job, queue: _Queue, log: Log, checkpoint: Checkpoint | None) -> Interrupted:
+def _interrupted(
+    job: RunSpec, queue: _Queue, log: Log, checkpoint: Checkpoint | None
+) -> Interrupted:
     """Saves a checkpoint and returns the exception to raise.
 
     If the checkpoint cannot be written, the exception still contains the history.
@@ -314,7 +318,7 @@ class _Pace:
 _paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
 
 
-def _pace(job: Job, carry: loop.Carry, inputs: _Inputs) -> _Pace:
+def _pace(job: RunSpec, carry: loop.Carry, inputs: _Inputs) -> _Pace:
     """Returns the pace of the last run of this plan on arrays of the same shapes.
 
     Each chunk allocates memory, so a run that begins with long chunks is faster.

@@ -18,8 +18,8 @@ from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
-from dsgd.runs.jobs import Job
-from dsgd.runs.plans import Always
+from dsgd.runs.plans import ConstantFactory
+from dsgd.runs.run_spec import RunSpec
 
 
 @checks.arguments
@@ -84,7 +84,7 @@ def run(
             several processes only process 0 accesses the folder.) With more `steps`, a finished run
             continues. A run counts as the same if it executes the same computation (compared by the
             hash of the lowered program) on the same data, keys and hyperparameters. Streamed
-            batches that were already used are skipped, and need an attribute `identity`
+            batches that were already used are skipped, and need an attribute `fingerprint`
             (`dsgd.Batches`).
         start: result or final state of an earlier run, from which this run continues with its own
             hyperparameters, batches or topology; None: the method's initial state. The round number
@@ -107,7 +107,7 @@ def run(
 
     Returns:
         A `Result` with the last state, the history, and the final model. Arrays of the history are
-        `[seeds?, records]`, `step` is `[records]`. Always included are `loss` and `grad_sqnorm` (of
+        `[seeds?, records]`, `step` is `[records]`. ConstantFactory included are `loss` and `grad_sqnorm` (of
         the full objective, at the final model), `consensus` ((1/N) sum |x_n - x|^2; 0 for methods
         with a single model) and `bits` (cumulative bits sent and received per worker). Runs on a
         cluster add `clock` (simulated seconds so far, until the last worker finished, or until the
@@ -137,8 +137,8 @@ def run(
             half a second, or one record) is completed first.
         OSError: if a checkpoint cannot be written, for example on a full disk. The previous
             checkpoint stays intact.
-        Lost: if another process of the run died or stopped responding. The message names it.
-        Elsewhere: if another process left the run because of an error. The message names the
+        PeerLost: if another process of the run died or stopped responding. The message names it.
+        PeerFailed: if another process left the run because of an error. The message names the
             process.
     """
     state = start.state if isinstance(start, Result) else start
@@ -154,7 +154,7 @@ def run(
         "evaluate_every": evaluate_every,
     }
     plan = plans.make_plan(
-        Always(algorithm),
+        ConstantFactory(algorithm),
         algorithm,
         problem,
         mesh,
@@ -164,7 +164,9 @@ def run(
     )
     keys = key if seeds is None else jax.random.split(key, size)
     feed = None if batches is None else Feed(plan, batches, steps)
-    job = Job(plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until)
+    job = RunSpec(
+        plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until
+    )
     plans.warn_if_drawn_again(job)
     result = chunks.execute(job, checkpoint)
     plans.warn_if_silent(job, result.history["bits"])
@@ -194,7 +196,14 @@ def compile_round(
     """
     key = checks.default_key()
     plan = plans.make_plan(
-        Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster
+        ConstantFactory(algorithm),
+        algorithm,
+        problem,
+        mesh,
+        runs=0,
+        size=1,
+        record_every=1,
+        cluster=cluster,
     )
     state = jax.eval_shape(
         lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key))
@@ -256,7 +265,14 @@ def exchanges(
         ValueError: if the method, the problem and the cluster do not fit together.
     """
     plan = plans.make_plan(
-        Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1, cluster=cluster
+        ConstantFactory(algorithm),
+        algorithm,
+        problem,
+        1,
+        runs=0,
+        size=1,
+        record_every=1,
+        cluster=cluster,
     )
     return tuple(
         Exchange(

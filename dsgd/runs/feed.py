@@ -24,27 +24,27 @@ _ROUNDS = 16  # number of rounds whose batches are on the devices at a time
 @checks.arguments
 @dataclass(frozen=True)
 class Batches:
-    """Streamed batches with an identity, which a run with a checkpoint requires.
+    """Streamed batches with a fingerprint, which a run with a checkpoint requires.
 
-    The identity guarantees that a resumed run continues with the same batches.
+    The fingerprint guarantees that a resumed run continues with the same batches.
 
     Args:
         items: batches as accepted by `dsgd.run`.
-        identity: a text that distinguishes this sequence from all others, for example "CIFAR-10,
+        fingerprint: a text that distinguishes this sequence from all others, for example "CIFAR-10,
             shuffled with seed 3". Equal identities must yield equal batches from the beginning of
             the sequence.
 
     Raises:
-        ValueError: if `identity` is not a text, or is empty.
+        ValueError: if `fingerprint` is not a text, or is empty.
     """
 
     items: Iterable[PyTree]
-    identity: str
+    fingerprint: str
 
     def __post_init__(self) -> None:
-        if not self.identity.strip():
+        if not self.fingerprint.strip():
             raise ValueError(
-                f"Batches: identity = {self.identity!r}; expected a non-empty text that "
+                f"Batches: fingerprint = {self.fingerprint!r}; expected a non-empty text that "
                 "distinguishes these batches from all others"
             )
 
@@ -61,7 +61,7 @@ class Feed:
         rounds: number of rounds of the run, each of which needs a batch.
 
     Attributes:
-        identity: the `identity` attribute of the batches; None if they have none.
+        fingerprint: the `fingerprint` attribute of the batches; None if they have none.
         records: number of records in a full chunk.
         first: shapes and types of the first batch.
         not_finite: number of the first batch with an infinite or NaN element, so far; None if there
@@ -72,7 +72,7 @@ class Feed:
     """
 
     def __init__(self, plan: Plan, batches: Iterable[PyTree], rounds: int) -> None:
-        self.identity: str | None = getattr(batches, "identity", None)
+        self.fingerprint: str | None = getattr(batches, "fingerprint", None)
         self.records: int = max(1, _ROUNDS // plan.record_every)
         self._plan = plan
         self._rounds = rounds
@@ -104,8 +104,8 @@ class Feed:
             rows[rounds:] = rows[rounds - 1]
         self._taken += rounds
         problem = self._plan.problem
-        if problem.refuses and (
-            why := problem.refuses(jax.tree.map(lambda leaf: leaf[:rounds], stacked))
+        if problem.batch_error and (
+            why := problem.batch_error(jax.tree.map(lambda leaf: leaf[:rounds], stacked))
         ):
             raise ValueError(
                 f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: "

@@ -158,12 +158,12 @@ class Log:
             records[_EVALUATED] = records[_EVALUATED].astype(bool)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
-    def check(self, method: str, suspects: Callable[[History, int, int], str]) -> None:
+    def check(self, method: str, diagnose: Callable[[History, int, int], str]) -> None:
         """Raises `Diverged` if an evaluated loss of the last chunk is not finite.
 
         Args:
             method: name of the method.
-            suspects: (evaluated records of the history, number of them before the first non-finite
+            diagnose: (evaluated records of the history, number of them before the first non-finite
                 one, index of the run) -> the reason, or "".
         """
         if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
@@ -185,7 +185,7 @@ class Log:
         value = loss.reshape(-1, loss.shape[-1])[run, at]
         symptom = f"{method}: the loss{seed} is {value} after round {self.steps[at]}{finite}"
         where = "(the error's attribute `history` has the records so far)"
-        if reason := suspects(evaluated(record), first, run):
+        if reason := diagnose(evaluated(record), first, run):
             raise Diverged(f"{symptom}: {reason}; expected finite numbers {where}", record)
         overrides = "".join(
             f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method)

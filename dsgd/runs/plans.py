@@ -16,7 +16,7 @@ from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import leaves, loop
 from dsgd.machines import forks
-from dsgd.runs.jobs import Job
+from dsgd.runs.run_spec import RunSpec
 from dsgd.workers.axis import automatic
 
 _ROOM = 1 << 14  # capacity of one chunk in records, over all runs
@@ -26,7 +26,7 @@ MOST_IN_CHUNK = 1 << 30  # rounds; the sum of two such numbers still fits int32
 
 
 @dataclass(frozen=True, eq=False)
-class Always(sameness.Compared):
+class ConstantFactory(sameness.Compared):
     """A factory without hyperparameters.
 
     Factories of equal algorithms are equal, so a second run does not compile again.
@@ -92,8 +92,8 @@ def make_plan(
     )
     if cluster is None and problem.weights is None:
         return plan
-    measures, weighs = _found(sameness.Key((plan, example)))
-    return plan._replace(measures=measures, weighs=weighs)
+    uses_timings, weighs = _found(sameness.Key((plan, example)))
+    return plan._replace(uses_timings=uses_timings, weighs=weighs)
 
 
 @lru_cache(maxsize=64)
@@ -104,7 +104,7 @@ def _found(plan_and_method: sameness.Key) -> tuple[bool, bool]:
     Equal plans are traced only once.
     """
     description = loop.describe(*plan_and_method.value)
-    return description.measures, description.weighs
+    return description.uses_timings, description.weighs
 
 
 def _mesh(given: Mesh | int | None, N: int) -> Mesh:
@@ -153,14 +153,14 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
             not one per worker, nonnegative and of mean 1, or no parameter can be trained.
         RuntimeError: if JAX cannot compute in this process.
     """
-    forks.need_threads()
+    forks.require_threads()
     N = problem.workers
     if N == 0:
         raise ValueError(
             f"{problem.name}: data have 0 workers; expected arrays [N, ...] with N >= 1"
         )
     if cluster is not None:
-        cluster.need_workers(N)
+        cluster.require_workers(N)
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
@@ -168,13 +168,13 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
                 f"{problem.name}: data{where} has shape {np.shape(leaf)}; expected a leading axis "
                 f"for the {N} workers"
             )
-    _need_kept(problem)
-    _need_weights(problem, N)
-    with causes.noted(f"init of {problem.name}"):
+    _require_kept(problem)
+    _require_weights(problem, N)
+    with causes.error_context(f"init of {problem.name}"):
         leaves.flags(problem)
 
 
-def warn_if_drawn_again(job: Job) -> None:
+def warn_if_drawn_again(job: RunSpec) -> None:
     """Warns if participation is drawn again between two rounds with messages, or only once in the
     run.
     """
@@ -185,22 +185,22 @@ def warn_if_drawn_again(job: Job) -> None:
         or not presence.drawn(cluster.present, job.plan.N)
     ):
         return
-    rounds = cluster.present_for
+    rounds = cluster.participation_period
     others = {period: name for period, name in _periods(job).items() if period not in (1, rounds)}
     for period, name in others.items():
         _warn(
             f"{name} sends messages every {period} rounds, but participation is drawn every "
-            f"present_for = {rounds} rounds, so it changes between two exchanges; pass "
-            f"Cluster(..., present_for={period})"
+            f"participation_period = {rounds} rounds, so it changes between two exchanges; pass "
+            f"Cluster(..., participation_period={period})"
         )
     if not job.before and job.steps < rounds and not others:
         _warn(
-            f"participation is drawn every present_for = {rounds} rounds, so the same workers "
-            f"participate in all steps = {job.steps} rounds; pass a smaller present_for"
+            f"participation is drawn every participation_period = {rounds} rounds, so the same workers "
+            f"participate in all steps = {job.steps} rounds; pass a smaller participation_period"
         )
 
 
-def warn_if_silent(job: Job, bits: np.ndarray) -> None:
+def warn_if_silent(job: RunSpec, bits: np.ndarray) -> None:
     """Warns if a run of methods that send messages every few rounds ended before the first message.
 
     Args:
@@ -217,7 +217,7 @@ def warn_if_silent(job: Job, bits: np.ndarray) -> None:
             )
 
 
-def _periods(job: Job) -> dict[int, str]:
+def _periods(job: RunSpec) -> dict[int, str]:
     """Returns the periods of the exchanges that have one, in rounds, each with the name of a method
     that has it.
     """
@@ -233,12 +233,12 @@ def _warn(words: str) -> None:
     warnings.warn(words, stacklevel=6)  # points to the caller of `run` or `sweep`
 
 
-def _need_kept(problem: Problem) -> None:
+def _require_kept(problem: Problem) -> None:
     """Raises ValueError if JAX would change values of the data when they are placed on the devices,
     or does not accept them.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(
-        {"data": problem.data, "shared": problem.shared}
+        {"data": problem.data, "shared": problem.replicated}
     ):
         where = f"{problem.name}: {path[0].key}{jax.tree_util.keystr(path[1:])}"
         if isinstance(leaf, jax.Array):
@@ -251,7 +251,7 @@ def _need_kept(problem: Problem) -> None:
             )
 
 
-def _need_weights(problem: Problem, N: int) -> None:
+def _require_weights(problem: Problem, N: int) -> None:
     """Raises ValueError if the workers' weights are not N numbers, at least 0 and with mean 1."""
     if problem.weights is None:
         return

@@ -32,7 +32,7 @@ def rounds_of(state: State) -> int:
     return int(steps[0])
 
 
-def _need_workers(state: State, like: State) -> None:
+def _require_workers(state: State, like: State) -> None:
     """Raises ValueError if the state has rows of another number of workers."""
     # Another number of runs is reported by `checks.require_same`.
     if np.shape(state.step) != np.shape(like.step):
@@ -49,7 +49,7 @@ def _need_workers(state: State, like: State) -> None:
         )
 
 
-def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
+def restore(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
     """Copies a state to the devices, with the clock at 0 and no measurements. The copy will be
     donated.
 
@@ -63,7 +63,7 @@ def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
         ValueError: if the state has another number of workers, or a leaf is missing, unexpected, or
             of another shape or type. The message names it.
     """
-    _need_workers(state, like.state)
+    _require_workers(state, like.state)
     checks.require_same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda leaf, shape: arrays.put(leaf, shape.sharding), state, like.state)
 
@@ -75,7 +75,7 @@ def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
     drawn = filled(drawn, like.drawn)
     if not isinstance(like.clock, Clock):
         return loop.Carry(copies, (), drawn)
-    measured = filled(np.nan, like.clock.measured)
+    measured = filled(np.nan, like.clock.timings)
     return loop.Carry(
         copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured), drawn
     )

@@ -21,7 +21,7 @@ from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
-from dsgd.runs.jobs import Job
+from dsgd.runs.run_spec import RunSpec
 
 
 class Sweep(NamedTuple):
@@ -270,9 +270,9 @@ def sweep(
         ValueError: if there is no grid, a grid is empty or contains non-finite numbers, the factory
             rejects a value, or a hyperparameter is used as a Python value; otherwise as in
             `dsgd.run`.
-        Interrupted, OSError, Lost, Elsewhere: as in `dsgd.run`.
+        Interrupted, OSError, PeerLost, PeerFailed: as in `dsgd.run`.
     """
-    forks.need_threads()
+    forks.require_threads()
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError(
@@ -296,7 +296,7 @@ def sweep(
         _FromPoint(factory), methods[0], problem, mesh, runs=2, size=size, **options
     )
     feed = None if batches is None else Feed(plan, batches, steps)
-    job = Job(
+    job = RunSpec(
         plan, methods, problem, points, jax.random.split(key, seeds), steps, feed, progress=progress
     )
     plans.warn_if_drawn_again(job)
@@ -336,7 +336,7 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tu
 
     Inside the trace the values are unknown, so a factory could not reject any of them there.
     """
-    checks.need_call("sweep: factory", factory, keywords=list(grid))
+    checks.require_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [
         {**first, name: value} for name, values in grid.items() for value in values[1:].tolist()

@@ -10,12 +10,12 @@ import numpy as np
 
 from dsgd.base import Algorithm
 from dsgd.engine import loop
-from dsgd.runs.jobs import Job
-from dsgd.runs.plans import Always
+from dsgd.runs.plans import ConstantFactory
+from dsgd.runs.run_spec import RunSpec
 
 
 def used_as_python_values(
-    job: Job, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception
+    job: RunSpec, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception
 ) -> list[str]:
     """Returns the names of the hyperparameters that alone prevent the run from being traced.
 
@@ -30,12 +30,14 @@ def used_as_python_values(
     if not (isinstance(error, TypeError) or "Tracer" in str(error)):
         return []
     if not _traces(
-        job._replace(plan=job.plan._replace(build=Always(job.methods[0]), runs=1), points={})
+        job._replace(
+            plan=job.plan._replace(build=ConstantFactory(job.methods[0]), runs=1), points={}
+        )
     ):
         return []
     first = {name: values[0].item() for name, values in grid.items()}
 
-    def alone(name: str) -> Job:
+    def alone(name: str) -> RunSpec:
         others = {other: value for other, value in first.items() if other != name}
         plan = job.plan._replace(build=lambda point: factory(**others, **point))
         return job._replace(plan=plan, points={name: job.points[name]})
@@ -43,7 +45,7 @@ def used_as_python_values(
     return [name for name in grid if not _traces(alone(name))]
 
 
-def _traces(job: Job) -> bool:
+def _traces(job: RunSpec) -> bool:
     try:
         jax.eval_shape(partial(loop.advance, job.plan), *job.shapes())
     except (TypeError, ValueError):

@@ -49,7 +49,7 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
         ValueError: if `bits` is out of range or exceeds the codes' type, or a code needs more bits.
             Values of traced codes are not validated.
     """
-    bits = _need_bits("pack", bits)
+    bits = _require_bits("pack", bits)
     if (
         jnp.ndim(codes) != 1
         or codes.dtype not in (jnp.uint8, jnp.uint32)
@@ -82,7 +82,7 @@ def unpack(
     Raises:
         ValueError: if `bits` is out of range.
     """
-    bits = _need_bits("unpack", bits)
+    bits = _require_bits("unpack", bits)
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
     codes = jnp.zeros(d, kind)
     for plane, (shift, width) in zip(planes, _planes(bits), strict=True):
@@ -102,7 +102,7 @@ def packed_bits(bits: int, d: int) -> int:
     """
     d = checks.natural("codecs.packed_bits: d", d, most=None)
     return sum(
-        BYTE * -(-d * width // BYTE) for _, width in _planes(_need_bits("packed_bits", bits))
+        BYTE * -(-d * width // BYTE) for _, width in _planes(_require_bits("packed_bits", bits))
     )
 
 
@@ -124,7 +124,7 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
 
 
-def _need_bits(function: str, bits: Any) -> int:
+def _require_bits(function: str, bits: Any) -> int:
     if not checks.is_integer(bits) or not 0 <= bits <= _WIDEST:
         raise ValueError(
             f"codecs.{function}: bits = {checks.shown(bits)}; expected an integer from 0 to "

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from dsgd import checks, xla
 from dsgd.base import Gradients, PyTree
-from dsgd.workers.attendance import attendance
+from dsgd.workers.participation import participation
 from dsgd.workers.weights import weights
 
 AXIS = "workers"
@@ -122,7 +122,7 @@ def keys(key: jax.Array, workers: int) -> jax.Array:
     return jax.vmap(partial(jax.random.fold_in, key))(ids(workers))
 
 
-def own(tree: PyTree, workers: int) -> PyTree:
+def local_block(tree: PyTree, workers: int) -> PyTree:
     """Returns the block's rows `[n, ...]` of leaves `[N, ...]`, which are the same on every
     device.
     """
@@ -132,7 +132,7 @@ def own(tree: PyTree, workers: int) -> PyTree:
     return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, block), tree)
 
 
-def stack(tree: PyTree, workers: int) -> PyTree:
+def replicate(tree: PyTree, workers: int) -> PyTree:
     """Repeats a tree for each of `workers` workers: leaves `[...]` become `[workers, ...]`."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *jnp.shape(leaf))), tree)
 
@@ -159,7 +159,7 @@ def weighted_sum(tree: PyTree) -> PyTree:
     worker's weight.
     """
     if by := weights():
-        tree = _times(own(jnp.asarray(by, jnp.result_type(float)), len(by)), tree)
+        tree = _times(local_block(jnp.asarray(by, jnp.result_type(float)), len(by)), tree)
     return sum(tree)
 
 
@@ -168,15 +168,15 @@ def mean(tree: PyTree) -> PyTree:
     `[...]`.
 
     If participation is set, the mean is over the workers that participate and whose contributions
-    arrive; it is 0 if there are none (see `if_any`). If `weights` are set, it is
+    arrive; it is 0 if there are none (see `if_nonempty`). If `weights` are set, it is
     $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
-    participation = attendance()
+    participants = participation()
     if by := weights():
         return _weighted_mean(tree, by)
-    if participation is None:
+    if participants is None:
         return narrowed(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
-    number = jnp.maximum(1, jnp.sum(participation.counted))
+    number = jnp.maximum(1, jnp.sum(participants.counted))
     totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
     return jax.tree.map(
         lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree
@@ -184,11 +184,11 @@ def mean(tree: PyTree) -> PyTree:
 
 
 def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
-    participation, N = attendance(), len(by)
+    participants, N = participation(), len(by)
     numbers = jnp.asarray(by, jnp.result_type(float))
-    numbers = numbers if participation is None else jnp.where(participation.counted, numbers, 0)
+    numbers = numbers if participants is None else jnp.where(participants.counted, numbers, 0)
     total = jnp.sum(numbers)
-    parts = _times(own(numbers / jnp.where(total > 0, total, 1), N), tree)
+    parts = _times(local_block(numbers / jnp.where(total > 0, total, 1), N), tree)
     totals = _across(lax.psum, jax.tree.map(_total, parts))
     return jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, tree)
 
@@ -210,29 +210,29 @@ def where_present(tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for workers that participate in the round, and the rows of
     `otherwise` for the others, leaves `[n, ...]`.
     """
-    participation = attendance()
-    return tree if participation is None else where_rows(participation.present, tree, otherwise)
+    participants = participation()
+    return tree if participants is None else where_rows(participants.present, tree, otherwise)
 
 
-def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
+def where_delivered(tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for workers whose contributions to sums and means arrive in this
     round, and the rows of `otherwise` for the others, leaves `[n, ...]`.
 
     The simulation assumes that the sender knows this; no acknowledgement is counted as a message.
     """
-    participation = attendance()
-    return tree if participation is None else where_rows(participation.counted, tree, otherwise)
+    participants = participation()
+    return tree if participants is None else where_rows(participants.counted, tree, otherwise)
 
 
-def if_any(tree: PyTree, otherwise: PyTree) -> PyTree:
+def if_nonempty(tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns `tree`, or `otherwise` if no contribution to sums and means arrives in this round;
     with `weights`, if none with a positive weight arrives.
     """
-    participation = attendance()
-    if participation is None:
+    participants = participation()
+    if participants is None:
         return tree
     arrived = (
-        participation.counted & (np.asarray(by) > 0) if (by := weights()) else participation.counted
+        participants.counted & (np.asarray(by) > 0) if (by := weights()) else participants.counted
     )
     return jax.tree.map(partial(jnp.where, jnp.any(arrived)), tree, otherwise)
 
@@ -241,7 +241,7 @@ def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for the chosen workers, bool `[N]`, and the rows of `otherwise`
     for the others, leaves `[n, ...]`.
     """
-    local = own(chosen, chosen.shape[0])
+    local = local_block(chosen, chosen.shape[0])
     return jax.tree.map(
         lambda leaf, other: jnp.where(
             jnp.expand_dims(local, tuple(range(1, leaf.ndim))), leaf, other
@@ -252,7 +252,7 @@ def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
 
 
 def _of_counted(tree: PyTree) -> PyTree:
-    return where_counted(tree, jax.tree.map(jnp.zeros_like, tree)) if attendance() else tree
+    return where_delivered(tree, jax.tree.map(jnp.zeros_like, tree)) if participation() else tree
 
 
 def sum_rows(leaf: jax.Array) -> jax.Array:
@@ -357,7 +357,7 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
     """
     leaves, structure = jax.tree.flatten(tree)
     moments = [_moments(leaf) for leaf in leaves]
-    if weights() or attendance():
+    if weights() or participation():
         center = jax.tree.leaves(mean(tree))
     else:
         means = [
@@ -385,7 +385,7 @@ def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
     Args:
         gradients: leaves `[n, ...]`. On several devices the gradients are all-reduced for this.
     """
-    return gather(sqnorm_rows(gradients)), sqnorm_rows(stack(mean(gradients), 1))[0]
+    return gather(sqnorm_rows(gradients)), sqnorm_rows(replicate(mean(gradients), 1))[0]
 
 
 def sqnorm_rows(tree: PyTree) -> jax.Array:
@@ -395,11 +395,11 @@ def sqnorm_rows(tree: PyTree) -> jax.Array:
     return jax.vmap(xla.sqnorm)(tree)
 
 
-def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
+def locate(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
     """Returns which of the given workers, int `[k]`, are on this device, bool `[k]`, and their rows
     in the block, int32 `[k]`.
 
-    For a worker on another device the row is an arbitrary row of this block, whose result `select`
+    For a worker on another device the row is an arbitrary row of this block, whose result `collect`
     drops.
     """
     first, block = _block(workers)
@@ -407,9 +407,9 @@ def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
     return (local >= 0) & (local < block), local % block
 
 
-def select(here: jax.Array, tree: PyTree) -> PyTree:
+def collect(here: jax.Array, tree: PyTree) -> PyTree:
     """Returns on every device the rows `[k, ...]` of the devices that have them (`here`, from
-    `find`).
+    `locate`).
     """
 
     def send(leaf):
@@ -443,7 +443,7 @@ def all_to_all(tree: PyTree) -> PyTree:
     return jax.tree.map(exchange, tree)
 
 
-def shift(tree: PyTree, by: int) -> PyTree:
+def ring_shift(tree: PyTree, by: int) -> PyTree:
     """Sends the row of worker i - by (modulo N) to worker i: leaves `[n, ...]` to `[n, ...]`.
 
     Only rows that change device are sent: |by| of them per device if |by| <= n.
@@ -469,7 +469,7 @@ def permuted(tree: PyTree, origin: np.ndarray) -> PyTree:
         return jax.tree.map(
             lambda leaf: jnp.where(own_place, leaf, lax.ppermute(leaf, AXIS, pairs)), tree
         )
-    places = own(jnp.asarray(origin), N)
+    places = local_block(jnp.asarray(origin), N)
     return jax.tree.map(lambda leaf: leaf[places], gather(tree))
 
 

@@ -1,7 +1,7 @@
 """Gossip: weighted sums over neighbours, at the cost of the neighbours' rows.
 
-There are two steps. `fetch` brings the rows that a device needs to it; on one device there is
-nothing to bring. `pull` sums their weighted differences from a worker's own row: row by row if
+There are two steps. `gather_neighbours` brings the rows that a device needs to it; on one device there is
+nothing to bring. `laplacian` sums their weighted differences from a worker's own row: row by row if
 there are few neighbours, else as a matrix product. Between the two steps, methods with compression
 decompress the rows.
 
@@ -28,7 +28,7 @@ from dsgd.base import PyTree
 from dsgd.graphs.neighbours import neighbours as lists_of
 from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
-from dsgd.workers.attendance import attendance
+from dsgd.workers.participation import participation
 from dsgd.workers.routes import Permute, Routes, different, routes_of
 
 
@@ -59,20 +59,22 @@ def mix(
     """
     _check(tree, topology)
     tree = xla.materialize(tree)  # a row is used once for each of its neighbours
-    some_lost = attendance() is not None
+    some_lost = participation() is not None
     if topology.uniform and not some_lost:
         return jax.tree.map(
             lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree
         )
     if topology.doubly_stochastic and not (some_lost and keep_sums):
-        return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
+        return _pulled(tree, gather_neighbours(tree, topology, step), topology, step, onto=True)
     own_weights = (
         _kept(topology, step)
         if some_lost
         else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
     )
     wide = axis.widened(tree)
-    moved = _pulled(wide, axis.widened(fetch(tree, topology, step)), topology, step, onto=False)
+    moved = _pulled(
+        wide, axis.widened(gather_neighbours(tree, topology, step)), topology, step, onto=False
+    )
     mixed = jax.tree.map(
         lambda x, change: own_weights.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + change,
         wide,
@@ -81,7 +83,7 @@ def mix(
     return axis.narrowed(mixed, tree)
 
 
-def pull(
+def laplacian(
     tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None
 ) -> PyTree:
     r"""Returns the change of models by a gossip round, $\sum_j W_{ij} (x_j - x_i)$: leaves
@@ -92,23 +94,27 @@ def pull(
 
     Args:
         tree, topology, step: as in `mix`.
-        table: the result of `fetch` for the tree, if it has been fetched; None: it is fetched.
+        table: the result of `gather_neighbours` for the tree, if it has been fetched; None: it is fetched.
 
     Raises:
         ValueError: as `mix`.
     """
     _check(tree, topology)
     tree, table = xla.materialize((tree, table))
-    if topology.uniform and table is None and attendance() is None:
+    if topology.uniform and table is None and participation() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         # The computed mean has a rounding error, as the models have; the second mean removes it.
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))
     return _pulled(
-        tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False
+        tree,
+        gather_neighbours(tree, topology, step) if table is None else table,
+        topology,
+        step,
+        onto=False,
     )
 
 
-def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
+def gather_neighbours(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
     """Returns the table of rows that the block's workers need, including their own: leaves
     `[n, ...]` of any type to `[m, ...]`.
 
@@ -150,11 +156,13 @@ def neighbours(
     places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, kind)[at]
     arrives = _arrives(routes, at, topology)
     weights = weights if arrives is None else jnp.where(arrives, weights, 0)
-    return jax.tree.map(lambda table: table[places], fetch(tree, topology, step)), weights
+    return jax.tree.map(
+        lambda table: table[places], gather_neighbours(tree, topology, step)
+    ), weights
 
 
-def table_rows(topology: Topology) -> int:
-    """Returns m, the number of rows of the table that `fetch` returns."""
+def table_size(topology: Topology) -> int:
+    """Returns m, the number of rows of the table that `gather_neighbours` returns."""
     return routes_of(topology, axis.devices()).length
 
 
@@ -180,28 +188,28 @@ def of_round(numbers: np.ndarray, topology: Topology, step: jax.Array | None = N
     """Returns the block's part of the round's numbers from a table with all rounds of a schedule
     and all workers: `[period, N]` to `[n]`.
     """
-    return axis.own(jnp.asarray(numbers)[_turn(topology, step)], topology.n)
+    return axis.local_block(jnp.asarray(numbers)[_turn(topology, step)], topology.n)
 
 
-def sum_of_others(
+def neighbour_sum(
     table: jax.Array, topology: Topology, step: jax.Array | None = None, *, lost: bool = False
 ) -> jax.Array:
     """Returns sums of counts over the other workers from which each worker receives: uint32
     `[m, k]` to `[n, k]`.
 
     Args:
-        table: counts, as `fetch` returned them.
-        topology, step: as in `pull`.
+        table: counts, as `gather_neighbours` returned them.
+        topology, step: as in `laplacian`.
         lost: whether the sum is over messages that were sent and do not arrive, instead of over
             messages that arrive; for rounds with participation set.
     """
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
-    if participation := attendance():
+    if participants := participation():
         ids, others = axis.ids(topology.n)[:, None], _others(routes, at)
-        arrives = participation.arrives(ids, others)
+        arrives = participants.arrives(ids, others)
         links = jnp.where(
-            participation.present[ids] & participation.present[others] & ~arrives
+            participants.present[ids] & participants.present[others] & ~arrives
             if lost
             else arrives,
             links,
@@ -214,17 +222,17 @@ def sum_of_others(
     )
 
 
-def receivers(topology: Topology, step: jax.Array | None = None) -> jax.Array:
+def out_degree(topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """Returns to how many other workers each of the block's workers sends, uint32 `[n]`, in a round
     with participation set: to the neighbours that participate.
     """
-    participation = attendance()
-    assert participation is not None
+    participants = participation()
+    assert participants is not None
     lists = of_round(lists_of(topology, 0).workers, topology, step)
     sends_to = (
         (lists >= 0)
-        & participation.present[lists]
-        & axis.own(participation.present, topology.n)[:, None]
+        & participants.present[lists]
+        & axis.local_block(participants.present, topology.n)[:, None]
     )
     return jnp.sum(sends_to, axis=1, dtype=jnp.uint32)
 
@@ -241,26 +249,26 @@ def _arrives(routes: Routes, at: tuple, topology: Topology) -> jax.Array | None:
     """Returns which of the routes' weights belong to messages that arrive in this round, of the
     weights' shape; None: all.
     """
-    participation = attendance()
-    return participation and participation.arrives(
-        axis.ids(topology.n)[:, None], _others(routes, at)
-    )
+    participants = participation()
+    return participants and participants.arrives(axis.ids(topology.n)[:, None], _others(routes, at))
 
 
 def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
     """Returns the row sums of W when each sender keeps what does not arrive, `[n]`: 1, minus what
     leaves, plus what arrives.
     """
-    participation, turn = attendance(), _turn(topology, step)
-    assert participation is not None
+    participants, turn = participation(), _turn(topology, step)
+    assert participants is not None
     to = lists_of(topology, 0)
     ids, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
     leaves = jnp.where(
-        participation.arrives(ids, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0
+        participants.arrives(ids, lists),
+        axis.local_block(jnp.asarray(to.weights)[turn], topology.n),
+        0,
     )
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     comes = jnp.where(
-        participation.arrives(ids, _others(routes, at)), jnp.asarray(routes.weights)[at], 0
+        participants.arrives(ids, _others(routes, at)), jnp.asarray(routes.weights)[at], 0
     )
     return 1 - jnp.sum(leaves, axis=1) + jnp.sum(comes, axis=1)
 
@@ -305,7 +313,7 @@ def summed(
         routes: the routes of the topology.
         at: indices of this round and this device in the routes' arrays.
         block: the leaf.
-        table: rows from `fetch`.
+        table: rows from `gather_neighbours`.
         onto: whether the change is added to the leaf.
         arrives: which of the weights count; None: all.
     """

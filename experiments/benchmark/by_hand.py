@@ -81,7 +81,9 @@ def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
         keys = jax.random.split(jax.random.key(0), rounds)
         return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
 
-    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
+    return lambda rounds: jax.block_until_ready(
+        run(first, problem.data, problem.replicated, rounds)
+    )
 
 
 def _minibatch_sgd(N: int, d: int, mean: Mean):
@@ -232,7 +234,7 @@ def loop(name: str, problem: dsgd.Problem) -> Run | None:
     if name not in ("mb-sgd", "dsgd"):
         return None
     A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
-    average = jax.tree.map(np.asarray, problem.shared)
+    average = jax.tree.map(np.asarray, problem.replicated)
     rate = np.float32(LEARNING_RATE)
 
     def step(x):

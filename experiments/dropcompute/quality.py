@@ -55,7 +55,7 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     more = dropcompute.larger_batch(M, COMPENSATED)
     as_many = dropping(latencies(delayed(N), N, more, setting.seed), 1 - M / more)
     yield from together(setting, LAMB, [Point(LARGER, as_many, setting.steps)], micro_batches=more)
-    yield from together(setting, LAMB, [Point(AGAIN, tau, setting.steps)], redraw=True)
+    yield from together(setting, LAMB, [Point(AGAIN, tau, setting.steps)], resample_dropped=True)
 
 
 def difference(setting: Setting, histories: Histories, name: str) -> np.ndarray:

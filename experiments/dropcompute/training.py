@@ -167,7 +167,7 @@ def together(
     points: Sequence[Point],
     *,
     micro_batches: int | None = None,
-    redraw: bool = False,
+    resample_dropped: bool = False,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """The histories of these points, without seconds of communication."""
     thresholds, horizons = (
@@ -179,7 +179,10 @@ def together(
     def method(case) -> dsgd.Algorithm:
         steps = falling(optimizer, learning_rate, pick(horizons, case))
         return algorithms.drop_compute(
-            algorithms.minibatch_sgd(steps), pick(thresholds, case), M, redraw=redraw
+            algorithms.minibatch_sgd(steps),
+            pick(thresholds, case),
+            M,
+            resample_dropped=resample_dropped,
         )
 
     N = setting.workers
@@ -202,7 +205,7 @@ def by_itself(
     """
     N, learning_rate = setting.workers, setting.learning_rates[optimizer]
     steps = falling(optimizer, learning_rate, math.inf)
-    chosen = dropcompute.chosen_after(measured)
+    chosen = dropcompute.auto_threshold(measured)
     method = algorithms.drop_compute(
         algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop
     )

@@ -166,7 +166,7 @@ def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict
     largest = kimad.whole_model(kimad.top_k(ANY))
     (history,) = _sweep(
         setting,
-        lambda round_time: _method(setting, largest, round_time, kimad.one_for_all),
+        lambda round_time: _method(setting, largest, round_time, kimad.uniform),
         round_time=[round_time],
     )
     yield Case(WHOLE, N, seconds), history
@@ -179,7 +179,7 @@ def _any_ratio(
 
     def rule(errors, sizes, budget):
         return jnp.where(
-            fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32)
+            fixed < 0, kimad.uniform(errors, sizes, budget), jnp.asarray(fixed, jnp.int32)
         )
 
     return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(told))
@@ -190,14 +190,14 @@ def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsg
 
     def rule(errors, sizes, budget):
         best = kimad.allocate(errors, sizes, budget, resolution=RESOLUTION)
-        return jnp.where(plus > 0, best, kimad.one_for_all(errors, sizes, budget))
+        return jnp.where(plus > 0, best, kimad.uniform(errors, sizes, budget))
 
     return _method(setting, kimad.top_k(RATIOS), round_time, rule)
 
 
 def _method(
     setting: Setting,
-    choices: kimad.Choices,
+    choices: kimad.CompressorSet,
     round_time: float | jax.Array,
     rule: Callable,
     monitor: kimad.Monitor = kimad.last,

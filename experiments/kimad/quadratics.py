@@ -66,7 +66,7 @@ def _normal(key: jax.Array) -> jax.Array:
     return jax.random.normal(key, (DIMENSION,))
 
 
-def top_k(places: Literal["sent", "free"]) -> kimad.Choices:
+def top_k(places: Literal["sent", "free"]) -> kimad.CompressorSet:
     """K from 1 to all elements, with the bits that they have, or of their values alone, and then
     nothing says how many they are.
     """
@@ -98,7 +98,7 @@ def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(compute), up=up, down=FREE)
 
 
-def fixed(choices: kimad.Choices, warm_up: int) -> Callable[..., dsgd.Algorithm]:
+def fixed(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algorithm]:
     """EF21 with one of these compressors, a function of the step size and of which; all know which
     it is, so that no message says it.
     """
@@ -122,7 +122,9 @@ def fixed(choices: kimad.Choices, warm_up: int) -> Callable[..., dsgd.Algorithm]
     return build
 
 
-def adapted(choices: kimad.Choices, warm_up: int, compute: float) -> Callable[..., dsgd.Algorithm]:
+def adapted(
+    choices: kimad.CompressorSet, warm_up: int, compute: float
+) -> Callable[..., dsgd.Algorithm]:
     """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the
     bandwidth that there will be.
     """
@@ -259,7 +261,7 @@ def race(
 
 def races(
     args: Any,
-    choices: kimad.Choices,
+    choices: kimad.CompressorSet,
     places: Sequence[int],
     warm_up: int,
     tasks: Sequence[dsgd.Problem],

@@ -36,7 +36,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import cache, clusters, records
-from dsgd.machines import agreement, runtime, watch
+from dsgd.machines import agreement, heartbeat, runtime
 from experiments.shared import figures, resuming, tables
 
 T = TypeVar("T")
@@ -222,8 +222,8 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
                 main(mine)
     except KeyboardInterrupt as stopped:
         _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
-    except (watch.Lost, agreement.Elsewhere) as error:
-        _end(f"Error: {error}", watch.STATUS, error)
+    except (heartbeat.PeerLost, agreement.PeerFailed) as error:
+        _end(f"Error: {error}", heartbeat.STATUS, error)
     except (ValueError, OSError, dsgd.Diverged) as error:
         if not is_refusal(error):
             raise

@@ -25,7 +25,7 @@ from dsgd.base import Compressor, State
 from dsgd.compressors.sizes import message_shape
 from dsgd.engine import loop
 from dsgd.machines import arrays, nodes
-from dsgd.runs.plans import Always, make_plan
+from dsgd.runs.plans import ConstantFactory, make_plan
 from experiments.survey import break_even
 
 FEWEST = 3  # repeats of what takes long
@@ -332,7 +332,9 @@ def _round(
     run.
     """
     algorithm, key = method.build(problem.workers), jax.random.key(0)
-    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1)
+    plan = make_plan(
+        ConstantFactory(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1
+    )
     state, data, key = _placed(algorithm, problem, mesh, key)
     program = jax.jit(partial(loop.one_round, plan), donate_argnums=0)
     sent: Any = None

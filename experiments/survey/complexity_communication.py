@@ -85,7 +85,7 @@ def cost(name: str, workers: int, d: int, link: Link) -> Cost:
             Fraction(0),
         )
 
-    vectors = float(sum(each.pattern.vectors(workers) / each.period for each in exchanges))
+    vectors = float(sum(each.pattern.volume(workers) / each.period for each in exchanges))
     # as much is received as sent
     transfer = bits / 2 / vectors / link.bandwidth if vectors else 0.0
     names = ", ".join(each.pattern.name for each in exchanges) or network.local.name

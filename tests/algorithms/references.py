@@ -25,8 +25,8 @@ from algorithms import (
     dropcompute,
     kimad,
     kimad_sgd,
-    observed,
-    unequal_work,
+    with_diagnostics,
+    with_local_work,
 )
 from dsgd import clusters, compressors, problems, work
 from dsgd.compressors import whole_model
@@ -130,7 +130,7 @@ PARTLY = replace(
 
 def sampled(rounds: int) -> clusters.Cluster:
     """Five of eight workers participate, which are drawn every `rounds` rounds."""
-    return replace(UNSTEADY, present=clusters.sampled(5, of=N), present_for=rounds)
+    return replace(UNSTEADY, present=clusters.sampled(5, of=N), participation_period=rounds)
 
 
 CLUSTERS: dict[str, clusters.Cluster | None] = {
@@ -174,7 +174,7 @@ def run(
         "mesh": mesh,
         **options,
     }
-    running = observed(method()) if cluster in WITH_MEASUREMENTS else method()
+    running = with_diagnostics(method()) if cluster in WITH_MEASUREMENTS else method()
     found = dsgd.run(running, problem(), **given)
     return results(found.history, found.params)
 
@@ -447,7 +447,7 @@ ON_LAYERS: Table = {
 
 ON_SAMPLES: Table = {
     f"unequal work, {name}": (
-        lambda name=name: unequal_work(algorithms.make(name, MOMENTUM, N), unequal()),
+        lambda name=name: with_local_work(algorithms.make(name, MOMENTUM, N), unequal()),
         cluster,
     )
     for name, cluster in {
@@ -463,7 +463,7 @@ ON_SAMPLES: Table = {
     }.items()
 } | {
     "drop_compute around mb-sgd": (
-        lambda: observed(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
+        lambda: with_diagnostics(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
         "noisy changing",
     ),
     "drop_compute around gd": (
@@ -483,7 +483,11 @@ ON_SAMPLES: Table = {
     ),
     "drop_compute around ef21, redrawn": (
         lambda: drop_compute(
-            algorithms.ef21(SGD, WHOLE_TOP, WHOLE_TOP), 2.0, 3, redraw=True, correction=0.9
+            algorithms.ef21(SGD, WHOLE_TOP, WHOLE_TOP),
+            2.0,
+            3,
+            resample_dropped=True,
+            correction=0.9,
         ),
         "noisy",
     ),
@@ -504,12 +508,12 @@ ON_SAMPLES: Table = {
         "noisy",
     ),
     "drop_compute around mb-sgd, chosen": (
-        lambda: drop_compute(algorithms.minibatch_sgd(SGD), dropcompute.chosen_after(2), 3),
+        lambda: drop_compute(algorithms.minibatch_sgd(SGD), dropcompute.auto_threshold(2), 3),
         "noisy noisy-partly",
     ),
     "drop_compute around local-sgd, chosen": (
         lambda: drop_compute(
-            algorithms.local_sgd(SGD, 2), dropcompute.chosen_after(1), 1, period=2
+            algorithms.local_sgd(SGD, 2), dropcompute.auto_threshold(1), 1, period=2
         ),
         "noisy",
     ),
@@ -522,14 +526,14 @@ ON_SAMPLES: Table = {
         "noisy",
     ),
     "micro-batches, the mean of workers": (
-        lambda: unequal_work(
+        lambda: with_local_work(
             algorithms.minibatch_sgd(SGD), work.micro_batches(COUNTS > 1, average="workers")
         ),
         "partly changing",
     ),
     "weighted micro-batches": (
-        lambda: observed(
-            unequal_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))
+        lambda: with_diagnostics(
+            with_local_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))
         ),
         "noisy",
     ),
@@ -567,7 +571,7 @@ def not_registered() -> dict[str, Run]:
         found[f"{name} in epochs, noisy"] = case(
             partial(algorithms.make, name, SGD, N), epochs, "noisy"
         )
-    redrawn = partial(drop_compute, algorithms.minibatch_sgd(SGD), 2.0, 3, redraw=True)
+    redrawn = partial(drop_compute, algorithms.minibatch_sgd(SGD), 2.0, 3, resample_dropped=True)
     found["drop_compute in epochs, redrawn"] = case(redrawn, partial(robust, "epoch"), "noisy")
     return found
 

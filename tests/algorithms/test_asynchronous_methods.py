@@ -32,7 +32,7 @@ from dsgd import clusters, network, problems
 from theory_checks.machinery import cases, trajectories
 from theory_checks.machinery.cases import Case
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.search import Tape
+from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.trajectories import Trajectory
 from theory_checks.recursions.asynchronous import Numbers, Schedule, server_schedule, stale_steps
 from theory_checks.recursions.compressed import cut, join
@@ -62,7 +62,7 @@ def history(
 ) -> dict[str, np.ndarray]:
     """Of all rounds; what each worker sent is in it."""
     run = {"steps": steps, "key": jax.random.key(0), "mesh": 1, "cluster": cluster}
-    found = dsgd.run(algorithms.observed(method), noisy(N), **run).history
+    found = dsgd.run(algorithms.with_diagnostics(method), noisy(N), **run).history
     return {name: values[1:] for name, values in found.items()}
 
 
@@ -76,7 +76,7 @@ def read_by_parts(x: list[np.ndarray], ages: np.ndarray) -> np.ndarray:
 
 
 def assert_case(case: Case, seed: int = 0) -> None:
-    draws = Tape(np.random.default_rng(seed))
+    draws = ReplayableDraws(np.random.default_rng(seed))
     assert [outcome for outcome in cases.trial(case, draws) if not outcome.holds] == []
 
 
@@ -169,12 +169,12 @@ def test_unequal_work_arrives_when_it_is_done(seed):
     numbers = random_cluster(seed)
     compute, up, down = (clusters.constant(each) for each in (numbers.compute[:, 0], *numbers[1:]))
     there = {"latency": 0.5, "convention": "pipelined", "per_sample": 0.125 * compute}
-    samples = dsgd.Work(jnp.asarray(UNEQUAL, jnp.int32), jnp.ones(UNEQUAL.shape))
+    samples = dsgd.LocalWork(jnp.asarray(UNEQUAL, jnp.int32), jnp.ones(UNEQUAL.shape))
     with jax.enable_x64(True):
         problem = problems.random_quadratic(N, D)
-        sampler = dsgd.Sampler(problem.sample, batch_size=4, take=lambda batch, samples: batch)
+        sampler = dsgd.Sampler(problem.sample, batch_size=4, truncate=lambda batch, samples: batch)
         found = dsgd.run(
-            algorithms.unequal_work(asynchronous_sgd(STEP, servers=4), samples),
+            algorithms.with_local_work(asynchronous_sgd(STEP, servers=4), samples),
             problem._replace(sample=sampler),
             steps=60,
             key=jax.random.key(0),
@@ -268,7 +268,7 @@ def driven(
     method: dsgd.Algorithm, length: int, place: clusters.Cluster | None = None
 ) -> tuple[Instance, Trajectory]:
     """Rounds one by one, and the instance that they are of."""
-    of = trajectories.instance(Tape(np.random.default_rng(0)))
+    of = trajectories.instance(ReplayableDraws(np.random.default_rng(0)))
     options = {} if place is None else {"place": lambda of: place}
     return of, trajectories.run(lambda of: method, of, length=length, **options)
 
@@ -464,7 +464,7 @@ def test_backup_workers_drop_the_slowest_gradients_of_each_round():
     problem = problems.random_quadratic(8, D, heterogeneity=1.0, seed=1)
     ports = {"up": clusters.constant(32.0 * D), "latency": 0.5}
     result = dsgd.run(
-        algorithms.observed(backup_workers_sgd(STEP, k)),
+        algorithms.with_diagnostics(backup_workers_sgd(STEP, k)),
         problem,
         steps=3,
         key=jax.random.key(0),

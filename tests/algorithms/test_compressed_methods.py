@@ -13,11 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from budgets import briefly
+from budgets import smoke_cases
 
 import dsgd
 import topologies
-from algorithms import choco_sgd, compressed_sgd, deepsqueeze, ef21, error_compensated_sgd, observed
+from algorithms import (
+    choco_sgd,
+    compressed_sgd,
+    deepsqueeze,
+    ef21,
+    error_compensated_sgd,
+    with_diagnostics,
+)
 from dsgd import clusters, compressors, problems
 from dsgd.compressors.low_rank import Factors
 
@@ -48,7 +55,7 @@ def run(
         data=gradients,
     )
     options = {"key": jax.random.key(1), "mesh": mesh, "cluster": CLUSTER}
-    return dsgd.run(observed(algorithm), problem, steps=steps, **options)
+    return dsgd.run(with_diagnostics(algorithm), problem, steps=steps, **options)
 
 
 # --- Parts of padding, and one worker.
@@ -64,7 +71,7 @@ FEW = {
 
 
 # around the ring all N parts are made, also of padding
-@pytest.mark.parametrize("name", briefly(FEW, {"ec-sgd", "ef21"}))
+@pytest.mark.parametrize("name", smoke_cases(FEW, {"ec-sgd", "ef21"}))
 def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
     """One device computes no more than elements, eight send each other padding: the numbers, and
     the bits of every worker, are the same.

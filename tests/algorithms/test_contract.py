@@ -8,11 +8,11 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import loops
-import many
+import multiprocess_cases
 import numpy as np
 import optax
 import pytest
-from budgets import briefly
+from budgets import smoke_cases
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -41,11 +41,11 @@ CONTRACT = {
 
 # what only some platforms have, or the host does
 ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")
-ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}
+ONE_OF_EACH_EXCHANGE = {*filter(None, multiprocess_cases.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
-@pytest.fixture(scope="module", params=briefly(NAMES, ONE_OF_EACH_EXCHANGE))
+@pytest.fixture(scope="module", params=smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))
 def name(request) -> str:
     """All tests of a method come one after the other, while its programs are kept. Without --long,
     one of each exchange.
@@ -72,7 +72,7 @@ def method(name: str) -> dsgd.Algorithm:
     return made(name, optax.sgd(0.1))
 
 
-def some(state: dsgd.State, round: dsgd.Round) -> dsgd.Work:
+def some(state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
     """The batches of some of them count, one after the other. (Of more micro-batches a method would
     see their sum, and of a draw its outcome: they would only take longer to compile.)"""
     return work.micro_batches((jnp.arange(N)[:, None] + round.step) % 3 > 0)
@@ -83,7 +83,7 @@ def unequal(name: str) -> dsgd.Algorithm:
     """With Adam, whose state has a count, and whose steps do not forgive another gradient; and with
     workers that do not all compute as much, which no method has a line for. (With one batch each,
     all other tests run it.)"""
-    return algorithms.unequal_work(made(name, optax.adam(0.05)), some)
+    return algorithms.with_local_work(made(name, optax.adam(0.05)), some)
 
 
 @cache
@@ -158,16 +158,16 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
     ]
     np.testing.assert_array_equal(
         periods[0, 0] == 0,
-        [not any(each.pattern.vectors(N) for each in those) for those in taking_place],
+        [not any(each.pattern.volume(N) for each in those) for those in taking_place],
     )
     assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
     if name in SIMULATED:
-        vectors = sum(exchange.pattern.vectors(N) for exchange in exchanges)
+        vectors = sum(exchange.pattern.volume(N) for exchange in exchanges)
         # up and down, on average
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", briefly(NAMES, ONE_OF_EACH_EXCHANGE))
+@pytest.mark.parametrize("name", smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))
 def test_its_loop_lowers_for_gpus_and_tpus(name):
     """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks
     the host (which of no method the contract's programs do). One of each exchange on several

@@ -226,8 +226,8 @@ def test_small_types_do_not_overflow(function, arguments):
 
 def test_work_of_small_numpy_types_is_cut_as_all_other_is():
     def params(kind):
-        asked = dsgd.Work(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
-        method = algorithms.unequal_work(algorithms.minibatch_sgd(SGD), asked)
+        asked = dsgd.LocalWork(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
+        method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), asked)
         problem = problems.robust_regression(2, 3, samples=400, batch_size=200)
         return run(method, problem=problem, steps=1).params
 

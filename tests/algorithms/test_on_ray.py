@@ -513,7 +513,7 @@ NO_RAY = SimpleNamespace(
 def lonely(monkeypatch):
     """Makes workers that are no actors; their slope is 1 everywhere."""
     monkeypatch.setattr(peer, "reconstructed", lambda: False)
-    monkeypatch.setattr(peer, "need_ray", lambda: NO_RAY)
+    monkeypatch.setattr(peer, "require_ray", lambda: NO_RAY)
     first = jax.tree.map(np.asarray, params())
     task = with_servers.tasks(problem(), KEY, first, None)
     return lambda worker, patience=30.0: peer.Peer(worker, task(worker), STEP, first, 10, patience)
@@ -745,7 +745,7 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
         on_ray.measured_cluster(trained._replace(workers=4))
 
 
-# --- What servers and workers have noted, put together.
+# --- What servers and workers have error_context, put together.
 
 
 def update(
@@ -845,7 +845,7 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
     """With two servers; its stream continues after the largest number of draws that a server knows.
     Of a trip, what the slower server had is not counted.
     """
-    monkeypatch.setattr(on_worker, "need_ray", lambda: NO_RAY)
+    monkeypatch.setattr(on_worker, "require_ray", lambda: NO_RAY)
     asked, parts = {0: [], 1: []}, on_worker.parted(params(), 2)
 
     def served(p: int, draw: int, version: int, era: int, seconds: float, last: int) -> Named:

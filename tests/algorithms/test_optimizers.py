@@ -107,7 +107,7 @@ def noisy_method(start: Any) -> dsgd.Algorithm:
     """A custom method with random keys `[N]` in its state."""
 
     def init(params, n):
-        return dsgd.State(workers=(workers.stack(params, n), start(n)))
+        return dsgd.State(workers=(workers.replicate(params, n), start(n)))
 
     def update(state, gradients, round):
         x, keys = state.workers

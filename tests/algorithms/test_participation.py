@@ -268,11 +268,11 @@ def test_the_training_loss_is_of_the_workers_that_participate():
 def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
     """Of micro-batches with weights, those of the others count, and the mean is over them."""
     weights = DRAW.random((N, 2)).astype(np.float32)
-    method = algorithms.unequal_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
+    method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
     cluster = clusters.Cluster(
         clusters.constant(0.5), present=clusters.trace(HERE.T.astype(float), 1.0)
     )
-    history = run(algorithms.observed(method), cluster, steps=4).history
+    history = run(algorithms.with_diagnostics(method), cluster, steps=4).history
     np.testing.assert_array_equal(history["samples"][1:], 2 * HERE[:4])
     np.testing.assert_allclose(history["clock"], np.arange(5))
     np.testing.assert_array_equal(np.isnan(history["local_sqnorms"][1:]), ~HERE[:4])
@@ -283,10 +283,10 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
         x = x - GAMMA * g
 
 
-REFUSED = {
+REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd"),
-}
+)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -72,14 +72,17 @@ def ran() -> list[Any]:
         hurried = train(two, sgd, ratios, 1e-9, seconds=60.0, rounds=rounds, **options)
         mine = pause[jax.process_index()]
         whole = dropcompute.train_processes(three, sgd, math.inf, M_, steps=3, **options)
-        chosen = dropcompute.chosen_after(measured)
+        chosen = dropcompute.auto_threshold(measured)
         dropped = dropcompute.train_processes(
             three, sgd, chosen, M_, steps=steps, delay=lambda step, m: mine, **options
         )
         fixed = cannikin.train_processes(three, scalable, follow(sizes, log), **epochs, **options)
         return always, hurried, whole, dropped, fixed, log
 
-    return [list(each) for each in zip(*dsgd.loopback(3, everything, timeout=300), strict=True)]
+    return [
+        list(each)
+        for each in zip(*dsgd.run_local_processes(3, everything, timeout=300), strict=True)
+    ]
 
 
 def simulated(method: dsgd.Algorithm, workers: int, steps: int) -> dsgd.Result:
@@ -119,7 +122,7 @@ def test_kimads_messages_without_time_are_the_smallest_once_the_link_is_known(ra
 
 def test_dropcompute_without_drops_is_minibatch_sgd(ran):
     alike(ran[2])
-    method = algorithms.unequal_work(
+    method = algorithms.with_local_work(
         algorithms.minibatch_sgd(optax.sgd(0.1)), work.micro_batches(np.ones((3, M), bool))
     )
     expected = simulated(method, 3, 3)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import many
+import multiprocess_cases
 import numpy as np
 import pytest
 
@@ -67,7 +67,7 @@ def brief(name: str) -> bool:
     participation if accepted.
     """
     method, _, cluster = name.rpartition(", ")
-    if method not in many.METHODS.values():
+    if method not in multiprocess_cases.METHODS.values():
         return name in BRIEFLY
     return cluster == ("pipelined" if REFERENCES.get(f"{method}, partly") == REFUSED else "partly")
 

@@ -195,8 +195,8 @@ USERS = {
     r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: changed(
         sample=dsgd.Sampler(lambda key, data: data, numbered=True)
     ),
-    r"quadratic.*: sample\.take = .*2 arguments \(batch, b\)": lambda: changed(
-        sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, take=lambda batch: batch)
+    r"quadratic.*: sample\.truncate = .*2 arguments \(batch, b\)": lambda: changed(
+        sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, truncate=lambda batch: batch)
     ),
     r"sign: compress = .*2 arguments \(key, x\)": lambda: compressed(compress=lambda x: x),
     r"star.*: seconds = .*4 arguments \(N, latency, transfer, convention\)": lambda: network.cost(

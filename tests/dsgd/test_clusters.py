@@ -288,7 +288,7 @@ CLUSTERS = [
         ]
     ),
     Cluster(ONE, present=ONE),
-    Cluster(ONE, present=ONE, present_for=2),
+    Cluster(ONE, present=ONE, participation_period=2),
     Cluster(ONE, delivered=ONE),
 ]
 
@@ -387,9 +387,9 @@ PARTS = (
 def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
     cluster = Cluster(**{"compute": ONE, **part})
     assert (cluster.workers, Cluster(ONE).workers) == (3, None)
-    cluster.need_workers(3)
+    cluster.require_workers(3)
     with pytest.raises(ValueError, match=r"cluster: .*3 workers .* 4"):
-        cluster.need_workers(4)
+        cluster.require_workers(4)
 
 
 @pytest.mark.parametrize(
@@ -407,6 +407,6 @@ def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
 def test_a_cluster_that_names_a_worker_needs_it(quantity, last):
     for part in ("up", "per_sample"):
         cluster = Cluster(ONE, **{part: quantity})
-        cluster.need_workers(last + 1)
+        cluster.require_workers(last + 1)
         with pytest.raises(ValueError, match=f"names worker {last} "):
-            cluster.need_workers(last)
+            cluster.require_workers(last)

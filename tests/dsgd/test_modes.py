@@ -104,7 +104,9 @@ def test_a_diverging_run_is_said_to_diverge(flag):
 
 
 def test_a_clock_with_workers_that_do_not_participate_stays_single_precision_with_x64():
-    away = clusters.Cluster(clusters.constant(1e-3), present=clusters.sampled(2, N), present_for=2)
+    away = clusters.Cluster(
+        clusters.constant(1e-3), present=clusters.sampled(2, N), participation_period=2
+    )
     with jax.enable_x64(True):
         seconds = run(algorithms.local_sgd(optax.sgd(0.1), 2), cluster=away).history["clock"]
     assert np.isfinite(seconds).all()

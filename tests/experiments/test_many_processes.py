@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scripts
 
-from dsgd.contract import elsewhere
+from dsgd.contract import subprocess_call
 from experiments import compare
 from experiments.shared import commands
 
@@ -74,7 +74,7 @@ def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             there.append(
                 subprocess.Popen(
-                    command, env={**elsewhere.environment(1), **slurm(port, i)}, **pipes
+                    command, env={**subprocess_call.environment(1), **slurm(port, i)}, **pipes
                 )
             )
         said = [process.communicate(timeout=SECONDS) for process in there]

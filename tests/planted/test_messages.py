@@ -43,13 +43,13 @@ MISTAKES = [
         "dsgd/workers/mixing.py",
         "axis=1) + jnp.sum(comes, axis=1)",
         "axis=1)",
-        f"{WORKERS}attendance.py -k gossip",
+        f"{WORKERS}participation.py -k gossip",
     ),
     Mistake(
         "dsgd/workers/mixing.py",
         '(mode="promise_in_bounds") - flat)',
         '(mode="promise_in_bounds"))',
-        f"{WORKERS}attendance.py -k gossip",
+        f"{WORKERS}participation.py -k gossip",
     ),
     Mistake(
         "dsgd/workers/routes.py",
@@ -89,7 +89,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/communicator.py",
-        "kept = workers.where_counted(",
+        "kept = workers.where_delivered(",
         "kept = workers.where_present(",
         f"{CALLS} -k aggregate",
     ),

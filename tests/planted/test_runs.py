@@ -91,8 +91,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/runs/starts.py",
-        "measured = filled(np.nan, like.clock.measured)",
-        "measured = filled(0, like.clock.measured)",
+        "measured = filled(np.nan, like.clock.timings)",
+        "measured = filled(0, like.clock.timings)",
         f"{ENGINE}/test_measurements.py::test_a_run_that_goes_on_from_another_has_measured_nothing",
     ),
     Mistake(

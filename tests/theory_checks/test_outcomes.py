@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from theory_checks.machinery.search import Tape
+from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.statement import ROUNDING, STANDARD_ERRORS, Condition, Outcome, need
 
 # --- Draws.
 
 
 def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
-    draws, count = Tape(np.random.default_rng(0)), 20_000
+    draws, count = ReplayableDraws(np.random.default_rng(0)), 20_000
     found = np.array([draws.real(-2.0, 5.0) for _ in range(count)])
     assert found.min() == -2.0
     assert found.max() == 5.0
@@ -24,7 +24,7 @@ def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
 
 
 def test_random_integers_and_choices_are_all_that_there_are():
-    draws = Tape(np.random.default_rng(0))
+    draws = ReplayableDraws(np.random.default_rng(0))
     assert {draws.integer(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
     assert all(type(draws.integer(0, 2**32 - 1)) is int for _ in range(5))
     assert {draws.choice("abc") for _ in range(200)} == set("abc")
@@ -33,7 +33,8 @@ def test_random_integers_and_choices_are_all_that_there_are():
 
 def test_random_draws_are_those_of_the_seed():
     first, second = (
-        [Tape(np.random.default_rng(seed)).real(0, 1) for _ in range(3)] for seed in (4, 4)
+        [ReplayableDraws(np.random.default_rng(seed)).real(0, 1) for _ in range(3)]
+        for seed in (4, 4)
     )
     assert first == second
 

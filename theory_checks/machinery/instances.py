@@ -128,8 +128,10 @@ def wells(
     return Problem(
         init=FromZero(dimension),
         loss=_loss_of_wells,
-        # `take=None`, since the loss is a mean without weights
-        sample=replace(problems.minibatch(batch_size, replacement), samples=samples, take=None),
+        # `truncate=None`, since the loss is a mean without weights
+        sample=replace(
+            problems.minibatch(batch_size, replacement), max_local_samples=samples, truncate=None
+        ),
         data=problems.Examples(
             jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])
         ),
@@ -256,7 +258,7 @@ def random_wells(
 
 def full_batch(problem: Problem) -> Problem:
     """Returns the same problem with batches of all samples of a worker, that is, without noise."""
-    sampler = replace(problem.sampler, draw=_all, batch_size=problem.samples)
+    sampler = replace(problem.sampler, draw=_all, batch_size=problem.max_local_samples)
     return problem._replace(sample=sampler, constants=problem.constants._replace(noise=0.0))
 
 
@@ -376,7 +378,7 @@ def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> 
     ]
 
 
-def need_step(
+def require_step(
     where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False
 ) -> None:
     """Raises a ValueError if a bound is evaluated at a step size that its theorem does not

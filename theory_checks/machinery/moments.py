@@ -124,9 +124,9 @@ def second_moments(
             rows=probes.rows_for(messages),
             quantities=quantities,
         )
-        probes.need_as_assumed(problem.name, wrong)
+        probes.require_as_assumed(problem.name, wrong)
         if one_worker:
-            probes.need_uniform(problem.name, build, of, problem.gradient)
+            probes.require_uniform(problem.name, build, of, problem.gradient)
         return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
 
 

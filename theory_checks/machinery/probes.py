@@ -30,7 +30,7 @@ WRONG = {
 """Violations of the assumptions of `moments`, by name."""
 
 
-def need_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
+def require_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
     """Raises a ValueError that lists the violated assumptions, if there are any."""
     wrong = [WRONG[kind] for kind, violated in found.items() if violated]
     if wrong:
@@ -112,7 +112,7 @@ def _shares(of, key, *, build, gradient):
     return on_one_device(asked)(of, key)
 
 
-def need_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:
+def require_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:
     """Raises a ValueError if a worker is queried more often than chance explains."""
     shares, N = (
         np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)),

@@ -99,7 +99,7 @@ def _shown(given: Mapping[str, Any]) -> str:
     )
 
 
-def held(where: str) -> Callable[[F], F]:
+def validated(where: str) -> Callable[[F], F]:
     """Returns a decorator that validates a function's arguments by `need`. None is accepted if it
     is the default. NumPy numbers are converted to Python numbers, which do not overflow.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from dsgd import cache
 from theory_checks.machinery import search
-from theory_checks.machinery.search import Tape
+from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.machinery.trajectories import OLDER_LOOPS
 from theory_checks.statements import (
@@ -83,7 +83,7 @@ LOOSE = 0.95  # a bound is called loose if its largest ratio is below this
 _CLIMBING = 3  # one in this many trials climbs from the worst random instance
 
 
-class Finding(NamedTuple):
+class StatementResult(NamedTuple):
     """The result of checking a statement on all instances.
 
     Args:
@@ -116,7 +116,7 @@ class Finding(NamedTuple):
         return self.holds and not self.worst.equality and self.worst.ratio < LOOSE
 
 
-def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
+def hold(statement: Statement, trials: int, seed: int = 0) -> StatementResult:
     """Checks a statement in float64: on the instances that are built to be hard, on random ones,
     and by climbing from the worst random one.
 
@@ -137,16 +137,18 @@ def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
     rng, steps = np.random.default_rng(seed), trials // _CLIMBING
     with jax.enable_x64(True):
         built = [outcome for extreme in statement.extremes for outcome in attempt(extreme)]
-        tapes = [Tape(rng) for _ in range(trials - steps)]
+        tapes = [ReplayableDraws(rng) for _ in range(trials - steps)]
         tried = [(tape, attempt(statement.trial, tape)) for tape in tapes]
         drawn = [outcome for _, outcomes in tried for outcome in outcomes]
         if any(outcome.error or outcome.equality for outcome in drawn):
             drawn += [
-                outcome for _ in range(steps) for outcome in attempt(statement.trial, Tape(rng))
+                outcome
+                for _ in range(steps)
+                for outcome in attempt(statement.trial, ReplayableDraws(rng))
             ]
             climbed = []
         else:
-            climbed = search.climb(lambda tape: attempt(statement.trial, tape), tried, steps)
+            climbed = search.hill_climb(lambda tape: attempt(statement.trial, tape), tried, steps)
     return summarize(statement, drawn, built=built, climbed=climbed)
 
 
@@ -168,13 +170,13 @@ def summarize(
     *,
     built: Sequence[Outcome] = (),
     climbed: Sequence[Outcome] = (),
-) -> Finding:
+) -> StatementResult:
     """Returns the finding for these outcomes."""
     found = [*((outcome, "drawn") for outcome in drawn), *((outcome, "built") for outcome in built)]
     found += [(outcome, "climbed to") for outcome in climbed]
     worst, how = max(found, key=lambda one: one[0].badness)
     median = float(np.median([outcome.ratio for outcome in drawn]))
-    return Finding(
+    return StatementResult(
         statement,
         len(found),
         worst,
@@ -213,7 +215,7 @@ def hold_all(
     processes: int,
     cached: str | None,
     haste: bool,
-) -> Iterator[Finding]:
+) -> Iterator[StatementResult]:
     """Yields the findings of `hold`, in order. Statements of the same module, which share programs,
     are checked by the same process.
 
@@ -228,7 +230,8 @@ def hold_all(
         families = [list(family) for _, family in groupby(names, FAMILY.get)]
         found = chain.from_iterable(pool.map(partial(_hold, trials=trials, seed=seed), families))
         yield from (
-            Finding(statement, *rest) for statement, rest in zip(statements, found, strict=True)
+            StatementResult(statement, *rest)
+            for statement, rest in zip(statements, found, strict=True)
         )
 
 

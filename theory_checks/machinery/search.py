@@ -16,7 +16,7 @@ _EDGES = 0.1
 _NEAR = 0.1  # standard deviation of a perturbation, on the unit interval
 
 
-class Tape:
+class ReplayableDraws:
     """`Draws` from a recorded sequence of numbers in [0, 1], which can be replayed. A fifth of the
     real numbers are ends of their range.
 
@@ -44,7 +44,7 @@ class Tape:
     def choice(self, options: Sequence[Any]) -> Any:
         return options[self.integer(0, len(options) - 1)]
 
-    def changed(self) -> Tape:
+    def changed(self) -> ReplayableDraws:
         """Returns a tape with one or two numbers replaced, by near ones or by random ones."""
         numbers = list(self.numbers)
         for place in (
@@ -56,11 +56,13 @@ class Tape:
                 if near
                 else self._rng.uniform()
             )
-        return Tape(self._rng, numbers)
+        return ReplayableDraws(self._rng, numbers)
 
 
-def climb(
-    trial: Callable[[Draws], list[Outcome]], tried: Sequence[tuple[Tape, list[Outcome]]], steps: int
+def hill_climb(
+    trial: Callable[[Draws], list[Outcome]],
+    tried: Sequence[tuple[ReplayableDraws, list[Outcome]]],
+    steps: int,
 ) -> list[Outcome]:
     """Perturbs the worst of some instances repeatedly.
 

@@ -162,7 +162,7 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
             asked = method.query(state, current)
             # Exact gradients have no noise.
             exact = data._replace(noise=jnp.zeros_like(of.b)) if asked.exact else data
-            keys = jax.random.fold_in(key, _STREAM) if asked.draws is not None else samples
+            keys = jax.random.fold_in(key, _STREAM) if asked.first_batch is not None else samples
             gradients = oracle.gradients(problem, asked, keys, exact, N)
             noise = _noise(of, keys, asked, t)
             after, record = method.update(
@@ -193,7 +193,7 @@ def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Arra
     if asked.work is None:
         return of_workers(key)
     M = asked.work.samples.shape[1]
-    if asked.draws is not None:
+    if asked.first_batch is not None:
         turns = [jax.random.fold_in(key, t * M + m) for m in range(M)]
     else:
         turns = [key, *(jax.random.fold_in(key, np.uint32(_LATER + m)) for m in range(1, M))]

@@ -33,7 +33,7 @@ def d_squared(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         yield {"params": X}
 
 
-def shi(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+def extra(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
     """EXTRA, with W~ = (I + W) / 2: Shi et al., 2015, (2.13)."""
     before, change, eye = X, step(G(0, X)), np.eye(len(X))
     X, t = W(0) @ before + change, 1

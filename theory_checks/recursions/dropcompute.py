@@ -25,7 +25,7 @@ class Rule(NamedTuple):
         correction: divisor of the sums: "none": M; "stochastic": the mean count of all workers;
             "local": the worker's own count; or a number c: M / c.
         period: H, number of rounds.
-        redraw: whether a worker continues in the next round with the micro-batches that it dropped.
+        resample_dropped: whether a worker continues in the next round with the micro-batches that it dropped.
     """
 
     threshold: float
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     stop: str = "preempt"
     correction: str | float = "none"
     period: int = 1
-    redraw: bool = False
+    resample_dropped: bool = False
 
 
 class Worked(NamedTuple):
@@ -68,7 +68,9 @@ def sums(
     """
     M, found = rule.micro_batches, np.zeros_like(X)
     for n, count in enumerate(counts):
-        numbers = [divmod(int(drawn[n]) + m, M) if rule.redraw else (t, m) for m in range(count)]
+        numbers = [
+            divmod(int(drawn[n]) + m, M) if rule.resample_dropped else (t, m) for m in range(count)
+        ]
         total = sum((G(n, *number, X[n]) for number in numbers), np.zeros_like(X[n]))
         if not isinstance(rule.correction, str):
             found[n] = rule.correction * total / M
@@ -146,5 +148,5 @@ def _recorded(
     return (
         recorded
         | ({"spent": spent} if rule.period > 1 else {})
-        | ({"drawn": drawn} if rule.redraw else {})
+        | ({"drawn": drawn} if rule.resample_dropped else {})
     )

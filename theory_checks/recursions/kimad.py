@@ -38,7 +38,7 @@ class Round(NamedTuple):
     down: int
 
 
-class Choices(NamedTuple):
+class CompressorSet(NamedTuple):
     """Omega, a set of compressors.
 
     Args:
@@ -100,7 +100,7 @@ def kimad(
 
 
 def selecting(
-    layers: Sequence[int], choices: Choices, rule: Rule, word: int, warm_up: int = 0
+    layers: Sequence[int], choices: CompressorSet, rule: Rule, word: int, warm_up: int = 0
 ) -> Select:
     """Returns A^compress for a vector that consists of layers.
 
@@ -144,7 +144,7 @@ def selecting(
     return select
 
 
-def one_for_all(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[int]:
+def uniform(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[int]:
     """Kimad's selection: of the compressors that fit the budget, the one with the smallest error,
     then the smallest size; if none fits, the one with the smallest size.
     """
@@ -164,7 +164,7 @@ def allocate(
     error for each layer; if none fits, the smallest size for each layer.
     """
     smallest, least = sizes.argmin(axis=1), errors.argmin(axis=1)
-    candidates = [smallest, one_for_all(errors, sizes, budget), least]
+    candidates = [smallest, uniform(errors, sizes, budget), least]
     if budget > 0:
         candidates.append(knapsack(errors, sizes, budget, resolution)[0])
     places = range(len(errors))
@@ -172,7 +172,7 @@ def allocate(
     return min(fit, key=lambda c: errors[places, c].sum()) if fit else smallest
 
 
-def top_k(ratios: Sequence[float], word: int) -> Choices:
+def top_k(ratios: Sequence[float], word: int) -> CompressorSet:
     """Returns the compressors that send the largest elements with their indices; a vector is sent
     uncompressed if that is not longer (`kimad.top_k(ratios)`).
     """
@@ -188,7 +188,7 @@ def top_k(ratios: Sequence[float], word: int) -> Choices:
             x if sizes(len(x))[which] == word * len(x) else largest(x, kept(ratios[which], len(x)))
         )
 
-    return Choices(
+    return CompressorSet(
         [lambda x, which=which: compress(x, which) for which in range(len(ratios))], sizes
     )
 

@@ -45,7 +45,7 @@ _LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
 _TABLE = 64  # length of the staleness sequence, which is repeated
 
 
-@ranges.held("asynchronous_sgd.largest_step")
+@ranges.validated("asynchronous_sgd.largest_step")
 def largest_step(*, smoothness: float, staleness: int) -> float:
     r"""Returns $\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma
     L\tau)^2 = 1$; $\frac1L$ at $\tau = 0$.
@@ -65,7 +65,7 @@ def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[C
     ]
 
 
-@ranges.held("asynchronous_sgd.step_size")
+@ranges.validated("asynchronous_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int) -> float:
     r"""Returns the recommended step size: $\frac1\gamma = 2L(\tau + 1) + \sigma
     \sqrt{\frac{LT}{D}}$.
@@ -73,7 +73,7 @@ def step_size(*, gap: float, smoothness: float, noise: float, steps: int, stalen
     return 1 / (2 * smoothness * (staleness + 1) + noise * math.sqrt(smoothness * steps / gap))
 
 
-@ranges.held("bounds.asynchronous_sgd")
+@ranges.validated("bounds.asynchronous_sgd")
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float
 ) -> float:
@@ -91,13 +91,13 @@ def bound(
     Source: Liu and Zhang, Theorem 4.2.3.
     """
     limit = largest_step(smoothness=smoothness, staleness=staleness)
-    instances.need_step("bounds.asynchronous_sgd", learning_rate, _LARGEST, limit)
+    instances.require_step("bounds.asynchronous_sgd", learning_rate, _LARGEST, limit)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (
         1 + 2 * learning_rate * smoothness * staleness
     )
 
 
-@ranges.held("asynchronous_sgd.rate")
+@ranges.validated("asynchronous_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate:
     r"""Returns $\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$, the rate at the recommended
     step size.

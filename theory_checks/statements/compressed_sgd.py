@@ -58,7 +58,7 @@ class Effect(NamedTuple):
     variance: float
 
 
-@ranges.held("compressed_sgd.effect")
+@ranges.validated("compressed_sgd.effect")
 def effect(
     *,
     noise: float,
@@ -139,7 +139,7 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
     return None if None in values else max(values)
 
 
-@ranges.held("compressed_sgd.step_size")
+@ranges.validated("compressed_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
     r"""Returns the recommended step size: $\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
     return 1 / (
@@ -148,7 +148,7 @@ def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> f
     )
 
 
-@ranges.held("bounds.compressed_sgd")
+@ranges.validated("bounds.compressed_sgd")
 def bound(
     *,
     gap: float,
@@ -189,12 +189,12 @@ def bound(
         via=via,
     )
     limit = 1 / (smoothness * (1 + errors.inflation))
-    instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
+    instances.require_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * errors.variance
     return noisy / (2 - learning_rate * smoothness * (1 + errors.inflation))
 
 
-@ranges.held("compressed_sgd.rate")
+@ranges.validated("compressed_sgd.rate")
 def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
     r"""Returns $\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$, the rate at the recommended step size."""
     return Rate(

@@ -82,7 +82,7 @@ def _contracts(smoothness: float, learning_rate: float, rho: float) -> Condition
     return Condition("gamma rho < (1 - rho) / L", rho * (1 + learning_rate * smoothness) < 1, given)
 
 
-@ranges.held("decentralized_sgd.step_size")
+@ranges.validated("decentralized_sgd.step_size")
 def step_size(
     *,
     gap: float,
@@ -102,7 +102,7 @@ def step_size(
     return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
 
 
-@ranges.held("bounds.consensus")
+@ranges.validated("bounds.consensus")
 def consensus(
     *,
     smoothness: float,
@@ -147,7 +147,7 @@ def _consensus_bound(
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
 
 
-@ranges.held("bounds.decentralized_sgd")
+@ranges.validated("bounds.decentralized_sgd")
 def bound(
     *,
     gap: float,
@@ -177,7 +177,7 @@ def bound(
 
     Source: Liu and Zhang, Theorem 5.2.11, with C as derived in the module's docstring.
     """
-    instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
+    instances.require_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
     C = _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
     return (
@@ -187,7 +187,7 @@ def bound(
     )
 
 
-@ranges.held("decentralized_sgd.rate")
+@ranges.validated("decentralized_sgd.rate")
 def rate(
     *, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
 ) -> Rate:

@@ -80,7 +80,7 @@ def alike(problem: Problem) -> Condition:
     )
 
 
-@ranges.held("dropcompute.step_size")
+@ranges.validated("dropcompute.step_size")
 def step_size(
     *,
     gap: float,
@@ -99,7 +99,7 @@ def step_size(
     )
 
 
-@ranges.held("bounds.dropcompute")
+@ranges.validated("bounds.dropcompute")
 def bound(
     *,
     gap: float,
@@ -143,7 +143,7 @@ def bound(
     ) ** 2
 
 
-@ranges.held("dropcompute.rate")
+@ranges.validated("dropcompute.rate")
 def rate(
     *, gap: float, smoothness: float, noise: float, batch_size: int, stopping: bool = False
 ) -> Rate:

@@ -74,7 +74,7 @@ def _short(
     )
 
 
-@ranges.held("dropcompute_convex.step_size")
+@ranges.validated("dropcompute_convex.step_size")
 def step_size(
     *, distance: float, smoothness: float, noise: float, total: float, batch_size: int
 ) -> float:
@@ -84,7 +84,7 @@ def step_size(
     return 1 / (smoothness * batch_size + noise * math.sqrt(total) / distance)
 
 
-@ranges.held("bounds.dropcompute_convex")
+@ranges.validated("bounds.dropcompute_convex")
 def bound(
     *,
     distance: float,
@@ -123,7 +123,7 @@ def bound(
     return distance**2 / (2 * learning_rate * total) + noisy
 
 
-@ranges.held("dropcompute_convex.rate")
+@ranges.validated("dropcompute_convex.rate")
 def rate(*, distance: float, smoothness: float, noise: float, batch_size: int) -> Rate:
     r"""Returns $\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, the rate as a function of K, at the
     recommended step size.

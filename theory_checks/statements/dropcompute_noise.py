@@ -30,7 +30,7 @@ $$ E \theta_{i+1} - \theta^\star = (I - \eta E b\, A) (E \theta_i - \theta^\star
 
 for every step size: smaller steps do not reduce this bias.
 
-redraw=True: let durations belong to the samples, that is, draw number k always has $t_k$ and
+resample_dropped=True: let durations belong to the samples, that is, draw number k always has $t_k$ and
 $\xi_k$, however often its computation starts. The samples are computed in order, and the number
 $K_T$ that a worker has computed after T rounds is determined by the first $K_T + 1$ of them. Hence
 $K_T + 1$ is a stopping time, and
@@ -350,7 +350,11 @@ def _simulate_redrawn(keys, threshold):
 
     def everything(keys, threshold):
         drop = algorithms.drop_compute(
-            algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop="preempt", redraw=True
+            algorithms.minibatch_sgd(optax.sgd(1.0)),
+            threshold,
+            M,
+            stop="preempt",
+            resample_dropped=True,
         )
 
         def rounds(key):
@@ -358,8 +362,8 @@ def _simulate_redrawn(keys, threshold):
                 state, total = carry
                 round_info = Round(t, N, key, Now(DrawTimes(key, state.server.drawn)))
                 asked = work.in_samples(drop.query(state, round_info).work, None)
-                assert asked.draws is not None
-                xi = DrawTimes(key, asked.draws).latencies(round_info, jnp.arange(N)) - 1
+                assert asked.first_batch is not None
+                xi = DrawTimes(key, asked.first_batch).latencies(round_info, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
                 after, _ = communicate(
                     drop, state, jnp.zeros((N, 1)), round_info._replace(work=asked), key

@@ -54,7 +54,7 @@ class Factors(NamedTuple):
     beta: np.ndarray
 
 
-@ranges.held("ef21.factors")
+@ranges.validated("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
     r"""Returns the factors at $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 -
     \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$.
@@ -94,7 +94,7 @@ def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> li
     ]
 
 
-@ranges.held("ef21.step_size")
+@ranges.validated("ef21.step_size")
 def step_size(
     *,
     contractions: Sequence[float],
@@ -113,7 +113,7 @@ def step_size(
     return float(np.min(2 / (c + np.sqrt(c**2 + 4 * a))))
 
 
-@ranges.held("bounds.ef21")
+@ranges.validated("bounds.ef21")
 def bound(
     *,
     gap: float,
@@ -149,7 +149,7 @@ def bound(
         weights=weights,
         deltas=deltas,
     )
-    instances.need_step("bounds.ef21", learning_rate, _LARGEST, limit)
+    instances.require_step("bounds.ef21", learning_rate, _LARGEST, limit)
     w = np.asarray(weights, float)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     begun = (
@@ -160,7 +160,7 @@ def bound(
     return 2 * gap / (learning_rate * steps) + begun / steps
 
 
-@ranges.held("ef21.rate")
+@ranges.validated("ef21.rate")
 def rate(
     *,
     gap: float,

@@ -56,7 +56,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("1 / L", limit, learning_rate, strictly=True)]
 
 
-@ranges.held("error_compensated_sgd.step_size")
+@ranges.validated("error_compensated_sgd.step_size")
 def step_size(
     *, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int
 ) -> float:
@@ -69,7 +69,7 @@ def step_size(
     )
 
 
-@ranges.held("bounds.error_compensated_sgd")
+@ranges.validated("bounds.error_compensated_sgd")
 def bound(
     *,
     gap: float,
@@ -95,7 +95,7 @@ def bound(
 
     Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) is printed with 2 instead of 4.
     """
-    instances.need_step(
+    instances.require_step(
         "bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True
     )
     left_out = 4 * (learning_rate * smoothness * compression) ** 2
@@ -107,7 +107,7 @@ def bound(
     return total / (1 - learning_rate * smoothness)
 
 
-@ranges.held("error_compensated_sgd.rate")
+@ranges.validated("error_compensated_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
     r"""Returns $\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
     \big(\frac{LD\sigma'}{T}\big)^{2/3}$, the rate at the recommended step size.

@@ -27,13 +27,13 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("2 / L", limit, learning_rate, strictly=True)]
 
 
-@ranges.held("gradient_descent.step_size")
+@ranges.validated("gradient_descent.step_size")
 def step_size(*, smoothness: float) -> float:
     r"""Returns $\gamma = 1/L$, the step size that minimises the bound."""
     return 1 / smoothness
 
 
-@ranges.held("bounds.gradient_descent")
+@ranges.validated("bounds.gradient_descent")
 def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
     r"""Returns $\frac{D}{\gamma T (1 - \gamma L / 2)}$, the bound on $\frac1T \sum_t |f'(x_t)|^2$.
 
@@ -45,13 +45,13 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
     Source: Liu and Zhang, Theorem 1.1.1.
     """
-    instances.need_step(
+    instances.require_step(
         "bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True
     )
     return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
 
 
-@ranges.held("gradient_descent.rate")
+@ranges.validated("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
     r"""Returns $\frac{2LD}{T}$, the rate at the recommended step size."""
     return Rate(2 * smoothness * gap)

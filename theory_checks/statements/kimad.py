@@ -3,7 +3,7 @@ that change from round to round.
 
 The derivation is that of `statements.ef21`. It does not require that $C_i^k$ is the same in every
 round, only that each contracts its layer by at least $\alpha_i$. For every choice that bandwidth
-and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `Choices.delta`. The
+and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `CompressorSet.delta`. The
 bound is `bounds.ef21`, and the initial estimates are the first message, $u^0 = C(f'(x^0))$.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 import algorithms
 import dsgd
-from algorithms.kimad import Choices, allocate, any_of, one_for_all, oracle, top_k
+from algorithms.kimad import CompressorSet, allocate, any_of, oracle, top_k, uniform
 from dsgd import clusters, compressors
 from dsgd.base import Algorithm
 from theory_checks.machinery.statement import Draws, Outcome, Statement
@@ -36,7 +36,9 @@ MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 
 @cache
-def _made(choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
+def _made(
+    choices: CompressorSet, rule: Callable, weights: tuple[float, ...]
+) -> Callable[..., Algorithm]:
     """Returns a function (learning rate, round time) -> Kimad whose layers have the step sizes
     gamma w_i, and whose server sends its model uncompressed.
     """
@@ -58,7 +60,7 @@ def _made(choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Calla
 
 def check(
     layered: Layered,
-    choices: Choices,
+    choices: CompressorSet,
     rule: Callable,
     *,
     steps: int,
@@ -108,8 +110,8 @@ def check(
 
 
 TRIED = (
-    (RATIOS, one_for_all, ef21.UNEQUAL, ef21.quadratic),
-    (MANTISSAS, one_for_all, ef21.UNEQUAL, ef21.quadratic),
+    (RATIOS, uniform, ef21.UNEQUAL, ef21.quadratic),
+    (MANTISSAS, uniform, ef21.UNEQUAL, ef21.quadratic),
     (RATIOS, allocate, (1.0, 1.0, 1.0), ef21.wells),
 )
 """Sets, rules, weights w_i, and problems; each combination is compiled separately."""

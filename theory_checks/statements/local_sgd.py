@@ -165,7 +165,7 @@ def hypotheses(
     ]
 
 
-@ranges.held("local_sgd.step_size")
+@ranges.validated("local_sgd.step_size")
 def step_size(
     *,
     gap: float,
@@ -184,7 +184,7 @@ def step_size(
     return 1 / (smoothness * (1 + 2 * memory.steady) + noisy + (K * steps / gap) ** (1 / 3))
 
 
-@ranges.held("local_sgd.consensus")
+@ranges.validated("local_sgd.consensus")
 def consensus(
     *,
     smoothness: float,
@@ -217,7 +217,7 @@ def consensus(
     return float(squares @ rounds) / steps
 
 
-@ranges.held("bounds.local_sgd")
+@ranges.validated("bounds.local_sgd")
 def bound(
     *,
     gap: float,
@@ -247,7 +247,7 @@ def bound(
 
     Source: derived in the module's docstring; Koloskova et al., Theorem 2, without constants.
     """
-    instances.need_step("bounds.local_sgd", learning_rate, "1 / L", 1 / smoothness)
+    instances.require_step("bounds.local_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
     shared = {
         "smoothness": smoothness,
@@ -263,7 +263,7 @@ def bound(
     )
 
 
-@ranges.held("local_sgd.rate")
+@ranges.validated("local_sgd.rate")
 def rate(
     *,
     gap: float,

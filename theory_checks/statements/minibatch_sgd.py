@@ -26,7 +26,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
 
 
-@ranges.held("minibatch_sgd.variance")
+@ranges.validated("minibatch_sgd.variance")
 def variance(
     *, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1
 ) -> float:
@@ -54,7 +54,7 @@ def variance(
     return noise**2 * fewer / (batch_size * workers)
 
 
-@ranges.held("minibatch_sgd.step_size")
+@ranges.validated("minibatch_sgd.step_size")
 def step_size(
     *,
     gap: float,
@@ -74,7 +74,7 @@ def step_size(
     return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
 
 
-@ranges.held("bounds.minibatch_sgd")
+@ranges.validated("bounds.minibatch_sgd")
 def bound(
     *,
     gap: float,
@@ -99,7 +99,7 @@ def bound(
 
     Source: Liu and Zhang, (1.20) and (2.2).
     """
-    instances.need_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
+    instances.require_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
     total = math.sqrt(
         variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
     )
@@ -108,7 +108,7 @@ def bound(
     )
 
 
-@ranges.held("minibatch_sgd.rate")
+@ranges.validated("minibatch_sgd.rate")
 def rate(
     *,
     gap: float,
@@ -190,7 +190,7 @@ def check_batches(problem: Problem, **options: Any) -> Outcome:
     batch.
     """
     draw: Any = problem.sampler.draw
-    samples = None if draw.replacement else problem.samples
+    samples = None if draw.replacement else problem.max_local_samples
     batches = {
         "noise": instances.sample_noise(problem),
         "batch_size": problem.batch_size,

@@ -38,13 +38,13 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     ]
 
 
-@ranges.held("sgd.step_size")
+@ranges.validated("sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> float:
     r"""Returns the recommended step size: $\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
     return 1 / (smoothness + noise * math.sqrt(smoothness * steps / (2 * gap)))
 
 
-@ranges.held("bounds.sgd")
+@ranges.validated("bounds.sgd")
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float
 ) -> float:
@@ -60,12 +60,12 @@ def bound(
 
     Source: Liu and Zhang, Theorem 1.2.1.
     """
-    instances.need_step("bounds.sgd", learning_rate, "1 / L", 1 / smoothness)
+    instances.require_step("bounds.sgd", learning_rate, "1 / L", 1 / smoothness)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2
     return noisy / (2 - learning_rate * smoothness)
 
 
-@ranges.held("sgd.rate")
+@ranges.validated("sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
     r"""Returns $\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$, the rate at the recommended step
     size.

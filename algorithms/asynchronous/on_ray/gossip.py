@@ -11,12 +11,12 @@ import numpy as np
 import optax
 
 from algorithms import gossip
-from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
 from algorithms.asynchronous.on_ray.session import actor, ended, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
+from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.graphs.topology import Topology
@@ -170,9 +170,9 @@ class _Run:
 
     def until_done(self) -> dict[int, tuple[PyTree, int]]:
         """Waits for enough updates, and returns the workers' last models with their stamps."""
-        crew = Crew(self.ray, self.peers, self.begin)
+        crew = WorkerPool(self.ray, self.peers, self.begin)
         crew.start(self.patience)
-        waiting = Patience(self.patience)
+        waiting = StallTimeout(self.patience)
         while len(self.exchanges) < self.steps:
             self.ready -= set(crew.look())
             if not self.ready:
@@ -204,7 +204,7 @@ class _Run:
             self._keep(worker, self.ray.get(answer, timeout=self.patience))
         return last
 
-    def _hear(self, crew: Crew) -> None:
+    def _hear(self, crew: WorkerPool) -> None:
         """Collects the available news. A worker is not asked again before it has answered."""
         for worker in set(crew.runs.values()) - {
             worker for worker, life in self.asked.values() if life == crew.lives[worker]

@@ -32,7 +32,7 @@ import optax
 
 from algorithms import gossip, optimizers
 from algorithms.asynchronous.on_ray.server import in_numpy
-from algorithms.asynchronous.on_ray.session import need_ray, reconstructed
+from algorithms.asynchronous.on_ray.session import reconstructed, require_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
@@ -109,7 +109,7 @@ class Peer:
         numbers, kind = task.stream
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
         self.model: Model = randomness.of_owner(
-            optimizers.start(optimizer, params), key, np.uint32(worker)
+            optimizers.init(optimizer, params), key, np.uint32(worker)
         )
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
@@ -204,7 +204,7 @@ class Peer:
         """Takes over a neighbour's model. If no neighbour has one, it waits: starting again from
         the initial model would undo the progress of the others.
         """
-        ray = need_ray()
+        ray = require_ray()
 
         end = time.monotonic() + self.patience
         while time.monotonic() < end:
@@ -227,7 +227,7 @@ class Peer:
         """Averages with a neighbour, drawn uniformly, then makes the step; without an available
         neighbour it steps alone.
         """
-        ray = need_ray()
+        ray = require_ray()
 
         partner = self._drawn()
         while not self.stopped:

@@ -152,7 +152,7 @@ class Server:
         self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
         numbers, kind = rules.key
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
-        self.model: Model = randomness.of_owner(optimizers.start(rules.optimizer, part), key)
+        self.model: Model = randomness.of_owner(optimizers.init(rules.optimizer, part), key)
         self.version: int = 0
         self.era: int = 0
         self.updates: list[Update] = []

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsgd import checks, xla
-from dsgd.contract import elsewhere
+from dsgd.contract import subprocess_call
 
 # One thread for each actor's programs: N of them share the machine's cores.
 _ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _STORE = 200_000_000  # bytes for messages of one machine, which take some megabytes
 
 
-def need_ray() -> Any:
+def require_ray() -> Any:
     """Returns the module `ray`.
 
     Raises:
@@ -52,9 +52,9 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
         ValueError: if Ray is not installed, or the cluster cannot be reached or has too few CPUs.
     """
     checks.positive_int("session: processes", processes)
-    ray = need_ray()
+    ray = require_ray()
     if ray.is_initialized():
-        _need_room(ray, processes)
+        _require_room(ray, processes)
         yield ray
         return
     with _unchanged_process():
@@ -81,7 +81,7 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
                 "'local', 'auto' or the address of a running cluster"
             ) from error
         try:
-            _need_room(ray, processes)
+            _require_room(ray, processes)
             yield ray
         finally:
             ray.shutdown()
@@ -101,7 +101,7 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
     """
     inherited = {
         name: value
-        for name, value in elsewhere.environment(1).items()
+        for name, value in subprocess_call.environment(1).items()
         if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
     }
     options = {
@@ -116,7 +116,7 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
 
 def reconstructed() -> bool:
     """Returns whether this process replaces one that died."""
-    return need_ray().get_runtime_context().was_current_actor_reconstructed
+    return require_ray().get_runtime_context().was_current_actor_reconstructed
 
 
 def ended(ray: Any, actors: Sequence[Any]) -> None:
@@ -125,7 +125,7 @@ def ended(ray: Any, actors: Sequence[Any]) -> None:
         ray.kill(each)
 
 
-def _need_room(ray: Any, processes: int) -> None:
+def _require_room(ray: Any, processes: int) -> None:
     room = int(ray.cluster_resources().get("CPU", 0))
     if room < processes:
         raise ValueError(

@@ -130,7 +130,7 @@ def evaluated(
         Diverged: if the loss became infinite or NaN.
     """
     measure = jax.jit(partial(_measure, loop.without_arrays(problem)))
-    rows = [measure(model, problem.data, problem.shared) for model in models]
+    rows = [measure(model, problem.data, problem.replicated) for model in models]
     scalars = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     finite = np.isfinite(scalars["loss"])
     whole = {"step": history["step"], "bits": history["bits"], **scalars, **history}
@@ -166,5 +166,5 @@ def _measure(
 
 def first_params(problem: Problem, key: jax.Array) -> Params:
     """Returns the initial model of `dsgd.run` with this key, with NumPy leaves."""
-    leaves.need_all("on_ray", problem)
+    leaves.require_all("on_ray", problem)
     return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))

@@ -12,16 +12,16 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
-from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
 from algorithms.asynchronous.on_ray.session import actor, ended, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
+from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import loop, oracle, pooled
 from dsgd.records import expanded
-from dsgd.runs import identity
+from dsgd.runs import fingerprint
 
 
 @checks.arguments
@@ -50,7 +50,7 @@ def asynchronous_sgd(
     The step, the bound and the division by the staleness are those of
     `algorithms.asynchronous_sgd`, but nothing is simulated: each worker is a Ray actor that has
     only its own data, sends its gradient when it is computed, and continues at the model that it
-    receives in return. A worker's gradient k uses batch k of its stream (`Query.draws`), so that
+    receives in return. A worker's gradient k uses batch k of its stream (`Query.first_batch`), so that
     only the order of updates depends on the machines: with `Trained.updates` a run can be
     recomputed with the same result.
 
@@ -239,7 +239,7 @@ def _train(
                     actor(ray, Worker, worker, each, restarts=restarts)
                     for worker, each in enumerate(given)
                 )
-                crew = Crew(
+                crew = WorkerPool(
                     ray, workers, lambda worker, life: workers[worker].run.remote(servers, life)
                 )
                 _run(ray, name, servers, crew, patience)
@@ -268,10 +268,12 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
         "problem": problem.name,
         "workers": str(problem.workers),
         "batch_size": str(problem.batch_size),
-        "data": identity.digest((problem.data, problem.shared), identity.of_weights(problem)),
+        "data": fingerprint.digest(
+            (problem.data, problem.replicated), fingerprint.of_weights(problem)
+        ),
         "record_every": str(rules.record_every),
         "steps": str(rules.steps),
-        "key": identity.digest(key),
+        "key": fingerprint.digest(key),
         "server": str(p),
         "jax": jax.__version__,
     }
@@ -292,11 +294,11 @@ def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
         raise error.cause from error
 
 
-def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -> None:
+def _run(ray: Any, name: str, servers: list[Any], crew: WorkerPool, patience: float) -> None:
     """Waits until all servers have made enough updates."""
     crew.start(patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
-    waiting = Patience(patience)
+    waiting = StallTimeout(patience)
     while crew.runs:
         crew.look()
         found = ray.get([server.news.remote(crew.lives) for server in servers], timeout=patience)

@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms.asynchronous.asynchronous_server import cut, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
-from algorithms.asynchronous.on_ray.session import need_ray
+from algorithms.asynchronous.on_ray.session import require_ray
 from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
@@ -65,7 +65,7 @@ class Gradients:
         began = time.monotonic()
         if self.task.delay is not None:
             time.sleep(
-                checks.need_delay(f"delay({self.worker}, {k})", self.task.delay(self.worker, k))
+                checks.require_delay(f"delay({self.worker}, {k})", self.task.delay(self.worker, k))
             )
         slope = jax.tree.map(np.asarray, self.function(params, self.data, self.stream, np.int32(k)))
         return slope, time.monotonic() - began
@@ -117,7 +117,7 @@ class Worker:
             The number of gradients that it sent.
         """
         self.gradients.rehearse()
-        ray = need_ray()
+        ray = require_ray()
         replies = ray.get([server.pull.remote(self.worker, life) for server in servers])
         first = k = max(reply.draw for reply in replies)
         trip = float("nan")

@@ -23,7 +23,7 @@ def never(*given):
 
 def plan(system: policies.System, each: int | None = 30, **options: Any) -> epochs.Plan:
     """Of a problem of which only the sizes are looked at, with so many samples of each worker."""
-    sampler = Sampler(never, batch_size=B, samples=each, take=never)
+    sampler = Sampler(never, batch_size=B, max_local_samples=each, truncate=never)
     given = {
         "epochs": 3,
         "micro_batches": 2,
@@ -56,13 +56,15 @@ class Rounds:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.ran: list[epochs.Ran] = []
+        self.ran: list[epochs.EpochMeasurements] = []
 
-    def __call__(self, sizes: np.ndarray, factor: float, rounds: int) -> epochs.Ran:
+    def __call__(self, sizes: np.ndarray, factor: float, rounds: int) -> epochs.EpochMeasurements:
         self.asked.append((sizes.tolist(), factor, rounds))
         times = [RNG.random((rounds, N)) for _ in range(5)]
         self.ran.append(
-            epochs.Ran(float(rounds), *times, RNG.random(rounds), {"loss": float(len(self.ran))})
+            epochs.EpochMeasurements(
+                float(rounds), *times, RNG.random(rounds), {"loss": float(len(self.ran))}
+            )
         )
         return self.ran[-1]
 
@@ -80,7 +82,9 @@ def test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own(ini
 
     system, _ = scripted([[10, 10, 5, 0], [10, 0, 0, 0], [16, 16, 16, 16], [10, 10, 5, 1]])
     rounds = Rounds()
-    found = epochs.follow(plan(system, scaling=scaling, initial_batch=initial, epochs=4), rounds)
+    found = epochs.run_epochs(
+        plan(system, scaling=scaling, initial_batch=initial, epochs=4), rounds
+    )
     assert scaled == [(0, 25, first), (1.0, 10, first), (1.0, 64, first), (1.7, 26, first)]
     assert [asked[1:] for asked in rounds.asked] == [(2.0, 4), (3.0, 10), (4.0, 2), (5.0, 4)]
     assert [epoch.factor for epoch in found] == [2.0, 3.0, 4.0, 5.0]
@@ -94,7 +98,7 @@ def test_the_system_receives_the_nodes_that_participate_and_their_measurements()
     """Those of the last epoch first; those that join behind them."""
     system, calls = scripted([[5, 6], [7, 8], [1, 2, 3]])
     rounds, present = Rounds(), [[0, 2], [2, 0], [1, 2, 3]]
-    found = epochs.follow(
+    found = epochs.run_epochs(
         plan(
             system,
             limits=[16, 15, 14, 13],
@@ -117,7 +121,7 @@ def test_the_system_receives_the_nodes_that_participate_and_their_measurements()
 
 def test_training_ends_when_until_returns_true():
     system, _ = scripted([[4, 4, 4, 4]] * 3)
-    assert len(epochs.follow(plan(system, until=lambda found: len(found) == 2), Rounds())) == 2
+    assert len(epochs.run_epochs(plan(system, until=lambda found: len(found) == 2), Rounds())) == 2
 
 
 def test_lengths_and_room_that_are_not_given():
@@ -143,4 +147,4 @@ def test_lengths_and_room_that_are_not_given():
 )
 def test_batches_that_do_not_fit_are_refused(decision, words):
     with pytest.raises(ValueError, match=words):
-        epochs.follow(plan(scripted([decision])[0]), Rounds())
+        epochs.run_epochs(plan(scripted([decision])[0]), Rounds())

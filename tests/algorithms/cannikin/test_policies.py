@@ -370,6 +370,6 @@ NEW = np.nan  # a node that was not seen, or at two sizes
 def test_nodes_at_their_only_size_swap_a_sample(batches, seen_at, limits, expected):
     given = np.array(batches)
     np.testing.assert_array_equal(
-        policies.unlike(given, np.array(seen_at), np.array(limits)), expected
+        policies.perturbed(given, np.array(seen_at), np.array(limits)), expected
     )
     np.testing.assert_array_equal(given, batches)

@@ -66,7 +66,7 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
         seen, 2, 0
     )
     least = np.repeat(communication.min(axis=1)[:, None], 2, axis=1)
-    expected = epochs.Ran(
+    expected = epochs.EpochMeasurements(
         whole.max(),
         forward + backward + update,
         *[backward, backward, least, sqnorm, global_sqnorm[:, 0]],

@@ -15,7 +15,7 @@ import pytest
 
 import algorithms
 import dsgd
-from algorithms import cannikin, unequal_work
+from algorithms import cannikin, with_local_work
 from algorithms.cannikin import training
 from dsgd import clusters, compressors, work
 from dsgd.engine import programs
@@ -67,7 +67,7 @@ PROBLEM = dsgd.Problem(
     dsgd.Sampler(
         lambda key, mine: mine,
         batch_size=B,
-        take=lambda batch, samples: batch._replace(
+        truncate=lambda batch, samples: batch._replace(
             counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)
         ),
     ),
@@ -226,7 +226,7 @@ def test_methods_go_on_as_in_one_run_with_unequal_work():
         optax.sgd(RATE), compressors.sign, compressors.top_k(0.5)
     )
     found = train(always(SIZES), method=method, epochs=2, samples=3 * 38)
-    once = unequal_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
+    once = with_local_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
     result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
     for ours, theirs in zip(
         jax.tree.leaves((found.state, found.params)),
@@ -275,7 +275,7 @@ REFUSED = [
     ({"smoothing": 0.0}, "cannikin.train: smoothing"),
     ({"present": lambda epoch: np.zeros(N, bool)}, r"present\(0\)"),
     ({"scaling": lambda *_: np.nan}, "cannikin.train: scaling gives nan"),
-    ({"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))}, "cannot cut"),
+    ({"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, truncate=None))}, "cannot cut"),
     (
         {"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0},
         r"cannikin\.scalable",

@@ -15,7 +15,7 @@ import pytest
 
 import algorithms
 import dsgd
-from algorithms import drop_compute, dropcompute, unequal_work
+from algorithms import drop_compute, dropcompute, with_local_work
 from algorithms.dropcompute import method as own
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
@@ -84,7 +84,7 @@ def test_without_drops_it_is_the_method():
     whole = work.micro_batches(np.ones((N, M), bool))
     ours, theirs = (
         run(drop_compute(method, np.inf, M), robust()),
-        run(unequal_work(method, whole), robust()),
+        run(with_local_work(method, whole), robust()),
     )
     np.testing.assert_array_equal(ours.history["loss"], theirs.history["loss"])
     np.testing.assert_allclose(ours.history["clock"], theirs.history["clock"], rtol=1e-6)
@@ -105,7 +105,9 @@ def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
     x.
     """
     away = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
-    found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), cluster=away)
+    found = run(
+        drop_compute(METHOD, TAU, M, resample_dropped=True, correction="stochastic"), cluster=away
+    )
     samples, present = found.history["samples"][1:], found.history["present"][1:]
     np.testing.assert_allclose(
         found.params, -(samples / samples.sum(axis=1, keepdims=True)).sum(axis=0), rtol=1e-5
@@ -119,7 +121,9 @@ def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
 
 def test_it_is_under_the_contract(long):
     dsgd.check(
-        drop_compute(METHOD, dropcompute.chosen_after(2), M, redraw=True), robust(), cluster=CLUSTER
+        drop_compute(METHOD, dropcompute.auto_threshold(2), M, resample_dropped=True),
+        robust(),
+        cluster=CLUSTER,
     ).require()
 
 
@@ -140,7 +144,7 @@ def test_a_threshold_is_chosen_of_what_was_measured_in_two_stages():
     """The second one's clock begins again, and the times of the round before are lost: all others
     count.
     """
-    method = drop_compute(METHOD, dropcompute.chosen_after(5), M, stop="between")
+    method = drop_compute(METHOD, dropcompute.auto_threshold(5), M, stop="between")
     begun = run(method, steps=3)
     found = run(method, steps=5, start=begun)
     history = {
@@ -173,7 +177,7 @@ CONSTANT = clusters.Cluster(clusters.constant(1.0))
 def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
     """Rounds without participation do not count; after the first micro-batch no round does."""
     rule = own.Rule(1.25, PAIR, "preempt", 1)
-    server = rule.first_server((), FEW, redraw=False)
+    server = rule.first_server((), FEW, resample_dropped=False)
     assert server.idle == 0
     for done, present, idle in (
         (False, None, 1),
@@ -184,7 +188,9 @@ def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
         (False, None, -1),
     ):
         now = dsgd.Now(CONSTANT, present=None if present is None else jnp.array(present))
-        computed = dsgd.Work(jnp.zeros((FEW, PAIR), jnp.int32).at[2, 0].set(done), jnp.ones(PAIR))
+        computed = dsgd.LocalWork(
+            jnp.zeros((FEW, PAIR), jnp.int32).at[2, 0].set(done), jnp.ones(PAIR)
+        )
         server = rule.after(
             server, dsgd.Round(jnp.int32(0), FEW, KEY, now, computed), jnp.zeros(FEW)
         )
@@ -216,8 +222,8 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
 
     @jax.jit
     def observed(known, step, clock, compute):
-        seen = dsgd.Measured(compute, none, none, none, none)
-        return thresholds.observed(
+        seen = dsgd.Timings(compute, none, none, none, none)
+        return thresholds.record_timings(
             known, dsgd.Round(step, FEW, KEY, dsgd.Now(CONSTANT, clock, seen)), period, "between"
         )
 
@@ -244,8 +250,8 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
 
 AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
 AWAY = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
-WHOLE = unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
-CHOSEN = dropcompute.chosen_after(3)
+WHOLE = with_local_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
+CHOSEN = dropcompute.auto_threshold(3)
 BATCHES = [jnp.ones((N, M, N))] * STEPS
 # a method, more arguments of `drop_compute`, and of `run`
 REFUSED = [
@@ -256,7 +262,7 @@ REFUSED = [
     (WHOLE, {}, {}, "states itself what"),
     (algorithms.backup_workers_sgd(SGD, 2), {}, {}, "seconds.*, which another call"),
     (METHOD, {"threshold": CHOSEN}, {"cluster": AWAY}, "pass a threshold in seconds"),
-    (METHOD, {"redraw": True}, {"batches": BATCHES}, "draws batches"),
+    (METHOD, {"resample_dropped": True}, {"batches": BATCHES}, "draws batches"),
     (METHOD, {"threshold": float("nan")}, {}, "threshold = nan"),
     (METHOD, {"correction": -0.5}, {}, "correction"),
 ]

@@ -77,7 +77,7 @@ def test_corrections_of_unequal_workers(correction, weights):
     """
     slopes = np.array([[6.0, 2.0], [1.0, -4.0]])
     sgd = optax.sgd(0.5)
-    model = optimizers.start(sgd, jnp.array([1.0, 2.0]))
+    model = optimizers.init(sgd, jnp.array([1.0, 2.0]))
     mine = np.array([processes.weight_of(correction, 4, 2, count) for count in (3, 1)])
     sums = [jnp.float32(each) for each in (14.0, mine @ slopes, 4.0)]
     after, loss = processes._stepped(sgd, correction == "stochastic", model, *sums)
@@ -89,7 +89,7 @@ def test_corrections_of_unequal_workers(correction, weights):
 REFUSED = [
     ({"problem": problems.random_quadratic(3, 2)}, "3 workers"),
     ({"threshold": math.nan}, "threshold = nan"),
-    ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps"),
+    ({"threshold": dropcompute.auto_threshold(2)}, "chosen after 2 of 2 steps"),
     ({"correction": -1.0}, "train_processes: correction"),
     ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\)"),
 ]

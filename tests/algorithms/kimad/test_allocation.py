@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from algorithms.kimad import allocation
-from algorithms.kimad.allocation import allocate, one_for_all
+from algorithms.kimad.allocation import allocate, uniform
 from theory_checks.recursions import kimad as papers
 
 LAYERS, CHOICES, R = 4, 4, 20  # a fifth of the budget may be lost to rounding
@@ -52,7 +52,7 @@ def drawn(n: int) -> Instances:
 @pytest.fixture(scope="module")
 def program():
     """Of any number of instances; everything is traced."""
-    methods = {"allocate": partial(allocate, resolution=R), "one_for_all": one_for_all}
+    methods = {"allocate": partial(allocate, resolution=R), "uniform": uniform}
 
     @jax.jit
     @jax.vmap
@@ -145,12 +145,12 @@ def test_allocations_are_nearly_the_best_of_all(program):
     for some, lost in ((instances, LAYERS / R), (even, 0)):
         found = program(some)
         for errors, sizes, budget, choices, single in zip(
-            *some, found["allocate"], found["one_for_all"], strict=True
+            *some, found["allocate"], found["uniform"], strict=True
         ):
             fits = of(sizes, COMBINATIONS) <= budget * (1 - lost)
             assert of(errors, choices) <= min(of(errors, COMBINATIONS)[fits], default=np.inf)
             assert of(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
-            assert set(single) == {papers.one_for_all(errors, sizes, int(budget))[0]}
+            assert set(single) == {papers.uniform(errors, sizes, int(budget))[0]}
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30, -1.0])
@@ -166,11 +166,11 @@ def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
         for value in (wrong, 0)
     )
     for sizes, budget, choices, single in zip(
-        instances.sizes, instances.budgets, found["allocate"], found["one_for_all"], strict=True
+        instances.sizes, instances.budgets, found["allocate"], found["uniform"], strict=True
     ):
         assert of(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
         assert of(sizes, single) <= max(budget, sizes.sum(axis=0).min())
-    np.testing.assert_array_equal(found["one_for_all"], equal["one_for_all"])
+    np.testing.assert_array_equal(found["uniform"], equal["uniform"])
 
 
 TABLE = np.arange(6.0).reshape(2, 3)
@@ -204,7 +204,7 @@ REFUSED = [
 
 def test_what_cannot_be_is_refused():
     for arguments, message in REFUSED:
-        for method in (allocate, one_for_all)[: 1 if "resolution" in arguments else 2]:
+        for method in (allocate, uniform)[: 1 if "resolution" in arguments else 2]:
             given = {"errors": TABLE, "sizes": TABLE, "budget": 10.0, **arguments}
             traced = {
                 name: value

@@ -30,7 +30,7 @@ VECTORS = {
 
 
 @partial(jax.jit, static_argnums=0)
-def looked_at(choices: kimad.Choices, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def looked_at(choices: kimad.CompressorSet, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The errors, and what each choice sends, `[choices, d]`."""
     errors, found = choices.look(KEY, x)
     return errors, jax.vmap(lambda choice: choices.send(x, found, choice))(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms.kimad.choices import Choices
+from algorithms.kimad.choices import CompressorSet
 from algorithms.kimad.exchange import compress, header_bits
 
 KEY = jax.random.key(0)
@@ -22,14 +22,14 @@ UNBOUNDED = jnp.float32(jnp.inf), jnp.bool_(False)
 LAYERS = [jnp.array([3.0, 1.0, 2.0]), jnp.array([5.0, 4.0])]
 
 
-def toy(sizes=lambda d, dtype: [5, 32 * d]) -> Choices:
+def toy(sizes=lambda d, dtype: [5, 32 * d]) -> CompressorSet:
     def send(x, found, choice):
         return jnp.where((jnp.arange(x.shape[0]) < 1) | (choice == 1), x, 0)
 
     def look(key, x):
         return jnp.stack([jnp.sum(x[1:] ** 2), jnp.zeros(())]), ()
 
-    return Choices(sizes, look, send, lambda d: None, 2, "toy")
+    return CompressorSet(sizes, look, send, lambda d: None, 2, "toy")
 
 
 def take_all(errors, sizes, budget):

@@ -120,7 +120,7 @@ def neighbours(round, x):
 
 def old():
     """The block's rows of OLD."""
-    return workers.own(each(jnp.asarray, OLD), N)
+    return workers.local_block(each(jnp.asarray, OLD), N)
 
 
 def joint(round, x):
@@ -298,7 +298,7 @@ class Seen(NamedTuple):
 def communicated(
     devices: int,
     *calls: tuple[Callable, P],
-    there: workers.Attendance | None = None,
+    there: workers.Participation | None = None,
     step: int = STEP,
 ) -> Seen:
     """These calls, (Communicator, x) -> result, in one update, one after the other.
@@ -324,7 +324,7 @@ def communicated(
             return state
 
         this = Round(jnp.int32(step), N, jax.random.key(0), problem=PROBLEM)
-        with workers.attended(there):
+        with workers.with_participation(there):
             _, record = communication.communicate(
                 method(update=update), State(workers=x), (), this, jax.random.key(1)
             )
@@ -393,7 +393,7 @@ def test_exchanges_have_names_for_people(name, said):
     assert all_calls().sendings[list(CALLS).index(name)].call == said
 
 
-ATTENDANCE = workers.Attendance(
+PARTICIPATION = workers.Participation(
     jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j]
 )
 SENT = (RING.W != 0) & ~np.eye(N, dtype=bool) & PRESENT & PRESENT[:, None]  # by receiver and sender
@@ -463,7 +463,7 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
 @cache
 def all_losses() -> Seen:
     return communicated(
-        2, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=ATTENDANCE
+        2, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=PARTICIPATION
     )
 
 
@@ -507,7 +507,7 @@ NEED_ALL = {
 def test_calls_that_need_all_workers_say_so(name):
     send, reason = NEED_ALL[name]
     with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
-        communicated(1, (send, EVERYWHERE), there=ATTENDANCE)
+        communicated(1, (send, EVERYWHERE), there=PARTICIPATION)
     assert reason in str(caught.value)
     assert "expected a method that tolerates this, such as algorithms.decentralized_sgd" in str(
         caught.value
@@ -575,7 +575,7 @@ def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
         with round.joint():
             return round.mean(x["a"][:, 0]), round.sum(x["a"][:, 1])
 
-    seen = communicated(2, (update, EVERYWHERE), there=ATTENDANCE)
+    seen = communicated(2, (update, EVERYWHERE), there=PARTICIPATION)
     np.testing.assert_array_equal(seen.bits[0]["up"], np.where(PRESENT, 107, 0))
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(PRESENT, 107, 0))
 
@@ -592,12 +592,14 @@ def test_numbers_of_rounds_without_the_exchange_are_unknown():
         return round.every(3, send, round.every(3, send, x))
 
     for step, known in ((STEP, True), (4, False)):
-        noted = communicated(1, (update, ROWS), step=step).statistics
-        np.testing.assert_array_equal(noted.metrics["always"], np.arange(N))
-        assert noted.metrics["rank"] == 3 if known else np.isnan(noted.metrics["rank"])
-        assert np.isnan(noted.metrics["norm"]) == (not known)
-        np.testing.assert_array_equal(noted.refusals["wrong at {}"], 2 if known else np.nan)
-        np.testing.assert_array_equal(noted.warnings["odd at {}"], 3 if known else np.nan)
+        error_context = communicated(1, (update, ROWS), step=step).statistics
+        np.testing.assert_array_equal(error_context.metrics["always"], np.arange(N))
+        assert (
+            error_context.metrics["rank"] == 3 if known else np.isnan(error_context.metrics["rank"])
+        )
+        assert np.isnan(error_context.metrics["norm"]) == (not known)
+        np.testing.assert_array_equal(error_context.refusals["wrong at {}"], 2 if known else np.nan)
+        np.testing.assert_array_equal(error_context.warnings["odd at {}"], 3 if known else np.nan)
 
 
 def test_methods_record_what_they_model_themselves():
@@ -608,7 +610,7 @@ def test_methods_record_what_they_model_themselves():
         return x
 
     def sent(round, x):
-        up = workers.own(counts.of(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
+        up = workers.local_block(counts.of(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
         round.sent(up, counts.of(7, len(up)), network.local)
         return x
 

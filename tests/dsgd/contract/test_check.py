@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 import algorithms
 import dsgd
 from dsgd import counts, network, problems, workers
-from dsgd.contract import check, elsewhere
+from dsgd.contract import check, subprocess_call
 from dsgd.findings import Finding, Findings
 from tests.dsgd.by_hand import method
 
@@ -166,7 +166,7 @@ def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(p
 def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch):
     """Closures and lambdas of a test reach it."""
     monkeypatch.setattr(jax, "devices", lambda: [None])
-    findings = elsewhere.call(
+    findings = subprocess_call.call(
         2,
         check.on_devices,
         check.Case(
@@ -182,14 +182,14 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
 
 
 def test_what_cannot_be_sent_is_said():
-    with pytest.raises(elsewhere.Unreachable, match="cannot be sent to another process"):
-        elsewhere.call(2, check.on_devices, threading.Lock())
+    with pytest.raises(subprocess_call.SubprocessError, match="cannot be sent to another process"):
+        subprocess_call.call(2, check.on_devices, threading.Lock())
 
 
 @pytest.mark.long
 def test_a_process_that_fails_says_why():
     with pytest.raises(
-        elsewhere.Unreachable, match="exited with status 1: ZeroDivisionError"
+        subprocess_call.SubprocessError, match="exited with status 1: ZeroDivisionError"
     ) as caught:
-        elsewhere.call(1, lambda: 1 // 0)
+        subprocess_call.call(1, lambda: 1 // 0)
     assert caught.value.__notes__[0].startswith("Traceback"), "all that it said"

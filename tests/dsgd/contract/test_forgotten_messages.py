@@ -88,7 +88,7 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
     "in a function with its own derivative": (lambda g, round: own_derivative(g), ["lax.psum"]),
     "in round.when": (
         lambda g, round: round.mean(
-            round.when(round.step >= 0, lambda g: workers.own(workers.gather(g), N), g)
+            round.when(round.step >= 0, lambda g: workers.local_block(workers.gather(g), N), g)
         ),
         ["lax.all_gather"],
     ),
@@ -183,7 +183,7 @@ HIDDEN = {
 }
 
 
-def noted(call: Callable) -> Callable:
+def error_context(call: Callable) -> Callable:
     """A call that gives nothing, (round, gradients) -> None."""
 
     def update(g, round):
@@ -202,12 +202,14 @@ CALLS = {
     "all_gather": lambda g, round: round.all_gather(g)[0],
     "when": lambda g, round: round.when(True, round.average, g)[0],
     "every": lambda g, round: round.every(2, round.average, g)[0],
-    "log": noted(lambda round, g: round.log(size=g[0, 0])),
-    "refuse_if": noted(lambda round, g: round.refuse_if(g[0, 0] > 1e9, "too large")),
-    "warn_if": noted(lambda round, g: round.warn_if(g[0, 0] > 1e9, "too large")),
-    "computed": noted(lambda round, g: round.computed(jnp.ones(N))),
-    "sent": noted(lambda round, g: round.sent(NOTHING, NOTHING, dsgd.network.local)),
-    "event": noted(lambda round, g: round.event(g, jnp.array([0]), None, dsgd.network.local)),
+    "log": error_context(lambda round, g: round.log(size=g[0, 0])),
+    "refuse_if": error_context(lambda round, g: round.refuse_if(g[0, 0] > 1e9, "too large")),
+    "warn_if": error_context(lambda round, g: round.warn_if(g[0, 0] > 1e9, "too large")),
+    "computed": error_context(lambda round, g: round.computed(jnp.ones(N))),
+    "sent": error_context(lambda round, g: round.sent(NOTHING, NOTHING, dsgd.network.local)),
+    "event": error_context(
+        lambda round, g: round.event(g, jnp.array([0]), None, dsgd.network.local)
+    ),
 }
 
 

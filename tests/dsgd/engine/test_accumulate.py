@@ -87,7 +87,9 @@ def evaluation(problem: dsgd.Problem, mesh):
     sharded = jax.jit(
         jax.shard_map(evaluate, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
     )
-    return sharded.lower(problem.init(jax.random.key(0)), problem.data, problem.shared).compile()
+    return sharded.lower(
+        problem.init(jax.random.key(0)), problem.data, problem.replicated
+    ).compile()
 
 
 @pytest.mark.parametrize("devices", [1, 8])

@@ -17,11 +17,11 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import (
-    Measured,
+    LocalWork,
     Now,
     Problem,
     Round,
-    Work,
+    Timings,
     clusters,
     communication,
     counts,
@@ -87,7 +87,7 @@ def test_the_clock_is_that_of_the_loop(name, of, every, problem):
 
 def test_workers_measure_the_seconds_in_which_messages_went(problem):
     """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
-    history = run(algorithms.observed(METHODS["ring"]), problem, CHANGING, steps=4).history
+    history = run(algorithms.with_diagnostics(METHODS["ring"]), problem, CHANGING, steps=4).history
     done = np.zeros(N)
     for t in range(3):
         finish = done + COMPUTE["changing"]
@@ -119,7 +119,7 @@ def local(send: Callable) -> dsgd.Algorithm:
     """A step of each worker, and then what `send(round, x)` makes of its models."""
 
     def init(params, workers):
-        return dsgd.State(workers=dsgd.workers.stack(params, workers))
+        return dsgd.State(workers=dsgd.workers.replicate(params, workers))
 
     def update(state, gradients, round):
         return dsgd.State(workers=send(round, state.workers - 0.05 * gradients))
@@ -162,7 +162,7 @@ def on_turns(round, x):
     return round.every(3, lambda x: round.mix(x, SCHEDULE), server(round, x))
 
 
-def of_turns(t, ready, cluster):
+def microbatch_keys(t, ready, cluster):
     done = through_server(ready, cluster)
     return to_neighbours(done, cluster, SCHEDULE.links[t // 3 % 2]) if t % 3 == 2 else done
 
@@ -186,7 +186,7 @@ SENDS: dict[str, tuple[Callable, str, Callable]] = {
         lambda t, ready, cluster: through_server(ready, cluster) if t % 4 != 1 else ready,
     ),
     "nested": (nested, "unequal", from_rounds),
-    "a schedule every third round": (on_turns, "unequal", of_turns),
+    "a schedule every third round": (on_turns, "unequal", microbatch_keys),
 }
 BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors a round
 
@@ -230,7 +230,7 @@ def a_round(
     work = (
         None
         if samples is None
-        else Work(jnp.asarray(samples, jnp.int32), jnp.ones(np.shape(samples)))
+        else LocalWork(jnp.asarray(samples, jnp.int32), jnp.ones(np.shape(samples)))
     )
     now = Now(cluster, jnp.float32(0), present=None if present is None else jnp.asarray(present))
     return Round(jnp.int32(0), N, jax.random.key(0), now, work, problem)
@@ -292,8 +292,8 @@ def begun(*lead: float) -> clock.Clock:
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
 
-def measured(of: clock.Clock) -> Measured:
-    assert isinstance(of.measured, Measured)
+def measured(of: clock.Clock) -> Timings:
+    assert isinstance(of.measured, Timings)
     return of.measured
 
 
@@ -372,7 +372,9 @@ def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples,
     per_sample = clusters.Cluster(
         clusters.constant(0.0), per_sample=clusters.constant(EACH / 10), micro_batches=M
     )
-    problem = PROBLEM._replace(sample=replace(PROBLEM.sampler, samples=of[0], batch_size=of[1]))
+    problem = PROBLEM._replace(
+        sample=replace(PROBLEM.sampler, max_local_samples=of[0], batch_size=of[1])
+    )
     now = a_round(per_sample, samples=samples, problem=problem)
     found = ticked(begun(), now, sent(), Asked((), exact=True), problem)
     np.testing.assert_allclose(found.now, 10 + seconds, rtol=1e-6)

@@ -81,7 +81,7 @@ def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
     seconds = (
         network.simulate(pattern.messages(m), LATENCY, 2.0, "blocking").seconds if m > 1 else 0
     )
-    port = np.where(here, pattern.vectors(m) * 2.0, 100.0)  # nobody asks how slow the others are
+    port = np.where(here, pattern.volume(m) * 2.0, 100.0)  # nobody asks how slow the others are
     np.testing.assert_allclose(
         elapsed(pattern, here, "blocking", port, port), FINISH[here].max() + seconds, rtol=1e-6
     )
@@ -138,7 +138,7 @@ def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
 
 def test_sampled_clients_are_as_many_in_every_round_and_stay_for_a_period():
     cluster = clusters.Cluster(
-        clusters.constant(0.0), present=clusters.sampled(2, of=N), present_for=4
+        clusters.constant(0.0), present=clusters.sampled(2, of=N), participation_period=4
     )
 
     def update(state, gradients, round):

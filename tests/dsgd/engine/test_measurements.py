@@ -12,7 +12,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import Work, clusters, problems
+from dsgd import LocalWork, clusters, problems
 from dsgd.runs import plans
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import COMPUTE, DOWN, OPTIMIZER, UNEQUAL, UP, VECTOR, N
@@ -41,7 +41,7 @@ def eight() -> dsgd.Problem:
 def test_workers_measure_the_round_before(problem):
     """All that the clock charged, and what was sent."""
     history = run(
-        algorithms.observed(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))),
+        algorithms.with_diagnostics(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))),
         problem,
         UNEQUAL,
     ).history
@@ -55,7 +55,7 @@ def test_workers_measure_the_round_before(problem):
 
 def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
     noisy, exact = (
-        run(algorithms.observed(RING), eight, cluster, steps=300).history
+        run(algorithms.with_diagnostics(RING), eight, cluster, steps=300).history
         for cluster in (RANDOM, SILENT)
     )
     for name in exact:
@@ -76,15 +76,22 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
 
 
 def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
-    for method, reads in ((RING, False), (algorithms.observed(RING), True)):
+    for method, reads in ((RING, False), (algorithms.with_diagnostics(RING), True)):
         plan = plans.make_plan(
-            plans.Always(method), method, eight, 1, runs=0, size=1, record_every=1, cluster=RANDOM
+            plans.ConstantFactory(method),
+            method,
+            eight,
+            1,
+            runs=0,
+            size=1,
+            record_every=1,
+            cluster=RANDOM,
         )
-        assert plan.measures is reads
+        assert plan.uses_timings is reads
 
 
 def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
-    method = algorithms.observed(RING)
+    method = algorithms.with_diagnostics(RING)
     first = run(method, eight, RANDOM)
     history = run(method, eight, RANDOM, start=first.state).history
     assert np.isnan(history["measured_compute"][1]).all()
@@ -98,13 +105,13 @@ def controller(M: int = 3) -> dsgd.Algorithm:
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
     def query(state, round):
-        slow = round.measured.compute[:, :1] > 2.0
+        slow = round.timings.compute[:, :1] > 2.0
         counted = jnp.where(slow & (jnp.arange(M)[None] > 0), 0, 1).astype(jnp.int32)
-        return method.query(state, round)._replace(work=Work(counted, jnp.ones((N, M))))
+        return method.query(state, round)._replace(work=LocalWork(counted, jnp.ones((N, M))))
 
     def update(state, gradients, round):
-        assert round.measured.compute.shape == (N, M)
-        round.log(**{f"micro_batch_{m}": round.measured.compute[:, m] for m in range(M)})
+        assert round.timings.compute.shape == (N, M)
+        round.log(**{f"micro_batch_{m}": round.timings.compute[:, m] for m in range(M)})
         round.computed(jnp.minimum(round.cluster.seconds(round, jnp.arange(N)), 3.0))
         return method.update(state, gradients, round)
 
@@ -131,9 +138,9 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
     def query(state, round):
-        M = 1 + round.measured.compute.shape[1]
+        M = 1 + round.timings.compute.shape[1]
         return method.query(state, round)._replace(
-            work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M)))
+            work=LocalWork(jnp.ones((N, M), jnp.int32), jnp.ones((N, M)))
         )
 
     with pytest.raises(ValueError, match="query returns work in 3 micro-batches, but in 4 if"):

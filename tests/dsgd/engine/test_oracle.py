@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from dsgd import Work, problems, work, workers
+from dsgd import LocalWork, problems, work, workers
 from dsgd.engine import oracle, units
 from dsgd.engine.queries import Asked
 from dsgd.problems import Examples
@@ -63,9 +63,9 @@ def of_size(batch_size: int, name: str) -> dsgd.Problem:
     )
 
 
-def some_work(problem: dsgd.Problem) -> Work:
+def some_work(problem: dsgd.Problem) -> LocalWork:
     """Of unequal sizes; of problems that cannot cut batches, as many whole ones."""
-    if problem.take is None:
+    if problem.truncate is None:
         return work.weighted(
             np.linspace(0.5, 2, N * M).reshape(N, M)
             * (np.array(SIZES)[:, None] > B * np.arange(M)[None])
@@ -89,7 +89,7 @@ def on_devices(block: Callable, *rows: Any, D: int, out: Any = ROWS) -> Any:
     return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(*rows)
 
 
-def asked(problem: dsgd.Problem, given: Work | None, D: int = 2, **fields: Any) -> Any:
+def asked(problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: Any) -> Any:
     """Gradients; a device has several workers, and not all of them."""
     samples = given and work.in_samples(given, problem.batch_size)
 
@@ -171,7 +171,7 @@ def test_what_is_not_computed_cannot_spoil_the_rest():
     given = some_work(problem)
     given = given._replace(weights=np.where(given.samples, given.weights, 7.0))
     assert_rows(asked(poisoned, given), one_by_one("own"))
-    first = Work(given.samples[:, :1], given.weights[:, :1])
+    first = LocalWork(given.samples[:, :1], given.weights[:, :1])
     assert np.isfinite(asked(poisoned, first)).all()
 
 
@@ -185,8 +185,8 @@ def batches_of(length: int):
         )
 
 
-def unequal(given: Work) -> dsgd.Algorithm:
-    return algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
+def unequal(given: LocalWork) -> dsgd.Algorithm:
+    return algorithms.with_local_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
 
 
 @pytest.mark.long
@@ -220,9 +220,9 @@ def test_runs_that_are_mapped_over_share_the_loop_s_condition():
     assert [condition.shape for condition in loop.params["cond_jaxpr"].out_avals] == [()]
 
 
-def plain_work(samples: int) -> Work:
+def plain_work(samples: int) -> LocalWork:
     """Two micro-batches each."""
-    return Work(np.full((N, 2), samples), np.ones((N, 2), np.float32))
+    return LocalWork(np.full((N, 2), samples), np.ones((N, 2), np.float32))
 
 
 REFUSED = {
@@ -259,7 +259,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
 def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
     problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    traced = algorithms.unequal_work(
+    traced = algorithms.with_local_work(
         method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B)
     )
     with pytest.raises(ValueError, match=r"mine cannot truncate .* expected bool samples"):
@@ -294,7 +294,7 @@ def distinct() -> dsgd.Problem:
         sample=dsgd.Sampler(
             lambda key, mine: (mine, jnp.float32(B)),
             batch_size=B,
-            take=lambda batch, b: (batch[0], b.astype(jnp.float32)),
+            truncate=lambda batch, b: (batch[0], b.astype(jnp.float32)),
         ),
     )
 
@@ -306,7 +306,7 @@ SOME_WEIGHTS = np.where(
 
 
 def losses_and_gradients(
-    chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2
+    chosen: list[int] | None, given: LocalWork | None, present: list[bool] | None = None, D: int = 2
 ) -> tuple[float, Any]:
     problem = distinct()
 
@@ -332,7 +332,7 @@ def test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count
     of_samples = each[:, None] + 10 * SOME_SAMPLES
     counted = np.where(SOME_WEIGHTS > 0, SOME_SAMPLES, 0)
     loss, gradients = losses_and_gradients(
-        chosen, Work(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D
+        chosen, LocalWork(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D
     )
     total = counted[asked].sum()
     assert loss == pytest.approx(

@@ -15,7 +15,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import Round, Work, clusters, problems
+from dsgd import LocalWork, Round, clusters, problems
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
 
@@ -40,7 +40,7 @@ def sized() -> dsgd.Problem:
     """A problem whose batches have 8 samples, of which some may count; 96 bits."""
     problem = problems.random_quadratic(N, 3, noise=0.3, seed=0)
     return problem._replace(
-        sample=dsgd.Sampler(problem.sample, batch_size=8, take=lambda batch, samples: batch)
+        sample=dsgd.Sampler(problem.sample, batch_size=8, truncate=lambda batch, samples: batch)
     )
 
 
@@ -49,7 +49,7 @@ def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
 
     def query(state, round):
         now = jnp.asarray(samples, jnp.int32)[round.step % len(samples)]
-        work = Work(now, jnp.ones(now.shape))
+        work = LocalWork(now, jnp.ones(now.shape))
         return method.query(state, round._replace(work=work))._replace(work=work)
 
     return method._replace(query=query)
@@ -62,7 +62,9 @@ def seconds_of(samples: np.ndarray) -> np.ndarray:
 
 def round_of(samples: np.ndarray | None = None, **options) -> Round:
     work = (
-        None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+        None
+        if samples is None
+        else LocalWork(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
     )
     return Round(jnp.int32(0), N, jax.random.key(0), work=work, **options)
 
@@ -95,7 +97,7 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
     whole = pieces.sum(axis=2, keepdims=True)
     apart, at_once = (
         run(
-            working(algorithms.observed(METHODS["mb-sgd"]), samples),
+            working(algorithms.with_diagnostics(METHODS["mb-sgd"]), samples),
             sized,
             replace(WORKING, overlap=OVERLAP, at_once=True),
             steps=3,
@@ -157,7 +159,7 @@ def test_devices_charge_the_same(sized):
         per_sample=clusters.exponential(0.1),
         overlap=clusters.Overlap(clusters.exponential(0.2), clusters.constant(0.05), 0.25, 0.125),
     )
-    method = working(algorithms.observed(METHODS["ring"]), samples)
+    method = working(algorithms.with_diagnostics(METHODS["ring"]), samples)
     one, many = (run(method, sized, cluster, mesh=devices).history for devices in (1, 2))
     assert len(np.unique(one["clock"])) == one["clock"].size
     for name in ("clock", "measured_compute", "measured_bits_up", "measured_bits_down"):

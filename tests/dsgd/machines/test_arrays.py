@@ -48,8 +48,8 @@ def linear(rows) -> dsgd.Problem:
 
 def working(*given: np.ndarray) -> dsgd.Algorithm:
     """Each worker computes so many samples, with these weights."""
-    return algorithms.unequal_work(
-        SGD, dsgd.Work(*given) if len(given) > 1 else work.weighted(*given)
+    return algorithms.with_local_work(
+        SGD, dsgd.LocalWork(*given) if len(given) > 1 else work.weighted(*given)
     )
 
 
@@ -64,7 +64,7 @@ def regression(inputs, targets) -> dsgd.Problem:
 
 
 def data(problem: dsgd.Problem):
-    return problem.data, problem.shared
+    return problem.data, problem.replicated
 
 
 def sampled(quantity: clusters.Quantity) -> jax.Array:

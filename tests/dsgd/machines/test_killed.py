@@ -13,12 +13,12 @@ import sys
 
 import cloudpickle
 import jax
-import many
+import multiprocess_cases
 import numpy as np
 import pytest
 
-from dsgd.contract import elsewhere
-from dsgd.machines import watch
+from dsgd.contract import subprocess_call
+from dsgd.machines import heartbeat
 
 # the last: in which the other process ends, on a busy machine
 KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60
@@ -33,18 +33,20 @@ def killed(long, tmp_path_factory):
     command = [
         sys.executable,
         "-c",
-        f"import many, pathlib; many.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})",
+        f"import multiprocess_cases, pathlib; multiprocess_cases.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})",
     ]
     with subprocess.Popen(
         command,
-        env=elsewhere.environment(1),
+        env=subprocess_call.environment(1),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as nursery:
         try:
-            rounds = sorted(draw.sample(range(many.EVERY, many.ROUNDS), KILLS))
-            stopped = [(victim, many.EVERY, signal.SIGSTOP) for victim in range(2)]
+            rounds = sorted(
+                draw.sample(range(multiprocess_cases.EVERY, multiprocess_cases.ROUNDS), KILLS)
+            )
+            stopped = [(victim, multiprocess_cases.EVERY, signal.SIGSTOP) for victim in range(2)]
             for victim, at, by in [
                 *stopped,
                 *((draw.randrange(2), at, signal.SIGKILL) for at in rounds),
@@ -61,14 +63,14 @@ def killed(long, tmp_path_factory):
 def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
     folder, seen = killed
     assert sum(-signal.SIGKILL in statuses for _, *statuses, _ in seen) == len(seen) - 1
-    straight = many.held(
-        many.dsgd.run(
-            many.method("permutes"),
-            many.quadratic(),
-            steps=many.ROUNDS,
+    straight = multiprocess_cases.held(
+        multiprocess_cases.dsgd.run(
+            multiprocess_cases.method("permutes"),
+            multiprocess_cases.quadratic(),
+            steps=multiprocess_cases.ROUNDS,
             key=jax.random.key(0),
-            record_every=many.EVERY,
-            mesh=many.dsgd.workers.mesh(2),
+            record_every=multiprocess_cases.EVERY,
+            mesh=multiprocess_cases.dsgd.workers.mesh(2),
         )
     )
     for i in range(2):
@@ -82,11 +84,11 @@ def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
 def test_who_was_not_killed_ends_soon_and_says_who_was(killed):
     folder, seen = killed
     for victim, *statuses, seconds in seen[:-1]:
-        assert statuses[1 - victim] == watch.STATUS
+        assert statuses[1 - victim] == heartbeat.STATUS
         assert seconds < SECONDS
     first, second = ((folder / f"{i}.log").read_text() for i in range(2))
     victims = [victim for victim, *_ in seen]
     ended = "is lost|exited or cannot be reached|gave no sign of life|did not answer"
-    ends = rf"^(Lost|Error): process %d of 2 \(.* ({ended})"
+    ends = rf"^(PeerLost|Error): process %d of 2 \(.* ({ended})"
     for victim, log in ((1, first), (0, second)):
         assert len(re.findall(ends % victim, log, re.MULTILINE)) == victims.count(victim)

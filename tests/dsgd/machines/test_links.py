@@ -27,7 +27,7 @@ BYTES = 300_000
 
 def _why_not() -> str:
     try:
-        links.need_allowed()
+        links.require_allowed()
     except ValueError as error:
         return str(error)
     return ""
@@ -169,8 +169,8 @@ def test_what_is_no_rate_is_refused(rate, message):
 def test_where_it_is_not_allowed_it_says_why(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="shaped: the user id is 1000; expected root"):
-        links.need_allowed()
+        links.require_allowed()
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda tool: None if tool == "tc" else tool)
     with pytest.raises(ValueError, match="shaped: tc not found; expected"):
-        links.need_allowed()
+        links.require_allowed()

@@ -16,12 +16,12 @@ from dsgd.machines import local_processes
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="loopback: processes = 0"):
-        dsgd.loopback(0, print)
-    with pytest.raises(ValueError, match="loopback: timeout = 0; expected seconds > 0"):
-        dsgd.loopback(1, print, timeout=0)
+    with pytest.raises(ValueError, match="run_local_processes: processes = 0"):
+        dsgd.run_local_processes(0, print)
+    with pytest.raises(ValueError, match="run_local_processes: timeout = 0; expected seconds > 0"):
+        dsgd.run_local_processes(1, print, timeout=0)
     with pytest.raises(ValueError, match="cannot be pickled"):
-        dsgd.loopback(1, threading.Lock().acquire)
+        dsgd.run_local_processes(1, threading.Lock().acquire)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, sta
     runs(script, monkeypatch)
     began = time.monotonic()
     with pytest.raises(ChildProcessError, match=message):
-        dsgd.loopback(2, print, timeout=timeout)
+        dsgd.run_local_processes(2, print, timeout=timeout)
     assert time.monotonic() - began < 20
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
@@ -92,7 +92,7 @@ def test_an_interruption_ends_all(monkeypatch, started):
 
     monkeypatch.setattr(local_processes.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        dsgd.loopback(2, print, timeout=30)
+        dsgd.run_local_processes(2, print, timeout=30)
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
 

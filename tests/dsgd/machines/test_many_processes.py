@@ -7,10 +7,10 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import many
+import multiprocess_cases
 import numpy as np
 import pytest
-from budgets import briefly
+from budgets import smoke_cases
 
 import dsgd
 
@@ -29,7 +29,7 @@ def assert_equal(found, expected, **tolerance) -> None:
 def folder(tmp_path_factory):
     """With the checkpoint of a run that one process began on two devices."""
     there = tmp_path_factory.mktemp("many")
-    many.saved(there / "one", 6, 2)
+    multiprocess_cases.saved(there / "one", 6, 2)
     return there
 
 
@@ -37,29 +37,37 @@ def folder(tmp_path_factory):
 def both(folder, request):
     """What two processes give back."""
     whole = request.config.getoption("--long")
-    exchanges = [exchange for exchange in many.METHODS if whole or exchange in many.BRIEFLY]
-    return dsgd.loopback(2, partial(many.two, folder, exchanges, whole), timeout=SECONDS)
+    exchanges = [
+        exchange
+        for exchange in multiprocess_cases.METHODS
+        if whole or exchange in multiprocess_cases.BRIEFLY
+    ]
+    return dsgd.run_local_processes(
+        2, partial(multiprocess_cases.two, folder, exchanges, whole), timeout=SECONDS
+    )
 
 
-@pytest.mark.parametrize("exchange", briefly(many.METHODS, many.BRIEFLY))
+@pytest.mark.parametrize(
+    "exchange", smoke_cases(multiprocess_cases.METHODS, multiprocess_cases.BRIEFLY)
+)
 def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, both):
-    expected = many.iterates(exchange, 2)
+    expected = multiprocess_cases.iterates(exchange, 2)
     for found in both:
         assert_equal(found[exchange], expected)
 
 
 @pytest.fixture(scope="module")
 def four():
-    return dsgd.loopback(4, many.four, timeout=SECONDS)
+    return dsgd.run_local_processes(4, multiprocess_cases.four, timeout=SECONDS)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("exchange", many.OF_FOUR)
+@pytest.mark.parametrize("exchange", multiprocess_cases.OF_FOUR)
 def test_four_processes_are_one_with_four_devices(exchange, four):
     """To the bit in all processes, and beside one process where no all-reduce adds up in another
     order.
     """
-    expected = many.iterates(exchange, 4)
+    expected = multiprocess_cases.iterates(exchange, 4)
     for found in four:
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
         assert_equal(
@@ -74,11 +82,11 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
 @pytest.mark.long
 def test_a_sweep_of_two_processes_too(both):
     for found in both:
-        assert_equal(found["sweep"], many.swept(2))
+        assert_equal(found["sweep"], multiprocess_cases.swept(2))
 
 
 def test_each_process_has_its_own_workers_data_only(both):
-    whole = np.asarray(many.digits().data.inputs)
+    whole = np.asarray(multiprocess_cases.digits().data.inputs)
     for i, found in enumerate(both):
         everything, ((rows, values),) = found["own rows"]
         assert not everything
@@ -87,7 +95,7 @@ def test_each_process_has_its_own_workers_data_only(both):
 
 
 def test_data_are_loaded_where_they_are_needed(both):
-    expected, loaded = many.by_worker(2)
+    expected, loaded = multiprocess_cases.by_worker(2)
     assert loaded == [0, 1, 2, 3]
     for i, found in enumerate(both):
         result, mine = found["by worker"]
@@ -97,9 +105,9 @@ def test_data_are_loaded_where_they_are_needed(both):
 
 def test_checkpoints_go_on_in_other_numbers_of_processes(both, folder):
     """Two processes from what one left, and one from what two left."""
-    straight = many.saved(folder / "straight", 12, 2)
+    straight = multiprocess_cases.saved(folder / "straight", 12, 2)
     assert_equal([found["resumed"] for found in both], [straight, straight])
-    assert_equal(many.saved(folder / "two", 12, 2), straight)
+    assert_equal(multiprocess_cases.saved(folder / "two", 12, 2), straight)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +139,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_round(both):
 def test_what_fails_in_one_process_is_told_in_the_others(both):
     ended = "ValueError: batches ended after round 20"
     assert both[1]["batches"].startswith(ended)
-    assert both[0]["batches"].startswith(f"Elsewhere: process 1 of 2 left the run: {ended}")
+    assert both[0]["batches"].startswith(f"PeerFailed: process 1 of 2 left the run: {ended}")
 
 
 def test_process_0_says_when_it_is_enough(both):

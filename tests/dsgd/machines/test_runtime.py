@@ -18,8 +18,8 @@ import pytest
 
 import dsgd
 from dsgd import problems
-from dsgd.contract import elsewhere
-from dsgd.machines import runtime, watch
+from dsgd.contract import subprocess_call
+from dsgd.machines import heartbeat, runtime
 
 SLURM = {
     "SLURM_JOB_ID": "4097",
@@ -94,7 +94,7 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
         held.bind(("127.0.0.1", 0))  # where nobody listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
-            dsgd.Lost, match=f"coordinator {address} cannot be reached within 0.3 s"
+            dsgd.PeerLost, match=f"coordinator {address} cannot be reached within 0.3 s"
         ):
             dsgd.join(address, 2, 1, timeout=0.3)
     assert time.monotonic() - began < 20
@@ -110,17 +110,17 @@ def test_data_by_worker_must_be_of_one_kind():
 IMPORTS = """
 import os, signal, sys, time
 import dsgd
-from dsgd.machines import agreement, watch
+from dsgd.machines import agreement, heartbeat
 """
 ALONE = "dsgd.join(address, 2, index, timeout=1)"
 JUST_JOINED = """
 if index:
-    agreement.exchange = lambda about, words: os.kill(os.getpid(), signal.SIGKILL)
+    agreement.all_gather = lambda about, words: os.kill(os.getpid(), signal.SIGKILL)
 try:
     dsgd.join(address, 2, index, lost_after=3.0)
-except dsgd.Lost as error:
+except dsgd.PeerLost as error:
     print(error, flush=True)
-    os._exit(watch.STATUS)
+    os._exit(heartbeat.STATUS)
 """
 HOST_HANGS = """
 dsgd.join(address, 2, index, lost_after=3.0)
@@ -143,7 +143,8 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
         ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         there = [
-            subprocess.Popen(command, env=elsewhere.environment(1), **pipes) for command in commands
+            subprocess.Popen(command, env=subprocess_call.environment(1), **pipes)
+            for command in commands
         ]
         try:
             said, _ = there[asked].communicate(timeout=240)
@@ -156,7 +157,7 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
 
 def test_processes_that_do_not_come_are_told_of_by_the_first():
     status, said = run(ALONE, 1, 0)
-    assert status == watch.STATUS
+    assert status == heartbeat.STATUS
     assert re.match(
         r"Error: not all of 2 processes reached 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1]
     )
@@ -171,7 +172,7 @@ def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
         (joined, said_first), (hung, said_other) = pool.map(
             run, (JUST_JOINED, HOST_HANGS), (2, 2), (0, 1)
         )
-    assert (joined, hung) == (watch.STATUS, watch.STATUS)
+    assert (joined, hung) == (heartbeat.STATUS, heartbeat.STATUS)
     assert "process 1 of 2 (which had just joined) gave no sign of life for 3 s" in said_first
     assert "the coordinator, did not answer for 3 s" in said_other
 
@@ -190,10 +191,12 @@ class Store(dict):
 @pytest.mark.parametrize(("words", "same"), [("why", True), ("another why", False)])
 def test_what_process_0_has_said_is_not_said_again(monkeypatch, state, words, same):
     """Also by who looks only when process 0 has left."""
-    monkeypatch.setattr(watch, "leave_at_once", lambda *_: None)
+    monkeypatch.setattr(heartbeat, "leave_at_once", lambda *_: None)
     monkeypatch.setattr(
-        watch,
-        "_watch",
-        watch._Watch(Store({"dsgd/alive/0": f"{state}: {words}"}), 1, ["first", "second"], 3.0),
+        heartbeat,
+        "_heartbeat",
+        heartbeat._Heartbeat(
+            Store({"dsgd/alive/0": f"{state}: {words}"}), 1, ["first", "second"], 3.0
+        ),
     )
-    assert watch.end("why") == (True, same)
+    assert heartbeat.end("why") == (True, same)

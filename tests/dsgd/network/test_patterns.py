@@ -112,7 +112,7 @@ def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, sch
     assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == Fraction(sum(seconds)) / len(
         seconds
     )
-    assert pattern.vectors(N) == pytest.approx(sum(map(len, messages)) / N / len(messages))
+    assert pattern.volume(N) == pytest.approx(sum(map(len, messages)) / N / len(messages))
 
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
@@ -186,7 +186,7 @@ REFUSED = [
         lambda: network.simulate(network.asynchronous_server_messages([[1, float("nan")]]), 1, 1),
         "message 2: compute = nan",
     ),
-    (lambda: network.gossip(topologies.ring(4)).vectors(5), "of 4 workers, for 5 workers"),
+    (lambda: network.gossip(topologies.ring(4)).volume(5), "of 4 workers, for 5 workers"),
 ]
 
 
@@ -335,7 +335,7 @@ def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(
     """
     N = 5
     finish, latency, up, down = instances(7, N, 20)
-    vectors = float(pattern.vectors(N))
+    vectors = float(pattern.volume(N))
     clock = clock_of(pattern, convention)(finish, latency, up * vectors, down * vectors)
     for k, done in enumerate(clock):
         last, slowest = finish[k].max().item(), max(up[k].max(), down[k].max()).item()

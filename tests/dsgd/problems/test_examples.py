@@ -73,9 +73,9 @@ def test_workers_draw_their_own_samples_and_small_ones_each_once_without_replace
         np.testing.assert_array_equal(batches.inputs, batches.targets)
         each = [len(set(row[of])) for row, of in zip(np.asarray(batches.inputs), counted)]  # noqa: B905
         assert (min(each) == min(4, size)) == (not replacement or size == 1)
-        assert problem.take is not None
+        assert problem.truncate is not None
         for count in (1, 3):
-            cut = problem.take(jax.tree.map(lambda leaf: leaf[0], batches), jnp.int32(count))
+            cut = problem.truncate(jax.tree.map(lambda leaf: leaf[0], batches), jnp.int32(count))
             np.testing.assert_array_equal(cut.weights, counted[0] & (np.arange(4) < count))
 
 
@@ -85,7 +85,7 @@ def test_samples_are_those_of_the_worker_with_the_most():
     made = numbered(batch_size=2)
     by_worker = problems.finite_sum(MODEL, optax.l2_loss, own, N, batch_size=2)
     for problem in (made, by_worker):
-        assert (problem.samples, problem.batch_size) == (max(SIZES), 2)
+        assert (problem.max_local_samples, problem.batch_size) == (max(SIZES), 2)
 
 
 # Workers with fewer samples than the batch
@@ -104,14 +104,16 @@ def test_a_cluster_charges_small_clients_for_their_own_samples():
     cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
     whole = dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers")
     options = {"steps": 2, "key": KEY, "mesh": 1, "cluster": cluster}
-    for method in (SGD, algorithms.unequal_work(SGD, whole)):
-        found = dsgd.run(algorithms.observed(method), numbered(batch_size=4), **options).history
+    for method in (SGD, algorithms.with_local_work(SGD, whole)):
+        found = dsgd.run(
+            algorithms.with_diagnostics(method), numbered(batch_size=4), **options
+        ).history
         np.testing.assert_allclose(found["measured_compute"][2], 2 + np.minimum(SIZES, 4))
     np.testing.assert_array_equal(found["samples"][1], np.minimum(SIZES, 4))
 
 
 def test_work_of_more_samples_than_a_small_client_has_is_refused():
-    method = algorithms.unequal_work(SGD, dsgd.work.local_batches([4] * N, batch_size=4))
+    method = algorithms.with_local_work(SGD, dsgd.work.local_batches([4] * N, batch_size=4))
     with pytest.raises(ValueError, match=r"4 samples .* of worker 0, which has only 1"):
         dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 
@@ -172,10 +174,10 @@ def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
 def in_changing_places(state, round):
     """In 6 rounds each worker computes 9 batches."""
     counted = jnp.stack([jnp.full(N, round.step % 2 == 1), jnp.ones(N, bool)], axis=1)
-    return dsgd.Work(counted, jnp.ones((N, 2)))
+    return dsgd.LocalWork(counted, jnp.ones((N, 2)))
 
 
-THREE = dsgd.Work(np.ones((N, 3), bool), np.ones((N, 3), np.float32))
+THREE = dsgd.LocalWork(np.ones((N, 3), bool), np.ones((N, 3), np.float32))
 ABSENT = np.tile([1.0, 0.0, 1.0, 1.0], (N, 1))
 AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1.0))
 
@@ -183,8 +185,8 @@ AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1
 @pytest.mark.parametrize(
     ("method", "stages", "options", "epochs"),
     [
-        (algorithms.unequal_work(COUNTING, in_changing_places), [6], {}, 3),
-        (algorithms.unequal_work(COUNTING, THREE), [1, 1], {}, 2),
+        (algorithms.with_local_work(COUNTING, in_changing_places), [6], {}, 3),
+        (algorithms.with_local_work(COUNTING, THREE), [1, 1], {}, 2),
         (COUNTING, [4], {"cluster": AWAY}, 1),
     ],
     ids=["micro-batches that are not computed", "stages of several micro-batches", "absence"],

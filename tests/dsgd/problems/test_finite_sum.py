@@ -73,7 +73,7 @@ def test_regression_is_that_of_numpy(chunk, devices):
             metrics={"test_loss": optax.squared_error},
         )
         run = on(dsgd.workers.mesh(devices), problem, both, (P(), P(), P("workers")))
-        scalars, slope, each = run(jnp.asarray(X), problem.data, problem.shared)
+        scalars, slope, each = run(jnp.asarray(X), problem.data, problem.replicated)
     assert set(scalars) == {"loss", "test_loss"}
     np.testing.assert_allclose(scalars["loss"], value, rtol=1e-12)
     np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
@@ -94,7 +94,7 @@ def test_a_loss_of_every_position_is_averaged_over_them(mesh):
         )
         assert problem.data.inputs.dtype == problem.data.targets.dtype == jnp.uint8
         run = on(mesh, problem, partial(oracle.evaluate, problem), P())
-        scalars, _ = run(jnp.asarray(table), problem.data, problem.shared)
+        scalars, _ = run(jnp.asarray(table), problem.data, problem.replicated)
     expected = np.mean([of_position[part].mean() for part in PARTS])
     np.testing.assert_allclose(scalars["loss"], expected, rtol=1e-12)
     np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
@@ -107,7 +107,7 @@ def test_of_a_batch_the_first_samples_may_count_alone():
     slope, x = jax.jit(jax.value_and_grad(problem.loss)), X.astype(np.float32)
     for b in (1, 4, 6):
         alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023 (called at once)
-        found, expected = slope(x, problem.take(batch, jnp.int32(b))), slope(x, alone)
+        found, expected = slope(x, problem.truncate(batch, jnp.int32(b))), slope(x, alone)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
@@ -122,7 +122,7 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
             return oracle.evaluate(problem, params, data, shared)
         return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
 
-    given = problem.init(jax.random.key(0)), problem.data, problem.shared
+    given = problem.init(jax.random.key(0)), problem.data, problem.replicated
     analysis = on(mesh, problem, run, P()).lower(*given).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < accumulate.BUDGET
 

@@ -92,7 +92,7 @@ def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal)
     own = [held(jax.tree.map(lambda leaf: leaf[n], problem.data)) for n in range(WORKERS)]  # noqa: B023
     assert own == deal([windows(text[:cut]) for text, cut in zip(read, cuts, strict=True)])
     tails = (windows(text[cut:]) for text, cut in zip(read, cuts, strict=True))
-    assert held(problem.shared) == list(chain(*tails))
+    assert held(problem.replicated) == list(chain(*tails))
     assert problem.data.inputs.dtype == problem.data.targets.dtype == np.uint8
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsgd import problems
 from dsgd.problems import split
-from dsgd.problems.partition import need_parts
+from dsgd.problems.partition import require_parts
 
 BALANCED = np.repeat(np.arange(10), 40)
 
@@ -116,11 +116,11 @@ def test_partitions_that_cannot_be_are_refused(labels, workers, partition, optio
 
 def test_indices_that_are_given_are_those_of_samples():
     """From the first to the last; of each worker one at least, and as many lists as workers."""
-    found = need_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
+    found = require_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
     assert [part.tolist() for part in found] == [[0, 9], [9], [3]]
     for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):
         with pytest.raises(ValueError, match="partition: worker 1"):
-            need_parts([[0], wrong, [1]], 10, 3)
+            require_parts([[0], wrong, [1]], 10, 3)
     for parts in ([[0], [1]], [[0]] * 4):
         with pytest.raises(ValueError, match=rf"partition: {len(parts)} parts .*workers = 3"):
-            need_parts(parts, 10, 3)
+            require_parts(parts, 10, 3)

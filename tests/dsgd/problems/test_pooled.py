@@ -72,7 +72,7 @@ RUNS = {
         {"chunk": 64},
     ),
     "one worker": (algorithms.sgd(optax.sgd(0.01)), {"weights": "samples"}),
-    "micro-batches": (algorithms.unequal_work(MB, HALF), {}),
+    "micro-batches": (algorithms.with_local_work(MB, HALF), {}),
 }
 SHORT = {"exact at local models", "micro-batches"}
 

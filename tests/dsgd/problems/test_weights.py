@@ -66,8 +66,8 @@ AT_ONCE = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
     [
         (algorithms.local_sgd(optax.sgd(0.1), 2), 2, CENTERS * (1 - (1 - 0.1) ** 2)),
         (
-            algorithms.observed(
-                algorithms.unequal_work(algorithms.local_sgd(optax.sgd(0.1), 1), AT_ONCE)
+            algorithms.with_diagnostics(
+                algorithms.with_local_work(algorithms.local_sgd(optax.sgd(0.1), 1), AT_ONCE)
             ),
             1,
             0.1 * CENTERS,

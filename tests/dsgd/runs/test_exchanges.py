@@ -31,7 +31,7 @@ def twice(topology, period):
         return dsgd.State(workers=x)
 
     def init(params, N):
-        return dsgd.State(workers=dsgd.workers.stack(params, N))
+        return dsgd.State(workers=dsgd.workers.replicate(params, N))
 
     return dsgd.Algorithm(
         "twice",

@@ -151,12 +151,12 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, giv
     """What the data say is asked once, of the start if its own record is not finite."""
     (name, reason), asked = given, []
 
-    def suspects(record, first, run):
+    def diagnose(record, first, run):
         asked.append(first == 0)
         return reason
 
     with pytest.raises(Diverged) as error:
-        one.check(name, suspects)
+        one.check(name, diagnose)
     assert words in str(error.value)
     assert asked == [records == 1]
     assert error.value.history["loss"].shape[-1] == len(error.value.history["step"]) == records

@@ -27,7 +27,7 @@ import topologies
 from dsgd import checks, clusters, compressors, problems
 from dsgd.engine import loop, programs
 from dsgd.runs import chunks, plans
-from dsgd.runs.jobs import Job
+from dsgd.runs.run_spec import RunSpec
 from tests.dsgd.by_hand import run
 
 N = 4
@@ -153,12 +153,12 @@ def advances(monkeypatch) -> list[int]:
     """
     call, found = programs.call, []
 
-    def noted(function, plan, *args, **options):
+    def error_context(function, plan, *args, **options):
         if function is loop.advance:
             found.append(int(args[-1].rounds))
         return call(function, plan, *args, **options)
 
-    monkeypatch.setattr(programs, "call", noted)
+    monkeypatch.setattr(programs, "call", error_context)
     monkeypatch.setattr(chunks, "_CHUNK_SECONDS", 1e6)
     monkeypatch.setattr(chunks, "_paces", WeakKeyDictionary())
     return found
@@ -188,10 +188,12 @@ def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(advances
 
 
 def test_state_is_donated(problem, mesh, key):
-    plan = plans.make_plan(plans.Always(RING), RING, problem, mesh, runs=0, size=1, record_every=1)
+    plan = plans.make_plan(
+        plans.ConstantFactory(RING), RING, problem, mesh, runs=0, size=1, record_every=1
+    )
     state = programs.call(loop.first_carry, plan, {}, key)
     chunk = loop.Chunk(*map(np.int32, (0, 1, 1, 1)))
-    arguments = {}, key, problem.data, problem.shared, None, chunk
+    arguments = {}, key, problem.data, problem.replicated, None, chunk
     programs.call(loop.advance, plan, state, *arguments, donate=(0,))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
@@ -399,7 +401,9 @@ def exceptions() -> list[tuple[str, str]]:
 
 
 def test_there_are_exceptions_of_runs():
-    assert {"Diverged", "Interrupted", "Lost", "Elsewhere"} <= {name for _, name in exceptions()}
+    assert {"Diverged", "Interrupted", "PeerLost", "PeerFailed"} <= {
+        name for _, name in exceptions()
+    }
 
 
 @pytest.mark.parametrize(("module", "name"), exceptions())
@@ -486,18 +490,23 @@ def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(1.0), present=quantity, **options)
 
 
-def of_two(present_for: int) -> clusters.Cluster:
+def of_two(participation_period: int) -> clusters.Cluster:
     """Two workers at a time, drawn every few rounds."""
-    return present(clusters.sampled(2, of=N), present_for=present_for)
+    return present(clusters.sampled(2, of=N), participation_period=participation_period)
 
 
 LOCAL = algorithms.local_sgd(optax.sgd(0.1), 2)
 SCAFFOLD = {period: algorithms.scaffold(optax.sgd(0.1), period) for period in (1, 2)}
-BETWEEN = r"every 2 rounds, but .*present_for = {0} .*pass Cluster\(..., present_for=2\)"
+BETWEEN = r"every 2 rounds, but .*participation_period = {0} .*pass Cluster\(..., participation_period=2\)"
 WARNED = [
     (LOCAL, 2, of_two(1), BETWEEN.format(1)),
     (SCAFFOLD[2], 2, of_two(4), BETWEEN.format(4)),
-    (SGD, 3, of_two(4), "present_for = 4 rounds, so the same workers participate in all steps = 3"),
+    (
+        SGD,
+        3,
+        of_two(4),
+        "participation_period = 4 rounds, so the same workers participate in all steps = 3",
+    ),
     (SGD, 4, of_two(4), None),
     (LOCAL, 2, of_two(2), None),
     (SCAFFOLD[1], 2, of_two(2), None),
@@ -514,11 +523,18 @@ def test_periods_of_participation_that_do_not_fit_are_warned_of(
     method, steps, cluster, words, problem, key
 ):
     plan = plans.make_plan(
-        plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1, cluster=cluster
+        plans.ConstantFactory(method),
+        method,
+        problem,
+        1,
+        runs=0,
+        size=1,
+        record_every=1,
+        cluster=cluster,
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plans.warn_if_drawn_again(Job(plan, (method,), problem, {}, key, steps))
+        plans.warn_if_drawn_again(RunSpec(plan, (method,), problem, {}, key, steps))
     assert len(caught) == (words is not None)
     assert all(re.search(words, str(warning.message)) for warning in caught)
 

@@ -65,9 +65,9 @@ COLLECTIVES = {
         jnp.zeros((8 * 24,)),
         lambda D, n: {"reduce-scatter": (D - 1) * 192 // D // D * FLOAT},
     ),
-    "shift by 0": (lambda x: workers.shift(x, 0), rows(), lambda D, n: {}),
+    "shift by 0": (lambda x: workers.ring_shift(x, 0), rows(), lambda D, n: {}),
     "shift by 2": (
-        lambda x: workers.shift(x, 2),
+        lambda x: workers.ring_shift(x, 2),
         rows(),
         lambda D, n: {"collective-permute": 2 * ROW * FLOAT},
     ),
@@ -89,7 +89,7 @@ def test_one_device_sends_nothing():
         return (
             workers.sum(x)[None]
             + workers.gather(x)
-            + workers.shift(x, 1)
+            + workers.ring_shift(x, 1)
             + psum(x)
             + lax.all_gather(x, workers.AXIS, tiled=True)
         )
@@ -125,7 +125,7 @@ def test_nested_loops_multiply():
     block = N // D * ROW * FLOAT
 
     def outer(y):
-        return repeat(3, lambda z: jnp.sin(workers.shift(z, 1)))(y) + workers.gather(y).sum()
+        return repeat(3, lambda z: jnp.sin(workers.ring_shift(z, 1)))(y) + workers.gather(y).sum()
 
     assert traffic(compiled(repeat(5, outer), rows())) == {
         "all-gather": 5 * (D - 1) * block,
@@ -140,7 +140,7 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
     with pytest.raises(
         ValueError, match=r"loop with collective-permute has an unknown number.* compile one round"
     ):
-        traffic(compiled(until(lambda y: workers.shift(y, 1)), rows()))
+        traffic(compiled(until(lambda y: workers.ring_shift(y, 1)), rows()))
     block = 1 * ROW * FLOAT
     assert traffic(compiled(until(jnp.sin), rows(D))) == {"all-reduce": 2 * (D - 1) * block / D}
 
@@ -148,7 +148,7 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
 @pytest.mark.parametrize("swapped", [False, True])
 def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
     block = N // D * ROW * FLOAT
-    branches = [lambda y: workers.shift(y, 1), lambda y: y + workers.gather(y).sum()]
+    branches = [lambda y: workers.ring_shift(y, 1), lambda y: y + workers.gather(y).sum()]
     program = compiled(
         lambda x: lax.cond(x[0, 0] > 5, *branches[:: -1 if swapped else 1], x), rows()
     )

@@ -52,17 +52,17 @@ def on_every_device(tree):
 
 def every_collective(rows, messages, everybody, chosen, key):
     """What each function gives: by worker, and as each device sees it (a leading device axis)."""
-    here, place = workers.find(chosen, N)
-    asked = workers.select(here, jax.tree.map(lambda leaf: leaf[place], rows))
+    here, place = workers.locate(chosen, N)
+    asked = workers.collect(here, jax.tree.map(lambda leaf: leaf[place], rows))
     numbers = {name: rows[name] for name in ("matrix", "scalar", "half")}
     centers = {name: everybody[name][0] for name in ("matrix", "scalar")}
     by_worker = {
         "ids": workers.ids(N),
         "keys": jax.random.key_data(workers.keys(key, N)),
-        "own": workers.own(everybody, N),
+        "own": workers.local_block(everybody, N),
         "all_to_all": workers.all_to_all(messages),
         "shift": {
-            by: workers.shift({"matrix": rows["matrix"], "flag": rows["flag"]}, by)
+            by: workers.ring_shift({"matrix": rows["matrix"], "flag": rows["flag"]}, by)
             for by in range(-N, N + 1)
         },
     }
@@ -174,7 +174,7 @@ def test_stack_repeats_every_leaf():
         "vector": np.tile(np.arange(3, dtype=np.int32), (4, 1)),
         "number": np.full(4, 1.5, np.float32),
     }
-    jax.tree.map(identical, jax.tree.map(np.asarray, workers.stack(tree, 4)), repeated)
+    jax.tree.map(identical, jax.tree.map(np.asarray, workers.replicate(tree, 4)), repeated)
 
 
 def test_mesh_takes_devices_from_the_front():

@@ -18,7 +18,7 @@ from matrices import circulant
 
 import topologies
 from dsgd import Topology, workers
-from dsgd.contract import elsewhere
+from dsgd.contract import subprocess_call
 from dsgd.workers import routes
 
 N = 16
@@ -141,14 +141,14 @@ def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
 
         mine, table = (
             after(rows),
-            workers.fetch(after({"codes": codes, "counts": counts}), graph, step),
+            workers.gather_neighbours(after({"codes": codes, "counts": counts}), graph, step),
         )
         results["codes"][name] = table["codes"]
-        results["heard"][name] = workers.sum_of_others(table["counts"], graph, step)
+        results["heard"][name] = workers.neighbour_sum(table["counts"], graph, step)
         results["mix"][name] = workers.mix(mine, graph, step)
-        results["pulled"][name] = workers.pull(after(near), graph, step)
-        told = 2 * workers.fetch(mine["matrix"], graph, step)
-        results["by hand"][name] = workers.pull(mine["matrix"], graph, step, table=told)
+        results["pulled"][name] = workers.laplacian(after(near), graph, step)
+        told = 2 * workers.gather_neighbours(mine["matrix"], graph, step)
+        results["by hand"][name] = workers.laplacian(mine["matrix"], graph, step, table=told)
         if not graph.uniform:
             results["stay"][name] = workers.mix(after(agreed), graph, step)
         if name.startswith(("ring(", "one_peer")):
@@ -182,7 +182,7 @@ def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
     """On eight devices in a process of its own: in whole runs of the tests, XLA has stopped in this
     program four times (seven devices waited for each other in a permute, one in a gather) and then
     ended the process; in fresh processes not once in 8,000 rounds."""
-    return elsewhere.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
+    return subprocess_call.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
 def close(result: np.ndarray, expected: np.ndarray, message: str, *, roundings: float = 4) -> None:
@@ -359,7 +359,7 @@ def test_a_mix_sends_no_more_than_the_neighbours_rows(name):
 )
 def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
     """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
-    for gossip in (workers.mix, workers.pull):
+    for gossip in (workers.mix, workers.laplacian):
         with pytest.raises(ValueError, match=rf"{re.escape(graph.name)}: a leaf of {given}"):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
@@ -372,11 +372,11 @@ def test_one_worker_keeps_what_it_has():
 
         def alone(x, count, graph=graph):
             step = jnp.int32(1)
-            table = workers.fetch(count, graph, step)
+            table = workers.gather_neighbours(count, graph, step)
             return (
                 workers.mix(x, graph, step),
-                workers.pull(x, graph, step),
-                workers.sum_of_others(table, graph, step),
+                workers.laplacian(x, graph, step),
+                workers.neighbour_sum(table, graph, step),
             )
 
         mixed, pulled, heard = jax.jit(spread(alone, 1))(x, count)
@@ -388,9 +388,9 @@ def test_one_worker_keeps_what_it_has():
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_schedule_needs_the_step(devices):
     graph = topologies.one_peer_exponential(8)
-    calls = [lambda x: workers.mix(x, graph), lambda x: workers.pull(x, graph)]
+    calls = [lambda x: workers.mix(x, graph), lambda x: workers.laplacian(x, graph)]
     if devices > 1:
-        calls.append(lambda x: workers.fetch(x, graph))
+        calls.append(lambda x: workers.gather_neighbours(x, graph))
     for call in calls:
         with pytest.raises(ValueError, match=r"one_peer_exponential\(8\).* step"):
             spread(call, devices)(np.zeros((8, 2), np.float32))

@@ -135,7 +135,7 @@ CASES = (
         "EXTRA",
         "Shi et al. 2015, (2.13)",
         algorithms.extra,
-        decentralized.shi,
+        decentralized.extra,
         "irregular",
         "momentum",
     ),

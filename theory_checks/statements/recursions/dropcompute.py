@@ -99,5 +99,12 @@ CASES = (
     _case("", "momentum", stop="preempt"),
     _case(", stochastic", "adam", stop="between", correction="stochastic"),
     _case(", local SGD", "momentum", stop="between", correction="local", period=H),
-    _case(", local SGD, redrawn", "plain", stop="preempt", correction=1.25, period=H, redraw=True),
+    _case(
+        ", local SGD, redrawn",
+        "plain",
+        stop="preempt",
+        correction=1.25,
+        period=H,
+        resample_dropped=True,
+    ),
 )

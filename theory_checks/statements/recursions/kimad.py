@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import algorithms
-from algorithms.kimad import allocate, one_for_all, oracle, top_k
+from algorithms.kimad import allocate, oracle, top_k, uniform
 from dsgd import clusters
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
@@ -134,6 +134,6 @@ def _case(name: str, rule: Callable, papers: Rule, optimizer: str) -> Case:
 
 
 CASES = (
-    _case("Kimad", one_for_all, kimad.one_for_all, "momentum"),
+    _case("Kimad", uniform, kimad.uniform, "momentum"),
     _case("Kimad+", allocate, kimad.allocate, "plain"),
 )

@@ -16,13 +16,13 @@ from dsgd import workers
 from dsgd.base import Problem, PyTree
 from dsgd.engine import loop, programs
 from dsgd.machines import agreement, arrays
-from dsgd.runs.jobs import Job
+from dsgd.runs.run_spec import RunSpec
 
 PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # they matter only if they lower to a different program
 
 
-def agreed(job: Job, kept: bool) -> dict[str, str]:
+def agreed(job: RunSpec, kept: bool) -> dict[str, str]:
     """Returns the fingerprint of the run, by name, and validates that it is equal in all processes.
 
     The result is {} if it is not needed: in a single process without a checkpoint.
@@ -43,11 +43,11 @@ def agreed(job: Job, kept: bool) -> dict[str, str]:
             "capacity": job.plan.capacity,
         }
         asked = {"checkpoint": kept, "until": job.until is not None}
-        need_same(about | {name: str(value) for name, value in (also | asked).items()})
+        require_same(about | {name: str(value) for name, value in (also | asked).items()})
     return about
 
 
-def of(job: Job, kept: bool) -> dict[str, str]:
+def of(job: RunSpec, kept: bool) -> dict[str, str]:
     """Returns the fingerprint of the run, by name.
 
     It is equal for equal runs, and does not depend on the number of rounds or devices, or on the
@@ -58,7 +58,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
         kept: whether the run has a checkpoint.
 
     Raises:
-        ValueError: if a run with a checkpoint has streamed batches without an identity.
+        ValueError: if a run with a checkpoint has streamed batches without a fingerprint.
     """
     plan = job.plan
     return {
@@ -68,7 +68,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
         "data": digest(
-            job.problem.shared, _rows_digest(job.problem.data) + of_weights(job.problem)
+            job.problem.replicated, _rows_digest(job.problem.data) + of_weights(job.problem)
         ),
         "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
@@ -113,12 +113,12 @@ def differences(
     )
 
 
-def need_same(about: dict[str, str]) -> None:
+def require_same(about: dict[str, str]) -> None:
     """Raises ValueError if the processes execute different runs. The message lists the differences
     in every process.
     """
     first, *others = [
-        json.loads(words) for words in agreement.exchange("what is run", json.dumps(about))
+        json.loads(words) for words in agreement.all_gather("what is run", json.dumps(about))
     ]
     for i, other in enumerate(others, start=1):
         if found := differences(first, other, ("in process 0", f"in process {i}")):
@@ -128,25 +128,25 @@ def need_same(about: dict[str, str]) -> None:
             )
 
 
-def _hyperparameters(job: Job) -> dict[str, str]:
+def _hyperparameters(job: RunSpec) -> dict[str, str]:
     return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
 
 
-def _batches(job: Job, kept: bool) -> str:
+def _batches(job: RunSpec, kept: bool) -> str:
     if job.feed is None:
         return "None"
-    if job.feed.identity is None and not kept:
+    if job.feed.fingerprint is None and not kept:
         return "unnamed"
-    if job.feed.identity is None:
+    if job.feed.fingerprint is None:
         raise ValueError(
-            "run: checkpoint is given, but batches have no identity, so a resumed run might get "
-            "other batches; expected an attribute `identity`; pass dsgd.Batches(batches, "
+            "run: checkpoint is given, but batches have no fingerprint, so a resumed run might get "
+            "other batches; expected an attribute `fingerprint`; pass dsgd.Batches(batches, "
             "'CIFAR-10, shuffled with seed 3')"
         )
-    return job.feed.identity
+    return job.feed.fingerprint
 
 
-def _program(job: Job) -> str:
+def _program(job: RunSpec) -> str:
     """Returns a hash of the initialization and the loop, lowered for one device and chunks of one
     record.
     """

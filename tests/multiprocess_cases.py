@@ -1,5 +1,5 @@
 """What processes of one run do in tests: by themselves in a module, which each of them imports. All
-are started as `dsgd.loopback` does.
+are started as `dsgd.run_local_processes` does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems
-from dsgd.machines import agreement, arrays, runtime, watch
+from dsgd.machines import agreement, arrays, heartbeat, runtime
 from dsgd.runs import checkpoints, progress
 
 N, STEPS, FOREVER = 4, 5, 2_000_000_000
@@ -140,7 +140,7 @@ def refused(act) -> str:
     """What is told, of an error that another process may have made."""
     try:
         act()
-    except (ValueError, OSError, agreement.Elsewhere) as error:
+    except (ValueError, OSError, agreement.PeerFailed) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -326,11 +326,11 @@ def killed(
         options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
         result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
         (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
-        watch.end()
-    except watch.Lost as error:
-        runtime.leave(f"Lost: {error}", watch.STATUS)
+        heartbeat.end()
+    except heartbeat.PeerLost as error:
+        runtime.leave(f"PeerLost: {error}", heartbeat.STATUS)
     except BaseException:
-        watch.leave_at_once(traceback.format_exc(), 1)
+        heartbeat.leave_at_once(traceback.format_exc(), 1)
     os._exit(0)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsgd import checks
-from dsgd.base import Algorithm, Round, State, Work
+from dsgd.base import Algorithm, LocalWork, Round, State
 from dsgd.machines.arrays import owned
-from dsgd.work import in_samples, need_arrays
+from dsgd.work import in_samples, require_arrays
 
 
 @checks.arguments
-def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work]) -> Algorithm:
+def with_local_work(
+    method: Algorithm, work: LocalWork | Callable[[State, Round], LocalWork]
+) -> Algorithm:
     r"""Returns the method with gradients of the local work that each worker does in a round.
 
     $$ g_n = \sum_{m=1}^M w_{nm} \frac{1}{b_{nm}} \sum_{i=1}^{b_{nm}} f_n'(x; \xi_{nmi}) $$
@@ -26,7 +28,7 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
 
     Args:
         method: any method whose queries do not set the local work.
-        work: b and w, from `dsgd.work`; or a function (State, Round) -> Work of one static shape,
+        work: b and w, from `dsgd.work`; or a function (State, Round) -> LocalWork of one static shape,
             whose values may change during training.
 
     Raises:
@@ -35,14 +37,14 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
             work.
     """
     what = getattr(work, "__name__", "a function")
-    if isinstance(work, Work):
-        need_arrays(f"unequal_work: {method.name} with work", work, None)
+    if isinstance(work, LocalWork):
+        require_arrays(f"with_local_work: {method.name} with work", work, None)
         what = f"{work.samples.shape[1]} micro-batches"
-        work = Work(*owned(tuple(work)))
+        work = LocalWork(*owned(tuple(work)))
 
-    def given(state: State, round: Round) -> Work:
-        asked = work if isinstance(work, Work) else work(state, round)
-        need_arrays(f"unequal_work({method.name}): work", asked, round.workers)
+    def given(state: State, round: Round) -> LocalWork:
+        asked = work if isinstance(work, LocalWork) else work(state, round)
+        require_arrays(f"with_local_work({method.name}): work", asked, round.workers)
         return asked
 
     def query(state, round):
@@ -52,9 +54,9 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
         asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
         if asked.work is not None:
             raise ValueError(
-                f"unequal_work: the queries of {method.name} set the local work themselves; "
+                f"with_local_work: the queries of {method.name} set the local work themselves; "
                 "expected a method whose queries do not"
             )
         return asked._replace(work=own)
 
-    return method._replace(name=f"unequal_work({method.name}, {what})", query=query)
+    return method._replace(name=f"with_local_work({method.name}, {what})", query=query)

@@ -15,7 +15,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from dsgd.base import Params, PyTree
 from dsgd.engine import leaves, loop, oracle
 from dsgd.machines import arrays
-from dsgd.runs.jobs import Job
+from dsgd.runs.run_spec import RunSpec
 
 _CAUSES = (
     "as for sqrt or norms at 0, log of 0, or a branch that jnp.where does not select; change the "
@@ -23,7 +23,7 @@ _CAUSES = (
 )
 
 
-def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
+def report(job: RunSpec, history: dict[str, np.ndarray], before: int, run: int) -> str:
     """Returns which of the run's data, batches, start and first gradients are not finite, as text;
     "" if none of them is.
 
@@ -36,7 +36,7 @@ def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
     """
     named = [
         *_named(f"{job.problem.name}: data", job.problem.data),
-        *_named(f"{job.problem.name}: shared", job.problem.shared),
+        *_named(f"{job.problem.name}: shared", job.problem.replicated),
     ]
     if job.feed and job.feed.not_finite is not None:
         named += [f"batch {job.feed.not_finite} is not finite"]
@@ -70,7 +70,7 @@ def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
     return []
 
 
-def _at_start(job: Job, run: int) -> list[str]:
+def _at_start(job: RunSpec, run: int) -> list[str]:
     start, where = (
         (job.start, "start: state")
         if job.start
@@ -114,17 +114,17 @@ def _ranges(where: str, tree: PyTree) -> list[str]:
     ]
 
 
-def _first_models(job: Job) -> PyTree:
+def _first_models(job: RunSpec) -> PyTree:
     """Returns the initial parameters of every seed."""
     keys = job.keys if job.plan.runs else job.keys[None]
     return jax.vmap(lambda key: job.problem.init(loop.split(key)[0]))(keys)
 
 
-def _first_model(job: Job, run: int) -> Params:
+def _first_model(job: RunSpec, run: int) -> Params:
     return jax.tree.map(lambda leaf: leaf[run], _first_models(job))
 
 
-def _outputs(job: Job, run: int) -> list[str]:
+def _outputs(job: RunSpec, run: int) -> list[str]:
     """Returns the range of the model's outputs on all data, if the problem's loss provides them
     (attribute `outputs`).
     """
@@ -135,7 +135,7 @@ def _outputs(job: Job, run: int) -> list[str]:
     return _ranges("outputs", lax.map(lambda data: outputs(params, data), job.problem.data))
 
 
-def _first_gradients(job: Job, run: int) -> list[str]:
+def _first_gradients(job: RunSpec, run: int) -> list[str]:
     """Reports which leaves of the exact gradient at the start are not finite, with the first such
     worker.
     """

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from dsgd import checks, workers
-from dsgd.base import Algorithm, Gradients, Measured, Query, Round
+from dsgd.base import Algorithm, Gradients, Query, Round, Timings
 from dsgd.work import of_each
 
 
 @checks.arguments
-def observed(method: Algorithm) -> Algorithm:
+def with_diagnostics(method: Algorithm) -> Algorithm:
     r"""Returns the method with the measurements that controllers of local work need added to the
     history, `[records, N]`.
 
@@ -44,10 +44,10 @@ def observed(method: Algorithm) -> Algorithm:
         after = method.update(state, gradients, round)
         with round.unrecorded():
             seen = _sqnorms(method.query(state, round), gradients, round)
-        round.log(**seen, **({} if round.measured is None else _by_worker(round.measured)))
+        round.log(**seen, **({} if round.timings is None else _by_worker(round.timings)))
         return after
 
-    return method._replace(name=f"observed({method.name})", update=update)
+    return method._replace(name=f"with_diagnostics({method.name})", update=update)
 
 
 def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.Array]:
@@ -68,7 +68,7 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
     return {"local_sqnorms": local, "global_sqnorm": whole}
 
 
-def _by_worker(measured: Measured) -> dict[str, jax.Array]:
+def _by_worker(measured: Timings) -> dict[str, jax.Array]:
     some = jnp.any(~jnp.isnan(measured.compute), axis=1)
     totals = measured._replace(
         compute=jnp.where(some, jnp.nansum(measured.compute, axis=1), jnp.nan)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dsgd.runs import identity
-from dsgd.runs.identity import PROGRAM, agreement, json
+from dsgd.runs import fingerprint
+from dsgd.runs.fingerprint import PROGRAM, agreement, json
 
 A, B = np.arange(6, dtype=np.float32).reshape(2, 3), (np.int32(5), np.zeros(0))
 TREE = {"a": A, "b": B}
@@ -35,22 +35,22 @@ OTHERS = {what: rows | {"b": B} for what, rows in ROWS.items()} | {
 
 def test_equal_trees_have_one_digest_wherever_they_are():
     for same in (np.copy, jnp.asarray, np.asfortranarray):
-        assert identity.digest({"a": same(A), "b": B}) == identity.digest(TREE)
-        assert identity._rows_digest({"a": same(A)}) == identity._rows_digest({"a": A})
+        assert fingerprint.digest({"a": same(A), "b": B}) == fingerprint.digest(TREE)
+        assert fingerprint._rows_digest({"a": same(A)}) == fingerprint._rows_digest({"a": A})
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_digest_is_of_names_types_shapes_and_all_values(what):
     """That of the workers' data, too, which is row by row."""
-    assert identity.digest(OTHERS[what]) != identity.digest(TREE)
+    assert fingerprint.digest(OTHERS[what]) != fingerprint.digest(TREE)
     if what in ROWS:
-        assert identity._rows_digest(ROWS[what]) != identity._rows_digest({"a": A})
+        assert fingerprint._rows_digest(ROWS[what]) != fingerprint._rows_digest({"a": A})
 
 
 def test_a_digest_is_of_further_words_and_of_the_data_of_keys():
-    assert len({identity.digest(TREE, words) for words in ("", "a", "b")}) == 3
+    assert len({fingerprint.digest(TREE, words) for words in ("", "a", "b")}) == 3
     keys = jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0))
-    assert len({identity.digest(key) for key in keys}) == 3
+    assert len({fingerprint.digest(key) for key in keys}) == 3
 
 
 RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", PROGRAM: "p"}
@@ -74,17 +74,17 @@ DIFFERENCES = [
 @pytest.mark.parametrize(("here", "reported"), DIFFERENCES)
 def test_differences_are_reported_by_name(here, reported, monkeypatch):
     """Also between processes, which all refuse to run."""
-    found = identity.differences(RUN, RUN | here)
+    found = fingerprint.differences(RUN, RUN | here)
     assert found.startswith(reported)
     assert bool(found) == bool(reported)
     runs = [json.dumps(each) for each in (RUN, RUN, RUN | here)]
     monkeypatch.setattr(agreement, "exchange", lambda what, words: runs)
     if not reported:
-        identity.need_same(RUN)
+        fingerprint.require_same(RUN)
         return
     elsewhere = reported.replace("in the checkpoint", "in process 0").replace(
         "in this run", "in process 2"
     )
     with pytest.raises(ValueError) as error:
-        identity.need_same(RUN)
+        fingerprint.require_same(RUN)
     assert elsewhere in str(error.value)

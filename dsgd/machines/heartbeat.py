@@ -30,13 +30,13 @@ _GRACE = 3
 STATUS = os.EX_TEMPFAIL
 
 
-class Lost(ConnectionError):
+class PeerLost(ConnectionError):
     """Another process of the run exited, or gave no sign of life for too long. The message names
     it.
     """
 
 
-class _Watch:
+class _Heartbeat:
     """The knowledge of one process about the others."""
 
     def __init__(self, client: Any, index: int, names: list[str], lost_after: float) -> None:
@@ -158,7 +158,7 @@ class _Watch:
                 leave_at_once(f"Error: {self.lost} (in {self.doing})")
 
 
-_watch: _Watch | None = None
+_heartbeat: _Heartbeat | None = None
 
 
 def begin(client: Any, index: int, names: list[str], lost_after: float) -> None:
@@ -170,42 +170,42 @@ def begin(client: Any, index: int, names: list[str], lost_after: float) -> None:
         names: names of all processes, for messages.
         lost_after: seconds without a sign of life after which a process counts as lost.
     """
-    global _watch  # noqa: PLW0603 (one per process, as JAX's own runtime)
-    _watch = _Watch(client, index, names, lost_after)
+    global _heartbeat  # noqa: PLW0603 (one per process, as JAX's own runtime)
+    _heartbeat = _Heartbeat(client, index, names, lost_after)
 
 
 def introduce(names: list[str]) -> None:
     """Sets the names of all processes, for messages."""
-    if _watch is not None:
-        _watch.names = names
+    if _heartbeat is not None:
+        _heartbeat.names = names
 
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
     """A block that all processes execute together, and that none can finish without the others."""
-    if _watch is None:
+    if _heartbeat is None:
         yield
         return
-    before, _watch.doing, _watch.noticed = _watch.doing, name, False
+    before, _heartbeat.doing, _heartbeat.noticed = _heartbeat.doing, name, False
     try:
         yield
     finally:
-        _watch.doing = before
+        _heartbeat.doing = before
 
 
 def any_lost() -> bool:
     """Whether another process is lost."""
-    return bool(_watch and _watch.lost)
+    return bool(_heartbeat and _heartbeat.lost)
 
 
-def need_all() -> None:
-    """Raises `Lost` if another process is lost."""
-    if _watch and _watch.lost:
-        _watch.noticed = True
-        raise Lost(_watch.lost)
+def require_all() -> None:
+    """Raises `PeerLost` if another process is lost."""
+    if _heartbeat and _heartbeat.lost:
+        _heartbeat.noticed = True
+        raise PeerLost(_heartbeat.lost)
 
 
-def who_broke(what: str) -> Lost:
+def who_broke(what: str) -> PeerLost:
     """Returns the exception for a collective that failed.
 
     It names the process that exited, or that has been silent. The function waits until that is
@@ -214,17 +214,17 @@ def who_broke(what: str) -> Lost:
     Args:
         what: the collective, for the message.
     """
-    if _watch is None:
-        return Lost(f"{what}: another process was lost")
-    _watch.noticed = True
-    end = time.monotonic() + _watch.lost_after
+    if _heartbeat is None:
+        return PeerLost(f"{what}: another process was lost")
+    _heartbeat.noticed = True
+    end = time.monotonic() + _heartbeat.lost_after
     while (
-        not _watch.lost
-        and _watch.silence() < _watch.lost_after / _SOONER
+        not _heartbeat.lost
+        and _heartbeat.silence() < _heartbeat.lost_after / _SOONER
         and time.monotonic() < end
     ):
         time.sleep(0.02)
-    return Lost(_watch.lost or _watch.silent())
+    return PeerLost(_heartbeat.lost or _heartbeat.silent())
 
 
 class Ended(NamedTuple):
@@ -248,8 +248,8 @@ def end(why: str = "") -> Ended:
     Args:
         why: the error; "" for a normal end.
     """
-    global _watch
-    watch, _watch = _watch, None
+    global _heartbeat
+    watch, _heartbeat = _heartbeat, None
     if watch is None:
         return Ended()
     watch.ended.set()

@@ -11,7 +11,7 @@ from typing import Any
 _LOOK = 0.1  # seconds for which `look` waits
 
 
-class Crew:
+class WorkerPool:
     """The workers of a run.
 
     Args:
@@ -69,7 +69,7 @@ class Crew:
         self.runs[self.begin(worker, self.lives[worker])] = worker
 
 
-class Patience:
+class StallTimeout:
     """A limit on the time without progress.
 
     Args:

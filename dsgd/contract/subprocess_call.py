@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 _SECONDS = 600.0
-_SCRIPT = "import sys; from dsgd.contract.elsewhere import _main; _main(*sys.argv[1:])"
+_SCRIPT = "import sys; from dsgd.contract.subprocess_call import _main; _main(*sys.argv[1:])"
 
 
-class Unreachable(RuntimeError):
+class SubprocessError(RuntimeError):
     """The subprocess could not receive its input, or returned no result.
 
     The message has the reason, and a note the whole error output of the subprocess.
@@ -37,7 +37,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
         args: arguments that can be pickled; JAX keys are sent as their data.
 
     Raises:
-        Unreachable: if the subprocess could not receive its input, or returned no result.
+        SubprocessError: if the subprocess could not receive its input, or returned no result.
     """
     import cloudpickle  # noqa: PLC0415 (imported only if there are too few devices)
 
@@ -46,7 +46,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
         try:
             sent.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
         except Exception as error:  # an object's own pickling may raise anything
-            raise Unreachable(
+            raise SubprocessError(
                 f"the method or the problem cannot be sent to another process ({error})"
             ) from error
         command = [sys.executable, "-c", _SCRIPT, str(sent), str(returned)]
@@ -60,12 +60,12 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise Unreachable(
+            raise SubprocessError(
                 f"a process with {devices} devices did not finish within {_SECONDS:g} s"
             ) from error
         if done.returncode or not returned.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            ended = Unreachable(
+            ended = SubprocessError(
                 f"a process with {devices} devices exited with status {done.returncode}: {last}"
             )
             ended.add_note(done.stderr)  # if XLA aborts, the last line is only part of its stack

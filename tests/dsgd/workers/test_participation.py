@@ -29,12 +29,12 @@ GRAPHS = {
     "star, lazy": topologies.star(N, topologies.lazy),
 }
 UP = np.array([[(min(i, j), max(i, j)) not in DOWN for j in range(N)] for i in range(N)])
-SOME = workers.Attendance(
+SOME = workers.Participation(
     jnp.asarray(HERE),
     jnp.asarray(COUNTED),
     lambda i, j: jnp.asarray(UP & HERE & HERE[:, None])[i, j],
 )
-NOBODY = workers.Attendance(
+NOBODY = workers.Participation(
     jnp.zeros(N, bool),
     jnp.zeros(N, bool),
     lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool),
@@ -68,11 +68,16 @@ def test_sums_are_over_those_that_count(devices):
     """Also of rows that are not numbers, if they do not count."""
 
     def function(x):
-        with workers.attended(SOME):
-            y = workers.where_counted(x, x * jnp.nan)
-            some = workers.sum(y), workers.mean(y), workers.sum(y > 0), workers.if_any(x, -x)[0]
-        with workers.attended(NOBODY):
-            nobody = workers.sum(x), workers.mean(x), workers.if_any(jnp.ones(2), jnp.zeros(2))
+        with workers.with_participation(SOME):
+            y = workers.where_delivered(x, x * jnp.nan)
+            some = (
+                workers.sum(y),
+                workers.mean(y),
+                workers.sum(y > 0),
+                workers.if_nonempty(x, -x)[0],
+            )
+        with workers.with_participation(NOBODY):
+            nobody = workers.sum(x), workers.mean(x), workers.if_nonempty(jnp.ones(2), jnp.zeros(2))
         return some, nobody, workers.mean(x)
 
     some, nobody, everybody = spread(function, devices, X, out=ONE)
@@ -88,8 +93,8 @@ def test_sums_are_over_those_that_count(devices):
 @pytest.mark.parametrize("devices", [1, 4])
 def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
     def function(x):
-        with workers.attended(SOME):
-            return workers.where_present(x, -x), workers.where_counted(x, -x)
+        with workers.with_participation(SOME):
+            return workers.where_present(x, -x), workers.where_delivered(x, -x)
 
     there, counted = spread(function, devices, X)
     np.testing.assert_array_equal(there, np.where(HERE[:, None], X, -X))
@@ -101,11 +106,11 @@ def test_gossip_goes_by_the_links_that_are_there(devices):
     step = 1
 
     def function(x):
-        with workers.attended(SOME):
+        with workers.with_participation(SOME):
             return {
                 name: (
                     workers.mix(x, graph, jnp.int32(step)),
-                    workers.pull(x, graph, jnp.int32(step)),
+                    workers.laplacian(x, graph, jnp.int32(step)),
                     workers.mix(x, graph, jnp.int32(step), keep_sums=True),
                 )
                 for name, graph in GRAPHS.items()
@@ -131,10 +136,10 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         def of(graph):
             if lengths == "one for all":
                 return bits.to_neighbours(96, 96, graph, step)
-            own = workers.own(jnp.asarray(each, jnp.uint32), N)
-            return bits.to_neighbours(own, workers.fetch(own, graph, step), graph, step)
+            own = workers.local_block(jnp.asarray(each, jnp.uint32), N)
+            return bits.to_neighbours(own, workers.gather_neighbours(own, graph, step), graph, step)
 
-        with workers.attended(SOME):
+        with workers.with_participation(SOME):
             return {name: of(graph) for name, graph in GRAPHS.items()}
 
     for name, found in spread(function, devices, X).items():
@@ -160,7 +165,7 @@ def test_functions_that_are_traced_once_see_each_rounds_attendance():
     def function(x):
         means = []
         for there in (SOME, None, NOBODY):
-            with workers.attended(there):
+            with workers.with_participation(there):
                 means += [jitted(x), lax.cond(x[0, 0] < 100, workers.mean, lambda x: x[0], x)]
         return jnp.stack(means)
 

@@ -1,7 +1,7 @@
 """Participation in a round, and delivery of messages, as collectives see them while a method's
 update is traced.
 
-The engine sets them. `sum`, `mean`, `mix`, `pull` and the bits counted by `dsgd.communication` are
+The engine sets them. `sum`, `mean`, `mix`, `laplacian` and the bits counted by `dsgd.communication` are
 then restricted to workers that participate, without any code in the methods. If they are not set,
 all workers participate and all messages arrive, and nothing is added to the program.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 
-class Attendance(NamedTuple):
+class Participation(NamedTuple):
     """Participation and delivery in one round, the same on every device.
 
     Args:
@@ -32,13 +32,13 @@ class Attendance(NamedTuple):
     arrives: Callable[[jax.Array, jax.Array], jax.Array]
 
 
-_current: ContextVar[Attendance | None] = ContextVar("attendance", default=None)
+_current: ContextVar[Participation | None] = ContextVar("participation", default=None)
 # The traced program closes over this round's arrays, so JAX's caches of traced functions must not
 # reuse it in another round.
 _traced = jax.make_user_context(None)
 
 
-def attendance() -> Attendance | None:
+def participation() -> Participation | None:
     """Returns participation and delivery in the round that is being traced; None: all workers
     participate and all messages arrive.
     """
@@ -46,7 +46,7 @@ def attendance() -> Attendance | None:
 
 
 @contextmanager
-def attended(by: Attendance | None) -> Iterator[None]:
+def with_participation(by: Participation | None) -> Iterator[None]:
     """Context in which functions are traced with the given participation and delivery; None: with
     all workers and messages.
     """

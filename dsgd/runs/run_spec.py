@@ -15,7 +15,7 @@ from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 
 
-class Job(NamedTuple):
+class RunSpec(NamedTuple):
     """A run, or all runs of a sweep.
 
     Args:
@@ -66,7 +66,7 @@ class Job(NamedTuple):
             self.points,
             self.keys,
             self.problem.data,
-            self.problem.shared,
+            self.problem.replicated,
             batches,
             chunk,
         )

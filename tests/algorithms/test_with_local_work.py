@@ -16,8 +16,8 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, observed, unequal_work
-from dsgd import Work, compressors, problems, work, workers
+from algorithms import delays, with_diagnostics, with_local_work
+from dsgd import LocalWork, compressors, problems, work, workers
 
 N, D, B, M, STEPS = 8, 6, 3, 4, 6
 SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # in turn
@@ -70,7 +70,7 @@ def problem(**fields: Any) -> dsgd.Problem:
     )
 
 
-def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
+def in_turn(state: dsgd.State, round: dsgd.Round) -> LocalWork:
     """Sizes that change from round to round."""
     return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
 
@@ -83,9 +83,9 @@ def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
     method = METHODS[name]
     with jax.enable_x64(True):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
-        cuttable = problem(batch_size=B, take=cut)
+        cuttable = problem(batch_size=B, truncate=cut)
         run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
-        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=2)
+        ours = run(with_local_work(method, in_turn), cuttable, batches=plain, mesh=2)
         counts = np.arange(M * B)[None] < SIZES[:, :, None]  # the first ones, [2, N, M B]
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
         weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
@@ -124,7 +124,7 @@ def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
     method = algorithms.asynchronous_sgd(SGD)
     spy = method._replace(query=query, update=update)
     dsgd.compile_round(
-        unequal_work(spy, work.micro_batches(np.eye(N, 2) > 0)),
+        with_local_work(spy, work.micro_batches(np.eye(N, 2) > 0)),
         problems.robust_regression(N, D, batch_size=B),
         mesh,
     )
@@ -150,9 +150,9 @@ def test_observed_norms_are_those_of_the_gradients(key):
             a[0].astype(np.float32), y[0].astype(np.float32), np.full(y[0].shape, 1 / B, np.float32)
         )
     ]
-    method = observed(unequal_work(algorithms.minibatch_sgd(SGD), in_turn))
+    method = with_diagnostics(with_local_work(algorithms.minibatch_sgd(SGD), in_turn))
     history = dsgd.run(
-        method, problem(batch_size=B, take=cut), steps=1, key=key, batches=outside, mesh=2
+        method, problem(batch_size=B, truncate=cut), steps=1, key=key, batches=outside, mesh=2
     ).history
     # at x = 0
     sums = np.stack([-2 * (a[0, n, :size].T @ y[0, n, :size]) for n, size in enumerate(SIZES[0])])
@@ -170,7 +170,7 @@ def test_observed_norms_are_those_of_the_gradients(key):
 
 def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
     history = dsgd.run(
-        observed(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh
+        with_diagnostics(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh
     ).history
     there = ~np.isnan(history["local_sqnorms"][1:])
     np.testing.assert_array_equal(np.argmax(there, axis=1), history["worker"][1:])
@@ -183,23 +183,25 @@ def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
 MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
     "for others": (
-        lambda: dsgd.compile_round(unequal_work(METHODS["dsgd"], THREE), problem(), 1),
+        lambda: dsgd.compile_round(with_local_work(METHODS["dsgd"], THREE), problem(), 1),
         r"decentralized_sgd.* with samples as bool\[3, 2\]; expected .* \[8, M\]",
     ),
     "one axis": (
-        lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))),
+        lambda: with_local_work(MB, LocalWork(np.ones(3, bool), np.ones(3))),
         r"samples as bool\[3\]; expected integers or bool \[N, M\]",
     ),
     "against": (
-        lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))),
+        lambda: with_local_work(MB, LocalWork(np.ones((3, 1), int), -np.ones((3, 1)))),
         "with weights -1 to -1; expected finite numbers",
     ),
     "a number": (
-        lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1),
-        "work as 3; expected a dsgd.Work",
+        lambda: dsgd.compile_round(with_local_work(MB, lambda state, round: 3), problem(), 1),
+        "work as 3; expected a dsgd.LocalWork",
     ),
     "twice": (
-        lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1),
+        lambda: dsgd.compile_round(
+            with_local_work(with_local_work(MB, in_turn), in_turn), problem(), 1
+        ),
         "set the local work themselves",
     ),
 }
@@ -221,7 +223,7 @@ def test_square_norms_of_half_precision_are_summed_in_float32():
 def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
     """With momentum, a gradient of 0 would be a step."""
     first, method = (
-        Work(jnp.ones((N, 1), bool), jnp.ones((N, 1))),
+        LocalWork(jnp.ones((N, 1), bool), jnp.ones((N, 1))),
         algorithms.decentralized_sgd(SGD, topologies.ring(N)),
     )
     later = first._replace(samples=first.samples.at[0].set(False))
@@ -231,7 +233,7 @@ def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
 
     runs = [
         dsgd.run(
-            unequal_work(method, given), problem(), steps=steps, key=key, mesh=mesh
+            with_local_work(method, given), problem(), steps=steps, key=key, mesh=mesh
         ).state.workers.optimizer
         for steps in (2, 4)
     ]
