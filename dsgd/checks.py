@@ -644,7 +644,12 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
         "evaluate": "params data shared",
     },
     "Parameters": {"init": "key"},
-    "Sampler": {"draw": "key data", "take": "batch b", "keyed": "key batch", "refuses": "batches"},
+    "Sampler": {
+        "draw": "key data",
+        "truncate": "batch b",
+        "keyed": "key batch",
+        "batch_error": "batches",
+    },
     "Loss": {"value": "params batch", "gradient": "params batch"},
     "Evaluation": {"function": "params data shared", "statistics": "params data"},
     "Compressor": {
@@ -657,7 +662,7 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
         "seconds": "N latency transfer convention",
-        "vectors": "N",
+        "volume": "N",
         "messages": "N",
         "clock": "finish ports convention step",
     },
@@ -666,10 +671,10 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
 _PARTS = {"init": Parameters, "loss": Loss, "sample": Sampler, "evaluate": Evaluation}
 _OPTIONAL = {
     "absent",
-    "refuses",
+    "batch_error",
     "evaluate",
     "function",
-    "take",
+    "truncate",
     "keyed",
     "statistics",
     "omega",

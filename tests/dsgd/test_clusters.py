@@ -383,7 +383,7 @@ PARTS = (
 )
 
 
-@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part)))
 def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
     cluster = Cluster(**{"compute": ONE, **part})
     assert (cluster.workers, Cluster(ONE).workers) == (3, None)

@@ -60,7 +60,7 @@ MISTAKES = [
         f"{RUNS}/test_feed_chunks.py",
     ),
     Mistake(
-        "dsgd/runs/identity.py",
+        "dsgd/runs/fingerprint.py",
         "if name not in _TOOLS]",
         "if name in _TOOLS]",
         f"{RUNS}/test_identity.py",
@@ -103,8 +103,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/engine/clock.py",
-        "return _moved(clock, seconds, seconds - done, measured)",
-        "return _moved(clock, seconds, done - seconds, measured)",
+        "return _moved(clock, seconds, seconds - done, timings)",
+        "return _moved(clock, seconds, done - seconds, timings)",
         f"{OF_CLOCKS}::test_a_worker_that_was_done_earlier_begins_earlier",
     ),
     Mistake(
@@ -168,7 +168,7 @@ MISTAKES = [
         "tests/dsgd/machines/test_local_processes.py::test_the_first_to_fail_is_told_of",
     ),
     Mistake(
-        "dsgd/machines/watch.py",
+        "dsgd/machines/heartbeat.py",
         "watch.words(0) in (ended, left)",
         "watch.words(0) in (ended,)",
         "tests/dsgd/machines/test_runtime.py::test_what_process_0_has_said_is_not_said_again",
