@@ -334,7 +334,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
             )
         ),
         "cluster": clusters.Cluster(
-            SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)
+            SECONDS, single_batch=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)
         ),
     },
     cannikin.train_processes: {

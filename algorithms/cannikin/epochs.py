@@ -264,7 +264,7 @@ def _require_cut(name: str, problem: Problem) -> int:
     if problem.batch_size is None or problem.truncate is None:
         raise ValueError(
             f"{name}: {problem.name} cannot truncate its batches; expected a problem with "
-            "batch_size and take"
+            "batch_size and truncate"
         )
     if problem.batch_sizes is not None:
         smallest = min(problem.batch_sizes)

@@ -63,7 +63,7 @@ def train(
         problem: its N workers are the nodes; it must have a batch_size and be able to truncate its
             batches.
         system: `cannikin.cannikin(...)`, `equal_split`, `lb_bsp`, `adaptdl`, or a custom one.
-        cluster: must have an overlap, and `at_once` if there are several micro-batches.
+        cluster: must have an overlap, and `single_batch` if there are several micro-batches.
         epochs: maximal number of epochs.
         key: JAX key from which all random numbers derive.
         micro_batches: M, number of pieces in which a local batch is simulated; a node may have at
@@ -224,9 +224,9 @@ def _require_overlap(cluster: Cluster, micro_batches: int) -> float:
             f"cannikin.train: the cluster {cluster.name} has no overlap; expected one, for which "
             "nodes measure their timings"
         )
-    if micro_batches > 1 and not cluster.at_once:
+    if micro_batches > 1 and not cluster.single_batch:
         raise ValueError(
             f"cannikin.train: {micro_batches} micro-batches on a cluster that computes them one by "
-            "one; expected a cluster with at_once=True"
+            "one; expected a cluster with single_batch=True"
         )
     return cluster.overlap.last

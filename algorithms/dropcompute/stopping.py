@@ -76,10 +76,10 @@ def require_one_by_one(where: str, cluster: Any) -> None:
     """Raises a ValueError if the cluster's workers compute all their micro-batches as one batch, so
     that the last ones cannot be dropped.
     """
-    if cluster.at_once:
+    if cluster.single_batch:
         raise ValueError(
             f"{where}: the cluster's workers compute their micro-batches as one batch; expected a "
-            "cluster with at_once=False"
+            "cluster with single_batch=False"
         )
 
 

@@ -177,7 +177,7 @@ class _Worker:
             server.settimeout(None)  # no time limit, because the caller's `wait` may take any time
             if server.recv(1) != _START:
                 raise OSError(
-                    "train_processes: the server closed the connection; need all processes until "
+                    "train_processes: the server closed the connection; expected all processes until "
                     "the end"
                 )
             server.settimeout(_BOUND)

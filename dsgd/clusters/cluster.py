@@ -80,7 +80,7 @@ class Cluster:
             the other, each of the problem's batch size; ignored if the method sets the local work
             (`Query.work`).
         per_sample: seconds for each sample of a micro-batch; None: 0.
-        at_once: whether a worker's micro-batches are parts of one batch, which only the simulation
+        single_batch: whether a worker's micro-batches are parts of one batch, which only the simulation
             divides: the samples of a round then take the time of a single micro-batch of that size.
         overlap: overlap of the round's messages with the computation of the last micro-batch, whose
             backward pass takes at most the whole micro-batch's time; None: no overlap.
@@ -111,7 +111,7 @@ class Cluster:
     convention: Convention = "blocking"
     micro_batches: int = 1
     per_sample: Quantity | None = None
-    at_once: bool = False
+    single_batch: bool = False
     overlap: Overlap | None = None
     noise: float = 0.0
     present: Quantity | None = None
@@ -180,7 +180,7 @@ class Cluster:
         ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
         options = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
-            "at once" if self.at_once else "",
+            "at once" if self.single_batch else "",
             self.overlap.name if self.overlap else "",
             f"noise {self.noise:.9g}" if self.noise else "",
             f"present {self.present.name} for {self.participation_period}" if self.present else "",
@@ -235,7 +235,7 @@ class Cluster:
 
     def samples(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Returns the samples of each micro-batch of the given workers, int32 `[k, M]`; with
-        `at_once`, the first micro-batch has all of a worker's samples.
+        `single_batch`, the first micro-batch has all of a worker's samples.
 
         Args:
             round, workers: as in `latencies`.
@@ -255,7 +255,7 @@ class Cluster:
             samples = jnp.full((workers.shape[0], self.micro_batches), batch, jnp.int32)
         else:
             samples = jnp.asarray(round.work.samples)[workers]
-        if not self.at_once:
+        if not self.single_batch:
             return samples
         return jnp.zeros_like(samples).at[:, 0].set(jnp.sum(samples, axis=1, dtype=samples.dtype))
 

@@ -77,5 +77,5 @@ def restore(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
         return loop.Carry(copies, (), drawn)
     measured = filled(np.nan, like.clock.timings)
     return loop.Carry(
-        copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured), drawn
+        copies, filled(0, like.clock._replace(timings=()))._replace(timings=measured), drawn
     )

@@ -197,7 +197,7 @@ def make_cluster(
         clusters.constant(s + m),
         up=clusters.constant(LINK * (parameters or of.parameters) / of.parameters),
         per_sample=clusters.constant(q + k),
-        at_once=True,
+        single_batch=True,
         overlap=clusters.Overlap(
             clusters.constant(m), clusters.constant(k), first=of.first, last=of.last
         ),

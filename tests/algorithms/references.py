@@ -638,7 +638,7 @@ NODES = clusters.Cluster(
     clusters.constant([0.1, 0.2, 0.15, 0.3, 0.12, 0.1, 0.25, 0.2]),
     up=clusters.constant(2e3),
     per_sample=clusters.constant([0.02, 0.04, 0.03, 0.07, 0.02, 0.05, 0.03, 0.04]),
-    at_once=True,
+    single_batch=True,
     overlap=clusters.Overlap(clusters.constant(0.05), clusters.constant(0.01), 0.25, 0.125),
     noise=0.02,
 )

@@ -32,7 +32,7 @@ def decent(tmp_path_factory):
     (path := data / "path").mkdir()
     environment = {"PYTHONPATH": str(environments.path_for(path)), "PYTHONSAFEPATH": "1"}
 
-    def run(method: str) -> tuple[jobs.RunSpec, np.ndarray]:
+    def run(method: str) -> tuple[jobs.Job, np.ndarray]:
         what = {
             "data": str(data),
             "rounds": ROUNDS,
@@ -50,7 +50,7 @@ def decent(tmp_path_factory):
             environment,
             longest=120,
         )
-        return jobs.RunSpec(**what), np.load(what["save"])
+        return jobs.Job(**what), np.load(what["save"])
 
     return run
 

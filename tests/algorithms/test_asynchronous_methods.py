@@ -500,10 +500,10 @@ REFUSED = [
         asynchronous_sgd,
         {"delays": delays.given(np.zeros((1, 2), int)), "servers": 3},
         None,
-        "delays.given: D for 2 parts",
+        "delays.given: D has 2 columns",
     ),
-    (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd without a cluster"),
-    (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 of 4"),
+    (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd: the run has no cluster"),
+    (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 with 4"),
 ]
 
 

@@ -702,7 +702,7 @@ REFUSED = [
     (on_ray.asynchronous_sgd, {"bound": 1}, "bound = 1 with 3 workers"),
     (on_ray.asynchronous_sgd, {"patience": 0.0}, "patience"),
     (on_ray.minibatch_sgd, {"checkpoint_seconds": -1.0}, "checkpoint_seconds"),
-    (on_ray.asynchronous_gossip_sgd, {"topology": topologies.ring(4)}, "4 workers .* problem of 3"),
+    (on_ray.asynchronous_gossip_sgd, {"topology": topologies.ring(4)}, "4 nodes .* problem has 3"),
     (
         on_ray.asynchronous_gossip_sgd,
         {"topology": topologies.one_peer_exponential(4)},

@@ -163,7 +163,7 @@ def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_tho
     seconds = clusters.constant(0.1)
     overlap = clusters.Overlap(seconds, seconds, 0.5, 0.1)
     cluster = clusters.Cluster(
-        seconds, per_sample=seconds, overlap=overlap, up=clusters.constant(1e6), at_once=True
+        seconds, per_sample=seconds, overlap=overlap, up=clusters.constant(1e6), single_batch=True
     )
     method = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(0.05)))
     expected = cannikin.train(

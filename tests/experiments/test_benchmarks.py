@@ -37,7 +37,7 @@ def data(tmp_path):
     ("method", "versions"), [("dsgd", ("dsgd", "scan", "numpy")), ("mb-sgd", ("dsgd", "scan"))]
 )
 def test_versions_make_the_same_iterates(method, versions, data):
-    what = jobs.RunSpec(data, rounds=12, method=method)
+    what = jobs.Job(data, rounds=12, method=method)
     with jax.enable_x64(True):
         first, *others = (np.asarray(jobs.VERSIONS[name].build(what)(12)) for name in versions)
     for models in others:

@@ -19,7 +19,7 @@ REFUSED = {
     "asynchrony": [
         ({"methods": ("asgd",)}, "--methods asgd: expected some of synchronous"),
         ({"slow": 16}, "--slow 16 of 16 workers"),
-        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
+        ({"backups": 16}, "backups = 16 with 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
     ],
     "availability": [
@@ -67,7 +67,7 @@ REFUSED = {
         ({"total": 63}, "--total 63: expected 64"),
     ],
     "compare": [
-        ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad': need one of gd,"),
+        ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad'; expected one of gd,"),
         ({"data": "iris"}, "load: data = 'iris'; expected one of digits, breast-cancer"),
         ({"partition": "random"}, "split: partition = 'random'; expected one of iid, blocks"),
         (

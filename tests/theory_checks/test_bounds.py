@@ -409,7 +409,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
         for check in (dropcompute.check, dropcompute_convex.check)
     ),
     (
-        "one that somebody computes in time",
+        "at least one that finishes in time",
         lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0),
     ),
     ("a doubly stochastic W in all rounds", lambda: local_sgd.memory(PUSHED)),

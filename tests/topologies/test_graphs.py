@@ -202,7 +202,7 @@ def test_a_subgraph_and_a_data_frame_name_the_workers():
     W, names = topologies.ring(3).W, ["a", "b", "c"]
     assert from_matrix(pandas.DataFrame(W, index=names, columns=names)).names == ("a", "b", "c")
     assert from_matrix(pandas.DataFrame(W)).names is None
-    with pytest.raises(ValueError, match="need the same order"):
+    with pytest.raises(ValueError, match="expected the same order"):
         from_matrix(pandas.DataFrame(W, index=names, columns=["b", "a", "c"]))
 
 

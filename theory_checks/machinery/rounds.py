@@ -56,7 +56,7 @@ class Timetable(NamedTuple):
     """
 
     seconds: jax.Array
-    at_once = False
+    single_batch = False
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
         """Returns the seconds of the round, as the method of a cluster does."""

@@ -327,7 +327,7 @@ class DrawTimes(NamedTuple):
 
     key: jax.Array
     drawn: jax.Array
-    at_once = False
+    single_batch = False
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
         def one(n, m):

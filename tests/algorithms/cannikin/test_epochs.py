@@ -138,11 +138,11 @@ def test_lengths_and_room_that_are_not_given():
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        ([16, 17, 16, 16], r"whole numbers, one a node, from 0 to \[16, 16, 16, 16\]"),
-        ([-1, 4, 4, 4], "whole numbers"),
-        ([1.0, 4.0, 4.0, 4.0], "whole numbers"),
-        ([4, 4, 4], "whole numbers"),
-        ([0, 0, 0, 0], "batches of 0 samples in all"),
+        ([16, 17, 16, 16], r"integers, one for each node, from 0 to \[16, 16, 16, 16\]"),
+        ([-1, 4, 4, 4], "expected integers"),
+        ([1.0, 4.0, 4.0, 4.0], "expected integers"),
+        ([4, 4, 4], "expected integers"),
+        ([0, 0, 0, 0], "batches of 0 samples in total"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(decision, words):

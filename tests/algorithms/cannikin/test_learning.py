@@ -236,11 +236,11 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
 
 REFUSED = [
     ({"batches": [1.0, 2.0]}, "batches"),
-    ({"compute": np.ones(3)}, "compute of shape"),
-    ({"first": np.ones((1, 3))}, "as many rounds of each"),
+    ({"compute": np.ones(3)}, "compute has the shape"),
+    ({"first": np.ones((1, 3))}, "same number of rounds for all"),
     ({"backward": -np.ones((2, 3))}, "backward"),
     ({"communication": np.full((2, 3), np.inf)}, "communication"),
-    ({"compute": np.zeros((2, 3))}, "compute .* more than 0"),
+    ({"compute": np.zeros((2, 3))}, "compute .*expected seconds > 0"),
 ]
 
 

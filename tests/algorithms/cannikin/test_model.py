@@ -175,18 +175,18 @@ GOOD: dict[str, Any] = {
 }
 LIMITED = ClusterModel(**GOOD, limits=[3.5, 2.5])
 REFUSED = [
-    ({"s": [1.0, 2.0, 3.0]}, "s of shape"),
+    ({"s": [1.0, 2.0, 3.0]}, "s has the shape"),
     ({"k": [-1.0, 2.0]}, "k = "),
     ({"m": [1.0, np.inf]}, "m = "),
-    ({"q": [0.0, 1.0], "k": [0.0, 1.0]}, r"q \+ k = 0 of node 0"),
+    ({"q": [0.0, 1.0], "k": [0.0, 1.0]}, r"q \+ k = 0 for node 0"),
     ({"gamma": 1.5}, "gamma"),
     ({"t_overlap": -1.0}, "t_overlap"),
     ({"limits": [np.nan, 1.0]}, "limits"),
 ]
 REFUSED_CALLS = [
-    (LIMITED.optperf, [1.0, 6.5], r"6\.5 samples, but limits of 6"),
+    (LIMITED.optperf, [1.0, 6.5], r"6\.5 samples, but the limits add up to 6"),
     (LIMITED.optperf, [4.0, 0.0], "optperf: a total batch of 0"),
-    (LIMITED.optperf_integer, 6, "6 samples, but limits of 5"),
+    (LIMITED.optperf_integer, 6, "6 samples, but the limits add up to 5"),
     (LIMITED.optperf_integer, 2.5, "optperf_integer: total_batch"),
     (LIMITED.node_times, [1.0, 2.0, 3.0], "node_times: batches"),
     (LIMITED.batch_time, [[1.0, 2.0], [np.nan, 2.0]], "batch_time: batches"),

@@ -142,7 +142,7 @@ def test_averages_are_exponential_without_a_start_at_0_and_leave_out_what_is_nan
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"batches": [4, 0]}, "batches .* two nodes that have samples"),
+    ({"batches": [4, 0]}, "batches .* two nodes with samples"),
     ({"batches": [4, -1]}, "batches"),
     ({"batches": [4, 1, 1]}, r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]"),
     ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms"),

@@ -200,7 +200,7 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
     start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
     assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
-    with pytest.raises(ValueError, match=r"AdaptDL: total batches of 31 .* room for 30"):
+    with pytest.raises(ValueError, match=r"AdaptDL: total batches of 31 .* memory for 30"):
         cannikin.adaptdl([31, 60], 30).start(start)
 
 
@@ -320,8 +320,8 @@ REFUSED = [
     (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale"),
     (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds"),
     (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch"),
-    (lambda: policies.equal_parts(11, np.array([3, 3, 2, 3])), "which has room for 2"),
-    (lambda: policies.equal_parts(11, np.array([2, 3, 3, 3])), "which has room for 2"),
+    (lambda: policies.equal_parts(11, np.array([3, 3, 2, 3])), "has memory for 2"),
+    (lambda: policies.equal_parts(11, np.array([2, 3, 3, 3])), "has memory for 2"),
 ]
 
 

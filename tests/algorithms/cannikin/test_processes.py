@@ -24,7 +24,7 @@ CLUSTER = clusters.Cluster(
     per_sample=SECONDS,
     overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
     up=clusters.constant(1e6),
-    at_once=True,
+    single_batch=True,
 )
 ONE_NODE = {"epochs": 2, "key": jax.random.key(3), "micro_batches": M, "samples": 2 * 11}
 
@@ -103,8 +103,8 @@ def test_what_cannot_be_trained_is_refused():
     good = {"problem": make(1), "optimizer": optax.sgd(RATE), "system": cannikin.equal_split(4)}
     for wrong, words in (
         ({"problem": make(2)}, "2 workers"),
-        ({"limits": [3]}, "room for 3"),
-        ({"scaling": lambda *args: 2.0}, "a step size times 2"),
+        ({"limits": [3]}, "memory for 3"),
+        ({"scaling": lambda *args: 2.0}, "scaling returned 2"),
     ):
         with pytest.raises(ValueError, match=words):
             cannikin.train_processes(**good | ONE_NODE | wrong)

@@ -37,7 +37,7 @@ CLUSTER = clusters.Cluster(
     clusters.constant(S + P),
     up=clusters.constant(SPEED),
     per_sample=clusters.constant(Q + K),
-    at_once=True,
+    single_batch=True,
     overlap=OVERLAP,
 )
 SGD = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(RATE, momentum=0.5)))
@@ -268,14 +268,17 @@ def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
 
 PLAIN = clusters.constant(1.0)
 REFUSED = [
-    ({"cluster": clusters.Cluster(PLAIN)}, "a cluster without an overlap"),
-    ({"cluster": clusters.Cluster(PLAIN, overlap=OVERLAP)}, "10 micro-batches as batches"),
+    ({"cluster": clusters.Cluster(PLAIN)}, "has no overlap"),
+    ({"cluster": clusters.Cluster(PLAIN, overlap=OVERLAP)}, "10 micro-batches on a cluster"),
     ({"limits": [1, 2, 3]}, "cannikin.train: limits"),
-    ({"limits": [10] * N}, "16 of node 0, which has room for 10"),
+    ({"limits": [10] * N}, "node 0 gets 16 but has memory for 10"),
     ({"smoothing": 0.0}, "cannikin.train: smoothing"),
     ({"present": lambda epoch: np.zeros(N, bool)}, r"present\(0\)"),
-    ({"scaling": lambda *_: np.nan}, "cannikin.train: scaling gives nan"),
-    ({"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, truncate=None))}, "cannot cut"),
+    ({"scaling": lambda *_: np.nan}, "cannikin.train: scaling returned nan"),
+    (
+        {"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, truncate=None))},
+        "cannot truncate",
+    ),
     (
         {"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0},
         r"cannikin\.scalable",

@@ -246,8 +246,8 @@ GIVEN = {"thresholds": 5.0, "mean": 1.0, "std": 0.3, "micro_batches": 12, "worke
 REFUSED = [
     ({"mean": np.inf}, "mean"),
     ({"std": 0.0}, "std"),
-    ({"std": 1e-7}, "std of at least a millionth"),
-    ({"std": 1e7}, "std of at most a million"),
+    ({"std": 1e-7}, "std of at least 1e-6"),
+    ({"std": 1e7}, "std of at most 1e6"),
     ({"workers": [4, 0]}, "workers"),
     ({"workers": 2.5}, "workers"),
     ({"thresholds": [1.0, np.nan]}, "thresholds"),

@@ -248,18 +248,18 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
 
 # --- Refusals.
 
-AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
+SINGLE_BATCH = clusters.Cluster(clusters.constant(1.0), single_batch=True)
 AWAY = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
 WHOLE = with_local_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
 CHOSEN = dropcompute.auto_threshold(3)
 BATCHES = [jnp.ones((N, M, N))] * STEPS
 # a method, more arguments of `drop_compute`, and of `run`
 REFUSED = [
-    (METHOD, {}, {"cluster": None}, "without a cluster"),
-    (METHOD, {}, {"cluster": AT_ONCE}, "micro-batches at once"),
-    (algorithms.asynchronous_sgd(SGD), {}, {}, "one by one; need a synchronous one"),
-    (algorithms.gradient_descent(SGD), {}, {}, "asks for exact gradients"),
-    (WHOLE, {}, {}, "states itself what"),
+    (METHOD, {}, {"cluster": None}, "has no cluster"),
+    (METHOD, {}, {"cluster": SINGLE_BATCH}, "as one batch"),
+    (algorithms.asynchronous_sgd(SGD), {}, {}, "expected a synchronous"),
+    (algorithms.gradient_descent(SGD), {}, {}, "uses exact gradients"),
+    (WHOLE, {}, {}, "set the local work themselves"),
     (algorithms.backup_workers_sgd(SGD, 2), {}, {}, "seconds.*, which another call"),
     (METHOD, {"threshold": CHOSEN}, {"cluster": AWAY}, "pass a threshold in seconds"),
     (METHOD, {"resample_dropped": True}, {"batches": BATCHES}, "draws batches"),
@@ -278,10 +278,10 @@ def test_what_cannot_be_planned_is_refused():
     def swept(H):
         return drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2)
 
-    with pytest.raises(ValueError, match="a period that is swept"):
+    with pytest.raises(ValueError, match="period is swept"):
         jax.eval_shape(swept, 2)
-    with pytest.raises(ValueError, match=r"dropcompute.latencies: a cluster whose"):
-        dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY)
+    with pytest.raises(ValueError, match=r"dropcompute.latencies: .*as one batch"):
+        dropcompute.latencies(SINGLE_BATCH, N, M, iterations=1, key=KEY)
     with pytest.raises(ValueError, match="drop_rate"):
         dropcompute.extra_steps(10, 1.0)
 

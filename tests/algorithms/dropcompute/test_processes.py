@@ -108,6 +108,6 @@ def test_refusals(key):
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             dropcompute.train_processes(**good | arguments)
-    for batches, threshold, words in (([], 1.0, "no micro-batches"), ([1], math.nan, "threshold")):
+    for batches, threshold, words in (([], 1.0, r"batches = \[\]"), ([1], math.nan, "threshold")):
         with pytest.raises(ValueError, match=f"accumulate: {words}"):
             dropcompute.accumulate(lambda params, batch: batch, 0, batches, threshold)

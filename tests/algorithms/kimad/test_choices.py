@@ -117,11 +117,11 @@ REFUSED = [
     # at the start
     ({"compressors": [compressors.random_k(0.1)]}, "no contraction for vectors of 20 elements"),
     ({"down": RANDOM}, "random length"),
-    ({"weights": [1.0]}, "weights of 1 numbers for 2 workers"),
-    ({"computation": [0.1] * 3}, "computation of 3 numbers for 2 workers"),
-    ({"rule": lambda errors, sizes, budget: jnp.int32(0)}, r"rule gives int32\[\]"),
-    ({"rule": lambda errors, sizes, budget: jnp.zeros(1)}, r"rule gives float32\[1\]"),
-    ({"rule": lambda errors, sizes, budget: [0]}, "rule gives a list"),
+    ({"weights": [1.0]}, "weights has 1 entries for 2 workers"),
+    ({"computation": [0.1] * 3}, "computation has 3 entries for 2 workers"),
+    ({"rule": lambda errors, sizes, budget: jnp.int32(0)}, r"rule returned int32\[\]"),
+    ({"rule": lambda errors, sizes, budget: jnp.zeros(1)}, r"rule returned float32\[1\]"),
+    ({"rule": lambda errors, sizes, budget: [0]}, "rule returned a list"),
 ]
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused():
             lambda: kimad_sgd(SGD, TOP, 1.0).init({"first": jnp.zeros(0)}, 2),
             r"layer \['first'\] has no elements",
         ),
-        (lambda: kimad.top_k([0.1, 0.0]), "kimad.top_k: a ratio of 0.0"),
+        (lambda: kimad.top_k([0.1, 0.0]), "kimad.top_k: ratios contain 0.0"),
         (lambda: kimad.top_k([]), "kimad.top_k: ratios"),
         (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight"),
     ):

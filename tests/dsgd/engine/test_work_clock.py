@@ -95,17 +95,17 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
     """And its backward pass is measured, not that of the last piece."""
     pieces = np.array([[[5, 3], [1, 0], [0, 4], [0, 0]]])
     whole = pieces.sum(axis=2, keepdims=True)
-    apart, at_once = (
+    apart, single_batch = (
         run(
             working(algorithms.with_diagnostics(METHODS["mb-sgd"]), samples),
             sized,
-            replace(WORKING, overlap=OVERLAP, at_once=True),
+            replace(WORKING, overlap=OVERLAP, single_batch=True),
             steps=3,
         ).history
         for samples in (pieces, whole)
     )
     for name in ("clock", "measured_compute", "measured_backward", "measured_first"):
-        np.testing.assert_array_equal(apart[name], at_once[name], err_msg=name)
+        np.testing.assert_array_equal(apart[name], single_batch[name], err_msg=name)
     samples = whole[0, :, 0]
     P = np.where(samples > 0, BACKWARD * (FIXED + PER_SAMPLE * samples), np.nan)
     np.testing.assert_allclose(apart["measured_backward"][2:], [P] * 2, rtol=1e-6)

@@ -149,7 +149,10 @@ def test_process_0_says_when_it_is_enough(both):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("workers", "mesh of 2 devices for 3 workers; expected a number of devices that divides 3"),
+        (
+            "workers",
+            "mesh has 2 devices for 3 workers; expected a number of devices that divides 3",
+        ),
         ("rows", "3 workers in 2 processes; expected a number of processes that divides 3"),
         ("mesh", "other processes hold a part of the data"),
     ],

@@ -68,7 +68,7 @@ def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_lo
         return problems.finite_sum(model, loss, (inputs, CLASSES * 1.0), 4, **options)
 
     metrics = {"error": optax.squared_error}
-    shared = made(SPARSE, test=(sp.csr_array(longer), np.ones(2)), metrics=metrics).shared
+    shared = made(SPARSE, test=(sp.csr_array(longer), np.ones(2)), metrics=metrics).replicated
     assert isinstance(shared.inputs, problems.SparseRows)
     np.testing.assert_allclose(shared.inputs @ jnp.arange(30.0), longer @ np.arange(30.0))
     # dense where that is smaller, or needed

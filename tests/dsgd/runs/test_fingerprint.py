@@ -78,7 +78,7 @@ def test_differences_are_reported_by_name(here, reported, monkeypatch):
     assert found.startswith(reported)
     assert bool(found) == bool(reported)
     runs = [json.dumps(each) for each in (RUN, RUN, RUN | here)]
-    monkeypatch.setattr(agreement, "exchange", lambda what, words: runs)
+    monkeypatch.setattr(agreement, "all_gather", lambda what, words: runs)
     if not reported:
         fingerprint.require_same(RUN)
         return

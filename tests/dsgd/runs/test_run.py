@@ -375,7 +375,7 @@ def test_a_compiled_round_may_be_on_a_cluster(problem):
     a ring of two.
     """
     method = algorithms.backup_workers_sgd(optax.sgd(0.1), 1)
-    with pytest.raises(ValueError, match="without a cluster"):
+    with pytest.raises(ValueError, match="has no cluster"):
         dsgd.compile_round(method, problem, mesh=2)
     cluster = clusters.Cluster(clusters.exponential(1.0))
     program = dsgd.compile_round(method, problem, mesh=2, cluster=cluster)
