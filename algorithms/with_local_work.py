@@ -28,8 +28,8 @@ def with_local_work(
 
     Args:
         method: any method whose queries do not set the local work.
-        work: b and w, from `dsgd.work`; or a function (State, Round) -> LocalWork of one static shape,
-            whose values may change during training.
+        work: b and w, from `dsgd.work`; or a function (State, Round) -> LocalWork of one static
+            shape, whose values may change during training.
 
     Raises:
         ValueError: if the work is not valid. During a run: if the work is for another number of

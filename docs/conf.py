@@ -56,7 +56,10 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 
-OTHERS = "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
+OTHERS = (
+    "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib "
+    "collections concurrent fractions pathlib"
+)
 # what is documented elsewhere, where CI cannot look; names that only type checkers import; letters
 # of shapes
 nitpick_ignore_regex = [

@@ -67,9 +67,9 @@ class LocalWork(NamedTuple):
         weights: w, float `[N, M]`, equal on every device, at least 0. Weights of micro-batches that
             are not computed have no effect. A method that takes the mean over workers estimates the
             gradient by $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
-        first_batch: int32 `[N]`, equal on every device: the number of each worker's first micro-batch of
-            this round in a stream of draws that continues through the run. Equal numbers yield
-            equal batches. None: the draws belong to this round only.
+        first_batch: int32 `[N]`, equal on every device: the number of each worker's first
+            micro-batch of this round in a stream of draws that continues through the run. Equal
+            numbers yield equal batches. None: the draws belong to this round only.
     """
 
     samples: jax.Array | np.ndarray
@@ -353,10 +353,10 @@ class Sampler(sameness.Compared):
         draw: (key, data[n]) -> a batch of worker n. If `numbered`, (key, data[n], int32 k) -> batch
             k.
         batch_size: number of samples in a batch; None: batches do not consist of samples.
-        max_local_samples: the largest number of samples of any worker, over which exact gradients are
-            computed; None: data do not consist of samples.
-        truncate: (batch, int32 b) -> the same batch in which only the first b samples contribute to the
-            loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
+        max_local_samples: the largest number of samples of any worker, over which exact gradients
+            are computed; None: data do not consist of samples.
+        truncate: (batch, int32 b) -> the same batch in which only the first b samples contribute to
+            the loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
         batch_sizes: number of samples in each worker's batch, a tuple of N ints, if some workers
             have fewer than `batch_size` samples; the rest of such a batch is not counted. None: all
             batches have `batch_size` samples.
@@ -365,8 +365,8 @@ class Sampler(sameness.Compared):
             earlier ones, as in epochs.
         keyed: (key, streamed batch) -> the batch together with the key for the random numbers of
             the loss, in the form that `draw` returns; None: the loss draws no random numbers.
-        batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the loss
-            is not defined on them, or "" if it is; None: they are not validated.
+        batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the
+            loss is not defined on them, or "" if it is; None: they are not validated.
     """
 
     draw: Callable
@@ -408,7 +408,8 @@ class Evaluation(sameness.Compared):
             history is NaN). To respect the workers' weights, it reads them with
             `workers.weights()`, or uses `workers.mean`, which applies them. None: the mean of the
             loss and of its gradient over all data of all workers.
-        replicated: arguments of `function` that every device holds (held-out data, averages), a pytree.
+        replicated: arguments of `function` that every device holds (held-out data, averages), a
+            pytree.
         statistics: (params, data block) -> params in which leaves that are not trained, such as the
             running averages of batch norm, are estimated from the data. It is applied before
             `function` and to the model that a run returns. None: nothing is estimated.

@@ -229,7 +229,8 @@ def require_arrays(where: str, work: Any, N: int | None) -> None:
     """
     if not isinstance(work, LocalWork):
         raise ValueError(
-            f"{where} as {checks.typed(work)}; expected a dsgd.LocalWork; construct it with dsgd.work"
+            f"{where} as {checks.typed(work)}; expected a dsgd.LocalWork; construct it with "
+            "dsgd.work"
         )
     for name, array in (("samples", work.samples), ("weights", work.weights)):
         kinds, words = (

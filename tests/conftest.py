@@ -11,7 +11,8 @@ import fast_compile
 import typecheck  # noqa: F401 (before what it wraps)
 
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {fast_compile.FLAGS}"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+    f"{fast_compile.FLAGS}"
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # processes that tests start leave nothing in the user's cache

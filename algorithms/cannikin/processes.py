@@ -51,9 +51,9 @@ def train_processes(
     $$ x_{t+1} = x_t - \eta \sum_i \frac{b_i}{B} \bar g_i(x_t) \quad (9) $$
 
     Every process of an initialized `jax.distributed` makes this call with the same arguments;
-    `dsgd.run_local_processes` starts several processes on one machine. A node measures its forward pass
-    including the draw of its batch and the optimizer's step (a), its backward pass (P), and the
-    all-reduce, which includes waiting for the other nodes. The last node does not wait, so the
+    `dsgd.run_local_processes` starts several processes on one machine. A node measures its forward
+    pass including the draw of its batch and the optimizer's step (a), its backward pass (P), and
+    the all-reduce, which includes waiting for the other nodes. The last node does not wait, so the
     minimum over nodes in each round is $T_{comm}$ for all of them. The gradient is sent in one
     bucket: $\gamma = 1$, $T_o = 0$. Timings are exchanged after an epoch. Programs are compiled,
     and called once, before the clock of an epoch starts. Random draws are those of

@@ -165,9 +165,9 @@ def drop_compute(
             size does not depend on the gradient's size (Adam, LAMB). Local steps keep their length
             only with "local", or with "none" if M is 1.
         period: H, number of rounds. It may be swept if the threshold is given.
-        resample_dropped: whether a worker first computes in the next round the samples that it dropped, so
-            that no sample is lost. (If seconds depended on the sample, a sample that takes tau or
-            longer would be started again in every round with "preempt".)
+        resample_dropped: whether a worker first computes in the next round the samples that it
+            dropped, so that no sample is lost. (If seconds depended on the sample, a sample that
+            takes tau or longer would be started again in every round with "preempt".)
         all_dropped: what happens if no worker has computed anything in the first ten rounds or
             more, because no micro-batch ends before tau: the run ends with an error, or warns.
 
@@ -176,8 +176,9 @@ def drop_compute(
             nothing), micro_batches or period is less than 1, or an option is unknown. During a run:
             if there is no cluster, or its workers compute all micro-batches as one batch; if the
             method has its own clock, sets participation or local work itself, or needs exact
-            gradients; if the threshold is to be chosen on a cluster with participation; if `resample_dropped`
-            is used with streamed batches; or if everything is dropped and `all_dropped` is "error".
+            gradients; if the threshold is to be chosen on a cluster with participation; if
+            `resample_dropped` is used with streamed batches; or if everything is dropped and
+            `all_dropped` is "error".
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
     compute variance reduction", 2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.

@@ -76,9 +76,9 @@ def train_processes(
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
         optimizer: the step; `optax.sgd(eta)` gives the equation. All processes make the same steps.
-        threshold: tau, seconds; infinity: nothing is dropped; or `dropcompute.auto_threshold(I)`: all
-            workers measure for I steps, exchange the measurements, and choose the same threshold
-            (section 4.4).
+        threshold: tau, seconds; infinity: nothing is dropped; or `dropcompute.auto_threshold(I)`:
+            all workers measure for I steps, exchange the measurements, and choose the same
+            threshold (section 4.4).
         micro_batches: M, each one batch of the problem.
         steps: number of steps.
         key: JAX key from which all random numbers derive.

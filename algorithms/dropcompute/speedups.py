@@ -9,8 +9,8 @@ Concrete numbers are computed with NumPy in float64; if any argument is traced, 
 computed with jax.numpy in the latencies' own precision.
 
 To make up for dropped samples (section 4.5), $R = M / \tilde M - 1 = p / (1 - p)$ times as many
-additional steps, or samples per batch, are needed. `drop_compute(..., resample_dropped=True)` computes the
-dropped samples in the next round.
+additional steps, or samples per batch, are needed. `drop_compute(..., resample_dropped=True)`
+computes the dropped samples in the next round.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ def train_processes(
     server, process n + 1 is worker n.
 
     Every process of an initialized `jax.distributed` makes this call with the same arguments
-    (`dsgd.run_local_processes`, `links.shaped`). Messages are the packed messages of `compressors.top_k`, over
-    one TCP connection between each worker and the server. The receiver of a message measures its
-    bandwidth, from the first byte to the last, and reports it to the sender with its own next
-    message. $T_{comp}$ is the time that a worker measured for its last update, including
-    compression. Random draws are those of `dsgd.run`, and the iterates are those of
+    (`dsgd.run_local_processes`, `links.shaped`). Messages are the packed messages of
+    `compressors.top_k`, over one TCP connection between each worker and the server. The receiver of
+    a message measures its bandwidth, from the first byte to the last, and reports it to the sender
+    with its own next message. $T_{comp}$ is the time that a worker measured for its last update,
+    including compression. Random draws are those of `dsgd.run`, and the iterates are those of
     `kimad_sgd(..., whole_model(top_k(ratios)))` if the same choices are made. With one ratio the
     method is EF21, without a choice.
 
@@ -177,7 +177,8 @@ class _Worker:
             server.settimeout(None)  # no time limit, because the caller's `wait` may take any time
             if server.recv(1) != _START:
                 raise OSError(
-                    "train_processes: the server closed the connection; expected all processes until "
+                    "train_processes: the server closed the connection; expected all processes "
+                    "until "
                     "the end"
                 )
             server.settimeout(_BOUND)

@@ -159,7 +159,8 @@ def _read(origin: socket.socket, length: int) -> bytes:
         count = origin.recv_into(view)
         if not count:
             raise OSError(
-                "kimad: the other process closed the connection; expected all processes until the end"
+                "kimad: the other process closed the connection; expected all processes until the "
+                "end"
             )
         view = view[count:]
     return bytes(buffer)

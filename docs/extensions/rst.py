@@ -80,7 +80,18 @@ def _line(line: str) -> str:
 def _markup(token: re.Match[str]) -> str:
     if display := token["display"]:
         margin = " " * (len(token.string) - len(token.string.lstrip()))
-        return f"\n\n{margin}.. math::\n{margin}    :nowrap:\n\n{margin}    \\[ {' '.join(display.split())} \\]\n\n{margin}"
+        lines = [
+            "",
+            "",
+            ".. math::",
+            "    :nowrap:",
+            "",
+            f"    \\[ {' '.join(display.split())} \\]",
+        ]
+        return (
+            "\n".join(f"{margin}{line}" if line else "" for line in lines)
+            + f"\n\n{margin}"
+        )
     if code := token["code"]:
         return _apart(token, f"``{' '.join(code.split())}``")
     if inline := token["inline"]:

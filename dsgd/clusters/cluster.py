@@ -80,17 +80,18 @@ class Cluster:
             the other, each of the problem's batch size; ignored if the method sets the local work
             (`Query.work`).
         per_sample: seconds for each sample of a micro-batch; None: 0.
-        single_batch: whether a worker's micro-batches are parts of one batch, which only the simulation
-            divides: the samples of a round then take the time of a single micro-batch of that size.
+        single_batch: whether a worker's micro-batches are parts of one batch, which only the
+            simulation divides: the samples of a round then take the time of a single micro-batch of
+            that size.
         overlap: overlap of the round's messages with the computation of the last micro-batch, whose
             backward pass takes at most the whole micro-batch's time; None: no overlap.
         noise: $\nu$ of the noise of the workers' clocks: a time t is measured as $t e^{\nu z}$ with
             $z \sim \mathcal N(0, 1)$.
         present: participation: a worker participates in a round if its quantity is positive; None:
             all workers participate.
-        participation_period: number of rounds for which a draw of `present` is kept, counted from round 0,
-            for example the rounds between two averagings of local SGD. A dependence of `present` on
-            the clock still takes effect in every round.
+        participation_period: number of rounds for which a draw of `present` is kept, counted from
+            round 0, for example the rounds between two averagings of local SGD. A dependence of
+            `present` on the clock still takes effect in every round.
         delivered: which messages of a round arrive: those for which the quantity is positive. In
             gossip it is evaluated at the number of the link, min(i, j) N + max(i, j), so that a
             link is down in both directions; in all-reduces and exchanges with servers, at the
@@ -100,8 +101,8 @@ class Cluster:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
             is negative, infinite or NaN; the convention is unknown; `micro_batches` or
             `participation_period` is less than 1; quantities are for different numbers of workers;
-            `delivered` is for a number of workers instead of for links; or `participation_period` is given
-            without `present`.
+            `delivered` is for a number of workers instead of for links; or `participation_period`
+            is given without `present`.
     """
 
     compute: Quantity
@@ -134,7 +135,8 @@ class Cluster:
             and self.present is None
         ):
             raise ValueError(
-                f"Cluster: participation_period = {self.participation_period} but present = None; expected a "
+                f"Cluster: participation_period = {self.participation_period} but present = None; "
+                "expected a "
                 "quantity `present` that determines which workers participate"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.named):

@@ -90,8 +90,8 @@ def to_neighbours(
     Args:
         bits: bits of one message: an int if it is the same for all workers, or uint32 `[n]`, by
             sender.
-        arrived: the same int, or the sizes of the messages that `workers.gather_neighbours` returned, uint32
-            `[m]`: receivers read the size from the message itself.
+        arrived: the same int, or the sizes of the messages that `workers.gather_neighbours`
+            returned, uint32 `[m]`: receivers read the size from the message itself.
         topology: W.
         step: number of the exchange; selects the graph if the topology is a schedule.
     """

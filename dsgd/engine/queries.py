@@ -17,8 +17,8 @@ class Asked(NamedTuple):
         params, workers, exact, work: as in `dsgd.Query`.
         axis: worker axis of `params`, as in `jax.vmap`: 0 if the models are stacked, None if there
             is one model for all workers.
-        first_batch: number of each worker's first micro-batch of this round, int32 `[N]`; None: draws are
-            not numbered.
+        first_batch: number of each worker's first micro-batch of this round, int32 `[N]`; None:
+            draws are not numbered.
     """
 
     params: PyTree

@@ -65,8 +65,8 @@ def shaped(
     free: Collection[int] = (),
     timeout: float = 600.0,
 ) -> list[Any]:
-    """Calls a function in local processes, as `dsgd.run_local_processes` does, connected by links of a limited
-    rate.
+    """Calls a function in local processes, as `dsgd.run_local_processes` does, connected by links
+    of a limited rate.
 
     Each process runs in its own network namespace.
 
@@ -77,9 +77,9 @@ def shaped(
             link to every worker.
 
     Raises:
-        ValueError: as in `dsgd.run_local_processes`; if the platform is not Linux, the user is not root, or a
-            command is missing or not permitted; if `rate` does not have finite rates > 0 and a
-            finite period > 0.
+        ValueError: as in `dsgd.run_local_processes`; if the platform is not Linux, the user is not
+            root, or a command is missing or not permitted; if `rate` does not have finite rates > 0
+            and a finite period > 0.
         ChildProcessError: as in `dsgd.run_local_processes`.
     """
     count = checks.positive_int("shaped: processes", processes)

@@ -195,7 +195,8 @@ def warn_if_drawn_again(job: RunSpec) -> None:
         )
     if not job.before and job.steps < rounds and not others:
         _warn(
-            f"participation is drawn every participation_period = {rounds} rounds, so the same workers "
+            f"participation is drawn every participation_period = {rounds} rounds, so the same "
+            "workers "
             f"participate in all steps = {job.steps} rounds; pass a smaller participation_period"
         )
 

@@ -1,9 +1,9 @@
 """Gossip: weighted sums over neighbours, at the cost of the neighbours' rows.
 
-There are two steps. `gather_neighbours` brings the rows that a device needs to it; on one device there is
-nothing to bring. `laplacian` sums their weighted differences from a worker's own row: row by row if
-there are few neighbours, else as a matrix product. Between the two steps, methods with compression
-decompress the rows.
+There are two steps. `gather_neighbours` brings the rows that a device needs to it; on one device
+there is nothing to bring. `laplacian` sums their weighted differences from a worker's own row: row
+by row if there are few neighbours, else as a matrix product. Between the two steps, methods with
+compression decompress the rows.
 
 Differences are used for accuracy. In float32 a row of thirds sums to 1 + 3e-8, not to 1: products
 with W would make models grow by this factor in every round, and methods that accumulate the changes
@@ -94,7 +94,8 @@ def laplacian(
 
     Args:
         tree, topology, step: as in `mix`.
-        table: the result of `gather_neighbours` for the tree, if it has been fetched; None: it is fetched.
+        table: the result of `gather_neighbours` for the tree, if it has been fetched; None: it is
+            fetched.
 
     Raises:
         ValueError: as `mix`.

@@ -1,9 +1,9 @@
 """Participation in a round, and delivery of messages, as collectives see them while a method's
 update is traced.
 
-The engine sets them. `sum`, `mean`, `mix`, `laplacian` and the bits counted by `dsgd.communication` are
-then restricted to workers that participate, without any code in the methods. If they are not set,
-all workers participate and all messages arrive, and nothing is added to the program.
+The engine sets them. `sum`, `mean`, `mix`, `laplacian` and the bits counted by `dsgd.communication`
+are then restricted to workers that participate, without any code in the methods. If they are not
+set, all workers participate and all messages arrive, and nothing is added to the program.
 """
 
 from __future__ import annotations

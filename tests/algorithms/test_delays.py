@@ -82,9 +82,9 @@ REFUSED = [
     (delays.given, {"D": np.array([[0, 0], [0, 1], [2, 3]])}, r"D\(2\) = 3 is in the future"),
     (delays.given, {"D": [0, 1, -1]}, r"D\(2\) = -1 is before the start"),
     (delays.given, {"D": [0, 0, 2, 0], "bound": 1}, "bound = 1, but the staleness reaches 3"),
-    (delays.given, {"D": []}, r"D has the shape \[0\]"),
-    (delays.given, {"D": np.zeros((1, 1, 1), int)}, r"D has the shape \[1, 1, 1\]"),
-    (delays.given, {"D": np.zeros(2)}, "D has the shape .* float64"),
+    (delays.given, {"D": []}, r"D has shape \(0,\)"),
+    (delays.given, {"D": np.zeros((1, 1, 1), int)}, r"D has shape \(1, 1, 1\)"),
+    (delays.given, {"D": np.zeros(2)}, "D has shape .* float64"),
     (
         algorithms.asynchronous_sgd,
         {"optimizer": optax.sgd(0.1), "delays": 4},

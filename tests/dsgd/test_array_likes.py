@@ -247,7 +247,7 @@ DOORS = {
     "problem: data.*got the entry": lambda: own(data={"a": BIG}),
     "problem: data.*masked": lambda: own(data={"a": MASKED}),
     r"problem: data.*numpy\.asarray": lambda: own(data={"a": pd.DataFrame(X)}),
-    "problem: replicated": lambda: own(evaluate=dsgd.Evaluation(shared={"a": X * 1e300})),
+    "problem: replicated": lambda: own(evaluate=dsgd.Evaluation(replicated={"a": X * 1e300})),
     r"batches: batch 0\['y'\]: got the entry": lambda: fed({"x": ROWS, "y": BIG[:2, None]}),
     r"batches: batch 0\['y'\]: got a masked": lambda: fed({"x": ROWS, "y": MASKED[1]}),
     r"batches: batch 0\['y'\]: got rows": lambda: fed({"x": ROWS, "y": [[1.0], [2.0, 3.0]]}),

@@ -6,7 +6,10 @@ from planted import mistakes
 from planted.mistakes import Mistake
 
 RUNS, ENGINE = "tests/dsgd/runs", "tests/dsgd/engine"
-OF_STAGES = f"{RUNS}/test_checkpoints.py::test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one"
+OF_STAGES = (
+    f"{RUNS}/test_checkpoints.py"
+    "::test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one"
+)
 OF_CLOCKS = f"{ENGINE}/test_clock.py"
 
 MISTAKES = [

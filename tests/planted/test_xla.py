@@ -19,7 +19,8 @@ ROWS = IN + "test_sums.py::test_sums_of_any_number_of_rows[17]"
 SPOILT = IN + "test_sums.py::test_rows_that_are_counted_once_spoil_their_sum_only[nan]"
 CLOSE = (
     IN
-    + "test_sums.py::test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences[float32]"
+    + "test_sums.py"
+    + "::test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences[float32]"
 )
 ELEMENTS = IN + "test_sums.py::test_sums_of_elements_are_those_of_numpy[float32]"
 HALVES = IN + "test_sums.py::test_inner_products_are_those_of_numpy_in_float32_at_least[bfloat16]"

@@ -25,7 +25,8 @@ class Rule(NamedTuple):
         correction: divisor of the sums: "none": M; "stochastic": the mean count of all workers;
             "local": the worker's own count; or a number c: M / c.
         period: H, number of rounds.
-        resample_dropped: whether a worker continues in the next round with the micro-batches that it dropped.
+        resample_dropped: whether a worker continues in the next round with the micro-batches that
+            it dropped.
     """
 
     threshold: float

@@ -30,8 +30,8 @@ $$ E \theta_{i+1} - \theta^\star = (I - \eta E b\, A) (E \theta_i - \theta^\star
 
 for every step size: smaller steps do not reduce this bias.
 
-resample_dropped=True: let durations belong to the samples, that is, draw number k always has $t_k$ and
-$\xi_k$, however often its computation starts. The samples are computed in order, and the number
+resample_dropped=True: let durations belong to the samples, that is, draw number k always has $t_k$
+and $\xi_k$, however often its computation starts. The samples are computed in order, and the number
 $K_T$ that a worker has computed after T rounds is determined by the first $K_T + 1$ of them. Hence
 $K_T + 1$ is a stopping time, and
 

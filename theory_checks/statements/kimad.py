@@ -3,8 +3,8 @@ that change from round to round.
 
 The derivation is that of `statements.ef21`. It does not require that $C_i^k$ is the same in every
 round, only that each contracts its layer by at least $\alpha_i$. For every choice that bandwidth
-and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `CompressorSet.delta`. The
-bound is `bounds.ef21`, and the initial estimates are the first message, $u^0 = C(f'(x^0))$.
+and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `CompressorSet.delta`.
+The bound is `bounds.ef21`, and the initial estimates are the first message, $u^0 = C(f'(x^0))$.
 """
 
 from __future__ import annotations

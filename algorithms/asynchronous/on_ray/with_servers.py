@@ -50,8 +50,8 @@ def asynchronous_sgd(
     The step, the bound and the division by the staleness are those of
     `algorithms.asynchronous_sgd`, but nothing is simulated: each worker is a Ray actor that has
     only its own data, sends its gradient when it is computed, and continues at the model that it
-    receives in return. A worker's gradient k uses batch k of its stream (`Query.first_batch`), so that
-    only the order of updates depends on the machines: with `Trained.updates` a run can be
+    receives in return. A worker's gradient k uses batch k of its stream (`Query.first_batch`), so
+    that only the order of updates depends on the machines: with `Trained.updates` a run can be
     recomputed with the same result.
 
     Args:

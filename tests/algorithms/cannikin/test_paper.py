@@ -20,7 +20,8 @@ def test_its_batches_can_be_negative():
 def test_what_it_cannot_solve_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"q \+ gamma k = 0 for node 1; expected a positive value, without which check 2 has no",
+        match=r"q \+ gamma k = 0 for node 1; expected a positive value, without which check 2 has "
+        r"no",
     ):
         published_optperf(
             ClusterModel([1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], 0.0, 1.0, 0.0), 4.0

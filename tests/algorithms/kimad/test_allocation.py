@@ -192,7 +192,8 @@ REFUSED = [
     ({"budget": jnp.ones(2)}, r"budget = float32\[2\]; expected one number of bits"),
     (
         {"sizes": TABLE + 1000, "budget": 1234.9},
-        r"budget = 1,234 bits; expected at least 2,003, the size of the smallest choice .*\(769 bits are missing",
+        r"budget = 1,234 bits; expected at least 2,003, the size of the smallest choice .*\(769 "
+        r"bits are missing",
     ),
     (
         {"sizes": jax.ShapeDtypeStruct((2, 3), jnp.float32)},

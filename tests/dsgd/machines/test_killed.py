@@ -33,7 +33,8 @@ def killed(long, tmp_path_factory):
     command = [
         sys.executable,
         "-c",
-        f"import multiprocess_cases, pathlib; multiprocess_cases.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})",
+        "import multiprocess_cases, pathlib; "
+        f"multiprocess_cases.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})",
     ]
     with subprocess.Popen(
         command,

@@ -497,7 +497,7 @@ def of_two(participation_period: int) -> clusters.Cluster:
 
 LOCAL = algorithms.local_sgd(optax.sgd(0.1), 2)
 SCAFFOLD = {period: algorithms.scaffold(optax.sgd(0.1), period) for period in (1, 2)}
-BETWEEN = r"every 2 rounds, but .*participation_period = {0} .*pass Cluster\(..., participation_period=2\)"
+BETWEEN = r"every 2 rounds, but .*_period = {0} .*pass Cluster\(..., participation_period=2\)"
 WARNED = [
     (LOCAL, 2, of_two(1), BETWEEN.format(1)),
     (SCAFFOLD[2], 2, of_two(4), BETWEEN.format(4)),
