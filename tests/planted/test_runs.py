@@ -66,7 +66,7 @@ MISTAKES = [
         "dsgd/runs/fingerprint.py",
         "if name not in _TOOLS]",
         "if name in _TOOLS]",
-        f"{RUNS}/test_identity.py",
+        f"{RUNS}/test_fingerprint.py",
     ),
     Mistake(
         "dsgd/runs/checkpoints.py",
