@@ -30,7 +30,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "extensions"]
 
-# 46 em of text beside two columns that fold away; formulas and tables scroll by themselves; light
+# 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
 html_theme = "furo"
 html_static_path = ["static"]
@@ -50,7 +50,7 @@ nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"  # beside each argument's words, not in the signature
+autodoc_typehints = "description"  # in each argument's entry, not in the signature
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True

@@ -196,8 +196,8 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
     samples = _array(work.samples)
     most, cut = problem.batch_size or 1, problem.truncate is not None
     whole = (
-        f"{where} in samples, but {problem.name} cannot truncate its batches (it has no `take`); "
-        "expected"
+        f"{where} in samples, but {problem.name} cannot truncate its batches (it has no "
+        "`truncate`); expected"
     )
     sizes = np.full(N, most) if problem.batch_sizes is None else np.asarray(problem.batch_sizes)
     if isinstance(samples, Tracer):

@@ -332,7 +332,7 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
     """Tabulates the gain of OptPerf over equal parts, predicted and measured."""
     of = {name_of(each, trials): each for each in judged}
     table = tables.table(
-        "OptPerf beside equal parts",
+        "OptPerf compared with equal parts",
         ("", "expected", "measured"),
         "± half the 95 % interval over passes.",
     )

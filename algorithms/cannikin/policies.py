@@ -284,13 +284,13 @@ def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
     def parts(total: int) -> np.ndarray:
         return perturbed(whole(known.next_batches(total), total, limits), known.seen_at, limits)
 
-    def tells(batches: np.ndarray) -> bool:
+    def is_informative(batches: np.ndarray) -> bool:
         return bool(((batches > 0) & (batches != known.seen_at))[known.unknown].all())
 
     if np.isnan(known.seen.smallest).all():
         return parts(initial_batch)
     larger = (total for total in memory.candidates.totals.tolist() if total > initial_batch)
-    return next(filter(tells, map(parts, (initial_batch, *larger))), parts(initial_batch))
+    return next(filter(is_informative, map(parts, (initial_batch, *larger))), parts(initial_batch))
 
 
 def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:

@@ -77,7 +77,7 @@ def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
 def _skip(
     app: Any, what: str, name: str, thing: Any, skip: bool, options: Any
 ) -> bool | None:
-    """Fields of named tuples are told in `Args` of their class."""
+    """Fields of named tuples are described in `Args` of their class."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 
 

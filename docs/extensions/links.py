@@ -30,7 +30,7 @@ def _thing(name: str) -> Any:
 
 def _documented(objects: dict[str, Any], name: str) -> str | None:
     """The documented name of which `name` is the end, or of the class whose member it is; None
-    where there is none, or more than one.
+    if there is none, or more than one.
     """
     if name in objects:
         return name

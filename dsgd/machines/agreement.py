@@ -88,7 +88,7 @@ def on_process_zero(act: Callable[[], str]) -> str:
 
 
 def largest(name: str, value: float) -> float:
-    """Returns the largest of the processes' numbers. `name` is as in `together`."""
+    """Returns the largest of the processes' numbers. `name` is as in `all_or_none`."""
     with all_or_none(name):
         return max(float.fromhex(words) for words in all_gather(name, value.hex()))
 

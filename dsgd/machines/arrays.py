@@ -78,13 +78,13 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if is_placed(leaf) else _put(leaf, sharding), tree)
 
 
-def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = True) -> jax.Array:
+def by_worker(rows: Callable[[slice], np.ndarray], N: int, all_rows: bool = True) -> jax.Array:
     """Creates an array `[N, ...]` of which each process stores only the rows of its own workers.
 
     Args:
         rows: slice of workers -> their rows.
         N: number of workers.
-        everybody: whether each process can compute all rows. It then computes them one by one for
+        all_rows: whether each process can compute all rows. It then computes them one by one for
             the fingerprint of the data; otherwise only its own rows are requested.
 
     Raises:
@@ -101,7 +101,7 @@ def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = Tru
         lambda index: rows((index or (slice(N),))[0]),
         dtype=kind.dtype,
     )
-    if everybody:
+    if all_rows:
         _digests[id(array)] = [row_digest(rows(slice(n, n + 1))[0]) for n in range(N)]
         weakref.finalize(array, _digests.pop, id(array), None)
     return array

@@ -94,7 +94,7 @@ class ByWorker:
                     [_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]]
                 )
 
-            return by_worker(rows, N, everybody=False)
+            return by_worker(rows, N, all_rows=False)
 
         some = pairs[ids[0]]
         inputs, targets = jax.tree.unflatten(

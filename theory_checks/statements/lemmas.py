@@ -28,7 +28,7 @@ from theory_checks.machinery import cases, instances, moments, trajectories
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import asynchronous_sgd, minibatch_sgd
 from theory_checks.statements.recursions import CASES
-from theory_checks.statements.recursions.compressed import IN_LAYERS, beside
+from theory_checks.statements.recursions.compressed import IN_LAYERS, concatenate_parts
 from theory_checks.statements.sgd import total_noise
 
 _BATCHES = 2**16
@@ -127,7 +127,7 @@ def virtual_iterates(draws: Draws) -> list[Outcome]:
     """
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
-    errors = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
+    errors = [IN_LAYERS.join(concatenate_parts(parts)) for parts in (memory.worker, memory.server)]
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
         errors[0].mean(axis=1) + errors[1]
     )

@@ -168,11 +168,11 @@ class Server:
         self.saved: float = -np.inf
         self._rehearse(part)
         if reconstructed():
-            self._restore(anew=True)
+            self._restore(after_death=True)
 
     async def restore(self) -> News:
         """Restores the checkpoint, if there is one."""
-        self._restore(anew=False)
+        self._restore(after_death=False)
         return self._news()
 
     async def begin(self) -> None:
@@ -319,9 +319,9 @@ class Server:
                 np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound
             )
 
-    def _restore(self, *, anew: bool) -> None:
-        """Restores the checkpoint, if there is one. `anew`: after a death, whose duration counts as
-        time of the run.
+    def _restore(self, *, after_death: bool) -> None:
+        """Restores the checkpoint, if there is one. `after_death`: whether the process died, so
+        that the time without it counts as time of the run.
         """
         if self.rules.folder is None:
             return
@@ -343,10 +343,10 @@ class Server:
         # the next reads are of this version or a later one
         self.reads = dict.fromkeys(self.reads, self.version)
         self.zero = time.monotonic() - (
-            float(kept["elapsed"]) + (time.time() - wall if anew else 0.0)
+            float(kept["elapsed"]) + (time.time() - wall if after_death else 0.0)
         )
         self.saved = time.monotonic()
-        if anew:
+        if after_death:
             self._save()  # so that another death before the next checkpoint starts a new era
 
     def _carry(self) -> Carry:

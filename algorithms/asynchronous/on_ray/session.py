@@ -1,5 +1,5 @@
-"""Connection to Ray: imports it when needed, starts it if nobody has, and sets the environment of
-its actors.
+"""Connection to Ray: imports it when needed, starts it if it does not run yet, and sets the
+environment of its actors.
 """
 
 from __future__ import annotations

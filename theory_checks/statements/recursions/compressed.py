@@ -26,22 +26,22 @@ def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     memory = found.states.workers
     return {
         **on_server(found, papers),
-        "delta_worker": cutting.join(beside(memory.worker)),
-        "delta_server": cutting.join(beside(memory.server)),
+        "delta_worker": cutting.join(concatenate_parts(memory.worker)),
+        "delta_server": cutting.join(concatenate_parts(memory.server)),
     }
 
 
 def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     memory = found.states.workers
     return {
-        "x": cutting.join(beside(memory.model.params)),
+        "x": cutting.join(concatenate_parts(memory.model.params)),
         "x_hat": trajectories.rows(found.states.server, 1),
-        "u_hat": cutting.join(beside(memory.gradient)),
-        "mean of u_hat": cutting.join(beside(memory.mean)),
+        "u_hat": cutting.join(concatenate_parts(memory.gradient)),
+        "mean of u_hat": cutting.join(concatenate_parts(memory.mean)),
     }
 
 
-def beside(parts: Any) -> np.ndarray:
+def concatenate_parts(parts: Any) -> np.ndarray:
     """Concatenates the parts of all layers, `[..., N, part]`. Parts that contain only padding,
     which are not stored, are zeros.
     """

@@ -1,0 +1,45 @@
+"""The words of the project's prose: plain terms of the field, none of a dialect."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [
+    path
+    for package in ("dsgd", "algorithms", "topologies", "theory_checks")
+    for path in sorted((ROOT / package).rglob("*.py"))
+]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/decisions").glob("*.md")),
+]
+# told: reports, records; held against: checked against; anew: again; beside: next to, compared with
+DIALECT = re.compile(
+    r"\b(told|whoever|anew|likewise|beside|everybody|hangs on|held (to|against)"
+    r"|who (is|are|was|were) away|one's own|where there is (one|none))\b",
+    re.IGNORECASE,
+)
+
+
+def prose(text: str) -> str:
+    """Returns the comments and strings of a source file."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join(each.string for each in tokens if each.type in WORDS)
+
+
+WORDS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_word_of_a_dialect_is_left(path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = prose(text)
+    assert [found.group(0) for found in DIALECT.finditer(text)] == []
