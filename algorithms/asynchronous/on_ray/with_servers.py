@@ -139,11 +139,15 @@ def minibatch_sgd(
     The server does not wait for a worker that has died; the mean is then over the others.
 
     Args:
-        problem, optimizer, key, record_every, delay, address, checkpoint, checkpoint_seconds,
-            restarts, patience: see `asynchronous_sgd`.
+        problem, optimizer, key, record_every, delay, address: see `asynchronous_sgd`.
+        checkpoint, checkpoint_seconds, restarts, patience: see `asynchronous_sgd`.
         steps: T, number of rounds.
 
-    Returns, Raises: see `asynchronous_sgd`; in `updates` each round has N gradients.
+    Returns:
+        As `asynchronous_sgd`; in `updates` each round has N gradients.
+
+    Raises:
+        ValueError: as `asynchronous_sgd`.
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
