@@ -127,7 +127,7 @@ def tick(
 
 
 def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
-    """Returns the bits that each worker's ports carry, `[N]` each. PeerLost messages occupy the
+    """Returns the bits that each worker's ports carry, `[N]` each. Lost messages occupy the
     receiver's port, too.
     """
     lost = jnp.zeros_like(bits.down) if bits.lost is None else bits.lost

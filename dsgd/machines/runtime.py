@@ -56,7 +56,7 @@ def join(
 
     `dsgd.run`, `sweep` and `check` then use the devices of all processes by default. Call it before
     any JAX computation. Arguments that are not given are detected for tasks of a Slurm step,
-    processes of Open MPI's mpirun, and pods of an indexed Kubernetes RunSpec. If none of these is
+    processes of Open MPI's mpirun, and pods of an indexed Kubernetes Job. If none of these is
     detected, or there is only one process, the call has no effect. Collectives use gloo on CPUs and
     NCCL on GPUs. A process that exits normally waits for the others; a process that fails reports
     its error to them.
@@ -129,7 +129,7 @@ def _found(coordinator: str | None, timeout: float) -> Place | None:
     for kind in clusters.ClusterEnv._cluster_types:
         if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
             continue  # Open MPI 5, see `_open_mpi`
-        # A Kubernetes pod need not belong to an indexed RunSpec.
+        # A Kubernetes pod need not belong to an indexed Job.
         pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
         if (
             (pod or kind.name in _DETECTED)

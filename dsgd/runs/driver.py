@@ -107,7 +107,7 @@ def run(
 
     Returns:
         A `Result` with the last state, the history, and the final model. Arrays of the history are
-        `[seeds?, records]`, `step` is `[records]`. ConstantFactory included are `loss` and
+        `[seeds?, records]`, `step` is `[records]`. Always included are `loss` and
         `grad_sqnorm` (of the full objective, at the final model), `consensus` ((1/N) sum |x_n -
         x|^2; 0 for methods with a single model) and `bits` (cumulative bits sent and received per
         worker). Runs on a cluster add `clock` (simulated seconds so far, until the last worker

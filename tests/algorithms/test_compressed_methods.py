@@ -142,7 +142,7 @@ NOISY = dsgd.Compressor(
 
 def test_every_message_has_numbers_of_its_own():
     """Of every worker, for every server, of every layer, on both ways. Around the ring of every
-    hop, too: were those of a worker the same, all parts would collect the same. To neighbours, of
+    hop, too: were those of a worker the same, all parts would select the same. To neighbours, of
     every worker."""
     with jax.enable_x64(True):
         g = np.random.default_rng(0).normal(size=(N, 9))

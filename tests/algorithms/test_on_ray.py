@@ -745,7 +745,7 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
         on_ray.measured_cluster(trained._replace(workers=4))
 
 
-# --- What servers and workers have error_context, put together.
+# --- What servers and workers have noted, put together.
 
 
 def update(
