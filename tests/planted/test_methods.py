@@ -177,13 +177,13 @@ MISTAKES = [
         "algorithms/with_diagnostics.py",
         "jnp.nan) ** 2",
         "jnp.nan)",
-        of("algorithms/test_unequal_work", "observed_norms_are_those_of_the_gradients"),
+        of("algorithms/test_with_local_work", "observed_norms_are_those_of_the_gradients"),
     ),
     Mistake(
         "algorithms/with_local_work.py",
         "method.query(state, round._replace(work=in_samples(own, *sizes)))",
         "method.query(state, round)",
-        of("algorithms/test_unequal_work", "who_keeps_its_own_time_is_asked_with_the_work"),
+        of("algorithms/test_with_local_work", "who_keeps_its_own_time_is_asked_with_the_work"),
     ),
     # Refusals.
     Mistake(

@@ -126,7 +126,7 @@ MISTAKES = [
         "dsgd/engine/participation.py",
         "jnp.any(round.present)",
         "jnp.all(round.present)",
-        "tests/algorithms/test_participation.py::test_a_server_keeps_its_state_in_a_round_without_participants",
+        "tests/algorithms/test_participation.py::test_states_are_kept_without_participation_unless_the_method_says_otherwise",
     ),
     Mistake(
         "dsgd/engine/oracle.py",
