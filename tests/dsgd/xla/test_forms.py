@@ -93,7 +93,10 @@ def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monk
     function, *args = OPERATIONS[name]
 
     def lowered(platform: str):
-        """Traced each time: `jax.jit` remembers traces of a function by the function."""
+        """Traced each time: `jax.jit` remembers traces of a function by the function, and from JAX
+        0.11 on also the programs of the functions that it calls.
+        """
+        jax.clear_caches()
         return jax.jit(partial(function)).trace(*args).lower(lowering_platforms=(platform,))
 
     elsewhere, on_cpus = (lowered(platform) for platform in ("cuda", "cpu"))
