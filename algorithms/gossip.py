@@ -18,7 +18,7 @@ from dsgd.graphs.topology import Topology
 Step = Annotated[float | jax.Array, "a number in (0, 1]"]
 
 
-def need(
+def require_topology(
     method: str,
     topology: Topology,
     *,

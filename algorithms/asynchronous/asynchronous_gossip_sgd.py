@@ -91,7 +91,7 @@ def asynchronous_gossip_sgd(
     """
     name = f"asynchronous_gossip_sgd({topology.name})"
     optimizers.require_descent(optimizer)
-    gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
+    gossip.require_topology("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
     neighbours = _neighbours(topology)
 
     def init(params, N):

@@ -61,7 +61,7 @@ def choco_sgd(
     with compressed communication", 2019, in its memory-efficient form (algorithm 6). Departure: the
     estimates start at $x_0$ instead of 0, which requires no message.
     """
-    gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
+    gossip.require_topology("choco_sgd", topology, symmetric=True, fixed=True)
     gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):

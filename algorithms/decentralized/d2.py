@@ -45,7 +45,7 @@ def d2(
     Source: Tang, Lian, Yan, Zhang and Liu, "D2: decentralized training over decentralized data",
     2018.
     """
-    gossip.need("d2", topology, symmetric=True, fixed=True)
+    gossip.require_topology("d2", topology, symmetric=True, fixed=True)
     unproven = topology.smallest_eigenvalue <= -1 / 3 + 1e-9
     if unproven and not allow_unproven:
         raise ValueError(

@@ -27,7 +27,7 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
 
     Source: Liu and Zhang, section 5.1.
     """
-    gossip.need("decentralized_sgd", topology)
+    gossip.require_topology("decentralized_sgd", topology)
 
     def update(x, gradients, round):
         half = optimizers.local_step(optimizer, x, gradients, round)  # X - gamma G

@@ -56,7 +56,7 @@ def deepsqueeze(
     Source: Tang, Lian, Qiu, Yuan, Zhang, Zhang and Liu, "DeepSqueeze: decentralization meets
     error-compensated compression", 2019.
     """
-    gossip.need("deepsqueeze", topology, symmetric=True)
+    gossip.require_topology("deepsqueeze", topology, symmetric=True)
     gossip.require_step("deepsqueeze", consensus_step)
 
     def start(x: optimizers.Model):

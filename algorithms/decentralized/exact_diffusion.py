@@ -75,7 +75,7 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
     Source: Yuan, Ying, Zhao and Sayed, "Exact diffusion for distributed optimization and learning",
     2019; Li, Shi and Yan, "NIDS", 2019 (which does not combine in its first step).
     """
-    gossip.need("exact_diffusion", topology, symmetric=True, fixed=True)
+    gossip.require_topology("exact_diffusion", topology, symmetric=True, fixed=True)
     return adapt_correct_combine(f"exact_diffusion({topology.name})", optimizer, topology, 0.5)
 
 

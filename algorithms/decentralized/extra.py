@@ -33,7 +33,7 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
     Source: Shi, Ling, Wu and Yin, "EXTRA: an exact first-order algorithm for decentralized
     consensus optimization", 2015, (2.13).
     """
-    gossip.need("extra", topology, symmetric=True, fixed=True)
+    gossip.require_topology("extra", topology, symmetric=True, fixed=True)
 
     def update(x, gradients, round):
         round.require_all(ONE_W)

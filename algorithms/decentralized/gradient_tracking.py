@@ -49,7 +49,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
     over time-varying graphs", 2017, DIGing; Di Lorenzo and Scutari, "NEXT", 2016. Departure: with a
     schedule, Y_{t-1} is averaged by W_t, in whose round it is sent, instead of DIGing's W_{t-1}.
     """
-    gossip.need("gradient_tracking", topology)
+    gossip.require_topology("gradient_tracking", topology)
 
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)

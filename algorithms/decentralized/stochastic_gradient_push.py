@@ -57,7 +57,7 @@ def stochastic_gradient_push(
     functions on time-varying directed graphs", 2016.
     """
     name = f"stochastic_gradient_push({topology.name})"
-    gossip.need("stochastic_gradient_push", topology, doubly_stochastic=False)
+    gossip.require_topology("stochastic_gradient_push", topology, doubly_stochastic=False)
     optimizers.require_descent(optimizer)
 
     def init(params, N):

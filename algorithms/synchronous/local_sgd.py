@@ -48,7 +48,7 @@ def local_sgd(
     """
     period = checks.period("local_sgd: period", period)
     if topology is not None:
-        gossip.need("local_sgd", topology)
+        gossip.require_topology("local_sgd", topology)
 
     def update(y, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)

@@ -66,7 +66,7 @@ def asynchronous_gossip_sgd(
     algorithm 1.
     """
     name = f"asynchronous_gossip_sgd(on_ray, {topology.name})"
-    gossip.need(name, topology, symmetric=True, fixed=True)
+    gossip.require_topology(name, topology, symmetric=True, fixed=True)
     N = problem.workers
     if topology.n != N:
         raise ValueError(
