@@ -86,9 +86,9 @@ def copy_notebooks() -> None:
 
 def link_notebooks(app: Any, page: str, source: list[str]) -> None:
     """Links to notebooks lead to their copies, which come below the page about them."""
-    source[0] = source[0].replace("](../experiments/notebooks/", "](notebooks/")
-    if page == "notebooks" and NOTEBOOKS:
-        names = "\n".join(f"notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
+    source[0] = source[0].replace("](../../experiments/notebooks/", "](../notebooks/")
+    if page == "tutorial/notebooks" and NOTEBOOKS:
+        names = "\n".join(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
         source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
 

@@ -15,8 +15,7 @@ SOURCES = [
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/decisions").glob("*.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "papers" not in path.parts),
 ]
 # told: reports, records; held against: checked against; anew: again; beside: next to, compared with
 DIALECT = re.compile(

@@ -203,7 +203,8 @@ def place(run: str, folder: Path) -> None:
         name = run if path.name == "figure.png" else f"{run}_{path.stem}"
         if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
             shutil.copyfile(
-                path, DOCS / ("tables" if path.suffix == ".csv" else "") / f"{name}{path.suffix}"
+                path,
+                DOCS / ("tables" if path.suffix == ".csv" else "figures") / f"{name}{path.suffix}",
             )
     for path, text in pages.items():
         _rewrite(path, tables.included(text, DOCS / "tables"))

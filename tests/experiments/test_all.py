@@ -194,9 +194,10 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"--docs: .* has no docs/; expected the sources' folder"):
         everything.main(everything.Args(docs=True))
-    (tmp_path / "docs/tables").mkdir(parents=True)
+    for folder in ("tables", "figures"):
+        (tmp_path / "docs" / folder).mkdir(parents=True)
     (tmp_path / "docs/page.md").write_text(
-        "![](dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n"
+        "![](figures/dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n"
     )
     ran = []
 
@@ -224,7 +225,7 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     ]
     written = sorted(str(path) for path in Path("docs").rglob("*.*"))
     assert written == [
-        "docs/dropcompute_text.png",
+        "docs/figures/dropcompute_text.png",
         "docs/page.md",
         "docs/tables/dropcompute_text_costs.csv",
     ], "what pages show"

@@ -73,7 +73,7 @@ def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
 
 
 def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
-    page = (notebooks.FOLDER.parents[1] / "docs/notebooks.md").read_text()
+    page = (notebooks.FOLDER.parents[1] / "docs/tutorial/notebooks.md").read_text()
     for path in TEXTS:
         (title,) = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
         assert f"[{title}](../experiments/notebooks/{path.name})" in page
