@@ -103,7 +103,7 @@ def test_docs_shows_what_its_runs_write():
             f"{path}: python -m experiments.all --docs writes tables from docs/tables"
         )
     assert sorted(included) == sorted(path.stem for path in (DOCS / "tables").glob("*.csv"))
-    assert figures == {path.stem for path in DOCS.glob("*.png")}
+    assert figures == {path.stem for path in (DOCS / "figures").glob("*.png")}
     for name in (*figures, *included):
         assert name in catalogue.DOCUMENTED or name.startswith(
             tuple(f"{run}_" for run in catalogue.DOCUMENTED)

@@ -76,7 +76,7 @@ def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
     page = (notebooks.FOLDER.parents[1] / "docs/tutorial/notebooks.md").read_text()
     for path in TEXTS:
         (title,) = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
-        assert f"[{title}](../experiments/notebooks/{path.name})" in page
+        assert f"[{title}](../../experiments/notebooks/{path.name})" in page
         assert notebooks.address(path.stem) in page
 
 
