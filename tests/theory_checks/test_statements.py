@@ -86,6 +86,8 @@ VARIANTS = {
     "DropCompute, local SGD, redrawn, every round",
     "EC-SGD, whole model, every round",
     "CHOCO, whole model, every round",
+    "FedAdagrad, every round",
+    "FedYogi, every round",
     "local SGD, schedule, every round",
     "gradient tracking, schedule, every round",
     "DeepSqueeze, schedule, every round",
