@@ -27,6 +27,7 @@ from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
+from algorithms.local_updates.easgd import easgd
 from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from algorithms.local_updates.local_sgd import local_sgd
@@ -75,6 +76,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
+    "easgd": lambda optimizer, workers: easgd(optimizer, 2),
     "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
     "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
     "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
@@ -141,6 +143,7 @@ __all__ = [
     "diloco",
     "drop_compute",
     "dropcompute",
+    "easgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",

@@ -155,6 +155,7 @@ THIRD = {
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
     "des-loc": "lossy",
+    "easgd": "lossy",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.

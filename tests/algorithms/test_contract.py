@@ -27,7 +27,8 @@ SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}
 # other collectives stand for their messages
 SIMULATED = {
     *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
-    *(name for name in NAMES if name.startswith("fed-")),  # clients of one server
+    # clients of one server
+    *("easgd", *(name for name in NAMES if name.startswith("fed-"))),
 }
 CONTRACT = {
     "parameters",

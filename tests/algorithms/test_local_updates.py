@@ -60,6 +60,7 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedAvgM": lambda of: algorithms.fed_avgm(plain_sgd(of), of.period, of.step, of.outer_momentum),
     "FedAdam": lambda of: algorithms.fed_adam(plain_sgd(of), of.period, of.step),
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
+    "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
     "DES-LOC, momentum": lambda of: algorithms.des_loc(sgd(of), of.period, of.first, of.second),
     "DES-LOC": lambda of: algorithms.des_loc(optax.adam(of.gamma), of.period, of.first, of.second),
 }
@@ -253,6 +254,15 @@ def test_the_proximal_term_moves_the_limit_towards_the_optimum():
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     minimizers = np.linalg.solve(A, b[..., None])[..., 0]
     np.testing.assert_allclose(limit(0.05, 2_000), minimizers.mean(axis=0), atol=1e-10)
+
+
+def test_easgds_center_has_the_limit_of_fedprox_with_exact_solves():
+    """Of rho = beta / (N gamma): each worker's model is the solution of its proximal problem."""
+    numbers = Numbers(period=1, step=0.9)
+    path = models("EASGD", numbers, instance(0.0))
+    best = limit(0.05, 2_000, 0.9 / N / GAMMA)
+    np.testing.assert_allclose(path[-1], best, rtol=0, atol=1e-6)
+    assert error(best) > 1e-2
 
 
 # --- Sampled clients and weights.

@@ -188,6 +188,19 @@ def desynced() -> tuple[dict, float]:
     return {"params": X, "momentum": memory}, bits
 
 
+def elastic() -> tuple[dict, float]:
+    """A worker whose message is lost is not pulled, so that models and center keep their sum."""
+    X, center, bits = np.zeros((N, D)), np.zeros(D), 0
+    for t in range(T):
+        moved = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            pull = np.where(counted(t)[:, None], 0.8 / N * (X - center), 0)
+            moved, center = moved - pull, center + pull.sum(axis=0)
+            bits += 2 * HERE[t].sum() * WORD
+        X = moved
+    return {"params": X, "server": center}, bits
+
+
 def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
@@ -239,6 +252,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
     "diloco": (algorithms.diloco(SGD, H), outer_momentum),
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
+    "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),

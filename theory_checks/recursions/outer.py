@@ -1,5 +1,5 @@
 """Methods with local steps, after which a server makes a step on the mean of the workers' changes;
-and methods whose averages have different periods.
+methods whose averages have different periods; and elastic averages.
 """
 
 from __future__ import annotations
@@ -166,3 +166,20 @@ def desynced(X: np.ndarray, G: Gradients, gamma: float, periods: tuple[int, int,
         X = X - gamma * (u / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         X, u, v = (mean_if(K, rows) for K, rows in zip(periods, (X, u, v), strict=True))
         yield {"params": X, "mu": u, "nu": v}
+
+
+def elastic(
+    X: np.ndarray, center: np.ndarray, G: Gradients, steps: Steps, alpha: float, H: int
+) -> Rounds:
+    """Synchronous EASGD; models and center attract each other in rounds H, 2H, ...
+
+    Source: Zhang et al., "Deep learning with elastic averaging SGD", 2015, (5) and (6).
+    """
+    step, t = steps(), 0
+    while True:
+        moved, pull = X + step(G(t, X)), alpha * (X - center)
+        t += 1
+        if t % H == 0:
+            moved, center = moved - pull, center + pull.sum(axis=0)
+        X = moved
+        yield {"params": X, "x": center}

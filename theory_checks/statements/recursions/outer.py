@@ -134,4 +134,15 @@ CASES = (
         "models and moments are averaged with different periods",
         "adam",
     ),
+    Case(
+        "EASGD",
+        "Zhang et al. 2015, (5) and (6)",
+        lambda optimizer, of: algorithms.easgd(optimizer, 2, 0.6),
+        lambda inputs: outer.elastic(inputs.X, inputs.x, inputs.G, inputs.steps, 0.6 / N, 2),
+        lambda found, papers: {
+            "params": trajectories.rows(found.states.workers.params),
+            "x": trajectories.rows(found.states.server, 1),
+        },
+        optimizer="momentum",
+    ),
 )
