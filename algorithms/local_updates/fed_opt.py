@@ -43,7 +43,9 @@ def fed_opt(
     Raises:
         ValueError: as `fed_avg`.
 
-    Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 1.
+    Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 1. The update of
+    fedjax's `federated_averaging` is the same: new client optimizers in each period, changes
+    weighted by the sizes of the sampled clients, and an optimizer of the server.
     """
     return federated("fed_opt", optimizer, period, outer, inclusion, via)
 
@@ -174,8 +176,8 @@ def fed_adam(
        \Delta_t^2, \qquad x_{t+1} = x_t - \eta \frac{m_t}{\sqrt{v_t} + \tau} $$
 
     $m_{-1} = 0$ and $v_{-1} = \tau^2$; there is no bias correction. $\Delta_t$ and all else are
-    those of `fed_opt`. Other libraries start at $v_{-1} = 0$, and Flower also corrects the bias of
-    the moments, so that their first steps differ.
+    those of `fed_opt`. Flower's first steps differ: it starts at $v_{-1} = 0$ and multiplies $\eta$
+    by $\sqrt{1 - \beta_2^{t+2}} / (1 - \beta_1^{t+2})$.
 
     Args:
         optimizer, period: as in `fed_avg`.

@@ -23,9 +23,10 @@ def post_local_sgd(
     $$ H_t = \begin{cases} 1 & t < t' \\ H & t \ge t' \end{cases} $$
 
     A round is one gradient per worker. The models are averaged in the first $t'$ rounds, then in
-    rounds $t' + H - 1$, $t' + 2H - 1$ and so on; all else is as in `local_sgd`. The workers'
-    optimizers are local also in the first rounds: for SGD with or without momentum, averaging
-    models and averaging gradients give the same models.
+    rounds $t' + H - 1$, $t' + 2H - 1$ and so on (by PyTorch's averager in rounds $t'$, $t' + H$ and
+    so on); all else is as in `local_sgd`. The workers' optimizers are local also in the first
+    rounds: for SGD with or without momentum, averaging models and averaging gradients give the same
+    models.
 
     Args:
         optimizer: each worker's step.

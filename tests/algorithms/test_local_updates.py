@@ -176,6 +176,19 @@ def test_slowmo_is_bmuf_with_classical_block_momentum():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+def test_dilocos_outer_step_is_pytorchs():
+    """OpenDiLoCo's outer optimizer is `torch.optim.SGD` with these arguments."""
+    torch = pytest.importorskip("torch")
+    x, recursion = np.ones(3), outer.nesterov(0.7, 0.9)
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for delta in np.random.default_rng(0).normal(size=(6, 3)):
+        x = recursion(x, delta)
+        parameter.grad = torch.tensor(delta)
+        optimizer.step()
+    np.testing.assert_allclose(x, parameter.detach().numpy(), rtol=1e-13)
+
+
 def test_des_loc_with_all_periods_1_is_not_mini_batch_adam():
     """v is the mean of the squares of the gradients, which is at least the square of their mean:
     the first steps of Adam are equal, since both quotients are signs, and later ones are not.
