@@ -169,8 +169,8 @@ class Cluster:
             )
         if min_workers > N:
             raise ValueError(
-                f"cluster: a quantity names worker {min_workers - 1} ({self.name}) but the problem has "
-                f"{N} workers; expected workers 0 to {N - 1}"
+                f"cluster: a quantity names worker {min_workers - 1} ({self.name}) but the problem "
+                f"has {N} workers; expected workers 0 to {N - 1}"
             )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
             quantity.require_scalars()
