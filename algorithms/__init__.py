@@ -13,8 +13,11 @@ from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
+from algorithms.compressed.demo import demo
+from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
@@ -59,6 +62,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dion": lambda optimizer, workers: dion(optimizer),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
@@ -122,6 +128,8 @@ __all__ = [
     "decentralized_sgd",
     "deepsqueeze",
     "delays",
+    "demo",
+    "dion",
     "drop_compute",
     "dropcompute",
     "ef21",
@@ -138,6 +146,8 @@ __all__ = [
     "model_averaging_sgd",
     "on_ray",
     "parameter_server_sgd",
+    "powersgd",
+    "powersgd_momentum",
     "scaffold",
     "sgd",
     "stochastic_gradient_push",
