@@ -62,9 +62,6 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
-    "powersgd": lambda optimizer, workers: powersgd(optimizer),
-    "demo": lambda optimizer, workers: demo(optimizer, k=4),
-    "dion": lambda optimizer, workers: dion(optimizer),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
@@ -92,6 +89,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
+    "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
 Algorithm that uses the survey's default options.

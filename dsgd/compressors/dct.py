@@ -25,9 +25,9 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
     $$ |C(x) - x|^2 \le \Big(1 - \frac k{c'}\Big) |x|^2 $$
 
     T is the orthonormal DCT-II of every chunk of c elements; c is the largest divisor of d that is
-    at most `chunk`. With `columns`, the vector is a matrix, and a chunk is one of its blocks of
-    $c_1 \times c_2$ elements, with $c_1$ and $c_2$ the largest divisors of the numbers of rows and of
-    columns; T transforms both dimensions. c' is the number of elements of a chunk, c or $c_1 c_2$. If
+    at most `chunk`. With `columns`, the vector is a matrix and its chunks are blocks of
+    $c_1 \times c_2$ elements, with the largest divisors of the numbers of its rows and columns; T
+    transforms both dimensions. c' is the number of elements of a chunk, c or $c_1 c_2$. If
     $k \ge c'$, all coefficients are sent, and C is the identity up to rounding.
 
     A message has k indices of $\lceil \log_2 c' \rceil$ bits and k values for each chunk. The
