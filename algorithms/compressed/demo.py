@@ -8,13 +8,14 @@ import optax
 
 from algorithms import matrices, optimizers
 from dsgd import Algorithm, Query, State, checks, workers
+from dsgd.base import Real
 from dsgd.compressors import dct_top_k
 from dsgd.compressors.sizes import wide
 
 
 @checks.arguments
 def demo(
-    optimizer: optax.GradientTransformation, decay: float = 0.999, k: int = 32, chunk: int = 64
+    optimizer: optax.GradientTransformation, decay: Real = 0.999, k: int = 32, chunk: int = 64
 ) -> Algorithm:
     r"""DeMo (decoupled momentum): each worker sends the largest DCT coefficients of its momentum to
     all others and removes them from it; all workers step along the sign of the mean.
@@ -51,8 +52,7 @@ def demo(
     TopK and sign ignore a scale, and with a schedule old gradients do not keep old rates. The
     authors' code divides the sum of a coefficient by the number of workers that sent it, not by N.
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"demo: decay = {decay!r}; expected a number in [0, 1)")
+    checks.within("demo: decay", decay, "[0, 1)")
     checks.positive_int("demo: k", k)
     checks.positive_int("demo: chunk", chunk)
 
@@ -75,7 +75,7 @@ def demo(
         return State(optimizers.step(optimizer, state.server, signs), m)
 
     return Algorithm(
-        f"demo({decay:g}, {k}, {chunk})",
+        f"demo({decay}, {k}, {chunk})",
         init,
         lambda state, round: Query(state.server.params),
         update,

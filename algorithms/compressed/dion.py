@@ -10,13 +10,14 @@ import optax
 
 from algorithms import matrices
 from dsgd import Algorithm, checks
+from dsgd.base import Real
 
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
 
 
 @checks.arguments
 def dion(
-    optimizer: optax.GradientTransformation, rank_fraction: float = 0.25, momentum: float = 0.95
+    optimizer: optax.GradientTransformation, rank_fraction: float = 0.25, momentum: Real = 0.95
 ) -> Algorithm:
     r"""Dion: steps along an orthonormalized low-rank approximation of the mean momentum, of which
     the workers send the factors. Each worker's momentum keeps what was left out.
@@ -55,12 +56,8 @@ def dion(
     Source: Ahn, Xu, Abreu and Langford, "Dion: distributed orthonormalized updates", 2025;
     microsoft/dion, `dion_simple.py`.
     """
-    if not 0 < rank_fraction <= 1:
-        raise ValueError(
-            f"dion: rank_fraction = {rank_fraction!r}; expected a number in (0, 1]: r / min(a, b)"
-        )
-    if not 0 <= momentum < 1:
-        raise ValueError(f"dion: momentum = {momentum!r}; expected a number in [0, 1)")
+    checks.within("dion: rank_fraction", rank_fraction, "(0, 1]")
+    checks.within("dion: momentum", momentum, "[0, 1)")
 
     def rank(a, b):
         return math.ceil(rank_fraction * min(a, b) - 1e-9)
@@ -75,4 +72,4 @@ def dion(
         scaled = [math.sqrt(each.shape[0] / each.shape[1]) * each for each in direction]
         return scaled, M, Q, others
 
-    return matrices.with_memory(f"dion({rank_fraction:g}, {momentum:g})", optimizer, rank, update)
+    return matrices.with_memory(f"dion({rank_fraction:g}, {momentum})", optimizer, rank, update)

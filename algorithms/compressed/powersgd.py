@@ -7,6 +7,7 @@ import optax
 
 from algorithms import matrices
 from dsgd import Algorithm, checks
+from dsgd.base import Real
 
 
 @checks.arguments
@@ -58,7 +59,7 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
 
 @checks.arguments
 def powersgd_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9
+    learning_rate: optax.ScalarOrSchedule, momentum: Real = 0.9
 ) -> optax.GradientTransformation:
     r"""Returns PowerSGD's step with momentum, as an optax optimizer.
 
@@ -70,10 +71,14 @@ def powersgd_momentum(
 
     Args:
         learning_rate: gamma, or a schedule from the number of the round to gamma.
-        momentum: beta.
+        momentum: beta, in [0, 1).
+
+    Raises:
+        ValueError: if the momentum is outside [0, 1).
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithm 2.
     """
+    checks.within("powersgd_momentum: momentum", momentum, "[0, 1)")
     trace = optax.trace(momentum)
 
     def update(delta, state, params=None):

@@ -30,8 +30,8 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
     transforms both dimensions. c' is the number of elements of a chunk, c or $c_1 c_2$. If
     $k \ge c'$, all coefficients are sent, and C is the identity up to rounding.
 
-    A message has k indices of $\lceil \log_2 c' \rceil$ bits and k values for each chunk. The
-    values have the vector's own type: 64 bits for float64 models.
+    A message has k indices of $\lceil \log_2 c' \rceil$ bits and k values for each chunk, in
+    float64 for float64 vectors, else in float32.
 
     Args:
         k: number of coefficients of each chunk.
@@ -70,10 +70,10 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
         down, first, across, second = blocks(d)
         chunks = wide(x).reshape(down, first, across, second)
         coefficients = _transform("ihjw,kh,lw->ijkl", chunks, first, second)
-        coefficients = coefficients.reshape(-1, length).astype(x.dtype)
+        coefficients = coefficients.reshape(-1, length)
         if sent < length:
-            places = jax.vmap(partial(xla.largest, k=sent))(wide(coefficients))
-            chosen = jax.vmap(partial(xla.among_largest, k=sent))(wide(coefficients))
+            places = jax.vmap(partial(xla.largest, k=sent))(coefficients)
+            chosen = jax.vmap(partial(xla.among_largest, k=sent))(coefficients)
             decoded = jnp.where(chosen, coefficients, 0)
         else:
             places = jnp.broadcast_to(jnp.arange(length), coefficients.shape)
@@ -94,7 +94,7 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
 
     def inverse(coefficients):
         down, first, across, second = blocks(coefficients.size)
-        chunks = wide(coefficients).reshape(down, across, first, second)
+        chunks = coefficients.reshape(down, across, first, second)
         return _transform("ijkl,kh,lw->ihjw", chunks, first, second).ravel()
 
     def delta(d):
@@ -107,12 +107,12 @@ def _transform(axes: str, chunks: jax.Array, first: int, second: int) -> jax.Arr
     """Applies the DCT, or its inverse, to chunks of `[first, second]` elements; `axes` are those of
     `jnp.einsum`.
     """
-    matrices = (jnp.asarray(dct_matrix(c), chunks.dtype) for c in (first, second))
+    matrices = (jnp.asarray(_dct_matrix(c), chunks.dtype) for c in (first, second))
     return jnp.einsum(axes, chunks, *matrices, precision="highest")
 
 
 @cache
-def dct_matrix(c: int) -> np.ndarray:
+def _dct_matrix(c: int) -> np.ndarray:
     """Returns the orthonormal DCT-II of c elements, `[c, c]`: row m has the coefficient X_m."""
     m, j = np.mgrid[:c, :c]
     scale = np.where(m == 0, np.sqrt(1 / c), np.sqrt(2 / c))
