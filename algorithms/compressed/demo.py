@@ -52,6 +52,7 @@ def demo(
     TopK and sign ignore a scale, and with a schedule old gradients do not keep old rates. The
     authors' code divides the sum of a coefficient by the number of workers that sent it, not by N.
     """
+    optimizers.require_descent(optimizer)
     checks.within("demo: decay", decay, "[0, 1)")
     checks.positive_int("demo: k", k)
     checks.positive_int("demo: chunk", chunk)
@@ -65,7 +66,7 @@ def demo(
         return State(optimizers.init(optimizer, params), workers.replicate(momenta, N))
 
     def update(state, gradients, round):
-        m = jax.tree.map(lambda m, g: decay * m + g, state.workers, gradients)
+        m = jax.tree.map(lambda m, g: jnp.asarray(decay, m.dtype) * m + g, state.workers, gradients)
         leaves, treedef = jax.tree.flatten(m)
         with round.joint():
             sent = [round.all_gather(leaf, compressor(leaf)) for leaf in leaves]

@@ -65,8 +65,10 @@ def dion(
     def update(gradients, M, Q, others, round):
         M = optax.tree.add(M, gradients)
         P, R, others = matrices.mean_factors(round, M, Q, others)
-        removed = matrices.times(P, matrices.transposed(R))
-        M = jax.tree.map(lambda M, each: M - (1 - momentum) * each[None], M, removed)
+        sent = matrices.times(P, matrices.transposed(R))
+        M = jax.tree.map(
+            lambda M, sent: M - jnp.asarray(1 - momentum, M.dtype) * sent[None], M, sent
+        )
         Q = [each / (jnp.linalg.norm(each, axis=0, keepdims=True) + _EPSILON) for each in R]
         direction = matrices.times(P, matrices.transposed(Q))
         scaled = [math.sqrt(each.shape[0] / each.shape[1]) * each for each in direction]

@@ -82,7 +82,7 @@ def run(
     with jax.enable_x64(True):
         double = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), START)
         problem = bowl.problem()._replace(init=lambda key: double)
-        options |= {"key": jax.random.key(1), "mesh": 1, "record_every": steps}
+        options = {"key": jax.random.key(1), "mesh": 1, "record_every": steps} | options
         result = dsgd.run(method, problem, steps=steps, **options)
         return np.asarray(ravel_pytree(result.params)[0]), jax.tree.map(np.asarray, result.state)
 
@@ -230,18 +230,43 @@ def test_leaves_whose_gradient_is_0_stay_and_move_later(name):
 
 
 @FACTORED
-def test_workers_that_do_not_participate_keep_their_memory(name):
-    """A worker that is always away changes nothing, and the others' mean is over them."""
-    bowl, away = Bowl(), clusters.trace(np.array([[1.0], [1.0], [1.0], [0.0]]), 1.0)
-    x, state = run(
-        METHODS[name](), bowl, 10, cluster=clusters.Cluster(clusters.constant(1.0), present=away)
+def test_the_first_factor_is_drawn_from_the_runs_key(name):
+    """Of which the biases do not depend."""
+    x, other = (run(METHODS[name](), Bowl(), 1, key=jax.random.key(k))[0] for k in (1, 2))
+    np.testing.assert_array_equal(x[:3], other[:3])
+    assert np.abs(x - other)[3:].min() > 0
+
+
+@FACTORED
+@pytest.mark.parametrize("what", ["present", "delivered"])
+def test_workers_without_a_part_in_the_mean_keep_their_memory(name, what):
+    """A worker that is always away, or whose messages never arrive, changes nothing: the mean is
+    over the others.
+    """
+    bowl, three = (
+        Bowl(),
+        clusters.Quantity(lambda key, clock, n: jnp.float32(n != 3), "all but the last", False),
     )
+    cluster = clusters.Cluster(clusters.constant(1.0), **{what: three})
+    x, state = run(METHODS[name](), bowl, 10, cluster=cluster)
     bowl.A, bowl.b = bowl.A[:3], bowl.b[:3]
     x_of_three, of_three = run(METHODS[name](), bowl, 10)
     np.testing.assert_allclose(x, x_of_three, rtol=0, atol=1e-12)
     for memory, expected in zip(state.workers, of_three.workers, strict=True):
         np.testing.assert_allclose(memory[:3], expected, rtol=0, atol=1e-12)
         assert not memory[3].any()
+
+
+def test_a_round_in_which_no_message_arrives_changes_nothing():
+    early = clusters.Quantity(lambda key, clock, n: jnp.float32(clock < 2.5), "early", False)
+    cluster = clusters.Cluster(clusters.constant(1.0), delivered=early)
+    (x, three), (y, five) = (
+        run(METHODS["powersgd"](), Bowl(), steps, cluster=cluster) for steps in (3, 5)
+    )
+    assert x.all()
+    np.testing.assert_array_equal(x, y)
+    for before, after in (three.server, five.server), (three.workers, five.workers):
+        jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
 def test_a_model_without_matrices_is_sent_in_one_exchange():
