@@ -13,8 +13,11 @@ from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
+from algorithms.compressed.demo import demo
+from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
@@ -89,6 +92,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
+    "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
 Algorithm that uses the survey's default options.
@@ -125,7 +131,9 @@ __all__ = [
     "decentralized_sgd",
     "deepsqueeze",
     "delays",
+    "demo",
     "diloco",
+    "dion",
     "drop_compute",
     "dropcompute",
     "ef21",
@@ -142,6 +150,8 @@ __all__ = [
     "model_averaging_sgd",
     "on_ray",
     "parameter_server_sgd",
+    "powersgd",
+    "powersgd_momentum",
     "scaffold",
     "sgd",
     "slowmo",

@@ -69,6 +69,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     topologies.random_matchings: {"n": NO_COUNT, "period": NO_COUNT},
     dsgd.Topology.mixing_time: {"eps": (0.0, 1.0, NAN)},
     compressors.top_k: {"fraction": NO_SHARE},
+    compressors.dct_top_k: {"k": NO_COUNT, "chunk": NO_COUNT, "columns": NO_COUNT},
     compressors.random_k: {"fraction": NO_SHARE},
     compressors.random_sparsification: {"probability": NO_SHARE},
     compressors.random_quantization: {"bits": (0, 9), "bucket": NO_COUNT},

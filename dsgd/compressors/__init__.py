@@ -4,6 +4,7 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -23,6 +24,7 @@ __all__ = [
     "check",
     "clipping",
     "contraction",
+    "dct_top_k",
     "encode",
     "identity",
     "low_rank",

@@ -65,6 +65,15 @@ def largest(k: int, p: int) -> int:
     return FLOAT * k + packed((p - 1).bit_length(), k)
 
 
+def frequencies(k: int, d: int) -> int:
+    """Of k coefficients of each chunk, the largest divisor of d that is at most 64, and their
+    places.
+    """
+    chunk = max(c for c in range(1, 65) if d % c == 0)
+    sent = d // chunk * k
+    return FLOAT * sent + packed((chunk - 1).bit_length(), sent)
+
+
 # Of every worker, each way, in a round in which it sends.
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
@@ -89,6 +98,10 @@ FORMS: dict[str, Form] = {
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
+    # vectors are not compressed
+    "powersgd": all_reduce,
+    "dion": all_reduce,
+    "demo": lambda N, d: (N - 1) * frequencies(4, d),
 }
 LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
 # how many send in a round, where not all do; their first round is tried

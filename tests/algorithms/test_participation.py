@@ -285,7 +285,7 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
 
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
-    *("d2", "extra", "exact-diffusion", "choco-sgd"),
+    *("d2", "extra", "exact-diffusion", "choco-sgd", "demo"),
 )
 
 

@@ -20,6 +20,7 @@ def of(file: str, test: str) -> str:
 ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
     f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized")
 )
+MATRICES = "algorithms/test_matrices"
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
     "algorithms/test_optimizers",
@@ -92,6 +93,30 @@ MISTAKES = [
         "Memory(error, server_error, sent.messages, answer.messages)",
         "Memory(error, server_error, memory.up, memory.down)",
         of(COMPRESSED, "low_rank_messages_start_from_the_last_right_factor"),
+    ),
+    Mistake(
+        "algorithms/matrices.py",
+        "workers.where_delivered(memory, state.workers)",
+        "memory",
+        of(MATRICES, "workers_without_a_part_in_the_mean_keep_their_memory"),
+    ),
+    Mistake(
+        "algorithms/matrices.py",
+        "workers.if_nonempty(Factored(*model, Q), x)",
+        "Factored(*model, Q)",
+        of(MATRICES, "a_round_in_which_no_message_arrives_changes_nothing"),
+    ),
+    Mistake(
+        "algorithms/matrices.py",
+        "min(cuts, key=sum",
+        "min(cuts, key=min",
+        of(MATRICES, "axes_are_cut_where_the_sides_of_the_matrix_are_shortest"),
+    ),
+    Mistake(
+        "dsgd/compressors/low_rank.py",
+        "jnp.where(size > 0, start, normal(key, last.shape, last.dtype))",
+        "start",
+        of(MATRICES, "the_first_factor_is_drawn_from_the_runs_key"),
     ),
     Mistake(
         "algorithms/decentralized/stochastic_gradient_push.py",

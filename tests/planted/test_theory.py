@@ -62,6 +62,42 @@ METHODS = [
         holds("EF21, every round"),
     ),
     Mistake(
+        "algorithms/compressed/powersgd.py",
+        "D - delta[None], D, delta",
+        "D - delta[None] / 2, D, delta",
+        holds("PowerSGD, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/powersgd.py",
+        "optax.tree.add(delta, m)",
+        "m",
+        holds("PowerSGD, rank 1, momentum, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/dion.py",
+        "jnp.asarray(1 - momentum, M.dtype)",
+        "jnp.asarray(1, M.dtype)",
+        holds("Dion, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/demo.py",
+        "jnp.mean(each.received, axis=0)",
+        "jnp.mean(jnp.sign(each.received), axis=0)",
+        holds("DeMo, columns, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/demo.py",
+        "jnp.asarray(decay, m.dtype) * m + g",
+        "m + g",
+        holds("DeMo, blocks, every round"),
+    ),
+    Mistake(
+        "theory_checks/recursions/compressed.py",
+        "q.mean(axis=0)",
+        "(q.sum(axis=0) / np.maximum(1, np.count_nonzero(q, axis=0)))",
+        holds("DeMo, blocks, every round"),
+    ),
+    Mistake(
         "algorithms/local_updates/scaffold.py",
         "g - c_n + c[None]",
         "g - c_n",

@@ -85,6 +85,8 @@ VARIANTS = {
     "CSGD, ring of four, relative",
     "DropCompute, local SGD, redrawn, every round",
     "EC-SGD, whole model, every round",
+    "DeMo, columns, every round",
+    "PowerSGD, rank 1, momentum, every round",
     "CHOCO, whole model, every round",
     "local SGD, schedule, every round",
     "gradient tracking, schedule, every round",

@@ -15,6 +15,7 @@ from dsgd.compressors import (
     buckets,
     clipping,
     contraction,
+    dct_top_k,
     identity,
     low_rank,
     natural,
@@ -57,6 +58,11 @@ def root(d: int) -> int:
     return math.ceil(math.sqrt(d))
 
 
+def chunk(d: int) -> int:
+    """The largest divisor that is at most 8."""
+    return max(c for c in range(1, 9) if d % c == 0)
+
+
 # Each with the bits of its message for d elements; None where they are random.
 COMPRESSORS = {
     identity: lambda d: 32 * d,
@@ -73,6 +79,9 @@ COMPRESSORS = {
     top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
     top_k(0.5, qsgd(3)): lambda d: (
         8 * packed_bytes(-(-d // 2), 3) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d))
+    ),
+    dct_top_k(2, 8): lambda d: (
+        (k := d // chunk(d) * min(2, chunk(d))) * 32 + 8 * packed_bytes(k, index_bits(chunk(d)))
     ),
     random_k(0.25): lambda d: -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d)),
     random_k(0.75, natural): lambda d: (
@@ -92,6 +101,7 @@ BIASED = {
     "sign",
     "clipping",
     "top_k",
+    "dct_top_k",
     "low_rank",
     "contraction",
     "whole_model",
@@ -237,6 +247,7 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     low_rank(1): (0, 3 + 4),
     top_k(0.25): (3, 0),
     top_k(0.5, qsgd(3)): (0, 1),
+    dct_top_k(2, 4): (0, 6),
     contraction(random_k(0.25)): (3, 0),
 }
 
