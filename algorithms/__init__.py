@@ -28,8 +28,13 @@ from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
+from algorithms.local_updates.easgd import easgd
+from algorithms.local_updates.fed_avg import fed_avg, fed_prox
+from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from algorithms.local_updates.local_sgd import local_sgd
+from algorithms.local_updates.post_local_sgd import post_local_sgd
 from algorithms.local_updates.scaffold import scaffold
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
@@ -72,6 +77,15 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
+    "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
+    "easgd": lambda optimizer, workers: easgd(optimizer, 2),
+    "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
+    "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
+    "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
+    "fed-adagrad": lambda optimizer, workers: fed_adagrad(optimizer, 4, 0.1),
+    "fed-yogi": lambda optimizer, workers: fed_yogi(optimizer, 4, 0.1),
+    "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
     "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
     "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
     "exact-diffusion": lambda optimizer, workers: exact_diffusion(
@@ -132,14 +146,23 @@ __all__ = [
     "deepsqueeze",
     "delays",
     "demo",
+    "des_loc",
     "diloco",
     "dion",
     "drop_compute",
     "dropcompute",
+    "easgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",
     "extra",
+    "fed_adagrad",
+    "fed_adam",
+    "fed_avg",
+    "fed_avgm",
+    "fed_opt",
+    "fed_prox",
+    "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
     "kimad",
@@ -150,6 +173,7 @@ __all__ = [
     "model_averaging_sgd",
     "on_ray",
     "parameter_server_sgd",
+    "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
     "scaffold",

@@ -24,8 +24,10 @@ import topologies
 from dsgd import clusters, compressors, problems
 from dsgd.communication.communicator import GOES_ON
 from theory_checks.recursions.compressed import largest_half
+from theory_checks.recursions.outer import averaging, nesterov
 
 N, D, T, H, GAMMA, BETA = 8, 4, 12, 3, 0.1, 0.5
+INCLUSION = np.linspace(0.3, 0.9, N)
 DRAW = np.random.default_rng(3)
 HERE = DRAW.random((T, N)) < 0.6
 HERE[4:6] = False  # no worker participates, also in a round in which local methods average
@@ -139,6 +141,66 @@ def controlled() -> tuple[dict, float]:
     return {"params": Y, "control": own, "server": c}, bits
 
 
+def outer_steps(outer: Callable[[np.ndarray, np.ndarray], np.ndarray], ratio: bool) -> np.ndarray:
+    """Every worker's model: all continue from the server's model after each H rounds.
+
+    Args:
+        outer: (x, Delta) -> the next x, if any message arrives.
+        ratio: whether Delta is the mean over the workers whose messages arrive, or a sum of the
+            changes divided by N and the probabilities `INCLUSION`.
+    """
+    X, x = np.zeros((N, D)), np.zeros(D)
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            S = counted(t)
+            if S.any():
+                changes = (x - X)[S]
+                parts = changes / S.sum() if ratio else changes / (N * INCLUSION[S, None])
+                x = outer(x, parts.sum(axis=0))
+            X = np.tile(x, (N, 1))
+    return X
+
+
+def outer_momentum() -> tuple[dict, float]:
+    X = outer_steps(nesterov(0.7, 0.9), ratio=True)
+    return {"params": X}, models_averaged(H)[1]
+
+
+def unbiased() -> tuple[dict, float]:
+    """Each client sends its model to the server, and receives the server's."""
+    X = outer_steps(averaging, ratio=False)
+    return {"params": X}, sum(2 * HERE[t].sum() * WORD for t in range(H - 1, T, H))
+
+
+def desynced() -> tuple[dict, float]:
+    """Models are averaged every H rounds, momenta every second round."""
+    X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        S, there = counted(t), HERE[t][:, None]
+        memory = np.where(there, BETA * memory + slopes(X), memory)
+        X = np.where(there, X - GAMMA * memory, X)
+        if (t + 1) % H == 0:
+            X, bits = np.tile(X[S].mean(axis=0), (N, 1)) if S.any() else X, bits + 2 * ring_bits(t)
+        if (t + 1) % 2 == 0:
+            bits += 2 * ring_bits(t)
+            memory = np.where(there, memory[S].mean(axis=0), memory) if S.any() else memory
+    return {"params": X, "momentum": memory}, bits
+
+
+def elastic() -> tuple[dict, float]:
+    """A worker whose message is lost is not pulled, so that models and center keep their sum."""
+    X, center, bits = np.zeros((N, D)), np.zeros(D), 0
+    for t in range(T):
+        moved = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            pull = np.where(counted(t)[:, None], 0.8 / N * (X - center), 0)
+            moved, center = moved - pull, center + pull.sum(axis=0)
+            bits += 2 * HERE[t].sum() * WORD
+        X = moved
+    return {"params": X, "server": center}, bits
+
+
 def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
@@ -188,6 +250,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
+    "diloco": (algorithms.diloco(SGD, H), outer_momentum),
+    "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
+    "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
+    "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
         lambda: decentralized(COMPLETE),
@@ -215,6 +281,9 @@ def named(result: dsgd.Result) -> dict[str, np.ndarray]:
     """What the state has, by the names of the numpy loops."""
     server, rows = result.state.server, result.state.workers
     parts = rows._asdict() if hasattr(rows, "_asdict") else {"params": server.params}
+    momentum = optax.tree.get(parts.get("optimizer", ()), "trace")
+    if momentum is not None:
+        parts["momentum"] = momentum
     return {**parts, "server": server}
 
 

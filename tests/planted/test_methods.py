@@ -31,8 +31,28 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+LOCAL = "algorithms/test_local_updates"
+
 MISTAKES = [
     # Equations.
+    Mistake(
+        "algorithms/local_updates/fed_avg.py",
+        "g + proximal * (y - x[None])",
+        "g + proximal * y",
+        of(LOCAL, "the_outer_step_does_not_change_the_limit[FedProx]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/post_local_sgd.py",
+        "(round.step < switch) |",
+        "(round.step <= switch) |",
+        of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
+        "before, center",
+        "y.params, center",
+        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[easgd]"),
+    ),
     Mistake(
         "algorithms/local_updates/scaffold.py",
         "g - c_n + c[None]",

@@ -20,6 +20,18 @@ def holds(name: str) -> str:
 
 METHODS = [
     Mistake(
+        "algorithms/local_updates/des_loc.py",
+        '("mu", "trace"), ("nu", "nu_max")',
+        '("nu", "trace"), ("mu", "nu_max")',
+        holds("DES-LOC, every round"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_opt.py",
+        "jnp.sign(v - delta**2)",
+        "jnp.sign(delta**2 - v)",
+        holds("FedYogi, every round"),
+    ),
+    Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "lambda pull: share * pull",
         "lambda pull: pull",

@@ -88,6 +88,8 @@ VARIANTS = {
     "DeMo, columns, every round",
     "PowerSGD, rank 1, momentum, every round",
     "CHOCO, whole model, every round",
+    "FedAdagrad, every round",
+    "FedYogi, every round",
     "local SGD, schedule, every round",
     "gradient tracking, schedule, every round",
     "DeepSqueeze, schedule, every round",

@@ -21,12 +21,13 @@ from theory_checks.statements.recursions import (
     decentralized,
     dropcompute,
     kimad,
+    outer,
     synchronous,
 )
 
 CASES: dict[str, Case] = {
     case.name: case
-    for family in (synchronous, dropcompute, compressed, kimad, decentralized, asynchronous)
+    for family in (synchronous, outer, dropcompute, compressed, kimad, decentralized, asynchronous)
     for case in family.CASES
 }
 STATEMENTS = [
