@@ -99,11 +99,12 @@ def eager_diloco(
        + \frac1N \big(\Delta_t^{(n)} - \Delta_{t-1}^{(n)}\big), \qquad
        x_{t+1}^{(n)} = \mathrm{Outer}\big(x_t^{(n)}, \tilde\Delta_t^{(n)}\big) $$
 
-    Models and outer states differ between workers. The mean of $\tilde\Delta_t^{(n)}$ over the workers
-    is the mean of $\Delta_t^{(n)}$. The worker's own old change is subtracted: without this, each
-    worker would converge to its own optimum. The limit is biased by $O(\gamma H)$, and the models
-    stay apart by $O(\gamma H)$. With weights of the problem's workers, $w_n / \sum_m w_m$ replaces
-    1/N. All workers must participate. Seconds are counted as for `delayed_diloco`.
+    Models and outer states differ between workers. The mean of $\tilde\Delta_t^{(n)}$ over the
+    workers is the mean of $\Delta_t^{(n)}$. The worker's own old change is subtracted: otherwise
+    each worker would converge to its own optimum. The limit is biased by $O(\gamma H)$, and the
+    models stay apart by $O(\gamma H)$. With weights of the problem's workers,
+    $w_n / \sum_m w_m$ replaces 1/N. All workers must participate. Seconds are counted as for
+    `delayed_diloco`.
 
     Args:
         optimizer, period, outer, via: as in `delayed_diloco`.

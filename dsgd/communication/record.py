@@ -63,6 +63,8 @@ class Statistics(NamedTuple):
         refusals: for each error message (with {} for a number), that number, or NaN if the
             condition does not hold. A number that is not NaN ends the run.
         warnings: as `refusals`, but the run continues with a warning.
+        up_by_exchange: bits that each worker sends in each exchange, in order; 0 for exchanges that
+            do not take place in this round.
     """
 
     bits: Bits
@@ -71,6 +73,7 @@ class Statistics(NamedTuple):
     elapsed: jax.Array | None
     refusals: dict[str, jax.Array]
     warnings: dict[str, jax.Array]
+    up_by_exchange: list[jax.Array]
 
 
 class Frame:
@@ -265,6 +268,7 @@ class Record:
             times.get("elapsed"),
             numbers["refusals"],
             numbers["warnings"],
+            [bits.up for bits in sent],
         )
 
 

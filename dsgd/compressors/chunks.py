@@ -12,6 +12,7 @@ from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.combinators import identity
 from dsgd.compressors.members import encode, stated
+from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import array_bits, fixed_size, wide
 from dsgd.compressors.sparsification import Sparse, placed
 from dsgd.wire import codecs
@@ -100,14 +101,14 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
 
 def _two_bit() -> Compressor:
     def compress(key, x):
-        x = wide(x)
-        centred = x - jnp.mean(x)
+        relative, largest = unit(wide(x))
+        centred = relative - jnp.mean(relative)
         step = 1.5 * jnp.sqrt(jnp.mean(centred**2))
         codes = jnp.clip(jnp.round(centred / jnp.where(step > 0, step, 1) + 2), 0, 3)
         codes = xla.materialize(codes.astype(jnp.uint8))
         members = codes[None] == jnp.arange(4, dtype=jnp.uint8)[:, None]
         number = jnp.maximum(1, jnp.sum(members, axis=1))
-        table = jnp.sum(jnp.where(members, x[None], 0), axis=1) / number
+        table = largest * (jnp.sum(jnp.where(members, relative[None], 0), axis=1) / number)
         return Encoded(Tabled(codecs.pack(codes, 2), table), table[codes])
 
     def decompress(message, d):
@@ -129,4 +130,5 @@ A message has d codes of 2 bits and the four means. The bound: elements with $|x
 a mean m with $n m^2 \ge \max(0.5625\, n \sigma^2, q / n)$.
 
 Source: the quantizer of Templar's implementation of Sarfi et al., "Communication efficient LLM
-pre-training with SparseLoCo", 2025."""
+pre-training with SparseLoCo", 2025, which divides by d - 1 in the variance; with d it is a
+contraction for every d."""

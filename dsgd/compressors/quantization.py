@@ -250,14 +250,16 @@ def _e3m0() -> Compressor:
         magnitude = jnp.abs(relative)
         code = sum((magnitude > boundary).astype(jnp.uint8) for boundary in boundaries)
         codes = xla.materialize(code | ((relative < 0).astype(jnp.uint8) << 3))
-        return Encoded(Scaled(codecs.pack(codes, 4), largest), decode(codes, largest))
+        message = Scaled(codecs.pack(codes, 4), largest.astype(x.dtype))
+        return Encoded(message, decode(codes, largest))
 
     def decompress(message, d):
-        return decode(codecs.unpack(message.codes, 4, d), message.scale)
+        return decode(codecs.unpack(message.codes, 4, d), wide(message.scale))
 
     def decode(codes, scale):
         exponent = (codes & largest_code).astype(jnp.int32) - largest_code
-        size = jnp.where(exponent > -largest_code, jnp.ldexp(scale, exponent), 0)
+        # 0 * scale is NaN if an element is not finite.
+        size = jnp.where(exponent > -largest_code, jnp.ldexp(scale, exponent), 0 * scale)
         return jnp.where(codes > largest_code, -size, size)
 
     def delta(d):

@@ -100,7 +100,8 @@ def remembered(
     layers: Sequence[slice],
 ) -> Rounds:
     r"""Compressed outer gradients with error memory, $e_n \leftarrow \beta e_n + x - y_n$,
-    $m_n = C(e_n)$, $e_n \leftarrow e_n - m_n$, $x \leftarrow \mathrm{Outer}(x, \frac1N \sum_n m_n)$.
+    $m_n = C(e_n)$, $e_n \leftarrow e_n - m_n$, $x \leftarrow \mathrm{Outer}(x, \frac1N \sum_n
+    m_n)$.
 
     Source: Sarfi et al., "SparseLoCo", 2025; Thérien et al., "MuLoCo", 2025.
     """

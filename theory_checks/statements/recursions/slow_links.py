@@ -73,7 +73,7 @@ def _quantized(inputs: Inputs) -> Iterator[Symbols]:
 def drawn(found: Trajectory) -> np.ndarray:
     """Returns the elements that are equal in all models after each round, bool `[T, d]`."""
     X = trajectories.rows(found.states.workers.params)[1:]
-    return (X == X[:, :1]).all(axis=1)
+    return np.ptp(X, axis=1) == 0
 
 
 def _sparta(inputs: Inputs) -> Iterator[Symbols]:
