@@ -49,9 +49,9 @@ def delayed_diloco(
     $$ \Delta_t = \frac1N \sum_n \big(x_t - y_H^{(n)}\big), \qquad
        x_{t+1} = \mathrm{Outer}(x_t, \Delta_{t-1}), \qquad \Delta_{-1} = 0 $$
 
-    As `diloco` in all other respects, except that all workers must participate. The simulated clock
-    counts the seconds of the messages in the round that sends them; a run on a cluster without
-    bandwidths shows the seconds if they are hidden completely.
+    As `diloco` in all other respects, except that all workers must participate. On the clock of a
+    cluster the messages are sent during the next period, at whose end the workers wait for them
+    (`round.delayed`). The models are equal after each period, and the limit is that of `diloco`.
 
     Args:
         optimizer: each worker's inner step; its state is kept.
@@ -70,7 +70,8 @@ def delayed_diloco(
 
     def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
         round.require_all(_LATER)
-        return x.memory, mean_change(x, y, round, via)[0], y.memory
+        with round.delayed(period):
+            return x.memory, mean_change(x, y, round, via)[0], y.memory
 
     return local_updates(
         f"delayed_diloco({period})",
@@ -128,9 +129,9 @@ def eager_diloco(
             x = optimizers.step_local(
                 outer, optimizers.Model(y.start, y.outer), optax.tree.add(y.others, own)
             )
-            others = jax.tree.map(
-                lambda mean, own: mean[None] - own, round.weighted_mean(fresh, via), own
-            )
+            with round.delayed(period):
+                mean = round.weighted_mean(fresh, via)
+            others = jax.tree.map(lambda mean, own: mean[None] - own, mean, own)
             return Eager(x.params, y.optimizer, x.params, x.optimizer, others)
 
         return round.every(period, synchronize, y)

@@ -46,9 +46,9 @@ def streaming_diloco(
     The state is the same as in the paper, except that x_p is stepped as soon as it is sent; it is
     not used before it is merged. With P = 1, $\tau = 0$, $\alpha = 0$ and no compressor the method
     is `diloco`. The limit is biased, as that of local SGD. The weights of the problem's workers
-    weigh the mean. The simulated clock counts the seconds of a message in the round that sends it,
-    as for other methods: the overlap with the next $\tau$ gradients is not simulated, except for
-    that part of the last gradient which `clusters.Overlap` describes.
+    weigh the mean. On the clock of a cluster a fragment's messages are sent while the workers
+    compute their next $\tau$ gradients, after which they wait for the messages (`round.delayed`).
+    C without error memory adds a bias that does not vanish with the step size.
 
     Args:
         optimizer: each worker's inner step, for example `optax.adamw(4e-4)`; its state is kept.
@@ -98,7 +98,9 @@ def streaming_diloco(
 
             def send(x_p: Model, rows: Leaves = rows):
                 changes = [x[None] - y for x, y in zip(x_p.params, rows, strict=True)]
-                return optimizers.server_step(outer, x_p, mean(round, changes))
+                with round.delayed(delay):
+                    delta = mean(round, changes)
+                return optimizers.server_step(outer, x_p, delta)
 
             x[p] = round.every(period, send, x[p], offset=offset)
             sent = round.step + 1 - delay

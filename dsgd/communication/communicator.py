@@ -450,6 +450,21 @@ class Communicator(Round):
         with self.record.joined(self.workers):
             yield
 
+    @contextmanager
+    def delayed(self, rounds: Period) -> Iterator[None]:
+        """Context whose messages the method uses only `rounds` rounds later. On the clock of a
+        cluster the workers go on in the meantime, and wait for the messages in that later round,
+        after they have computed its gradient.
+
+        The calls return at once what arrives later. The method must not use it earlier.
+
+        Args:
+            rounds: at least 0, and at most the number of rounds to the next such exchange.
+        """
+        self.record.require_seen("delayed")
+        with self.record.delayed(rounds):
+            yield
+
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
         """Returns the rows of `tree` for workers that participate and compute something in this
         round, and the rows of `otherwise` for all other workers, leaves `[n, ...]`.

@@ -36,6 +36,8 @@ class Sending(NamedTuple):
         now: whether the exchange takes place in this round, bool scalar; None: in every round.
         size: for an all-reduce, bits of each worker's vector, kept so that joined all-reduces are
             rounded once; 0 for other exchanges.
+        delay: number of rounds that the workers go on with before they need the messages; 0: they
+            wait for the messages in this round.
     """
 
     call: str
@@ -47,6 +49,12 @@ class Sending(NamedTuple):
     turn: Any = None
     now: jax.Array | None = None
     size: int = 0
+    delay: Period = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the workers wait for the messages in the round that sends them."""
+        return isinstance(self.delay, int) and self.delay == 0
 
 
 class Statistics(NamedTuple):
@@ -211,6 +219,15 @@ class Record:
         self.frame.sendings += sendings
         for kind, named in numbers.items():
             self.frame.numbers[kind].update(named)
+
+    @contextmanager
+    def delayed(self, rounds: Period) -> Iterator[None]:
+        """Context whose exchanges are recorded with this delay."""
+        first = len(self.frame.sendings)
+        yield
+        self.frame.sendings[first:] = [
+            sending._replace(delay=rounds) for sending in self.frame.sendings[first:]
+        ]
 
     @contextmanager
     def joined(self, N: int) -> Iterator[None]:

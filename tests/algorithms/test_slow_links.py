@@ -20,7 +20,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms.local_updates.streaming_diloco import of_fragments
-from dsgd import compressors, network
+from dsgd import clusters, compressors, network
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import D, N, Trajectory
@@ -249,6 +249,26 @@ def test_each_fragment_is_an_exchange_of_its_own():
     quantized = algorithms.streaming_diloco(optax.sgd(0.1), 2, 4)
     calls = [(each.call, each.pattern) for each in dsgd.exchanges(quantized, two_layers())]
     assert calls == [("all_gather of e3m0", network.all_gather)] * 2
+
+
+def test_messages_of_a_fragment_are_sent_while_the_workers_compute():
+    """A gradient takes a second. An all-reduce takes 0.7 s for each element: 3.5 s for the fragment
+    that is sent after rounds 2, 6, ..., and 4.2 s for that of rounds 4, 8, .... They are needed
+    three rounds later, and one is sent after the other.
+    """
+    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1.75 * 32 / 0.7))
+    method = algorithms.streaming_diloco(optax.sgd(0.1), 2, 4, delay=3, compressor=None)
+    options: Any = {"steps": 9, "key": jax.random.key(0), "cluster": cluster}
+    with jax.enable_x64(False):
+        found = dsgd.run(method, two_layers(), **options).history["clock"]
+    # sent from 2 to 5.5, from 5.5 to 9.7, from 9.7 to 13.2
+    np.testing.assert_allclose(found, [0, 1, 2, 3, 4, 5.5, 6.5, 9.7, 10.7, 13.2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [algorithms.delayed_diloco, algorithms.eager_diloco])
+def test_messages_of_a_delayed_step_have_a_whole_period(method):
+    (found,) = dsgd.exchanges(method(optax.sgd(0.1), 3), two_layers())
+    assert (found.period, found.delay) == (3, 3)
 
 
 def two_layers() -> dsgd.Problem:
