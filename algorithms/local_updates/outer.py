@@ -155,7 +155,7 @@ def local_updates(
         inner,
         update,
         server=lambda params: Outer(*optimizers.init(outer, params), shared(params)),
-        start=lambda y: Inner(*y, own(y.params)),
+        start=lambda y: Inner(y.params, y.optimizer, own(y.params)),
         absent=absent,
     )
 
