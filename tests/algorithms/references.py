@@ -148,6 +148,16 @@ CLUSTERS: dict[str, clusters.Cluster | None] = {
     "noisy-partly": replace(NOISY, present=PARTLY.present),
 }
 PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
+# The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
+# each synchronization; moments have periods of their own, in which others would be drawn.
+THIRD = {
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
+    **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
+    **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
+    "des-loc": "lossy",
+    **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
+    **{"sparse-loco": "blocking", "muloco": "none", "noloco": "lossy", "sparta": "sampled"},
+}
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
 WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
@@ -190,9 +200,9 @@ def case(
 
 def registered() -> dict[str, Run]:
     """Each method on two clusters that have all of a clock, and on one of the others, in turn."""
-    found = {}
-    for i, name in enumerate(algorithms.ALGORITHMS):
-        turn = [
+    found, in_turn = {}, [name for name in algorithms.ALGORITHMS if name not in THIRD]
+    turns = {
+        name: [
             "none",
             "blocking",
             "changing",
@@ -200,6 +210,10 @@ def registered() -> dict[str, Run]:
             "lossy",
             "sampled-4" if name in PERIODIC else "sampled",
         ][i % 6]
+        for i, name in enumerate(in_turn)
+    }
+    for name in algorithms.ALGORITHMS:
+        turn = (turns | THIRD)[name]
         varying = ["varying"] if name in ASYNCHRONOUS else []
         for cluster in sorted({"pipelined", "partly", turn, *varying}, key=list(CLUSTERS).index):
             found[f"{name}, {cluster}"] = case(
