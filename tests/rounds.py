@@ -19,7 +19,7 @@ STATE: Any = dsgd.State(P(), P("workers"), P(), P())
 def statistics_over(*axes: None) -> Any:
     """Where the statistics of rounds are, with these axes in front of those of one round."""
     rows = P(*axes, "workers")
-    return Statistics(Bits(rows, rows, rows, rows), P(), P(), P(), P(), P())  # type: ignore[arg-type]
+    return Statistics(Bits(rows, rows, rows, rows), P(), P(), P(), P(), P(), rows)  # type: ignore[arg-type]
 
 
 def states_over(*axes: None) -> Any:

@@ -245,6 +245,39 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
     return {"params": X, "error": error}, bits
 
 
+def streamed() -> tuple[dict, float]:
+    """One fragment, sent uncompressed and merged a round later, also into the models of workers
+    that do not participate.
+    """
+    X, x, u, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0.0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if t > 0 and t % H == 0:
+            X = 0.5 * X + 0.5 * x
+        if (t + 1) % H == 0:
+            bits += 2 * ring_bits(t)
+            if counted(t).any():
+                change = (x - X)[counted(t)].mean(axis=0)
+                u = 0.9 * u + change
+                x = x - 0.4 * (change + 0.9 * u)
+    return {"params": X}, bits
+
+
+def paired(topology: dsgd.Topology) -> tuple[dict, float]:
+    """NoLoCo: a worker that does not participate in an exchange goes on from its model."""
+    X, slow, v, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            W, messages = gossip(t, topology)
+            after = 0.5 * v + 0.7 * W @ (X - slow) + 0.7 * (W @ slow - slow)
+            there = HERE[t][:, None]
+            v = np.where(there, after, v)
+            slow = np.where(there, slow + after, slow)
+            X, bits = np.where(there, slow, X), bits + messages * 2 * WORD
+    return {"params": X, "slow": slow, "momentum": v}, bits
+
+
 METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
@@ -254,6 +287,12 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
+    "streaming-diloco": (
+        algorithms.streaming_diloco(SGD, 1, H, compressor=None),
+        streamed,
+    ),
+    "noloco": (algorithms.noloco(SGD, RING, H), lambda: paired(RING)),
+    "sparta": (algorithms.sparta(SGD, 1.0), lambda: models_averaged(1)),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
         lambda: decentralized(COMPLETE),
@@ -355,6 +394,7 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo"),
+    *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
 

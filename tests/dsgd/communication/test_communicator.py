@@ -170,6 +170,12 @@ CALLS = {
         "all_gather",
         (N - 1) * SIGNS,
     ),
+    "mean_of_messages": Call(
+        lambda round, x: round.mean_of_messages(compressors.sign, x).received,
+        weighted(each(sign, X)),
+        "all_gather",
+        (N - 1) * SIGNS,
+    ),
     "mix on the complete graph": Call(
         lambda round, x: round.mix(x, COMPLETE),
         mixed(COMPLETE, X),
@@ -247,6 +253,24 @@ CALLS = {
         ROWS,
         turn=0,
         period=6,
+    ),
+    "every fourth, the second first": Call(
+        lambda round, x: round.every(4, lambda x: round.mix(x, SCHEDULE), x, offset=2),
+        mixed(SCHEDULE, X, 1),
+        SCHEDULED,
+        VECTOR,
+        ROWS,
+        turn=1,
+        period=4,
+    ),
+    "every fifth, the second first": Call(
+        lambda round, x: round.every(5, round.average, x, offset=2),
+        X,
+        "ring_all_reduce",
+        0,
+        ROWS,
+        period=5,
+        now=False,
     ),
     "every fourth of every third": Call(
         lambda round, x: round.every(3, lambda x: round.every(4, round.average, x), x),

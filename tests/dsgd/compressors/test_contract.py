@@ -13,9 +13,11 @@ import pytest
 from dsgd import Compressor, compressors
 from dsgd.compressors import (
     buckets,
+    chunked_top_k,
     clipping,
     contraction,
     dct_top_k,
+    e3m0,
     identity,
     low_rank,
     natural,
@@ -26,6 +28,7 @@ from dsgd.compressors import (
     sign,
     ternary,
     top_k,
+    two_bit,
     whole_model,
 )
 from dsgd.compressors.members import stated
@@ -63,6 +66,10 @@ def chunk(d: int) -> int:
     return max(c for c in range(1, 9) if d % c == 0)
 
 
+def of_chunks(k: int, chunk: int, d: int) -> int:
+    return d // chunk * k + min(k, d % chunk)
+
+
 # Each with the bits of its message for d elements; None where they are random.
 COMPRESSORS = {
     identity: lambda d: 32 * d,
@@ -75,6 +82,14 @@ COMPRESSORS = {
     natural: lambda d: 8 * packed_bytes(d, 9),
     sign: lambda d: 8 * -(-d // 8) + 32,
     clipping(7): lambda d: 16 * d,
+    e3m0: lambda d: 8 * packed_bytes(d, 4) + 32,
+    two_bit: lambda d: 8 * packed_bytes(d, 2) + 4 * 32,
+    chunked_top_k(2, 4): lambda d: (
+        of_chunks(2, 4, d) * 32 + 8 * packed_bytes(of_chunks(2, 4, d), 2)
+    ),
+    chunked_top_k(3, 8, two_bit): lambda d: (
+        8 * packed_bytes(of_chunks(3, 8, d), 2) + 4 * 32 + 8 * packed_bytes(of_chunks(3, 8, d), 3)
+    ),
     low_rank(1): lambda d: 32 * (root(d) + -(-d // root(d))),
     top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
     top_k(0.5, qsgd(3)): lambda d: (
@@ -99,6 +114,9 @@ every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda
 SOME = ["random_k", "random_sparsification"]  # send some elements only
 BIASED = {
     "sign",
+    "e3m0",
+    "two_bit",
+    "chunked_top_k",
     "clipping",
     "top_k",
     "dct_top_k",
@@ -244,6 +262,9 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     natural: (0, 0),
     sign: (0, 1),
     clipping(7): (0, 0),
+    e3m0: (1, 0),
+    two_bit: (0, 4),
+    chunked_top_k(2, 4): (6, 0),
     low_rank(1): (0, 3 + 4),
     top_k(0.25): (3, 0),
     top_k(0.5, qsgd(3)): (0, 1),
