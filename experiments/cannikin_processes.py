@@ -286,7 +286,7 @@ def write(path: Path, trials: list[Trial]) -> None:
     records.write_rows(path, heading, rows())
 
 
-def who(args: Args) -> str:
+def described(args: Args) -> str:
     """Describes the processes, for titles."""
     others = ", ".join(map(str, args.competitors))
     return f"{len(args.competitors)} processes; others on their cores: {others}"
@@ -308,7 +308,7 @@ def best_of(trials: list[Trial]) -> np.ndarray:
 def tabulate(args: Args, judged: list[Judged]) -> Table:
     """Tabulates the splits with measured and predicted times."""
     table = tables.table(
-        f"{who(args)},\n{args.total} samples a round",
+        f"{described(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
         f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half-width of "
         "its 95 % interval.\nPredicted by the model of the first two epochs (with equal parts, "
@@ -384,7 +384,7 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     each.set(xlim=(0, None), ylim=(0, None))
     x, y = "samples of the process", "ms of computation in a round"
     figures.describe(each, x, y, legend=True)
-    figures.title(sheet, f"{who(args)}, {args.total} samples a round")
+    figures.title(sheet, f"{described(args)}, {args.total} samples a round")
     return sheet
 
 

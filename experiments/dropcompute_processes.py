@@ -220,7 +220,7 @@ class Race(NamedTuple):
 
 
 def race(args: Args, pair: Pair) -> Race:
-    """Returns the comparison; losses are means over the last twentieth of the steps, at least one."""
+    """Returns the comparison; losses are means over a twentieth of the steps, at least one."""
     runs = pair.histories().values()
     smooth, clocks = (
         [smoothed(run["loss"], args.steps) for run in runs],

@@ -121,7 +121,7 @@ def main(args: Args) -> None:
     }
     shown = {
         "summary": results.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
-        "runs": results.runs_beside(setting, clock, plan, best, args.run_workers),
+        "runs": results.compare_runs(setting, clock, plan, best, args.run_workers),
         "scaling": results.scaling(setting, outcomes[B1], FURTHER),
         "ratios": results.ratios(
             {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N

@@ -34,7 +34,7 @@ from experiments.kimad.deep_runs import (
     across_times,
     among_5,
     make_cluster,
-    told,
+    with_oracle,
 )
 from experiments.shared import commands, tables
 
@@ -170,7 +170,7 @@ def train(
     """Returns the history of each case."""
     times = sorted(set(args.communication_times), reverse=True)
     yield from across_times(setting, times)
-    yield from told(setting, times)
+    yield from with_oracle(setting, times)
     yield from across_layers(setting, args.shown)
     for other in others:
         yield from across_times(other, [args.shown])

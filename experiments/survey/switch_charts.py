@@ -51,7 +51,7 @@ class Panel(NamedTuple):
 class Span(NamedTuple):
     """One block of a timeline; `other` is the receiver or the sender of its message."""
 
-    who: int
+    worker: int
     lane: str
     kind: str
     begin: Fraction
@@ -121,7 +121,7 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         left, width, y = (
             float(span.begin),
             float(min(span.end, panel.end) - span.begin),
-            place[span.who, span.lane],
+            place[span.worker, span.lane],
         )
         if width <= 0:
             continue

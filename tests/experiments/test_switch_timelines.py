@@ -77,11 +77,11 @@ def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
     """
     for panel in switch_timelines.panels(args):
         spans = sorted(
-            switch_charts.spans(panel.passages), key=lambda span: (span.who, span.lane, span.begin)
+            switch_charts.spans(panel.passages), key=lambda span: (span.worker, span.lane, span.begin)
         )
         for span, after in itertools.pairwise(spans):
             assert span.begin < span.end
-            assert (span.who, span.lane) != (after.who, after.lane) or span.end <= after.begin, (
+            assert (span.worker, span.lane) != (after.worker, after.lane) or span.end <= after.begin, (
                 panel.figure
             )
         transfers = sum(passage.transfer for passage in panel.passages)
@@ -104,7 +104,7 @@ def test_in_the_example_only_the_third_message_waits():
         for span in switch_charts.spans(by_figure(Args())["1.3"].passages)
         if span.kind == "wait"
     ]
-    assert [(span.who, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
+    assert [(span.worker, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
 
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
