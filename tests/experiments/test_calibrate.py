@@ -151,7 +151,7 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
 def test_numbers_are_not_given_twice(measured):
     with pytest.raises(
         ValueError,
-        match=r"--latency 1 and --cluster .*, which has it, too: expected one of the two",
+        match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
     ):
         commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
 

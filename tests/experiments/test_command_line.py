@@ -162,7 +162,7 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     commands.begin(Args(tmp_path, steps=4, progress=False))  # the same
     with pytest.raises(
         ValueError,
-        match=r"has results of another configuration \(steps = 4, not 3\): expected another folder",
+        match=r"has results of another configuration \(steps = 4, not 3\); pass another folder",
     ):
         commands.begin(Args(tmp_path, steps=3))
     assert (
@@ -172,7 +172,7 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="has results of another script, or of another version of it: expected another folder",
+        match="has results of another script, or of another version of it; pass another folder",
     ):
         commands.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
     (tmp_path / "config.json").write_text("{")

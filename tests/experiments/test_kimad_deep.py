@@ -17,7 +17,7 @@ from dsgd.problems import models
 from experiments import kimad_deep
 from experiments.kimad import deep_results, deep_runs
 
-METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
+METHODS = {"Kimad", "Kimad, oracle", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
 T_COMP = 357_566_784 / 180e6  # a ResNet-18's bits over the mean of 30 and 330 Mbit/s
 LINEAR = 32 * 650  # bits of the model that these tests train
@@ -69,7 +69,7 @@ def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(ser
     """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the
     whole model.
     """
-    history = series["Kimad, told", "0.2 s"]
+    history = series["Kimad, oracle", "0.2 s"]
     taken = np.diff(history["clock"])[5:]
     assert taken.max() <= (T_COMP + 0.4) * 1.0001
     assert taken.min() > T_COMP + 0.3

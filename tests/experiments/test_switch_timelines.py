@@ -77,13 +77,15 @@ def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
     """
     for panel in switch_timelines.panels(args):
         spans = sorted(
-            switch_charts.spans(panel.passages), key=lambda span: (span.worker, span.lane, span.begin)
+            switch_charts.spans(panel.passages),
+            key=lambda span: (span.worker, span.lane, span.begin),
         )
         for span, after in itertools.pairwise(spans):
             assert span.begin < span.end
-            assert (span.worker, span.lane) != (after.worker, after.lane) or span.end <= after.begin, (
-                panel.figure
-            )
+            assert (span.worker, span.lane) != (
+                after.worker,
+                after.lane,
+            ) or span.end <= after.begin, panel.figure
         transfers = sum(passage.transfer for passage in panel.passages)
         for kind in ("send", "receive"):
             assert sum(span.end - span.begin for span in spans if span.kind == kind) == transfers
@@ -104,7 +106,9 @@ def test_in_the_example_only_the_third_message_waits():
         for span in switch_charts.spans(by_figure(Args())["1.3"].passages)
         if span.kind == "wait"
     ]
-    assert [(span.worker, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
+    assert [(span.worker, span.lane, span.begin, span.end) for span in waits] == [
+        (2, "send", 6, 12.5)
+    ]
 
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
