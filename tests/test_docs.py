@@ -70,7 +70,7 @@ def test_every_page_with_python_blocks_is_run():
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_files_that_pages_link_to_are_there(page):
+def test_files_that_pages_link_to_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     assert not missing

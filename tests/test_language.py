@@ -37,7 +37,7 @@ def prose(path: Path) -> str:
     return "\n".join(each.string for each in tokens if each.type in WORDS)
 
 
-def test_no_word_of_a_dialect_is_left():
+def test_prose_has_no_word_of_the_dialect():
     found = {
         str(path.relative_to(ROOT)): [match.group(0) for match in DIALECT.finditer(prose(path))]
         for path in (*SOURCES, *PAGES)

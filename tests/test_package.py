@@ -41,7 +41,7 @@ def test_the_protocol_has_few_fields():
     assert sum(fields.values()) <= 35, fields
 
 
-def test_importing_dsgd_leaves_slow_packages_alone():
+def test_importing_dsgd_does_not_import_slow_packages():
     """Data sets, figures and graphs are imported where they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
     code = (
@@ -56,7 +56,7 @@ def test_importing_dsgd_leaves_slow_packages_alone():
     )
 
 
-def test_citation_and_changelog_are_of_this_version():
+def test_citation_and_changelog_have_this_version():
     root = Path(dsgd.__file__).parents[1]
     cited = re.search(
         r"^version: (.*)\ndate-released: (.*)$", (root / "CITATION.cff").read_text(), re.MULTILINE
@@ -68,7 +68,7 @@ def test_citation_and_changelog_are_of_this_version():
     assert cited.group(1) == dsgd.__version__
 
 
-def test_arrows_point_down():
+def test_packages_import_only_from_those_above():
     """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks,
     experiments.
     """

@@ -162,7 +162,7 @@ UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_unequal_work_arrives_when_it_is_done(seed):
+def test_gradients_of_unequal_work_arrive_when_they_are_computed(seed):
     """Worker, second and staleness of every update, with seconds of each micro-batch, and an eighth
     of them for each of its samples.
     """
@@ -207,7 +207,7 @@ CHANGING = {
 }
 
 
-def test_a_trip_takes_what_its_bits_take_while_bandwidths_change():
+def test_a_round_trip_takes_the_time_of_its_bits_at_changing_bandwidths():
     """The gradient from when it leaves, the model from when it begins to arrive."""
     cluster = clusters.Cluster(clusters.constant(1.0), **CHANGING)
     ready, expected = 1.0, []
@@ -249,7 +249,7 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
         assert_case(case, seed)
 
 
-def test_who_was_held_goes_in_the_order_in_which_they_were_ready():
+def test_delayed_gradients_are_applied_in_the_order_in_which_they_were_ready():
     """Three gradients wait for a slow worker's: of worker 3 since 6.87, of 2 since 6.95, of 1 since
     9.35.
     """
@@ -279,7 +279,7 @@ def apart(found: Trajectory) -> np.ndarray:
     return np.concatenate([np.diff(clock, prepend=0.0) for clock in clocks])
 
 
-def test_no_model_that_somebody_computes_at_is_ever_overwritten():
+def test_no_model_in_use_by_a_worker_is_overwritten():
     """Over hundreds of updates with reads in every order, each gradient is of the model that its
     staleness says. Every gradient takes its own time: the second is not the first again, and no two
     workers draw the same. Where models are read at once, each of T updates makes N - 1 gradients
@@ -303,7 +303,7 @@ def test_no_model_that_somebody_computes_at_is_ever_overwritten():
 # --- Without a cluster, and given delays.
 
 
-def test_without_a_cluster_everybody_computes_for_a_second():
+def test_without_a_cluster_all_workers_compute_for_a_second():
     """Round robin, with a staleness of N - 1 from the second lap on; there is no clock."""
     found, t = history(asynchronous_sgd(STEP), N, 4 * N), np.arange(4 * N)
     assert "clock" not in found
@@ -413,7 +413,7 @@ def test_a_custom_step_gets_the_model_that_the_gradient_was_computed_at():
     assert_case(EMERGENT._replace(make=method, rounds=rounds))
 
 
-def test_what_a_custom_step_gives_is_checked():
+def test_results_of_a_custom_step_are_checked():
     wrong = asynchronous_server(
         "mine", STEP, lambda model, gradient, arrival, read: model._replace(params=read[:1])
     )
@@ -426,7 +426,7 @@ def test_what_a_custom_step_gives_is_checked():
 # --- Asynchronous gossip.
 
 
-def test_partners_are_neighbours_each_as_likely():
+def test_partners_are_neighbours_with_equal_probabilities():
     """On a star, the hub asks each leaf as often, and leaves ask the hub. Without a cluster,
     everybody computes for a second.
     """
@@ -482,7 +482,7 @@ def test_backup_workers_drop_the_slowest_gradients_of_each_round():
     np.testing.assert_allclose(found["clock"], (2.0 + messages) * np.arange(4), rtol=1e-6)
 
 
-def test_parts_that_do_not_come_out_even_are_rounded_up():
+def test_sizes_of_parts_are_rounded_up():
     """256 bits in three parts, of which two gradients go to two other servers, and three sums to
     two others.
     """
@@ -508,6 +508,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "options", "place", "words"), REFUSED)
-def test_what_cannot_be_is_refused(method, options, place, words):
+def test_invalid_arguments_are_refused(method, options, place, words):
     with pytest.raises(ValueError, match=words):
         history(method(STEP, **options), 4, 1, place)

@@ -72,7 +72,7 @@ FEW = {
 
 # around the ring all N parts are made, also of padding
 @pytest.mark.parametrize("name", smoke_cases(FEW, {"ec-sgd", "ef21"}))
-def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
+def test_servers_without_elements_are_sent_padding_that_is_not_stored(name):
     """One device computes no more than elements, eight send each other padding: the numbers, and
     the bits of every worker, are the same.
     """
@@ -114,7 +114,7 @@ ROUNDING = dsgd.Compressor(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_worker_compresses_for_itself_and_sends_nothing(method):
+def test_a_single_worker_compresses_and_sends_nothing(method):
     """Twice through its own server, once around a ring of itself."""
     g = np.random.default_rng(0).normal(size=D).astype(np.float32)
     found = run(METHODS[method](STEP, ROUNDING), jnp.asarray(g)[None], steps=1)
@@ -140,7 +140,7 @@ NOISY = dsgd.Compressor(
 """Shows what it has drawn."""
 
 
-def test_every_message_has_numbers_of_its_own():
+def test_every_message_has_its_own_random_numbers():
     """Of every worker, for every server, of every layer, on both ways. Around the ring of every
     hop, too: were those of a worker the same, all parts would select the same. To neighbours, of
     every worker."""
@@ -272,7 +272,7 @@ def test_only_with_memory_a_biased_compressor_converges_on_a_counterexample():
 # --- Refusals.
 
 
-def test_what_compressed_sgd_cannot_use_is_refused():
+def test_compressors_that_compressed_sgd_cannot_use_are_refused():
     biased = compressors.identity._replace(omega=None, name="biased")
     with pytest.raises(
         ValueError, match=r"compressed_sgd: the compressor biased is biased.*allow_biased"

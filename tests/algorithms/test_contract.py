@@ -94,7 +94,7 @@ def result(algorithm: dsgd.Algorithm) -> dsgd.Result:
     return dsgd.run(algorithm, problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=1)
 
 
-def test_it_holds_the_contract(name, monkeypatch):
+def test_it_satisfies_the_contract(name, monkeypatch):
     lowered, content = [], programs._content
     monkeypatch.setattr(
         programs, "_content", lambda each, mesh: lowered.append(each) or content(each, mesh)
@@ -196,7 +196,7 @@ def broken(how) -> dsgd.Algorithm:
     )
 
 
-def test_what_is_of_cpus_only_does_not_lower():
+def test_cpu_only_operations_do_not_lower_for_other_platforms():
     """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call
     of a library by its name.
     """

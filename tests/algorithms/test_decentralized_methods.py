@@ -150,7 +150,7 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
 
 
 @pytest.mark.parametrize("factory", SWEPT)
-def test_a_swept_number_leaves_the_models_their_type_and_gives_the_run_alone(factory, key):
+def test_a_swept_number_keeps_the_models_type_and_equals_a_single_run(factory, key):
     sweep = dsgd.sweep(SWEPT[factory], in_bfloat16(), steps=3, key=key, mesh=1, number=[0.125, 0.5])
     assert sweep.params.dtype == jnp.bfloat16
     alone = dsgd.run(SWEPT[factory](0.5), in_bfloat16(), steps=3, key=key, mesh=1).params
@@ -159,7 +159,7 @@ def test_a_swept_number_leaves_the_models_their_type_and_gives_the_run_alone(fac
     )
 
 
-def test_push_divides_by_the_mass_that_there_is(key):
+def test_push_sum_divides_by_the_actual_weights(key):
     """Mass that rounding has changed, here by a quarter: the model is that of what the workers
     query, not of sums.
     """

@@ -127,7 +127,7 @@ def later(round):
         (choice(-1, kimad.local_steps(SGD, 2)), "choice -1 for .* the server"),
     ],
 )
-def test_what_users_functions_must_not_return_is_found_between_records(method, words):
+def test_invalid_results_of_users_functions_are_found_between_records(method, words):
     cluster = CLUSTER if "choice" in words else None
     with pytest.raises(ValueError, match=words):
         run(method, steps=8, record_every=8, cluster=cluster)
@@ -142,7 +142,7 @@ def test_codes_that_do_not_fit_into_their_bits_are_refused(code, bits):
 # Huge numbers
 
 
-def test_as_many_servers_as_anybody_asks_for_are_compiled_once():
+def test_any_number_of_servers_compiles_once():
     """One loop over the parts of 2,000 servers: an expression of that length takes minutes to
     compile.
     """
@@ -156,7 +156,7 @@ def test_as_many_servers_as_anybody_asks_for_are_compiled_once():
     np.testing.assert_allclose(few.params, many.params, rtol=1e-5)
 
 
-def test_micro_batches_are_those_of_all_terms_of_the_sum():
+def test_micro_batches_are_counted_over_all_terms_of_the_sum():
     tau, M = np.linspace(0.0, 70.0, 300), 60
     terms = [ndtr((tau - m) / (np.sqrt(m) * 0.3)) for m in range(1, M + 1)]
     found = dropcompute.expected_micro_batches(tau, 1.0, 0.3, M)
@@ -224,7 +224,7 @@ def test_small_types_do_not_overflow(function, arguments):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_work_of_small_numpy_types_is_cut_as_all_other_is():
+def test_work_in_small_numpy_types_is_truncated_correctly():
     def params(kind):
         asked = dsgd.LocalWork(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
         method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), asked)

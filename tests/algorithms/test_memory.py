@@ -34,7 +34,9 @@ def shapes_of_a_network() -> dsgd.Problem:
     )
 
 
-def test_a_thousand_workers_of_a_million_parameters_need_their_state_and_their_gradients(optimised):
+def test_a_thousand_workers_of_a_million_parameters_take_the_memory_of_state_and_gradients(
+    optimised,
+):
     """Ring DSGD on one device: the state stays where it is, and nothing is as large, but for the
     gradients.
     """

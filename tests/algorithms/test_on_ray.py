@@ -210,7 +210,7 @@ def deadly(folder: str, kills: dict, worker: int, draw: int) -> float:
 
 
 @pytest.mark.long
-def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path):
+def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     kills = {(1, 5): kill_self, (2, 12): partial(kill_server, "ray::Server")}
@@ -250,7 +250,7 @@ def by_pairs(updates, steps: int | None = None) -> np.ndarray:
 
 
 @pytest.mark.long
-def test_pairs_average_in_an_order_that_all_have_seen(ray):
+def test_pairs_average_in_one_global_order(ray):
     run = {"steps": 60, "key": KEY, "record_every": 9, "delay": slow, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), **run)
     updates, steps = trained.updates, trained.history["step"].tolist()
@@ -268,7 +268,7 @@ def test_pairs_average_in_an_order_that_all_have_seen(ray):
 
 
 @pytest.mark.long
-def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
+def test_neighbours_continue_without_a_killed_worker_which_rejoins(ray, tmp_path):
     delay = partial(deadly, str(tmp_path), {(1, 5): kill_self})
     run = {"steps": 500, "key": KEY, "delay": delay, "record_every": 60, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), **run)
@@ -334,7 +334,7 @@ async def held(waiting) -> bool:
 
 
 @story
-async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old(alone):
+async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_old(alone):
     to = alone(bound=2)
     fast = await pushed(to, 0, await pushed(to, 0, None))
     third = asyncio.ensure_future(pushed(to, 0, fast))
@@ -355,7 +355,7 @@ async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old
 
 
 @story
-async def test_held_gradients_are_answered_and_not_taken_when_the_server_is_done(alone):
+async def test_delayed_gradients_are_answered_and_not_applied_when_the_server_is_done(alone):
     to = alone(bound=2, steps=3)
     fast = await pushed(to, 0, await pushed(to, 0, None))
     third = asyncio.ensure_future(pushed(to, 0, fast))
@@ -367,7 +367,7 @@ async def test_held_gradients_are_answered_and_not_taken_when_the_server_is_done
 
 
 @story
-async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken(alone):
+async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_applied(alone):
     to = alone(bound=3)
     one = await pushed(to, 0, None)
     assert (await pushed(to, 0, None)).version == 1, "of the version before"
@@ -382,7 +382,7 @@ async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken
 
 
 @story
-async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there(alone):
+async def test_a_synchronous_server_averages_all_live_workers(alone):
     to = alone(3, together=True)
     first = [
         asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)
@@ -403,7 +403,7 @@ async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there
 
 
 @story
-async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_worker_comes_back(
+async def test_a_gradient_of_a_dead_process_is_not_applied_when_its_worker_rejoins(
     alone,
 ):
     to = alone(together=True)
@@ -416,7 +416,7 @@ async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_wor
 
 
 @story
-async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(
+async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradients(
     alone, tmp_path, monkeypatch
 ):
     first = alone(folder=str(tmp_path))
@@ -567,7 +567,7 @@ async def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
 
 
 @story
-async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
+async def test_a_worker_that_rejoins_waits_for_a_model(lonely):
     one = lonely(1)
     one.restarted = True
     with pytest.raises(peer.Restarted):
@@ -625,7 +625,7 @@ def actor(of: peer.Peer) -> Named:
 
 @pytest.mark.parametrize("dead", [(), (2,), (1, 2)])
 @story
-async def test_peers_average_in_an_order_that_all_have_seen(lonely, dead):
+async def test_peers_average_in_one_global_order(lonely, dead):
     """Those that have died are left out until they ask; alone, a worker gives itself the next
     stamp. Models are kept at the stamps of records, before what comes after.
     """
@@ -663,7 +663,7 @@ async def test_peers_average_in_an_order_that_all_have_seen(lonely, dead):
 # --- The driver of AD-PSGD.
 
 
-def test_what_is_heard_last_is_not_lost():
+def test_the_last_message_is_not_lost():
     """The run has its updates while one worker's answer, with an exchange that it tells once, is
     under way.
     """
@@ -713,7 +713,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "wrong", "words"), REFUSED)
-def test_what_cannot_be_is_refused_before_a_process_starts(method, wrong, words, monkeypatch):
+def test_invalid_arguments_are_refused_before_a_process_starts(method, wrong, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=words):
         method(problem(), STEP, steps=5, key=KEY, **wrong)
@@ -781,7 +781,7 @@ def test_bits_count_gradients_and_not_steps():
     assert_columns(found.updates, worker=[worker for _, worker in taken])
 
 
-def test_of_several_servers_the_oldest_part_and_the_last_count():
+def test_with_several_servers_staleness_is_that_of_the_oldest_part():
     """One has seen an update more than the other."""
     one = [
         update(0, 0, 0, 1.0),

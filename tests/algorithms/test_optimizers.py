@@ -73,7 +73,7 @@ def test_noise_in_an_optimizer_is_independent_over_workers(noise):
     assert np.var(mean_after(noise)) == pytest.approx(1 / N, rel=0.12)
 
 
-def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed_and_not_of_the_devices():
+def test_noise_in_an_optimizer_depends_on_the_run_and_the_seed_but_not_on_the_devices():
     one, other = mean_after(), mean_after(seed=1)
     np.testing.assert_array_equal(one, mean_after())
     np.testing.assert_allclose(one, mean_after(mesh=4), atol=1e-6)
@@ -81,14 +81,14 @@ def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed_and_not_of_the_devi
     assert abs(correlations).max() < 0.08
 
 
-def test_the_server_s_noise_is_of_the_run_and_of_the_seed():
+def test_the_server_s_noise_depends_on_the_run_and_the_seed():
     method = algorithms.minibatch_sgd(optax.chain(NOISE, optax.sgd(1.0)))
     params = dsgd.run(method, problem(np.zeros(4000)), steps=1, key=KEY, mesh=1, seeds=2).params
     assert np.var(params, axis=1) == pytest.approx(1.0, rel=0.12)
     assert abs(np.corrcoef(params)[0, 1]) < 0.08
 
 
-def test_random_keys_go_on_where_a_run_goes_on():
+def test_random_keys_continue_when_a_run_continues():
     options = {"key": KEY, "steps": 2}
     half = dsgd.run(gossip(NOISE), problem(np.zeros(8), N), **options)
     again = dsgd.run(gossip(NOISE), problem(np.zeros(8), N), **options, start=half.state)

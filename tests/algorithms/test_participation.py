@@ -225,7 +225,7 @@ def masked(name: str) -> dsgd.Result:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_goes_on_with_the_workers_that_participate(name):
+def test_a_method_continues_with_the_workers_that_participate(name):
     expected, bits = METHODS[name][1]()
     result = masked(name)
     found = named(result)
@@ -257,7 +257,7 @@ def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
     np.testing.assert_allclose(found.state.workers.control, own, rtol=2e-5, atol=1e-6)
 
 
-def test_the_training_loss_is_of_the_workers_that_participate():
+def test_the_training_loss_is_that_of_the_workers_that_participate():
     found = masked("local-sgd").history["train_loss"]
     for t, X in zip(range(T), averaged_every(H), strict=False):
         losses = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
@@ -265,7 +265,7 @@ def test_the_training_loss_is_of_the_workers_that_participate():
         np.testing.assert_allclose(found[t + 1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
+def test_a_worker_that_does_not_participate_has_no_work():
     """Of micro-batches with weights, those of the others count, and the mean is over them."""
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
@@ -290,7 +290,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on(name):
+def test_methods_that_require_all_workers_are_refused_and_the_error_names_others(name):
     method = algorithms.make(name, SGD, N)
     with pytest.raises(ValueError, match="workers do not participate") as error:
         dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
@@ -298,7 +298,7 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on(name
     assert str(error.value).endswith(GOES_ON)
 
 
-def test_the_methods_that_errors_name_go_on():
+def test_the_methods_that_errors_name_support_partial_participation():
     named = {
         algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0]
         for name in algorithms.ALGORITHMS.keys() - REFUSED
@@ -336,7 +336,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("method", "missing", "words"), UNFIT)
-def test_what_does_not_fit_the_cluster_is_refused(method, missing, words):
+def test_methods_that_do_not_fit_the_cluster_are_refused(method, missing, words):
     with pytest.raises(ValueError, match=words):
         run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 

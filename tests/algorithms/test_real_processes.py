@@ -132,7 +132,7 @@ def test_dropcompute_without_drops_is_minibatch_sgd(ran):
     )
 
 
-def test_dropcomputes_threshold_is_chosen_and_the_slow_one_drops_more(ran):
+def test_dropcomputes_threshold_is_chosen_and_the_slow_process_drops_more(ran):
     alike(ran[3])
     history = ran[3][0].history
     tau = dropcompute.threshold(

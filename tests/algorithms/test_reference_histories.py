@@ -105,7 +105,7 @@ def test_a_history_is_the_recorded_one_on_four_devices(name):
     assert_same(outcome(name, 4), REFERENCES[name])
 
 
-def test_each_record_is_of_a_case():
+def test_each_recorded_history_belongs_to_a_case():
     assert list(REFERENCES) == list(CASES)
 
 

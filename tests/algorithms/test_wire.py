@@ -146,7 +146,7 @@ def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(pa
         )
 
 
-def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
+def test_padded_messages_are_recorded_and_not_built_on_one_device():
     """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is
     that of the elements, with all that is drawn."""
     workers, elements = 100, 9
@@ -162,7 +162,7 @@ def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
 
 
 @pytest.mark.parametrize("devices", [1, N])
-def test_places_are_found_only_where_they_are_sent(devices):
+def test_indices_are_computed_only_if_they_are_sent(devices):
     """On one device EF21 counts out the largest of 16,384 elements, by their bits, and never names
     them; on several, where they are named, whoever sends them does not count them out again."""
     gradients = jax.random.normal(jax.random.key(5), (N, 1 << 14))
@@ -210,7 +210,7 @@ def room() -> int:
 
 
 @pytest.mark.parametrize("method", ["csgd-ring", "ef21"])
-def test_messages_of_random_size_travel_in_room_for_the_largest_and_count_what_they_use(method):
+def test_messages_of_random_size_are_sent_in_arrays_for_the_largest_and_count_the_used_bits(method):
     """Whatever is sent is received."""
     sparse = compressors.contraction(RANDOM) if method == "ef21" else RANDOM  # the same messages
     traffic, _, up, down = sent_and_recorded(METHODS[method](sparse), long_vector())
@@ -227,7 +227,7 @@ def test_messages_of_random_size_travel_in_room_for_the_largest_and_count_what_t
     assert abs(kept - N * MESSAGES * LONG * SHARE) < 4.5 * np.sqrt(variance)
 
 
-def test_what_a_worker_records_is_what_it_kept_for_others():
+def test_a_worker_records_the_bits_that_it_sends_to_others():
     """Its memory is what it has left out: the rest of its gradient has been sent, but for what it
     keeps for its own part.
     """
@@ -325,7 +325,7 @@ GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = 
 
 
 @pytest.mark.parametrize("method", GOSSIP)
-def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what_they_use(
+def test_random_messages_to_neighbours_are_sent_in_arrays_for_the_largest_and_count_the_used_bits(
     method, any_mesh
 ):
     """Both neighbours get the same; what has been kept is what is known of a model that was 0, or

@@ -76,7 +76,7 @@ def in_turn(state: dsgd.State, round: dsgd.Round) -> LocalWork:
 
 
 @pytest.mark.parametrize("name", ["ec-sgd", "local-sgd", "asgd"])
-def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
+def test_a_method_with_local_work_equals_one_on_the_weighted_samples(name):
     """The one splits each worker's item into micro-batches, of which the first samples count, on
     two devices; the other, which knows nothing of work, has each sample with the weight that it
     then has."""
@@ -107,7 +107,7 @@ def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
     np.testing.assert_array_equal(computed, expected)
 
 
-def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
+def test_methods_with_their_own_clock_are_queried_with_the_work(mesh, key):
     """Whose gradient arrives next is found in the query, and once more in the update: both see the
     same work.
     """
@@ -140,7 +140,7 @@ def norms(tree: Any) -> np.ndarray:
     )
 
 
-def test_observed_norms_are_those_of_the_gradients(key):
+def test_recorded_norms_are_those_of_the_gradients(key):
     """At the start, of batches that are handed in: beside the gradients in numpy. Without a clock
     nobody measures seconds.
     """
@@ -168,7 +168,7 @@ def test_observed_norms_are_those_of_the_gradients(key):
     assert not [name for name in history if name.startswith("measured")]
 
 
-def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
+def test_norms_of_an_asynchronous_method_are_those_of_one_worker(mesh, key):
     history = dsgd.run(
         with_diagnostics(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh
     ).history
@@ -208,7 +208,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_what_is_no_work_for_a_method_is_refused(mistake):
+def test_local_work_that_a_method_cannot_do_is_refused(mistake):
     wrong, message = REFUSED[mistake]
     with pytest.raises(ValueError, match=message):
         wrong()

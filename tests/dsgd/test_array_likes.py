@@ -69,7 +69,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_holds_numbers_is_converted(name):
+def test_containers_of_numbers_are_converted(name):
     found = array_likes.numbers(name, ALIKE[name])
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, [1, 2])
@@ -185,7 +185,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *BEYOND])
-def test_what_holds_no_numbers_is_refused_with_the_remedy(name):
+def test_containers_without_numbers_are_refused_with_a_remedy(name):
     values, words = (REFUSED | BEYOND)[name]
     assert (array_likes.refusal(values) is None) == (name in BEYOND)
     remedy = ".*jax_enable_x64" if name in BEYOND else ""
@@ -255,7 +255,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_values_that_do_not_fit_are_refused_at_every_door(door):
+def test_values_that_do_not_fit_are_refused_by_every_function(door):
     where = door if ":" in door else r"mask|got the entry|1e\+300"
     with pytest.raises(ValueError, match=where):
         DOORS[door]()

@@ -96,7 +96,7 @@ def test_draws_have_the_distribution(name):
     assert (each != draws(quantity, seed=1)).any(axis=0).all()
 
 
-def test_no_worker_takes_less_than_no_time():
+def test_no_worker_takes_negative_time():
     """Of a wide normal distribution the part below 0 is at 0."""
     values = draws(normal(0.5, 1.0)).ravel()
     part = scipy.stats.norm.cdf(-0.5)
@@ -106,7 +106,7 @@ def test_no_worker_takes_less_than_no_time():
     assert abs(values.mean() - mean) <= 5 * values.std() / np.sqrt(values.size)
 
 
-def test_a_workers_draw_depends_on_the_key_and_its_number_only():
+def test_a_workers_draw_depends_only_on_the_key_and_its_number():
     keys = jax.random.split(jax.random.key(0), DRAWS)
     alone = [float(EXPONENTIAL.sample(keys[3], jnp.float32(0), n)) for n in range(WORKERS)]
     np.testing.assert_allclose(draws(EXPONENTIAL)[3], alone, rtol=1e-6)
@@ -138,7 +138,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_what_is_made_of_quantities_draws_what_its_formula_does(name):
+def test_arithmetic_of_quantities_draws_the_values_of_its_formula(name):
     quantity, expected, workers = FORMULAS[name]
     np.testing.assert_array_equal(draws(quantity), expected(draws(EXPONENTIAL)))
     assert quantity.workers == workers
@@ -173,7 +173,7 @@ WAVE = square_wave(9.0, 1.0, 4.0, duty=0.25)
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_what_changes_goes_by_the_clock_and_begins_again(quantity, worker, at_clocks):
+def test_changing_quantities_follow_the_clock_and_are_periodic(quantity, worker, at_clocks):
     assert at(quantity, list(at_clocks), worker).tolist() == list(at_clocks.values())
 
 
@@ -293,7 +293,7 @@ CLUSTERS = [
 ]
 
 
-def test_names_tell_all_parameters():
+def test_names_contain_all_parameters():
     """A checkpoint knows a cluster by its name."""
     one, two = exponential(1), exponential(2)
     made = [each for make, given in ARGUMENTS.items() for each in changed(make, given)]
@@ -318,7 +318,7 @@ def test_names_tell_all_parameters():
         (lambda: Cluster(constant([1, 2]), per_sample=constant([1, 2, 3])), "different numbers"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, error):
+def test_invalid_arguments_are_refused(make, error):
     with pytest.raises(ValueError, match=error):
         make()
 
@@ -349,7 +349,7 @@ def test_a_workers_seconds_are_those_of_its_micro_batches():
     assert not np.isin(latencies, cluster.latencies(round_at(0, seed=1), jnp.arange(4))).any()
 
 
-def test_ports_have_their_own_draws_and_go_by_the_clock():
+def test_ports_have_their_own_draws_and_follow_the_clock():
     random, wave = lognormal(0, 1), square_wave(4.0, 1.0, 2.0)
     cluster = Cluster(random, up=random, down=random)
     seconds, (up, down) = (
@@ -364,7 +364,7 @@ def test_ports_have_their_own_draws_and_go_by_the_clock():
         assert both.seconds(round_at(clock), jnp.arange(2)).tolist() == [level] * 2
 
 
-def test_ports_that_are_not_given():
+def test_defaults_of_ports():
     """Sending takes no time, and receiving as long as sending."""
     up, down = Cluster(EXPONENTIAL).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() == [np.inf] * 2
@@ -384,7 +384,7 @@ PARTS = (
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part)))
-def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
+def test_a_cluster_has_the_number_of_workers_of_its_parts(part):
     cluster = Cluster(**{"compute": ONE, **part})
     assert (cluster.workers, Cluster(ONE).workers) == (3, None)
     cluster.require_workers(3)
@@ -404,7 +404,7 @@ def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
         (per_server(LATE, 2), 4),
     ],
 )
-def test_a_cluster_that_names_a_worker_needs_it(quantity, last):
+def test_a_cluster_that_names_a_worker_requires_it(quantity, last):
     for part in ("up", "per_sample"):
         cluster = Cluster(ONE, **{part: quantity})
         cluster.require_workers(last + 1)

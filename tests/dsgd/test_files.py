@@ -75,7 +75,7 @@ PATHS = {
     ("path", "message"),
     [("a\0b", "expected a path without null"), ("~nobody-there/x", "home folder of '~' is not")],
 )
-def test_paths_that_cannot_be_are_refused_in_one_line(call, path, message):
+def test_invalid_paths_are_refused_in_one_line(call, path, message):
     with pytest.raises(ValueError, match=message):
         PATHS[call](path)
 
@@ -144,7 +144,7 @@ NO_JSON = [circle(), {(1, 2): 3}, {"deep": {b"bytes": 1}}, {"long": 10**5000}, {
         *((EQUAL, about, "cluster.json: the data cannot be represented") for about in NO_JSON),
     ],
 )
-def test_what_is_no_number_or_has_no_form_in_json_is_not_saved(cluster, about, message, tmp_path):
+def test_values_without_a_json_form_are_not_saved(cluster, about, message, tmp_path):
     with pytest.raises(ValueError, match=message) as raised:
         clusters.save(tmp_path / "cluster.json", cluster, about)
     assert "\n" not in str(raised.value)

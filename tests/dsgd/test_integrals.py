@@ -176,7 +176,7 @@ STEADY = [
 
 
 @pytest.mark.parametrize("quantity", STEADY, ids=lambda quantity: quantity.name)
-def test_what_does_not_change_is_divided_by(quantity):
+def test_bits_over_a_constant_bandwidth_are_divided_by_it(quantity):
     """To the bit."""
     bits, clock = jnp.float32(37.0), jnp.float32(5.3)
     rate = quantity.sample(KEY, clock, 1)
@@ -186,7 +186,7 @@ def test_what_does_not_change_is_divided_by(quantity):
     assert not (quantity + trace([1.0, 2.0], 1.0)).steady
 
 
-def test_what_never_comes_takes_no_finite_time():
+def test_a_transfer_at_bandwidth_0_takes_infinite_time():
     gone = Quantity(lambda key, clock, worker: jnp.exp(-clock), "gone", positive=True)
     assert float(gone.seconds(KEY, jnp.float32(0), jnp.float32(2.0), 0)) > 1e30
 
@@ -195,7 +195,7 @@ def round_at(clock: float) -> Round:
     return Round(jnp.int32(0), 2, KEY, now=Now(None, jnp.float32(clock)))
 
 
-def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
+def test_the_receiving_bandwidth_is_by_default_the_sending_bandwidth():
     """And takes no time if there are none at all."""
     wave = square_wave(8.0, 2.0, 4.0)
     for up, cluster in ((True, Cluster(constant(1.0), up=wave)), (False, Cluster(constant(1.0)))):
@@ -237,7 +237,7 @@ PORTS = {
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_bits_take_their_number_over_the_mean_bandwidth_meanwhile(name):
+def test_a_transfer_takes_its_bits_over_the_mean_bandwidth_during_it(name):
     """Each worker's own bits from its own moment on, by what the round has drawn for its port."""
     cluster = Cluster(constant(1.0), up=PORTS[name], down=PORTS[name])
     after, bits = np.array([0.25, 1.5]), np.array([6.0, 20.0])

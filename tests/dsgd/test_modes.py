@@ -98,7 +98,7 @@ def test_flags_are_the_users_again_after_a_run():
 
 
 @pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs])
-def test_a_diverging_run_is_said_to_diverge(flag):
+def test_a_diverging_run_is_reported(flag):
     with flag(True), pytest.raises(dsgd.Diverged, match=r"the loss is (nan|inf|-inf) after round"):
         run(algorithms.minibatch_sgd(optax.sgd(1e30)))
 

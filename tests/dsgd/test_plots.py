@@ -84,7 +84,7 @@ def test_each_point_of_a_sweep_is_a_line():
     np.testing.assert_allclose(axes.lines[2].get_ydata(), records["loss"][1, 0].mean(axis=0))
 
 
-def test_only_what_was_evaluated_is_drawn_and_what_diverged_ends():
+def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     each = history(seeds=1, records=5)
     each["evaluated"] = np.array([[True, False, True, False, True]])
     each["loss"][0, [1, 3]], each["loss"][0, 4] = np.nan, np.inf
@@ -95,13 +95,13 @@ def test_only_what_was_evaluated_is_drawn_and_what_diverged_ends():
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 
-def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
+def test_a_run_without_a_name_has_a_legend_if_it_has_seeds():
     (legend,) = plots.curves(history()).legends
     assert [text.get_text() for text in legend.get_texts()] == ["mean of 3 seeds"]
     assert not plots.curves(history(seeds=1)).legends
 
 
-def test_refusals():
+def test_invalid_arguments_are_refused():
     short = {name: history()[name] for name in ("step", "loss")}
     for runs, arguments, words in (
         (history(), {"x": "seconds"}, "x = 'seconds'"),

@@ -60,7 +60,7 @@ def make() -> dsgd.Problem:
     return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
 
 
-def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(mesh, key):
+def test_runs_on_objects_that_cannot_be_compared_can_be_repeated_and_compile_once(mesh, key):
     method, results, problem = algorithms.minibatch_sgd(optax.sgd(0.1)), [], make()
     cluster = clusters.Cluster(clusters.constant(np.array([1.0, 2.0])))
     for each in (problem, problem, make()):
@@ -73,7 +73,7 @@ def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(mes
     np.testing.assert_array_equal(results[0], results[2])
 
 
-def test_what_cannot_be_compared_is_the_same_only_if_it_is_one_object():
+def test_objects_that_cannot_be_compared_are_equal_only_if_identical():
     arrays = np.zeros(2), np.zeros(2)
     broken = Broken(abs), Broken(abs)
     for one, other in (arrays, broken, (Weighted(arrays[0], abs), Weighted(arrays[1], abs))):
@@ -82,7 +82,7 @@ def test_what_cannot_be_compared_is_the_same_only_if_it_is_one_object():
         assert {sameness.Key((one,)): 1}[sameness.Key((one,))] == 1
 
 
-def test_what_can_be_compared_is_the_same_if_it_is_equal_and_of_one_type():
+def test_objects_that_can_be_compared_are_equal_if_their_values_and_types_are():
     assert sameness.same((1, [2, {"a": (3,)}]), (1, [2, {"a": (3,)}]))
     assert sameness.Key(("a", 2)) == sameness.Key(("a", 2))
     assert not sameness.same(1, True)

@@ -72,7 +72,7 @@ def ran(tmp_path_factory, full):
     return args
 
 
-def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran):
+def test_stragglers_slow_down_only_methods_that_wait(ran):
     last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
     assert len(last) == 2 * len(ran.methods)
     slower = {
@@ -84,7 +84,7 @@ def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran)
     assert slower["bounded"] > slower["asynchronous"]
 
 
-def test_the_bounded_method_keeps_its_bound(ran):
+def test_staleness_of_the_bounded_method_is_within_its_bound(ran):
     stale = dict(zip(asynchrony.CLUSTERS, STALE, strict=True))["stragglers"]
     assert stale["bounded"].max() == 6 < stale["asynchronous"].max()
     assert stale["asynchronous"].shape == (4 * 20,)
@@ -96,7 +96,7 @@ def test_twice_as_many_workers_as_saturate_the_server_add_staleness(ran):
     assert (int(twice["workers"]), int(twice["staleness"])) == (6, 4), "of no more than 5 workers"
 
 
-def test_the_server_is_saturated_where_its_ports_say(full):
+def test_the_server_saturates_at_the_workers_given_by_its_ports(full):
     """Until then each worker adds its own rate; from then on the staleness is all that grows."""
     args = quick(SMALL)
     message = args.latency + BITS / args.bandwidth

@@ -50,7 +50,7 @@ def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
     assert np.mean(inside) > 0.7
 
 
-def test_one_switch_explains_all_collectives_and_ignores_a_busy_moment():
+def test_one_switch_fits_all_collectives_and_ignores_a_busy_moment():
     measured = {name: times(name, 0.05, 1) for name in COSTS}
     fit = switch.switch(measured, COSTS)
     assert fit.alpha.value == pytest.approx(LATENCY, rel=0.1)
@@ -148,7 +148,7 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
     assert commands.on_cluster(without) is without
 
 
-def test_numbers_are_not_given_twice(measured):
+def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
     with pytest.raises(
         ValueError,
         match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
@@ -201,7 +201,7 @@ def test_a_calibration_has_all_rows_in_80_columns(ran):
         assert len(scripts.rows(args.out / f"{name}.csv")) == heading
 
 
-def test_what_a_calibration_predicts_is_of_its_cluster(ran):
+def test_predictions_of_a_calibration_use_its_cluster(ran):
     args, _ = ran
     cluster = clusters.load(args.out / "cluster.json")
     assert cluster.latency > 0

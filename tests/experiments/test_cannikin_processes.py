@@ -78,7 +78,7 @@ def test_a_split_is_not_predicted_from_itself():
     assert abs(even.errors()[1]) > 0.01
 
 
-def test_the_family_of_splits():
+def test_the_curve_of_splits():
     shares, seconds = cannikin_processes.family(MODEL, 64)
     i = 57
     assert seconds[i] == pytest.approx(MODEL.batch_time([64 * shares[i], 64 * (1 - shares[i])]))

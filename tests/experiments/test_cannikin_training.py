@@ -68,7 +68,7 @@ def test_the_clock_is_that_of_the_devices(ran):
         np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)
 
 
-def test_the_table_is_of_the_rows(ran):
+def test_the_table_has_one_row_for_each_system(ran):
     _, rows, lines = ran
     for each in rows.values():
         good = [float(row["quality"]) >= 0.91 for row in each]
@@ -112,13 +112,13 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
     assert race_results.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
 
 
-def test_bits_are_to_be_few_and_accuracies_large():
+def test_bits_are_minimized_and_accuracies_maximized():
     tasks = race.TASKS
     assert (tasks["text"].good(0.9, 1.0), tasks["text"].good(1.1, 1.0)) == (True, False)
     assert (tasks["cnn"].good(0.9, 1.0), tasks["cnn"].good(1.1, 1.0)) == (False, True)
 
 
-def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
+def test_links_are_slower_by_the_factor_by_which_the_model_is_smaller():
     args = cannikin_training.Args(cluster="A", choices=4, noise=0.0)
     setting = cannikin_training.setting_of(args, "text")
     assert setting.problem.name == "language_model(grammar, blocks)"

@@ -72,7 +72,7 @@ def test_its_tables_have_bits_and_bandwidths(compressed):
     )
 
 
-def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
+def test_at_break_even_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
     """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so
     many bits a second.
     """
@@ -88,7 +88,7 @@ def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
-def test_a_timed_round_writes_its_messages_and_returns_what_all_workers_see_every_time():
+def test_a_timed_round_writes_its_messages_and_returns_the_decoded_result():
     """With the identity everybody gets the parts of the iteration before, a millionth of their mean
     on top.
     """

@@ -66,7 +66,7 @@ def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
 
 
 @pytest.mark.parametrize("N", [4, 6, 16])
-def test_every_topology_is_there_for_any_number_of_workers(N):
+def test_all_possible_topologies_are_built_for_any_number_of_workers(N):
     graphs = topology.graphs(N, seed=0)
     assert all(graph.n == N for graph in graphs)
     assert (
@@ -136,7 +136,7 @@ def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monk
     monkeypatch.setattr(heterogeneity.problems, "split", split)
     with pytest.raises(
         ValueError,
-        match=r"alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each",
+        match=r"alpha = 0.01: none of 10,000 partitions gives each of 64 workers 16 samples each",
     ):
         heterogeneity.main(
             heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False)

@@ -71,7 +71,7 @@ def history(latencies, communication=0.5, tau=math.inf, loss=None):
     }
 
 
-def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
+def test_plans_use_the_first_steps_and_comparisons_the_later_ones():
     """The machine is twice as slow once the threshold is there: but for the half second of
     communication, so is each step.
     """
@@ -85,7 +85,7 @@ def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
     assert found["dropped"] == pytest.approx((0.25, 0.625, 0.625, 0))
 
 
-def test_a_race_is_to_the_loss_that_both_reach():
+def test_a_race_ends_at_the_loss_that_both_reach():
     """Losses fall by 1 a step without, by 1/2 with, whose steps take half as long."""
     slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
     steps = np.arange(40.0)
@@ -115,7 +115,7 @@ def test_delays_are_those_of_the_paper():
     assert not np.array_equal(slow, 2 * fast + 0.01), "of its own"
 
 
-def test_plans_are_the_planners():
+def test_plans_are_those_of_the_planner():
     latencies = np.random.default_rng(0).gamma(2, 1, (6, 3, 5))
     run = history(latencies, 0.25)
     found = script.of_plan(run, slice(2, None), 4.0)

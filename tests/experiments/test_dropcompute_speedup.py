@@ -97,7 +97,7 @@ def delays():
     return exact.sums(noises.delays(), 12, 10_000)
 
 
-def test_thresholds_are_not_used_on_what_they_are_chosen_from():
+def test_thresholds_are_evaluated_on_other_iterations():
     """Of the first half all is cut at 1 s, where the second has nothing done."""
     early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
     early[:, 0] = 5.0  # without whom it is five times as fast
@@ -110,7 +110,7 @@ def test_thresholds_are_not_used_on_what_they_are_chosen_from():
     assert found[2].step_time == pytest.approx(1, abs=1e-5)
 
 
-def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
+def test_one_n_fits_all_ratios_of_the_papers_tables(sums):
     """Within 2 %, and no other N does better."""
     found = [(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()]
     one = exact.common_workers(found)
@@ -127,7 +127,7 @@ def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
         assert each.ratio(N) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
+def test_exact_speedups_of_normal_times_are_those_of_quadrature(normal):
     """Preempting and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):
         assert normal.without(N) == pytest.approx(
@@ -148,7 +148,7 @@ def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
                 assert best.speedup > around.max() * (1 - rel)
 
 
-def test_steps_that_drop_a_share_are_so_much_shorter(normal):
+def test_a_step_is_shorter_by_the_share_that_its_threshold_saves(normal):
     tau = CELL * np.searchsorted(normal.share, 0.97)
     assert dropcompute.expected_micro_batches(tau, *LIKE) / 12 == pytest.approx(0.97, abs=2e-3)
     step, whole = (dropcompute.expected_step_time(*LIKE, 64, threshold=t) for t in (tau, np.inf))
@@ -171,7 +171,7 @@ def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
     assert exact.sums(noises.lognormal(0.05), 12, 1e9).best(1e9, 0.0).speedup > 5
 
 
-def test_noises_are_drawn_as_their_distributions_say():
+def test_noises_are_drawn_from_their_distributions():
     """One program for all."""
     those = {noise.name: noise for noise, _ in PRINTED.values()} | {
         each.name: each for each in (noises.delays(), noises.delays_unbounded())
@@ -202,7 +202,7 @@ def test_noises_are_drawn_as_their_distributions_say():
         )
 
 
-def test_workers_to_whom_nothing_is_added_have_their_own_means():
+def test_workers_without_added_noise_have_their_own_means():
     own, alike = (noises.natural(60, 20, 12, alike=same)(3) for same in (False, True))
     for latencies, between in ((own, noises.OWN_MEANS), (alike, 0.0)):
         assert latencies.shape == (60, 20, 12)

@@ -97,7 +97,7 @@ def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
     assert papers["larger batch"] == ["91.38", "+0.06"]
 
 
-def test_rates_are_what_they_are_called(ran):
+def test_drop_rates_are_those_in_the_names(ran):
     _, _, found, _ = ran
     for rate in (0.0, 0.1, 0.4):
         assert found[quality.at(rate)]["dropped"][:, 1 : STEPS + 1].mean() == pytest.approx(
@@ -132,7 +132,7 @@ def test_expected_seconds_of_local_sgd_are_those_of_many_draws():
     )
 
 
-def test_a_single_server_has_as_many_stragglers_which_are_all_its_own():
+def test_a_single_server_has_the_same_mean_number_of_stragglers():
     uniform, single = local_sgd.scenarios(32, 8, 0.04, 0.15)
     assert uniform.workers * uniform.chance == pytest.approx(single.workers * single.chance)
     times = latencies(single.cluster, 32, 1, seed=0, rounds=500)[..., 0]

@@ -65,7 +65,7 @@ def series(ran):
     return found
 
 
-def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(series):
+def test_messages_with_a_known_bandwidth_fill_their_seconds_exactly(series):
     """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the
     whole model.
     """
@@ -78,7 +78,7 @@ def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(ser
     assert late.max() > (T_COMP + 0.4) * 1.01, "the last message's rate is not the next one's"
 
 
-def test_links_are_as_slow_as_the_model_is_small(series):
+def test_bandwidths_scale_with_the_model(series):
     rates = (
         np.concatenate([history["bandwidth"][5:] for history in series.values()])
         * 357_566_784
@@ -113,7 +113,7 @@ def test_its_tables_have_the_papers_numbers(ran):
     assert any("in its layers: of the same" in line for line in lines)
 
 
-def test_what_ef21_needs_is_expected_where_links_have_no_noise():
+def test_seconds_of_ef21_are_those_expected_without_noise():
     """Step after step of the same size, each with the bandwidth at its start."""
     for seconds in (1.0, 0.1):
         level = partial(deep_runs.pattern, 1e4)

@@ -86,7 +86,7 @@ def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.long
-def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path):
+def test_two_processes_find_the_same_as_one_and_only_the_first_prints(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
     (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
@@ -111,7 +111,7 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
 
 
-def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
+def test_incomplete_flags_of_processes_are_refused(tmp_path, monkeypatch, capsys):
     for machines, told in [
         (commands.Machines("127.0.0.1:1", 2), "process_id = None; expected all three"),
         (commands.Machines(lost_after=0.0), "lost_after = 0; expected finite seconds > 0"),

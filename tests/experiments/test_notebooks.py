@@ -22,13 +22,13 @@ def code(notebook) -> list[str]:
     return [re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.MULTILINE) for cell in cells]
 
 
-def test_there_are_seven():
+def test_there_are_seven_notebooks():
     assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, 8)]
     assert sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb")) == NAMES
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_the_notebook_is_what_the_text_gives_and_whole(path):
+def test_the_notebook_is_the_one_made_of_its_text(path):
     import nbformat  # takes a second, which each process of tests would wait before its first test
 
     text = path.read_text()
@@ -52,7 +52,7 @@ def test_the_notebook_is_what_the_text_gives_and_whole(path):
         assert (path.parent / link).exists(), link
 
 
-def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
+def test_each_notebook_starts_with_a_badge_and_a_cell_that_installs_on_colab_only():
     for path in TEXTS:
         badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
         address = notebooks.address(path.stem)
@@ -80,7 +80,7 @@ def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
         assert notebooks.address(path.stem) in page
 
 
-def test_a_cells_name_changes_with_the_cell_only():
+def test_the_id_of_a_cell_changes_only_with_the_cell():
     cell = "```{code-cell} ipython3\nx = 1\n```\n"
     text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
     other = text.replace("Words.", "Other words.")

@@ -175,7 +175,7 @@ REFUSED = {
         for i, row in enumerate(rows)
     ],
 )
-def test_bad_flags_are_one_line_and_status_2(name, flags, words, tmp_path, capsys):
+def test_invalid_flags_print_one_line_and_exit_with_status_2(name, flags, words, tmp_path, capsys):
     module = importlib.import_module(f"experiments.{name}")
     with pytest.raises(SystemExit) as end:
         commands.launch(module.main, module.Args(out=tmp_path / "out", **flags))

@@ -27,7 +27,7 @@ def launched(out, machines=KEPT):
 
 
 @pytest.mark.long
-def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
+def test_the_same_command_resumes_and_finds_the_same(tmp_path, monkeypatch):
     launched(tmp_path / "whole", commands.Machines())
     assert not (tmp_path / "whole" / resuming.FOLDER).exists()
     real, calls = dsgd.sweep, []
@@ -60,7 +60,7 @@ def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
     assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
 
 
-def test_another_configuration_does_not_take_them_up(tmp_path, monkeypatch, capsys):
+def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
@@ -68,7 +68,7 @@ def test_another_configuration_does_not_take_them_up(tmp_path, monkeypatch, caps
     (tmp_path / resuming.FOLDER).mkdir()
     for steps, told in (
         (6, "Interrupted"),
-        (7, "has results of another configuration (steps = 6, not 7)"),
+        (7, "contains results of another configuration (steps = 6, not 7)"),
     ):
         with pytest.raises(SystemExit):
             commands.launch(

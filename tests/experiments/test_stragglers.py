@@ -83,7 +83,7 @@ def test_each_method_has_a_history_and_a_row(ran):
     assert [row["method"] for row in scripts.rows(args.out / "delays.csv")] == list(SHOWN)
 
 
-def test_all_run_for_about_as_many_seconds(ran):
+def test_all_methods_run_for_about_the_same_seconds(ran):
     _, found = ran
     ends = {name: one.history["clock"][:, -1].mean() for name, one in found.items()}
     assert all(0.75 < end / ends["synchronous"] < 1.35 for end in ends.values())
@@ -92,7 +92,7 @@ def test_all_run_for_about_as_many_seconds(ran):
     assert steps["DropCompute"] > steps["synchronous"]
 
 
-def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
+def test_a_gradient_has_the_same_micro_batches_and_samples_for_every_method(ran):
     """Without a wait each takes as long; DropCompute drops those that wait only."""
     args, found = ran
     shortest = {

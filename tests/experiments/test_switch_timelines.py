@@ -47,7 +47,7 @@ def test_its_timeline_has_every_passage(written):
     assert receivers == {"worker 1", "worker 2", "worker 3", "server"}
 
 
-def test_its_costs_are_what_the_survey_prints(written):
+def test_its_costs_are_those_printed_in_the_survey(written):
     args, lines = written
     cells = {
         tuple(row.values())[:2]: list(row.values())[2:]
@@ -63,7 +63,7 @@ def test_its_costs_are_what_the_survey_prints(written):
 
 
 @pytest.mark.parametrize("args", SETTINGS, ids=str)
-def test_every_formula_is_what_is_simulated(args):
+def test_every_formula_agrees_with_the_simulation(args):
     rows = switch_timelines.rows(args)
     assert len(rows) == 10
     for row in rows:
@@ -140,7 +140,7 @@ def test_the_next_round_begins_when_all_have_the_model():
     }
 
 
-def test_a_round_with_computing_is_computing_and_then_the_messages():
+def test_a_round_with_computation_is_computation_and_then_messages():
     panels = by_figure(Args(compute=7.0))
     assert panels["3.4"].end == 7 + 2 * 3 * (Fraction(3, 2) + Fraction(5, 4))
     assert panels["5.3"].end == 7 + 13

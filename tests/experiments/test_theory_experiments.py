@@ -124,7 +124,7 @@ def test_runs_with_a_dithered_grid_have_the_computed_moments(key):
     assert sampled.mean() == pytest.approx(method.averages([64])[0], abs=4 * sampled.std() / 8)
 
 
-def test_methods_without_exact_moments_say_so():
+def test_methods_without_exact_moments_raise():
     with pytest.raises(
         ValueError, match="EF21 has no exact moments: its round is not affine; expected runs"
     ):
@@ -171,7 +171,7 @@ def test_iterations_are_the_least(table):
     assert there <= 0.1 < before
 
 
-def test_communication_is_what_the_patterns_cost(table):
+def test_communication_is_the_cost_of_the_patterns(table):
     args = table
     rows = {row["method"]: row for row in scripts.rows(args.out / "communication.csv")}
     assert float(rows["DSGD"]["bits"]) == 2 * 2 * 32 * 256, "two neighbours, both ways"

@@ -161,7 +161,7 @@ def test_values_are_those_computed_by_hand(where, given, value):
         assert one == pytest.approx(other, rel=1e-12)
 
 
-def test_of_variable_steps_the_bound_and_the_largest_step_are_those_computed_by_hand():
+def test_with_variable_steps_the_bound_and_the_largest_step_are_those_computed_by_hand():
     """(6 + 1 + 1/2) / (1/2), where gamma_0 L + 2 L^2 gamma_0 gamma_1 = 1."""
     assert staleness_aware.bound(**STALE) == pytest.approx(15, rel=1e-12)
     assert staleness_aware.largest_step(2.0, STALE["staleness"]) == pytest.approx(0.25, rel=1e-12)
@@ -244,7 +244,7 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
     assert closest > REACHED[family]
 
 
-def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
+def test_iterations_are_minimal_and_within_a_factor_of_those_of_the_terms():
     """All together take at least what the worst alone does, at most what it takes to a third of the
     accuracy.
     """
@@ -270,7 +270,7 @@ def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
         for rate in (Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0))
     ],
 )
-def test_what_has_no_iterations_is_refused(rate, epsilon, says):
+def test_rates_without_a_number_of_iterations_are_refused(rate, epsilon, says):
     with pytest.raises(ValueError, match=says):
         rate.iterations(epsilon)
 
@@ -315,7 +315,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("where", FUNCTIONS)
-def test_numbers_that_there_cannot_be_are_refused_by_name(where):
+def test_impossible_numbers_are_refused_by_name(where):
     """Whatever the argument, and never by a division by zero."""
     parameters = inspect.signature(function(where)).parameters
     assert parameters.keys() - {"via", "stopping"} <= ranges.RANGES.keys() == OUTSIDE.keys()
@@ -466,7 +466,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("says", "call"), REFUSED)
-def test_what_cannot_be_is_refused(says, call):
+def test_invalid_arguments_are_refused(says, call):
     with pytest.raises(ValueError, match=re.escape(says)):
         call()
 

@@ -260,7 +260,7 @@ def mantissas(optimizer):
         (mantissas, "not affine"),
     ],
 )
-def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
+def test_rounds_that_are_not_one_affine_map_are_refused(numbers, method, says):
     """Each has a round that looks affine at t = 0, with one key, or on small numbers."""
     one_worker = method is first_worker_only
     with pytest.raises(ValueError, match=says):

@@ -167,7 +167,7 @@ def test_statement_holds(name, trials, monkeypatch):
             )
 
 
-def test_statements_have_names_of_their_own_references_and_hypotheses():
+def test_statements_have_unique_names_references_and_hypotheses():
     assert len(STATEMENTS) == len(registry.STATEMENTS)
     assert all(statement.reference and statement.hypotheses for statement in registry.STATEMENTS)
     assert set(TERMS) | set(REACHED) | VARIANTS <= set(STATEMENTS)

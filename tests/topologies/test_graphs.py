@@ -187,7 +187,7 @@ SITES = [Site(), Site(), Site()]
     ],
     ids=str,
 )
-def test_nodes_that_are_numbers_keep_them_and_others_keep_their_names(graph, names):
+def test_integer_nodes_are_worker_numbers_and_other_nodes_are_names(graph, names):
     topology = from_graph(graph)
     assert topology.names == names
     worker = {node: i for i, node in enumerate(names or range(len(graph)))}
@@ -220,7 +220,7 @@ def lazy_ring(kind: type = nx.Graph) -> nx.Graph:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
+def test_an_edge_attribute_is_W_on_request_and_otherwise_a_warning(kind):
     """Also without loops: nodes keep what is left."""
     graph = lazy_ring(kind)
     topology = from_graph(graph, weights="weight")
@@ -245,7 +245,7 @@ def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
     ],
     ids=["multiple edges add up", "an edge of weight 0 is none"],
 )
-def test_weights_of_edges_are_entries(edges, W):
+def test_weights_of_edges_are_entries_of_W(edges, W):
     graph = nx.MultiGraph()
     graph.add_weighted_edges_from(edges, weight="share")
     found = from_graph(graph, weights="share")
@@ -331,7 +331,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("make", "given", "message"), REFUSED)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_is_no_graph_for_gossip_is_refused(make, given, message):
+def test_graphs_that_are_invalid_for_gossip_are_refused(make, given, message):
     """Under pytest annotations are checked first: here by users' checks alone."""
     with pytest.raises(ValueError, match=f"(?s){message}"):
         getattr(make, "__wrapped__", make)(*given)

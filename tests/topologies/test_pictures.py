@@ -61,7 +61,7 @@ def test_a_picture_has_every_worker_every_edge_and_a_title(graph):
         assert {text.get_text() for text in axes.texts} == set(graph.names)
 
 
-def test_a_picture_goes_where_it_is_told():
+def test_a_picture_is_drawn_on_the_given_axes():
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert topologies.draw(topologies.ring(7), right) is figure

@@ -70,7 +70,7 @@ class Rounds:
 
 
 @pytest.mark.parametrize(("initial", "first"), [(None, 25), (7, 7)])
-def test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own(initial, first):
+def test_an_epoch_has_the_rounds_of_its_samples_and_its_own_step_size(initial, first):
     """Two rounds at least; steps are scaled by the noise before the epoch. An epoch in which one
     node has all samples gives no estimate of it, and leaves the averages as they are.
     """
@@ -124,7 +124,7 @@ def test_training_ends_when_until_returns_true():
     assert len(epochs.run_epochs(plan(system, until=lambda found: len(found) == 2), Rounds())) == 2
 
 
-def test_lengths_and_room_that_are_not_given():
+def test_defaults_of_lengths_and_memory():
     """All samples of the largest worker, of N of them, or a batch each; memory for M batches, or
     less.
     """

@@ -42,7 +42,7 @@ def alike(found: ClusterModel, true: ClusterModel, tolerance: float = 1e-9) -> N
         )
 
 
-def test_without_noise_two_epochs_tell_all():
+def test_without_noise_two_epochs_determine_the_model():
     true, unequal = cluster(5), np.array([1.0, 90.0, 2.0, 3.0, 4.0])
     learner = cannikin.learner(5, 0.1)
     assert learner.next_batches(100).tolist() == [20.0] * 5
@@ -55,7 +55,7 @@ def test_without_noise_two_epochs_tell_all():
     assert (learner.model(), one.model()) == (None, None)
 
 
-def test_a_model_is_the_best_of_all_that_was_measured():
+def test_a_model_is_the_best_fit_of_all_measurements():
     """Of each node what is not NaN. Coefficients of at least 0 are scipy's, or in proportion to
     samples where times do not grow; gamma is weighted by inverse variances of means (equation 12
     has those of single measurements); T_comm is the least mean, not the least time."""
@@ -158,7 +158,7 @@ def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
         ([4, 4], [5.01, 2.99], 8, None, [1, 1]),
     ],
 )
-def test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn(
+def test_sizes_that_would_be_repeated_are_alternately_halved_and_increased(
     sizes, speeds, total, limits, factors
 ):
     """After one epoch in which nodes had these sizes, and computed so many samples a second."""
@@ -170,7 +170,7 @@ def test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn(
     np.testing.assert_allclose(learner.next_batches(total), expected * total / expected.sum())
 
 
-def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
+def test_speeds_are_means_over_the_measurements_of_the_last_epoch():
     """Of two rounds one node measured one only; one that was not seen counts as of average
     speed.
     """
@@ -190,7 +190,7 @@ def test_one_node_learns_from_another_total():
     alike(known(learner.observed(**epoch(true, np.array([12.0])))), true)
 
 
-def test_limits_hold_before_there_is_a_model_and_after():
+def test_limits_are_respected_before_and_after_there_is_a_model():
     limits = np.array([5.0, 12.0, 9.0])
     true = cluster(3, limits=limits)
     learner = cannikin.learner(3, 0.1, limits)
@@ -208,7 +208,7 @@ def test_limits_hold_before_there_is_a_model_and_after():
         cannikin.learner(3, 0.1, limits).next_batches(27)
 
 
-def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
+def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
     """Communication is measured anew among other nodes; until it is, the old one counts."""
     old, new = cluster(4), cluster(5, seed=1)
     learner = cannikin.learner(4, 0.1)
@@ -244,7 +244,7 @@ REFUSED = [
 ]
 
 
-def test_bad_measurements_and_learners_are_refused():
+def test_invalid_measurements_and_learners_are_refused():
     learner, good = cannikin.learner(3, 0.1), epoch(cluster(3), np.ones(3), 2)
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):

@@ -62,7 +62,7 @@ def solved(model: ClusterModel, total: float) -> float:
     return found.fun
 
 
-def test_optperf_is_the_linear_program_s():
+def test_optperf_is_the_optimum_of_the_linear_program():
     for model, total in clusters(150):
         seconds, batches = model.optperf(total)
         assert seconds == pytest.approx(solved(model, total), rel=1e-9)
@@ -84,7 +84,7 @@ def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
     assert model.optperf_integer(7).batches.tolist() == [0, 3, 4]
 
 
-def test_lines_that_are_nearly_flat_are_shared_as_flat_ones():
+def test_nearly_flat_lines_are_split_like_flat_ones():
     """Where a sample takes less than the last digit of the seconds, seconds do not tell how many
     there are.
     """
@@ -123,7 +123,7 @@ def one_by_one(model: ClusterModel, total: int) -> list[int]:
     return batches.tolist()
 
 
-def test_many_whole_samples_are_those_given_one_by_one():
+def test_integer_splits_equal_those_given_sample_by_sample():
     for model, _ in clusters(60):
         limits = (
             np.full(model.nodes, np.inf)
@@ -139,7 +139,7 @@ def test_many_whole_samples_are_those_given_one_by_one():
 
 
 @pytest.mark.parametrize("total", [6, 7, 30, 31, 299, 300])
-def test_whole_real_parts_stay_whole(total):
+def test_real_splits_that_are_integers_stay_unchanged(total):
     """Where parts come out whole but for rounding, and limits just below or above whole numbers."""
     for q, limits in (
         ([0.1, 0.1, 0.1], None),
@@ -154,7 +154,7 @@ def test_whole_real_parts_stay_whole(total):
         assert seconds == pytest.approx(model.batch_time(one_by_one(model, total)), rel=1e-12)
 
 
-def test_several_total_batches_together_are_those_alone():
+def test_several_total_batches_at_once_equal_single_ones():
     for model, total in clusters(30):
         given = [(model.optperf, np.array([[total / 7, total / 3], [total / 2, total]]))]
         if model.limits is None:
@@ -193,7 +193,7 @@ REFUSED_CALLS = [
 ]
 
 
-def test_bad_models_totals_and_batches_are_refused():
+def test_invalid_models_totals_and_batches_are_refused():
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             ClusterModel(**GOOD | wrong)

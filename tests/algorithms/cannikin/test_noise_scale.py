@@ -99,7 +99,7 @@ def test_the_best_weights_vary_least_and_the_papers_are_negative_somewhere():
     assert negative > draws / 2
 
 
-def test_noise_is_what_the_nodes_gradients_differ_by():
+def test_noise_is_estimated_from_the_differences_of_the_nodes_gradients():
     """S = sum b_i |g_i - g|^2 / (n - 1), whatever the gradients; G + S / B = |g|^2."""
     draw = np.random.default_rng(2)
     each = draw.normal(size=(7, 4, 6))
@@ -151,7 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_norms_are_refused():
+def test_invalid_norms_are_refused():
     good = {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2]}
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):

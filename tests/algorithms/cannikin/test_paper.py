@@ -17,7 +17,7 @@ def test_its_batches_can_be_negative():
     assert model.optperf(4.0).batches.tolist() == [0.0, 4.0]
 
 
-def test_what_it_cannot_solve_is_refused():
+def test_unsolvable_models_are_refused():
     with pytest.raises(
         ValueError,
         match=r"q \+ gamma k = 0 for node 1; expected a positive value, without which check 2 has "
@@ -49,7 +49,7 @@ def test_without_q_and_with_positive_batches_it_is_optperf():
     assert mixed > 10
 
 
-def test_with_q_its_batches_take_longer_and_its_seconds_are_not_theirs():
+def test_with_q_its_batches_take_longer_than_predicted():
     """A slow loader before a fast one: by fixed times they would change their places."""
     model, total = ClusterModel([3.0, 0.0], [4.0, 4.0], [1.0, 5.0], [0.0, 0.0], 0.5, 8.0, 0.0), 27.0
     found = published_optperf(model, total)

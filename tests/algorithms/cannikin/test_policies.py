@@ -92,7 +92,7 @@ def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int
         ([10] * 3, [40] * 3, [[3, 1, np.nan], [1, np.nan, np.nan], [2, 4, np.nan]], [10, 5, 15]),
     ],
 )
-def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(
+def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_below_its_limit(
     batches, limits, seconds, expected
 ):
     assert after(batches, limits, seconds) == [expected]
@@ -187,7 +187,7 @@ def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known
 
 
 @pytest.mark.parametrize("system", EVERY, ids=lambda system: system.name)
-def test_where_all_nodes_are_others_everything_is_learned_anew(system):
+def test_if_all_nodes_are_replaced_the_model_is_learned_again(system):
     before = epochs(system, 3)[1]
     memory = system.resize(before, np.arange(0), 2, np.array([40, 40]))
     np.testing.assert_array_equal(system.decide(memory)[0], [15, 15])
@@ -220,7 +220,7 @@ class Counted:
         return np.full(np.shape(batches), self.longer)
 
 
-def test_candidates_are_known_until_bottlenecks_change():
+def test_candidates_are_cached_until_bottlenecks_change():
     """Section 4.5: all in the first epoch, then the chosen one alone; and all again when its
     bottlenecks, or the nodes, are not what they were.
     """
@@ -243,7 +243,7 @@ def test_candidates_are_known_until_bottlenecks_change():
 # --- Step sizes.
 
 
-def test_step_sizes_grow_as_one_step_brings_more():
+def test_step_sizes_grow_with_the_progress_of_a_step():
     """tr Sigma = 1500, |G|^2 = 3; all noise, and none."""
     assert cannikin.adascale(NOISE, 40, 10) == pytest.approx((150 + 3) / (37.5 + 3))
     assert cannikin.adascale(NOISE, 10, 10) == 1
@@ -325,7 +325,7 @@ REFUSED = [
 ]
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             wrong()
@@ -341,7 +341,7 @@ def test_what_makes_no_sense_is_refused():
         ([0.0, 0.0, 6.0], [9, 1, 3], [2, 1, 3]),
     ],
 )
-def test_rests_go_to_the_largest_remainders_within_the_limits(real, limits, expected):
+def test_remaining_samples_go_to_the_largest_remainders_within_the_limits(real, limits, expected):
     found = policies.whole(np.array(real), sum(expected), np.array(limits))
     np.testing.assert_array_equal(found, expected)
 

@@ -145,7 +145,7 @@ def replayed(
 # --- Steps.
 
 
-def test_a_run_is_that_of_one_worker_with_all_samples():
+def test_a_run_equals_that_of_one_worker_with_all_samples():
     """Steps (eq. 9), noise scale, AdaScale, with total batches that change."""
     found = train(
         cannikin.cannikin([32, 48, 96], 32),
@@ -171,7 +171,7 @@ def test_a_run_is_that_of_one_worker_with_all_samples():
     assert max(epoch.factor for epoch in found.epochs) > 1.01
 
 
-def test_optimisers_of_all_nodes_are_scaled():
+def test_optimizers_of_all_nodes_are_scaled():
     """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of
     their samples.
     """
@@ -189,7 +189,7 @@ def test_optimisers_of_all_nodes_are_scaled():
 # --- Seconds.
 
 
-def test_stages_go_on_without_compiling_again():
+def test_stages_continue_without_compiling_again():
     """Of one system, of others, with other seeds, totals, lengths and factors."""
     train(cannikin.equal_split(TOTAL), epochs=1)
     before = programs.compiled()
@@ -218,7 +218,7 @@ def test_nodes_leave_and_join():
     assert found[5].batches[2] != found[6].batches[2]
 
 
-def test_methods_go_on_as_in_one_run_with_unequal_work():
+def test_methods_continue_as_in_one_run_with_unequal_work():
     """Whose gradients are those of one worker with all samples:
     tests/algorithms/test_unequal_work.py.
     """

@@ -61,7 +61,7 @@ def test_the_largest_of_very_many():
         assert largest(workers) == pytest.approx(0.02 * np.sum(z * density), abs=1e-9)
 
 
-def test_equation_4_is_off_by_as_much_as_is_said():
+def test_equation_4_has_the_stated_error():
     workers = np.array([2, 5, 6, 7, 8, 80, 81, 112, 10**6])
     off = largest(workers, approximate=True) / largest(workers) - 1
     np.testing.assert_allclose(off[:5], [-0.079, 0.025, 0.026, 0.026, 0.025], atol=5e-4)
@@ -76,7 +76,7 @@ def test_equation_4_is_off_by_as_much_as_is_said():
 
 
 @STOPS
-def test_steps_take_as_long_as_those_that_are_drawn(drawn, stop):
+def test_step_times_agree_with_draws(drawn, stop):
     expected = dropcompute.expected_step_time(MEAN, STD, M, N, threshold=TAUS, stop=stop)
     micro_batches = dropcompute.expected_micro_batches(TAUS, MEAN, STD, M, stop=stop)
     for i, tau in enumerate(TAUS):
@@ -132,7 +132,7 @@ def test_shapes_are_those_of_thresholds_and_workers(stop):
 
 
 @STOPS
-def test_equation_11_is_of_the_step_time_that_it_is_given(stop):
+def test_equation_11_uses_the_given_step_time(stop):
     taus = np.array([9.0, 11.0, 13.0, 20.0, np.inf])
     share = dropcompute.expected_micro_batches(taus, 1.0, 0.3, 12, stop=stop) / 12
     approximate = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True)
@@ -260,7 +260,7 @@ REFUSED = [
 ]
 
 
-def test_what_the_model_has_no_answer_for_is_refused():
+def test_arguments_outside_the_model_are_refused():
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             dropcompute.expected_speedup(**GIVEN | arguments)

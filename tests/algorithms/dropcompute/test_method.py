@@ -78,7 +78,7 @@ def counts(threshold: float, stop: str) -> np.ndarray:
     )
 
 
-def test_without_drops_it_is_the_method():
+def test_without_drops_it_equals_the_wrapped_method():
     """Bit for bit, on the clock, too."""
     method = algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5))
     whole = work.micro_batches(np.ones((N, M), bool))
@@ -119,7 +119,7 @@ def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
     )
 
 
-def test_it_is_under_the_contract(long):
+def test_it_satisfies_the_contract(long):
     dsgd.check(
         drop_compute(METHOD, dropcompute.auto_threshold(2), M, resample_dropped=True),
         robust(),
@@ -127,7 +127,7 @@ def test_it_is_under_the_contract(long):
     ).require()
 
 
-def test_latencies_to_plan_with_are_those_of_rounds():
+def test_latencies_for_planning_have_the_distribution_of_rounds():
     """Of the same keys, and of the samples of a micro-batch."""
     cluster = clusters.Cluster(clusters.exponential(1.0), per_sample=clusters.constant(0.5))
     found = dropcompute.latencies(cluster, 2, 3, iterations=2, key=KEY, batch_size=4)
@@ -140,7 +140,7 @@ def test_latencies_to_plan_with_are_those_of_rounds():
         )
 
 
-def test_a_threshold_is_chosen_of_what_was_measured_in_two_stages():
+def test_a_threshold_is_chosen_from_measurements_of_two_stages():
     """The second one's clock begins again, and the times of the round before are lost: all others
     count.
     """
@@ -269,12 +269,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "arguments", "options", "words"), REFUSED)
-def test_what_cannot_be_is_refused(method, arguments, options, words):
+def test_invalid_arguments_are_refused(method, arguments, options, words):
     with pytest.raises(ValueError, match=words):
         run(drop_compute(method, **{"threshold": TAU, "micro_batches": M} | arguments), **options)
 
 
-def test_what_cannot_be_planned_is_refused():
+def test_impossible_plans_are_refused():
     def swept(H):
         return drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2)
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_planned_is_refused():
         dropcompute.extra_steps(10, 1.0)
 
 
-def test_what_makes_up_for_drops():
+def test_compensations_for_drops():
     """A tenth of 11% more is as much again: section 4.5."""
     assert [
         dropcompute.extra_steps(steps, rate) for steps, rate in ((900, 0.1), (7038, 0.1), (5, 0.0))

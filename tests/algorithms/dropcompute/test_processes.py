@@ -33,7 +33,7 @@ class FakeClock:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_stopwatch_stops_where_known_times_say(seed):
+def test_a_stopwatch_stops_at_the_time_given_by_known_durations(seed):
     """Also where a micro-batch ends at the threshold to the bit: then it goes on."""
     rng = np.random.default_rng(seed)
     latencies = rng.integers(0, 9, 5) / 4
@@ -53,7 +53,7 @@ def test_a_stopwatch_stops_where_known_times_say(seed):
         assert found.total["loss"] == total
 
 
-def test_what_a_step_takes_besides_is_the_least_of_what_workers_waited():
+def test_the_communication_time_of_a_step_is_the_shortest_wait():
     """And a step is as long as on the process where it is longest."""
     rows = np.array([[[1.0, 2.0, 4.5], [0.5, np.nan, 4.0]], [[1.0, np.nan, 3.0], [2.0, 0.25, 2.5]]])
     times = processes._Times.of(rows, 2)
@@ -95,7 +95,7 @@ REFUSED = [
 ]
 
 
-def test_refusals(key):
+def test_invalid_arguments_are_refused(key):
     one = problems.quadratic(np.float32([[2.0]]), np.float32([[3.0]]))
     good = {
         "problem": one,

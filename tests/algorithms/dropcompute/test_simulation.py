@@ -50,7 +50,7 @@ def test_errors_are_of_means_that_are_far_from_zero():
     assert error == pytest.approx(0.1 / np.sqrt(600), rel=0.2)
 
 
-def test_what_cannot_be_simulated_is_refused():
+def test_impossible_simulations_are_refused():
     good = {"cluster": CLUSTER, "workers": N, "micro_batches": M, "thresholds": TAUS, "rounds": 4}
     for changed, words in (
         ({"rounds": 1}, "rounds"),

@@ -73,7 +73,7 @@ def lognormal(seed: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
 
 @STOPS
 @given(whole_times())
-def test_it_is_the_oracles(stop, times):
+def test_the_speedup_is_that_of_algorithm_2(stop, times):
     latencies, communication = times
     taus = np.append(np.arange(0, 25, 0.5), np.inf)
     wanted = np.array([ORACLES[stop](latencies, communication, tau) for tau in taus]).T
@@ -110,7 +110,7 @@ def test_no_threshold_is_better(stop, times):
 
 @STOPS
 @pytest.mark.parametrize("shape", [(1, 2, 3), (6, 5, 4), (3, 40, 12)])
-def test_pruning_loses_nothing(stop, shape):
+def test_pruning_does_not_change_the_result(stop, shape):
     """All events looked at one by one; shapes with fewer and with many more of them than the search
     cuts into.
     """
@@ -138,7 +138,7 @@ def planned(latencies, communication, taus, stop):
 
 
 @STOPS
-def test_inside_a_program_it_is_numpys(stop):
+def test_inside_a_program_it_equals_numpy(stop):
     """Also over seeds."""
     drawn = [lognormal(seed, 3, 20, 6) for seed in range(4)]
     times, communication = (np.float32(np.stack(each)) for each in zip(*drawn, strict=True))
@@ -187,7 +187,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", ["effective_speedup", "threshold", "drop_rate", "step_time"])
-def test_what_was_not_measured_is_refused(name):
+def test_invalid_measurements_are_refused(name):
     good = {"latencies": ONES, "communication": [1.0, 1.0], "thresholds": [1.0]}
     function = getattr(dropcompute, name)
     takes = function.__annotations__.keys() & good.keys()

@@ -131,7 +131,7 @@ def test_budgets_of_any_kind_are_whole_bits():
     assert [int(validated(each)) for each in known] == [2, *[MOST] * 3]
 
 
-def test_allocations_are_nearly_the_best_of_all(program):
+def test_allocations_are_nearly_optimal(program):
     """Of all combinations that are within the budget less what rounding may lose; of sizes that are
     whole units, within the budget. Kimad's, one for all, is the best of those, or the smallest.
     """
@@ -154,7 +154,7 @@ def test_allocations_are_nearly_the_best_of_all(program):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30, -1.0])
-def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
+def test_errors_that_are_not_finite_stay_within_the_budget(program, wrong):
     """Of a run that diverges: those of one layer with every choice. The other layers have what they
     would have beside equal errors.
     """
@@ -203,7 +203,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     for arguments, message in REFUSED:
         for method in (allocate, uniform)[: 1 if "resolution" in arguments else 2]:
             given = {"errors": TABLE, "sizes": TABLE, "budget": 10.0, **arguments}

@@ -21,7 +21,7 @@ POSITIVE = st.floats(0.01, 1e6)
 
 
 @given(POSITIVE, POSITIVE, st.floats(0.01, 100), st.floats(0, 0.99), st.floats(0, 10))
-def test_both_messages_fill_what_computation_leaves(up, down, time, share, congestion):
+def test_both_messages_fill_the_time_that_computation_leaves(up, down, time, share, congestion):
     computation = share * time
     with jax.enable_x64(True):
         bits = kimad.budget(up, time, computation, congestion, down)
@@ -34,7 +34,7 @@ def test_both_messages_fill_what_computation_leaves(up, down, time, share, conge
     )
 
 
-def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
+def test_no_time_means_no_bits_and_an_unknown_bandwidth_means_all():
     late = kimad.budget(jnp.array([8.0, np.inf]), 1.0, computation=2.0)
     np.testing.assert_array_equal(late.up, 0)
     np.testing.assert_array_equal(
@@ -46,7 +46,7 @@ def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
     )
 
 
-def test_what_is_no_time_or_bandwidth_is_refused():
+def test_invalid_times_and_bandwidths_are_refused():
     for arguments in (
         {"up": [1.0, -1.0]},
         {"down": -2.0},

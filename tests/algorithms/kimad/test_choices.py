@@ -67,7 +67,7 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
     assert choices.delta(x.shape[0]) == min(each)
 
 
-def test_any_of_is_each_compressor():
+def test_any_of_contains_each_compressor():
     each = [
         compressors.sign,
         compressors.clipping(3),
@@ -125,7 +125,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             dsgd.exchanges(

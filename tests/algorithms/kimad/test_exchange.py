@@ -55,7 +55,9 @@ def compressed(budget: float, chosen: list[int], everything: bool = False) -> tu
     ("budget", "for_layers"),
     [(1000.0, 1000 - HEADER), (10 + HEADER, 10), (10 + HEADER - 1, 10), (0.0, 10)],
 )
-def test_the_header_is_reserved_and_what_is_too_little_is_the_smallest(budget, for_layers):
+def test_the_header_is_reserved_and_a_budget_that_is_too_small_sends_the_smallest(
+    budget, for_layers
+):
     assert compressed(budget, [0, 0])[1] == for_layers
 
 

@@ -48,7 +48,7 @@ def test_local_steps_are_sent_as_one_update():
 
 
 @pytest.mark.long
-def test_estimates_are_wrong_by_what_changes_meanwhile():
+def test_errors_of_estimates_are_bounded_by_the_change_of_the_bandwidth():
     r"""$|d \ln B / dt| \le \theta \eta / \delta$, and from the beginning of a message to the end of
     the next it is two rounds at most.
     """

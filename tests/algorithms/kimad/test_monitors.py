@@ -47,7 +47,7 @@ RATES = st.lists(
 
 @pytest.mark.parametrize("name", MONITORS)
 @given(rounds=RATES)
-def test_estimates_are_of_the_rates_of_what_went(name, rounds):
+def test_estimates_use_the_rates_of_messages_that_were_sent(name, rounds):
     """Of each link its own messages: a round without one changes nothing, and before the first
     nothing is known.
     """
@@ -62,7 +62,7 @@ def test_estimates_are_of_the_rates_of_what_went(name, rounds):
 
 
 @pytest.mark.parametrize("name", MONITORS)
-def test_what_took_no_time_is_not_remembered_for_ever(name):
+def test_an_infinite_rate_is_not_kept_forever(name):
     """An infinite rate, as of a link that takes no time, and then others."""
     monitor, nowhere = MONITORS[name][0], np.full(1, np.inf, np.float32)
     memory, estimates = monitor.start(1), []

@@ -39,7 +39,7 @@ FLAT = jnp.asarray(RNG.normal(size=D), jnp.float32)
 # --- The wire.
 
 
-def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
+def test_a_message_has_the_stated_length_and_decodes():
     """In the order of their sizes; where the largest elements with their places would be longer
     than all, all are sent as they are.
     """
@@ -61,7 +61,7 @@ def test_the_choice_is_the_largest_that_fits():
     assert [WIRE.choice(float(budget)) for budget in budgets] == [0, 0, 0, 1, 2, 3]
 
 
-def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
+def test_a_message_may_take_longer_than_the_timeout_of_a_byte():
     here, there = socket.socketpair()
     with here, there, ThreadPoolExecutor(1) as thread:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that there is
@@ -78,7 +78,7 @@ def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
             send(here, Frame(0, False, 0.0, 0.0), packed)
 
 
-def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(monkeypatch):
+def test_a_received_message_has_the_rate_from_its_first_byte_to_its_last(monkeypatch):
     looks = itertools.chain([10.0, 10.25], itertools.repeat(11.0))
     monkeypatch.setattr(wires, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     message = WIRE.message(FLAT, 1)
@@ -198,7 +198,7 @@ def recursion():
     )
 
 
-def test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_each(trained):
+def test_the_server_and_its_workers_run_algorithm_1_and_follow_the_slowest_links(trained):
     """Budgets use the slowest downlink and the longest computation; records have the slowest rates
     and the mean bits.
     """
@@ -224,7 +224,7 @@ def test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_ea
 
 
 @pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2)])
-def test_the_server_ends_after_so_many_rounds_or_seconds(trained, seconds, rounds, length):
+def test_the_server_ends_after_the_given_rounds_or_seconds(trained, seconds, rounds, length):
     """It looks at its clock at 1, 3 and 5 seconds."""
     found, _, last = trained(seconds, rounds)
     assert len(found.history["seconds"]) == length

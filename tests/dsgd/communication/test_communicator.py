@@ -389,7 +389,7 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
         ("all_gather of signs", "all_gather of sign"),
     ],
 )
-def test_exchanges_have_names_for_people(name, said):
+def test_exchanges_have_readable_names(name, said):
     assert all_calls().sendings[list(CALLS).index(name)].call == said
 
 
@@ -504,7 +504,7 @@ NEED_ALL = {
 
 
 @pytest.mark.parametrize("name", NEED_ALL)
-def test_calls_that_need_all_workers_say_so(name):
+def test_calls_that_require_all_workers_raise_without_them(name):
     send, reason = NEED_ALL[name]
     with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
         communicated(1, (send, EVERYWHERE), there=PARTICIPATION)
@@ -580,7 +580,7 @@ def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(PRESENT, 107, 0))
 
 
-def test_numbers_of_rounds_without_the_exchange_are_unknown():
+def test_results_of_an_exchange_are_undefined_in_rounds_without_it():
     def update(round, x):
         def send(x):
             round.log(norm=jnp.sum(x["a"] ** 2), rank=3)
@@ -623,7 +623,7 @@ def test_methods_record_what_they_model_themselves():
     assert [sending.simulated for sending in seen.sendings] == [True, False]
 
 
-def test_each_call_has_a_key_that_no_other_has():
+def test_each_call_has_a_unique_key():
     def keys(round, x):
         first = jax.random.key_data(round.next_key())
         round.to_neighbours(compressors.random_quantization(2), x, RING)

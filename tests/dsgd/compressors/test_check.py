@@ -39,7 +39,7 @@ def message_alone(compressor: dsgd.Compressor):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_nothing_is_wrong_with_ours(name):
+def test_the_packages_compressors_pass_the_check(name):
     findings = checked(name)
     findings.require()
     assert {finding.what for finding in findings.findings} >= {
@@ -91,7 +91,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_is_wrong_is_found(mistake):
+def test_mistakes_are_found_by_the_check(mistake):
     compressor, wrong = WRONG[mistake]
     findings = compressors.check(compressor, D)
     assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
@@ -128,7 +128,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("part", BROKEN)
-def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, key, mesh):
+def test_invalid_results_of_members_are_refused_by_name_in_checks_and_in_runs(part, key, mesh):
     compressor, message = BROKEN[part]
     with pytest.raises(ValueError, match="of 40 elements violates the contract") as caught:
         compressors.check(compressor, D).require()
@@ -144,6 +144,6 @@ def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, 
     assert f"random_quantization(4): {message.format(given)}" in str(caught.value)
 
 
-def test_other_keys_are_other_draws():
+def test_different_keys_give_different_draws():
     findings = [str(compressors.check(Q4, D, key=jax.random.key(seed))) for seed in (0, 1)]
     assert str(checked(Q4.name)) == findings[0] != findings[1]

@@ -65,7 +65,7 @@ def test_constants_of_buckets_are_those_of_the_worst_bucket():
     assert (one.unbiased, two.unbiased) == (True, False)
 
 
-def test_buckets_draw_on_their_own(key):
+def test_buckets_draw_independently(key):
     x = np.array([1, 0.5, 0.5, 0.5] * 2 + [1, 0.5, 0.5], np.float32)
     error = seen_often(buckets(TERNARY, 4), DRAWS)(key, x) - x
     products = error[:, :, None] * error[:, None, :]
@@ -182,6 +182,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_what_is_refused(make, message, key):
+def test_invalid_arguments_are_refused(make, message, key):
     with pytest.raises(ValueError, match=message):
         make(key)

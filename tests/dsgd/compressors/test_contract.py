@@ -148,7 +148,7 @@ def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
 
 
 @every_compressor
-def test_messages_are_arrays_which_hold_their_bits_and_which_all_decode_alike(compressor):
+def test_messages_are_arrays_with_enough_bits_that_all_decode_equally(compressor):
     """Bit for bit, so that copies of a model that are kept by adding messages stay the same. Under
     jit, where values are not known, there is no error: a run that diverges must see it, if the
     element is sent at all.
@@ -177,7 +177,7 @@ def test_messages_are_arrays_which_hold_their_bits_and_which_all_decode_alike(co
 
 
 @every_compressor
-def test_half_precision_is_seen_as_float32(compressor):
+def test_half_precision_is_decoded_as_float32(compressor):
     draw = run(compressor)[1]
     assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
     np.testing.assert_allclose(
@@ -245,7 +245,7 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
 @pytest.mark.parametrize(
     ("dtype", "element", "computed"), [(np.float64, 64, 64), (jnp.bfloat16, 16, 32)]
 )
-def test_elements_are_sent_in_their_own_type_and_counted_so(compressor, dtype, element, computed):
+def test_elements_are_sent_and_counted_in_their_own_type(compressor, dtype, element, computed):
     elements, numbers = FLOATS[compressor]
 
     def bits(dtype):

@@ -70,7 +70,7 @@ def test_a_matrix_of_that_rank_comes_back(key, rank, rows, columns):
         )
 
 
-def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
+def test_it_keeps_exactly_rank_over_columns_of_the_identity(key):
     """The worst matrix: whatever the start, the error is the bound."""
     x = np.eye(5, dtype=np.float32).ravel()
     error = sqnorm(seen_often(low_rank(2), DRAWS)(key, x) - x)
@@ -78,7 +78,7 @@ def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
 
 
 @given(vectors(33))
-def test_no_vector_is_moved_away_from(x):
+def test_errors_never_exceed_the_vector(x):
     """A projection never adds to the norm, at whatever mixture of scales; denormals are flushed."""
     draw = np.asarray(seen(low_rank(2))(jax.random.key(0), x), np.float64)
     exact = x.astype(np.float64)
@@ -86,7 +86,7 @@ def test_no_vector_is_moved_away_from(x):
     assert sqnorm(draw) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
 
 
-def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
+def test_warm_starts_never_increase_the_error_and_find_the_best_matrix_of_the_rank(key):
     """Of the matrix, with its padding."""
     rank, d = 3, 60
     compressor, x = low_rank(rank), normal(d)
@@ -137,7 +137,7 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
     np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
 
 
-def test_one_element_and_the_largest_numbers_are_seen(key):
+def test_one_element_and_the_largest_finite_numbers_are_decoded(key):
     """Of which no reciprocal is in range."""
     for value in (2.5, -1e30, 1e-30, 0.0, 0.5 * LARGEST, 0.9 * LARGEST):
         for d in (1, 33):
@@ -159,6 +159,6 @@ def test_one_element_and_the_largest_numbers_are_seen(key):
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],
 )
-def test_ranks_and_columns_that_make_no_matrix_are_refused(make, message, key):
+def test_invalid_ranks_and_columns_are_refused(make, message, key):
     with pytest.raises(ValueError, match=message):
         make(key)

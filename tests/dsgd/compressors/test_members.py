@@ -84,7 +84,7 @@ def test_encode_takes_what_compress_decodes():
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 
 
-def test_what_is_not_stated_is_none():
+def test_members_that_are_not_given_are_none():
     bare = Compressor(SIGN.compress, SIGN.decompress, SIGN.bits, "bare")
     assert not bare.unbiased
     assert compressors.top_k(0.5, bare).delta is not None

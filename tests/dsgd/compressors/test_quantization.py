@@ -109,7 +109,7 @@ def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.nd
 
 @every_quantizer
 @given(st.data())
-def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, oracle, data):
+def test_an_element_is_rounded_up_if_its_draw_is_below_the_probability(compressor, oracle, data):
     d = data.draw(st.sampled_from([1, 2, D]))
     x = data.draw(vectors(d))
     uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
@@ -152,7 +152,7 @@ def test_real_draws_have_the_mean_and_the_variance(key, name):
 
 
 @every_quantizer
-def test_what_is_a_knob_stays_even_at_a_draw_of_zero(compressor, oracle):
+def test_levels_are_exact_even_at_a_draw_of_zero(compressor, oracle):
     x = np.zeros(D, np.float32)
     x[5] = 2
     np.testing.assert_array_equal(
@@ -198,7 +198,7 @@ def test_it_reaches_its_omega(name):
 @pytest.mark.parametrize(
     "ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str
 )
-def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, bits, ends):
+def test_random_quantization_keeps_the_ends_and_rounds_the_rest_to_levels(key, bits, ends):
     x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
     x[3], x[7] = ends
     draw = np.asarray(seen(quantization(bits))(key, x), np.float64)
@@ -229,7 +229,7 @@ def test_no_draw_moves_the_largest_element(key, bits):
     [qsgd(127), compressors.ternary, compressors.sign, *map(quantization, BITS)],
     ids=lambda c: c.name,
 )
-def test_one_element_and_for_knobs_constants_and_two_elements_are_sent_exactly(key, compressor):
+def test_single_elements_and_vectors_of_two_values_are_sent_exactly(key, compressor):
     """They are ends, and nothing is drawn for two."""
     exact = [[2.5], [-1e30], [1e-30], [0.0]]
     if "quantization" in compressor.name:
@@ -250,7 +250,7 @@ def test_one_element_and_for_knobs_constants_and_two_elements_are_sent_exactly(k
     [qsgd(127), compressors.ternary, compressors.natural, clipping(1)],
     ids=lambda c: c.name,
 )
-def test_the_largest_numbers_are_seen(key, compressor):
+def test_the_largest_finite_numbers_are_decoded(key, compressor):
     """No reciprocal of them is in range."""
     for share in (0.5, 0.9):
         x = np.zeros(D, np.float32)
@@ -274,7 +274,7 @@ def test_sign_is_the_mean_magnitude_with_signs_and_contracts(x):
     assert error <= (1 - compressors.sign.delta(x.size)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
 
 
-def test_sign_reaches_its_delta_at_one_element_and_none_of_it_at_equal_ones(key):
+def test_sign_attains_its_delta_for_one_nonzero_element_and_is_exact_for_equal_ones(key):
     one, equal = (
         np.eye(1, D, dtype=np.float32)[0],
         np.where(normal(D) < 0, -3, 3).astype(np.float32),
@@ -308,7 +308,7 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
     [quantization(4), qsgd(7), compressors.ternary, compressors.natural],
     ids=lambda given: given.name,
 )
-def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
+def test_codes_are_drawn_once_for_all_uses(compressor, key):
     """Their random bits are the dearest part of a round: what is added up over workers reads the
     codes.
     """

@@ -118,7 +118,7 @@ def unrecorded(mean: Callable) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", RAW)
-def test_a_collective_that_is_no_call_of_the_round_is_found_by_name_and_line(kind):
+def test_a_collective_outside_the_communicator_is_found_by_name_and_line(kind):
     mean, names = RAW[kind]
     found = unrecorded(mean)
     assert [each.split()[0] for each in found] == names

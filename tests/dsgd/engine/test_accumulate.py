@@ -55,7 +55,7 @@ def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
     assert accumulate.fitting(needs, *shapes) == 1
 
 
-def test_loops_need_what_all_their_rounds_give(monkeypatch):
+def test_the_memory_of_a_loop_counts_the_results_of_all_its_rounds(monkeypatch):
     def looped(params, rows, counted):
         def body(carry, _):
             return jnp.tanh(carry), jnp.sin(carry)
@@ -93,7 +93,7 @@ def evaluation(problem: dsgd.Problem, mesh):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_problem_of_one_s_own_is_evaluated_by_groups_of_workers(devices, monkeypatch):
+def test_a_custom_problem_is_evaluated_by_groups_of_workers(devices, monkeypatch):
     """Equal, in less memory."""
     problem, mesh = wide(48), dsgd.workers.mesh(devices)
     params = jnp.linspace(-1, 1, 400)

@@ -85,7 +85,7 @@ def test_the_clock_is_that_of_the_loop(name, of, every, problem):
     np.testing.assert_allclose(history["clock"], expected(name, of, 24)[steps], rtol=2e-6)
 
 
-def test_workers_measure_the_seconds_in_which_messages_went(problem):
+def test_workers_measure_the_seconds_of_their_messages(problem):
     """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
     history = run(algorithms.with_diagnostics(METHODS["ring"]), problem, CHANGING, steps=4).history
     done = np.zeros(N)
@@ -97,7 +97,7 @@ def test_workers_measure_the_seconds_in_which_messages_went(problem):
         done = exchange("ring", finish, CHANGING, t)
 
 
-def test_iterates_do_not_know_of_the_clock(problem):
+def test_iterates_do_not_depend_on_the_clock(problem):
     found, without = (
         run(METHODS["local schedule"], problem, cluster) for cluster in (UNEQUAL, None)
     )
@@ -192,7 +192,7 @@ BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors a round
 
 
 @pytest.mark.parametrize("name", SENDS)
-def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
+def test_exchanges_of_a_round_follow_each_other(name, problem):
     """Each worker begins the next exchange when it is done with the one before."""
     send, of, after = SENDS[name]
     history = clocks.run(local(send), problem, CLUSTERS[of], steps=12).history
@@ -297,7 +297,7 @@ def measured(of: clock.Clock) -> Timings:
     return of.timings
 
 
-def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
+def test_lost_bits_occupy_the_port_and_are_not_measured():
     """What was received is what arrived."""
     up, down, lost = [100, 200, 300, 400], [50, 60, 70, 80], [10, 0, 30, 1000]
     seen = measured(ticked(begun(), a_round(), sent(up, down, lost)))
@@ -311,7 +311,7 @@ def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
     np.testing.assert_allclose(without.down, down / DOWN)
 
 
-def test_a_worker_that_was_done_earlier_begins_earlier():
+def test_a_worker_that_finished_earlier_starts_earlier():
     """On a ring without messages each waits for its neighbours; the clock is that of the last."""
     lead = np.array([0.0, 2.0, 0.5, 4.0])
     found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), sent())
@@ -338,7 +338,7 @@ def test_seconds_that_a_method_states_are_charged(computed, cut, exact):
     np.testing.assert_array_equal(np.isnan(measured(found).compute), cut)
 
 
-def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_nothing():
+def test_a_worker_that_does_not_participate_starts_with_the_last_and_measures_nothing():
     found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), sent())
     np.testing.assert_allclose(found.now, 16.0)
     np.testing.assert_allclose(found.lead, [0.0, 0.0, 0.0, 0.0])
@@ -380,7 +380,7 @@ def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples,
     np.testing.assert_allclose(found.now, 10 + seconds, rtol=1e-6)
 
 
-def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measure():
+def test_of_queried_workers_the_slowest_counts_and_only_they_measure():
     """They compute one after the other, and no worker is ahead."""
     query = Asked((), workers=jnp.array([2, 1]))
     found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), sent(), query)
@@ -390,7 +390,7 @@ def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measur
     )
 
 
-def test_seconds_that_are_lost_to_rounding_come_back():
+def test_seconds_lost_to_rounding_are_compensated():
     """Of a hundred thousand tenths, of which float32 alone would lose seconds."""
 
     def later(i, at):

@@ -57,7 +57,7 @@ def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
 @pytest.mark.parametrize(
     "pattern", [network.parameter_server, network.star], ids=lambda pattern: pattern.name
 )
-def test_a_server_hears_and_tells_only_those_who_are_there(pattern, here, convention):
+def test_a_server_exchanges_messages_only_with_participating_workers(pattern, here, convention):
     m, ids = int(here.sum()), np.flatnonzero(here)
     messages = [
         message._replace(compute=FINISH[ids[message.sender]]) if message.sender < m else message
@@ -75,7 +75,7 @@ def test_a_server_hears_and_tells_only_those_who_are_there(pattern, here, conven
     "pattern", [network.ring_all_reduce, network.multi_server], ids=lambda pattern: pattern.name
 )
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
-def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
+def test_an_all_reduce_has_the_participating_workers_as_members(pattern, here):
     """Each sends its share of a vector that takes 2 s, and begins with the last."""
     m = int(here.sum())
     seconds = (
@@ -89,7 +89,7 @@ def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME[:1], ids=["four"])
-def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_too(
+def test_ports_read_at_the_start_of_each_message_are_those_of_participating_workers(
     here, convention
 ):
     """Their seconds do not change: so both ways are one."""
@@ -103,7 +103,7 @@ def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_t
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
-def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
+def test_gossip_waits_only_for_participating_neighbours(here, convention):
     near = [[j for j in ((i - 1) % N, (i + 1) % N) if here[j]] for i in range(N)]
     port = np.array([2.0 * len(near[i]) for i in range(N)], np.float32)  # 2 s for each message
     once = 1 if convention == "pipelined" else 0
@@ -122,7 +122,7 @@ def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
 PROBLEM = problems.random_quadratic(N, 3, seed=0)
 
 
-def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
+def test_the_clock_never_decreases_when_workers_do_not_participate():
     """Worker 0 and its neighbours are done at 10 s, the others at 1 s; only those are there in the
     next rounds, and catch up in nine.
     """
@@ -136,7 +136,7 @@ def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
     np.testing.assert_allclose(clock, [0, *[10] * 10, 11, 12])
 
 
-def test_sampled_clients_are_as_many_in_every_round_and_stay_for_a_period():
+def test_the_number_of_sampled_clients_is_constant_and_the_sample_is_kept_for_a_period():
     cluster = clusters.Cluster(
         clusters.constant(0.0), present=clusters.sampled(2, of=N), participation_period=4
     )

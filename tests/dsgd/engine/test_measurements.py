@@ -53,7 +53,7 @@ def test_workers_measure_the_round_before(problem):
         np.testing.assert_allclose(history[name][2:], np.tile(value, (11, 1)), rtol=1e-6)
 
 
-def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
+def test_clocks_that_are_not_exact_change_only_measurements(eight):
     noisy, exact = (
         run(algorithms.with_diagnostics(RING), eight, cluster, steps=300).history
         for cluster in (RANDOM, SILENT)
@@ -75,7 +75,7 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
     assert 0.1 < both.std() < 0.2  # of two micro-batches, each with a noise of its own
 
 
-def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
+def test_measurements_are_carried_only_for_methods_that_read_them(eight):
     for method, reads in ((RING, False), (algorithms.with_diagnostics(RING), True)):
         plan = plans.make_plan(
             plans.ConstantFactory(method),
@@ -90,7 +90,7 @@ def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
         assert plan.uses_timings is reads
 
 
-def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
+def test_a_run_that_continues_another_has_no_measurements_at_first(eight):
     method = algorithms.with_diagnostics(RING)
     first = run(method, eight, RANDOM)
     history = run(method, eight, RANDOM, start=first.state).history
@@ -118,7 +118,7 @@ def controller(M: int = 3) -> dsgd.Algorithm:
     return method._replace(query=query, update=update)
 
 
-def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
+def test_a_method_measures_the_requested_number_of_micro_batches(problem):
     """Those that were cut off, or not computed, were not measured; its own seconds are charged. The
     cluster's usual two are not asked.
     """
@@ -134,7 +134,7 @@ def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
     np.testing.assert_allclose(np.diff(history["clock"]), latest, rtol=1e-6)
 
 
-def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(problem):
+def test_a_method_that_requests_another_number_after_seeing_the_shape_is_refused(problem):
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
     def query(state, round):

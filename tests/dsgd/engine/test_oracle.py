@@ -160,7 +160,7 @@ def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit():
         jax.tree.map(np.testing.assert_array_equal, asked(problem, given, D=1), plain)
 
 
-def test_what_is_not_computed_cannot_spoil_the_rest():
+def test_values_that_are_not_computed_do_not_affect_the_rest():
     """A worker whose draws are NaN, of which nothing is asked; and a weight where nothing is
     computed.
     """
@@ -256,7 +256,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
         dsgd.compile_round(wrong, problem, mesh)
 
 
-def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
+def test_traced_sizes_require_a_problem_that_can_truncate_batches(mesh):
     problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     traced = algorithms.with_local_work(
@@ -273,7 +273,7 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
         ("robust", 15, r"15 samples .* expected 12 \(3 x batch_size = 4\)"),
     ],
 )
-def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):
+def test_streamed_batches_that_do_not_divide_are_refused(name, length, message, mesh):
     problem = make(name)
     batches = (
         (batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length)
@@ -321,7 +321,7 @@ def losses_and_gradients(
 
 
 @pytest.mark.parametrize(("chosen", "D"), [(None, 1), (None, 2), ([3, 0, 3], 2), ([1], 2)])
-def test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count(chosen, D):
+def test_the_loss_of_queried_workers_is_over_their_weighted_samples(chosen, D):
     """Without work it is the mean over workers; a worker that is asked twice counts twice."""
     asked = list(range(N)) if chosen is None else chosen
     each = 1.0 + np.arange(N)

@@ -75,7 +75,7 @@ def test_a_text_that_would_lack_its_constants_is_refused(mesh):
     assert one != other
 
 
-def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
+def test_the_garbage_collector_is_restored_after_a_failed_program(mesh):
     def fails(plan, x):
         assert not gc.isenabled()
         raise RuntimeError("no")

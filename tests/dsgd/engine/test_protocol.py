@@ -176,7 +176,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
+def test_invalid_results_of_members_are_refused_by_name(mistake, problem, key, mesh):
     """Members of the method, or of the problem."""
     wrong, message = WRONG[mistake]
     given = (method(), problem._replace(**wrong)) if isinstance(wrong, dict) else (wrong, problem)

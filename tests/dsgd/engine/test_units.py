@@ -52,7 +52,7 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
     assert set(asked) == {(n,) if M == 1 else (-(-n // 2),)}
 
 
-def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
+def test_half_precision_is_summed_in_float32_and_returned_in_its_type():
     """In float16, 2048 + 1 = 2048."""
 
     def ones(rows, m, samples):

@@ -91,7 +91,7 @@ OVERLAP = clusters.Overlap(
 )
 
 
-def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
+def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
     """And its backward pass is measured, not that of the last piece."""
     pieces = np.array([[[5, 3], [1, 0], [0, 4], [0, 0]]])
     whole = pieces.sum(axis=2, keepdims=True)
@@ -113,7 +113,7 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
 
 
 @pytest.mark.parametrize("name", ["mb-sgd", "server", "local schedule"])
-def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(
+def test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_the_gradient(
     name, sized
 ):
     """Worker by worker, of the last micro-batch that has samples."""

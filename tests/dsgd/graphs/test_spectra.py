@@ -41,7 +41,7 @@ TOPOLOGIES = {
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_lanczos_finds_what_the_dense_matrix_has(name, monkeypatch):
+def test_lanczos_finds_the_eigenvalues_of_the_dense_matrix(name, monkeypatch):
     topology = TOPOLOGIES[name]
     by_numpy = np.linalg.eigvals(topology.W)
     for dense in (spectra._DENSE, 4):

@@ -148,7 +148,7 @@ def check(rounds: list[np.ndarray], *, rho: float) -> None:
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_a_matrix_knows_what_it_is(name):
+def test_properties_of_a_matrix_are_found(name):
     """Renamed, a circulant matrix is none any more, and its eigenvalues are found in another
     way.
     """
@@ -161,7 +161,7 @@ def test_a_matrix_knows_what_it_is(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_knows_what_it_is(name):
+def test_properties_of_a_schedule_are_found(name):
     """Up to the square root of a rounding: a product that is defective has ill-conditioned
     eigenvalues.
     """
@@ -169,11 +169,11 @@ def test_a_schedule_knows_what_it_is(name):
 
 
 @given(connected())
-def test_random_matrices_know_what_they_are(W):
+def test_properties_of_random_matrices_are_found(W):
     check([W], rho=1e-12 if (W == W.T).all() else 1e-6)  # some are defective
 
 
-def test_uniform_is_one_round_in_which_all_take_the_mean():
+def test_uniform_averages_all_workers_in_one_round():
     """Not a schedule, although its rho is 0, too; nor weights that are almost equal."""
     almost = np.full((4, 4), 0.25) + 1e-6 * np.kron([[1, -1], [-1, 1]], np.ones((2, 2)))
     means = Topology("means", np.full((2, 3, 3), 1 / 3))
@@ -189,7 +189,7 @@ def test_uniform_is_one_round_in_which_all_take_the_mean():
 
 
 @pytest.mark.parametrize("of", ["array", "csr_array", "coo_array", "lil_array", "csr_matrix"])
-def test_W_is_a_read_only_copy_whatever_it_is_made_of(of):
+def test_W_is_a_read_only_copy_of_its_input(of):
     W = MATRICES["push-sum"]
     mine = W.copy() if of == "array" else getattr(scipy.sparse, of)(W)
     topology = Topology("mine", mine)
@@ -202,7 +202,7 @@ def test_W_is_a_read_only_copy_whatever_it_is_made_of(of):
         topology.degree = 3
 
 
-def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
+def test_stored_zeros_are_no_edges_and_duplicates_are_summed():
     """Compressed rows may say 0, and may say a half in two quarters; a list of such matrices is a
     schedule.
     """
@@ -218,7 +218,7 @@ def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
     ("rho", "eps", "rounds"),
     [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)],
 )
-def test_mixing_time_where_a_power_of_rho_is_eps(rho, eps, rounds):
+def test_mixing_time_at_which_a_power_of_rho_is_eps(rho, eps, rounds):
     W = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
     assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
 
@@ -238,7 +238,7 @@ def test_steps_around_a_ring_connect_it_or_it_is_refused():
                     Topology("mine", W)
 
 
-def test_rounds_need_to_connect_and_to_converge_only_together():
+def test_rounds_must_connect_and_converge_only_together():
     """Also where their weights cancel, and where rho is 1 up to roundings but each worker keeps a
     part.
     """
@@ -346,13 +346,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_mixing_matrix_is_refused(name):
+def test_invalid_mixing_matrices_are_refused(name):
     W, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"(?s)mine.*{message}"):
         Topology("mine", W)
 
 
-def test_names_are_of_different_workers_and_errors_have_them():
+def test_names_are_unique_and_appear_in_errors():
     with pytest.raises(ValueError, match=r"W\['b', 'a'\] = 0.5"):
         Topology("mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"])
     with pytest.raises(ValueError, match="2 different names"):
@@ -360,6 +360,6 @@ def test_names_are_of_different_workers_and_errors_have_them():
 
 
 @pytest.mark.parametrize("eps", [0.0, 1.0, math.nan])
-def test_mixing_time_needs_a_part(eps):
+def test_mixing_time_requires_eps_below_1(eps):
     with pytest.raises(ValueError, match="mixing_time"):
         Topology("star", star(4)).mixing_time(eps)

@@ -29,7 +29,7 @@ def aligned(values: np.ndarray) -> np.ndarray:
     return there
 
 
-def test_they_are_copies_of_their_own_type_or_of_that_given():
+def test_arrays_are_copies_of_their_own_or_the_given_type():
     values = aligned(np.arange(6.0, dtype=np.float32).reshape(2, 3))
     there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     put = arrays.put({"x": values}, there)["x"]
@@ -85,7 +85,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_is_made_of_arrays_does_not_see_what_becomes_of_them(what):
+def test_problems_do_not_see_later_changes_of_their_arrays(what):
     make, read, given = MADE[what]
     with jax.enable_x64(True):
         taken = [*map(aligned, map(np.asarray, given))]

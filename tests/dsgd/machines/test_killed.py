@@ -61,7 +61,7 @@ def killed(long, tmp_path_factory):
     return folder, seen
 
 
-def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
+def test_a_run_that_was_killed_many_times_equals_an_uninterrupted_run(killed):
     folder, seen = killed
     assert sum(-signal.SIGKILL in statuses for _, *statuses, _ in seen) == len(seen) - 1
     straight = multiprocess_cases.held(
@@ -82,7 +82,7 @@ def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
         )
 
 
-def test_who_was_not_killed_ends_soon_and_says_who_was(killed):
+def test_surviving_processes_end_soon_and_name_the_killed_one(killed):
     folder, seen = killed
     for victim, *statuses, seconds in seen[:-1]:
         assert statuses[1 - victim] == heartbeat.STATUS

@@ -92,7 +92,7 @@ def space_and_transfers(rate: Rate):
 
 @pytest.mark.long
 @allowed
-def test_links_carry_what_they_are_told_to_and_follow_its_changes():
+def test_links_have_the_given_rate_and_follow_its_changes():
     (here, found), (there, _) = links.shaped(
         2, partial(space_and_transfers, RATE), RATE, timeout=120
     )
@@ -124,7 +124,7 @@ links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
     assert gone(spaces)
 
 
-def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
+def test_a_rate_that_could_not_be_changed_in_time_is_reported(monkeypatch):
     """By a tool that takes too long on a busy machine, say: what was measured since was measured at
     another rate.
     """
@@ -161,12 +161,12 @@ def test_rates_take_turns_by_the_clock():
         (Rate((1e6,), float("inf")), "rate has period = inf; expected finite numbers > 0"),
     ],
 )
-def test_what_is_no_rate_is_refused(rate, message):
+def test_invalid_rates_are_refused(rate, message):
     with pytest.raises(ValueError, match=message):
         links.shaped(2, print, rate)
 
 
-def test_where_it_is_not_allowed_it_says_why(monkeypatch):
+def test_missing_permissions_are_reported(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="shaped: the user id is 1000; expected root"):
         links.require_allowed()

@@ -15,7 +15,7 @@ import dsgd
 from dsgd.machines import local_processes
 
 
-def test_refusals():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="run_local_processes: processes = 0"):
         dsgd.run_local_processes(0, print)
     with pytest.raises(ValueError, match="run_local_processes: timeout = 0; expected seconds > 0"):
@@ -66,7 +66,7 @@ def runs(script, monkeypatch):
         ),
     ],
 )
-def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
+def test_if_one_process_fails_all_are_ended(script, timeout, message, monkeypatch, started):
     runs(script, monkeypatch)
     began = time.monotonic()
     with pytest.raises(ChildProcessError, match=message):
@@ -76,7 +76,7 @@ def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, sta
     assert all(process.returncode is not None for process in started)
 
 
-def test_the_first_to_fail_is_told_of(tmp_path):
+def test_the_first_failure_is_reported(tmp_path):
     """The other one fails for want of it."""
     for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
         (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")

@@ -74,7 +74,7 @@ def environment(monkeypatch):
         ),
     ],
 )
-def test_where_a_process_stands(variables, given, place, environment):
+def test_the_number_of_a_process_is_detected(variables, given, place, environment):
     environment(variables)
     found = runtime._place(*given, timeout=1.0)
     assert (found and tuple(found)) == place
@@ -88,7 +88,7 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
         runtime._place(None, None, None, timeout=1.0)
 
 
-def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
+def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     began = time.monotonic()
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # where nobody listens
@@ -100,7 +100,7 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
     assert time.monotonic() - began < 20
 
 
-def test_data_by_worker_must_be_of_one_kind():
+def test_data_by_worker_must_have_equal_structure():
     model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
     loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
     with pytest.raises(ValueError, match=r"samples of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
@@ -155,7 +155,7 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
     return there[asked].returncode, said
 
 
-def test_processes_that_do_not_come_are_told_of_by_the_first():
+def test_the_first_process_reports_missing_processes():
     status, said = run(ALONE, 1, 0)
     assert status == heartbeat.STATUS
     assert re.match(
@@ -164,7 +164,7 @@ def test_processes_that_do_not_come_are_told_of_by_the_first():
 
 
 @pytest.mark.long
-def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
+def test_lost_processes_are_detected_at_the_start_and_the_end_of_a_run():
     """Killed before it has said its name; a coordinator that stands still while another process
     ends in order.
     """
@@ -189,7 +189,7 @@ class Store(dict):
 
 @pytest.mark.parametrize("state", ["ended", "left"])
 @pytest.mark.parametrize(("words", "same"), [("why", True), ("another why", False)])
-def test_what_process_0_has_said_is_not_said_again(monkeypatch, state, words, same):
+def test_messages_of_process_0_are_not_repeated(monkeypatch, state, words, same):
     """Also by who looks only when process 0 has left."""
     monkeypatch.setattr(heartbeat, "leave_at_once", lambda *_: None)
     monkeypatch.setattr(

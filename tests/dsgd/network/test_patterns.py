@@ -116,7 +116,7 @@ def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, sch
 
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
-def test_messages_bring_everybody_the_sum_of_all(pattern):
+def test_messages_bring_the_sum_to_all_workers(pattern):
     """Followed from message to message: of whom the sums are that are sent. Who makes a part of the
     whole sum need not receive it. All numbers from N on are one server's."""
     for N in (2, 3, 4, 9):
@@ -191,7 +191,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_has_no_cost_is_refused(call, message):
+def test_patterns_without_a_cost_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -410,7 +410,7 @@ def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_a
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
-def test_local_work_waits_for_nobody():
+def test_local_work_does_not_wait_for_other_workers():
     finish, port = jnp.array([3.0, 1.0]), jnp.zeros(2)
     done = network.elapse(
         network.local, finish, network.Ports(1.0, port, port), "blocking", jnp.int32(0)

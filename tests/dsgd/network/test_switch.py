@@ -109,7 +109,7 @@ def times_of(timeline):
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_messages_go_when_the_rules_say(simulate, convention):
+def test_messages_start_at_the_times_given_by_the_rules(simulate, convention):
     """And no port has two at once."""
     for workers, messages, latency, transfer, receive in lists(0, 200):
         timeline = simulate(iter(messages), latency, transfer, convention, receive=receive)

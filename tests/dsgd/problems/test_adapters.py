@@ -69,7 +69,7 @@ def trained(model: Any) -> tuple[dsgd.Problem, dsgd.Result]:
 
 
 @pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
-def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model):
+def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
     _, result = trained(model)
     losses = LABELS(evaluated(model, result.params), CLASSES)
     for name in ("loss", "test_loss"):
@@ -144,7 +144,9 @@ OUTSIDE = problems.Examples(np.zeros((2, 12, 3), np.float32), np.ones((2, 12)), 
     [(DROPPED, None), (DROPPED, OUTSIDE), (NOISY, None)],
     ids=["dropout", "dropout in batches from outside", "noise"],
 )
-def test_what_gradients_draw_differs_by_worker_round_and_seed_and_not_by_devices(problem, batches):
+def test_random_numbers_of_gradients_depend_on_worker_round_and_seed_but_not_on_devices(
+    problem, batches
+):
     """The gradient of the sum of the outputs with respect to the bias is the number of those that
     are not dropped.
     """
@@ -247,7 +249,7 @@ class Missing(nnx.Module):
         ("mlp", "^model = 'mlp'; .*flax.*nnx.Rngs"),
     ],
 )
-def test_what_is_no_model_is_refused_with_the_cause(model, words):
+def test_invalid_models_are_refused_with_the_cause(model, words):
     with pytest.raises(ValueError, match=words) as caught:
         classifier(model)
     assert not getattr(caught.value, "__notes__", [])

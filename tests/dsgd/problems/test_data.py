@@ -508,7 +508,7 @@ def test_missing_files_are_named(tmp_path, written, data, file):
     ("data", "folder"),
     [("mnist", "nul\0byte"), ("cifar-10", "x" * 5000), ("a9a", "x" * 5000), ("nul\0byte", "")],
 )
-def test_paths_that_cannot_be_are_one_line(data, folder):
+def test_invalid_paths_are_reported_in_one_line(data, folder):
     with pytest.raises(
         (ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes"
     ) as error:
@@ -558,7 +558,7 @@ def entry(value: float) -> np.ndarray:
         (given(labels=np.array(["a"])), "mine: 1 labels"),
     ],
 )
-def test_data_that_are_none_are_refused(data, words):
+def test_invalid_data_are_refused(data, words):
     with pytest.raises(ValueError, match=words):
         problems.load(data)
 

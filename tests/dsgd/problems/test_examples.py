@@ -63,7 +63,7 @@ def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcome
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_workers_draw_their_own_samples_and_small_ones_each_once_without_replacement(replacement):
+def test_workers_draw_their_own_samples_without_replacement(replacement):
     problem = numbered(batch_size=4, replacement=replacement)
     for n, size in enumerate(SIZES):
         batches = draw(problem, n, 300)
@@ -191,7 +191,7 @@ AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1
     ],
     ids=["micro-batches that are not computed", "stages of several micro-batches", "absence"],
 )
-def test_what_is_not_computed_waits_for_the_next_round(method, stages, options, epochs):
+def test_samples_that_are_not_computed_are_drawn_in_the_next_round(method, stages, options, epochs):
     """Worker 3 has whole epochs of its 9 samples."""
     start = {}
     for steps in stages:
@@ -200,7 +200,7 @@ def test_what_is_not_computed_waits_for_the_next_round(method, stages, options, 
     np.testing.assert_allclose(visits(found.params)[3], epochs, rtol=1e-5)
 
 
-def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
+def test_a_queried_worker_continues_its_own_epoch():
     """Of SGD, which asks one worker a round: each has drawn its samples equally often, or once
     more.
     """

@@ -100,7 +100,7 @@ def test_a_loss_of_every_position_is_averaged_over_them(mesh):
     np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
 
 
-def test_of_a_batch_the_first_samples_may_count_alone():
+def test_a_batch_can_be_truncated_to_its_first_samples():
     data = (INPUTS, TARGETS)
     problem: Any = problems.finite_sum(LINEAR, optax.squared_error, data, 2, batch_size=6, l2=0.2)
     batch = problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
@@ -184,6 +184,6 @@ GOOD: dict[str, Any] = {
         ({"test": PAIR, "metrics": {"mean": mean}}, "finite_sum: mean returned float32"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, words):
+def test_arguments_that_do_not_fit_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         problems.finite_sum(**{**GOOD, **change})

@@ -135,7 +135,7 @@ def test_the_default_model_is_a_transformer(folder):
         ({"model": nn.Embed(256, 255)}, r"model .*255.*\[m, T, 256\]"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, options, words):
+def test_invalid_arguments_are_refused(folder, options, words):
     with pytest.raises(ValueError, match=f"language_model: {words}|language_model: .*{words}"):
         small(**{"text": folder, **options})
 
@@ -158,7 +158,7 @@ def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
     assert texts.documents(str(tmp_path / "b"), 0) == [b"2"]
 
 
-def test_texts_that_have_nothing_are_refused(tmp_path):
+def test_empty_texts_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'docstrings'.* no sources"):
         texts.docstrings(tmp_path)
     (tmp_path / "empty").touch()
@@ -177,7 +177,7 @@ def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path
     assert texts.docstrings(tmp_path) == [b"A.\n\n", b"B.\n\nIn\ntwo lines.\n\nF.\n\nH.\n\n"]
 
 
-def test_python_says_enough_about_itself():
+def test_the_docstrings_of_python_are_long_enough():
     documents = texts.documents("docstrings", 0)
     assert sum(map(len, documents)) > 300_000
     assert len(documents) > 100
@@ -231,7 +231,7 @@ def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entrop
     assert abs(excess.mean()) < 4 * excess.std() / math.sqrt(len(excess))
 
 
-def test_the_docstring_says_the_entropy_and_the_sizes():
+def test_the_docstring_states_the_entropy_and_the_sizes():
     doc = problems.language_model.__doc__ or ""
     assert f"{grammar.bits_per_byte():.3f} bits per byte" in doc
     documents = grammar.documents(0)
@@ -239,6 +239,6 @@ def test_the_docstring_says_the_entropy_and_the_sizes():
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
 
 
-def test_the_grammars_text_hangs_on_the_seed_alone():
+def test_the_grammars_text_depends_only_on_the_seed():
     assert grammar.documents(3) == grammar.documents(3)
     assert grammar.documents(3)[0] != grammar.documents(4)[0]

@@ -34,7 +34,7 @@ def drawn(network, inputs):
     ],
     ids=["mlp, digits", "mlp", "cnn", "resnet-18", "transformer"],
 )
-def test_docstrings_say_how_many_parameters_there_are(network, inputs, count):
+def test_docstrings_state_the_number_of_parameters(network, inputs, count):
     shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
     assert f"{count:,}" in type(network).__doc__
@@ -76,7 +76,7 @@ def test_a_residual_block_that_computes_nothing_passes_its_input_on():
     ],
     ids=["two hidden layers", "no hidden layer", "three convolutions", "resnet-18"],
 )
-def test_networks_see_each_sample_whole_and_on_its_own(network, shape):
+def test_networks_process_each_sample_independently(network, shape):
     """A change of the last element reaches all logits; the other samples of a batch do not matter,
     as they would to batch norm.
     """
@@ -119,7 +119,7 @@ class OneLayer(nn.Module):
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_start_knows_nothing_and_gradient_descent_learns(model):
+def test_initial_predictions_are_uniform_and_gradient_descent_learns(model):
     """The first loss is near that of a guess among ten classes; a few steps on eight samples halve
     it.
     """

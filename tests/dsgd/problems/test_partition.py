@@ -109,12 +109,12 @@ def test_dirichlet_partitions_of_digits_work_with_defaults():
         ([0, 1, 0], 5, "by-label", {}, "worker 3 without samples"),
     ],
 )
-def test_partitions_that_cannot_be_are_refused(labels, workers, partition, options, words):
+def test_impossible_partitions_are_refused(labels, workers, partition, options, words):
     with pytest.raises(ValueError, match=words):
         split(labels, workers, partition, **options)
 
 
-def test_indices_that_are_given_are_those_of_samples():
+def test_given_indices_must_be_those_of_samples():
     """From the first to the last; of each worker one at least, and as many lists as workers."""
     found = require_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
     assert [part.tolist() for part in found] == [[0, 9], [9], [3]]

@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_problems_share_a_program_if_they_compute_alike(name):
+def test_problems_with_the_same_computation_share_a_program(name):
     make, others = PROGRAMS[name]
     first, second = (loop.without_arrays(make(seed)) for seed in (0, 1))
     assert first == second

@@ -56,7 +56,7 @@ def slopes(A: np.ndarray, x: np.ndarray) -> np.ndarray:
     return dense(A) @ x - B
 
 
-def test_constants_are_those_of_brute_force(hessians):
+def test_constants_agree_with_brute_force(hessians):
     known = problems.quadratic(hessians, B, noise=0.7).constants
     eigenvalues = [linalg.eigvals(a).real for a in dense(hessians)]
     assert np.min(eigenvalues) < -np.max(eigenvalues)
@@ -144,7 +144,7 @@ ONES = np.ones((N, D))
         (ONES, B, {"start": [0.0, np.nan, 0.0]}, "start.*not finite"),
     ],
 )
-def test_quadratic_that_is_none_is_refused(A, b, options, words):
+def test_invalid_quadratics_are_refused(A, b, options, words):
     with pytest.raises(ValueError, match=words):
         problems.quadratic(A, b, **options)
 
@@ -216,6 +216,6 @@ def test_seed_decides_the_random_quadratic():
         (3, 1, {"strong_convexity": 0.1, "smoothness": 1.0}, "dimension 1"),
     ],
 )
-def test_random_quadratic_that_cannot_be_is_refused(workers, dimension, options, words):
+def test_impossible_random_quadratics_are_refused(workers, dimension, options, words):
     with pytest.raises(ValueError, match=words):
         problems.random_quadratic(workers, dimension, **options)

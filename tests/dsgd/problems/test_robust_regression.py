@@ -57,7 +57,7 @@ def points(problem, count: int = 40) -> np.ndarray:
     )
 
 
-def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
+def test_loss_is_geman_and_mcclure_s_and_attains_its_stated_slope():
     u = np.linspace(-10, 10, 200_001)
     slope, curvature = np.gradient(phi(u), u), np.gradient(np.gradient(phi(u), u), u)
     assert np.abs(slope).max() == pytest.approx(STEEPEST, rel=1e-6)
@@ -91,7 +91,7 @@ def test_smoothness_bounds_every_worker_s_hessian_and_is_reached():
     )
 
 
-def test_gradients_of_workers_are_as_far_apart_as_is_said():
+def test_heterogeneity_of_gradients_is_the_stated_one():
     problem = make(residual=1.0, seed=2)
     spreads = []
     for x in points(problem, 200):
@@ -102,7 +102,7 @@ def test_gradients_of_workers_are_as_far_apart_as_is_said():
 
 
 @pytest.mark.parametrize(("batch_size", "replacement"), [(2, True), (2, False), (M, False)])
-def test_noise_bounds_the_variance_of_every_batch_there_is(batch_size, replacement):
+def test_noise_bounds_the_variance_of_every_possible_batch(batch_size, replacement):
     """All of them, each as likely, at many points."""
     problem = make(batch_size=batch_size, replacement=replacement, residual=1.0)
     drawn = product(range(M), repeat=2) if replacement else combinations(range(M), batch_size)
@@ -128,7 +128,7 @@ def test_noise_is_that_of_one_sample_divided():
     assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0
 
 
-def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
+def test_0_is_a_lower_bound_and_the_minimum_if_all_residuals_vanish():
     best, left = (make(residual=residual).constants for residual in (0.0, 2.0))
     a, y = arrays(make(residual=0.0))
     np.testing.assert_allclose(a @ best.minimizer, y, atol=1e-12)

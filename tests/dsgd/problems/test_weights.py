@@ -113,7 +113,7 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
 @pytest.mark.parametrize(
     "weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1]]
 )
-def test_weights_that_are_none_are_refused(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(ValueError, match="finite_sum: weights = "):
         means.__wrapped__(weights)
     if not isinstance(weights, str):
@@ -122,7 +122,7 @@ def test_weights_that_are_none_are_refused(weights):
             dsgd.run(GD, wrong, steps=1, key=KEY, mesh=1)
 
 
-def test_a_checkpoint_knows_the_weights(tmp_path):
+def test_a_checkpoint_contains_the_weights(tmp_path):
     options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
     dsgd.run(SGD, means(), **options)
     with pytest.raises(ValueError, match=r"another run.*data = "):

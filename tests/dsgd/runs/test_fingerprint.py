@@ -40,14 +40,14 @@ def test_equal_trees_have_one_digest_wherever_they_are():
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_digest_is_of_names_types_shapes_and_all_values(what):
+def test_a_digest_depends_on_names_types_shapes_and_all_values(what):
     """That of the workers' data, too, which is row by row."""
     assert fingerprint.digest(OTHERS[what]) != fingerprint.digest(TREE)
     if what in ROWS:
         assert fingerprint._rows_digest(ROWS[what]) != fingerprint._rows_digest({"a": A})
 
 
-def test_a_digest_is_of_further_words_and_of_the_data_of_keys():
+def test_a_digest_depends_on_extra_words_and_on_the_data_of_keys():
     assert len({fingerprint.digest(TREE, words) for words in ("", "a", "b")}) == 3
     keys = jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0))
     assert len({fingerprint.digest(key) for key in keys}) == 3

@@ -46,7 +46,7 @@ def test_records_are_numbered_from_the_start_and_the_last_may_come_early():
     assert log().history() == {}
 
 
-def test_bits_are_added_up_exactly_of_each_run():
+def test_bits_of_each_run_are_summed_exactly():
     large = (1 << 52) + 1
     chunks = [bits(0, large), bits(1, 3)], [bits(large), bits(5)]
     pieces = [
@@ -59,7 +59,7 @@ def test_bits_are_added_up_exactly_of_each_run():
     )
 
 
-def test_what_is_kept_for_later_is_all_and_goes_on():
+def test_a_saved_log_is_complete_and_can_be_continued():
     one = log((piece([5.0, 4.0], clock=np.array([[0.0, 0.0], [2.0, 0.5]], np.float32)), 3))
     again = log()
     again.resume(one.records())
@@ -88,7 +88,7 @@ def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, ex
     np.testing.assert_allclose(one.last_loss(), expected, rtol=1e-6)
 
 
-def test_the_last_loss_is_of_the_last_evaluation():
+def test_the_last_loss_is_that_of_the_last_evaluation():
     one = log(
         (piece([5.0, 4.0, np.nan], evaluated=np.array([1, 1, 0], np.float32)), 2),
         (piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4),

@@ -80,7 +80,7 @@ def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, tmp_pat
     np.testing.assert_equal(run(METHOD, problem, done, **options).history, stopped.value.history)
 
 
-def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
+def test_a_sweep_ends_with_its_history_and_resumes_from_its_checkpoint(
     problem, mesh, key, tmp_path, monkeypatch
 ):
     options = {

@@ -94,7 +94,7 @@ def test_sparse_records_are_those_of_every_round(problem):
             np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
 
 
-def test_programs_are_those_of_other_steps_and_data_and_of_an_equal_method_made_anew():
+def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
     """Methods that differ in the numbers of W only have programs of their own."""
 
     def consensus(own_weight, steps, seed):
@@ -138,7 +138,7 @@ def test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused(key, wor
         run(SGD, LEAST_SQUARES, 1, key=key)
 
 
-def test_rbg_as_jax_s_default_is_refused_and_our_own_keys_are_not_of_it():
+def test_rbg_as_jax_s_default_is_refused_and_generated_keys_are_threefry():
     with jax.default_prng_impl("rbg"):
         with pytest.raises(ValueError, match=r"'rbg'.*impl='threefry2x32'"):
             run(SGD, LEAST_SQUARES, 1, key=jax.random.key(0))
@@ -164,7 +164,7 @@ def advances(monkeypatch) -> list[int]:
     return found
 
 
-def test_chunks_leave_no_seam(problem, advances):
+def test_results_do_not_depend_on_chunks(problem, advances):
     """A run of several chunks passes through the state of a shorter run, of one: a run begins at
     the pace of the one before.
     """
@@ -178,7 +178,7 @@ def test_chunks_leave_no_seam(problem, advances):
     np.testing.assert_array_equal(long.history["step"], np.arange(151))
 
 
-def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(advances):
+def test_chunks_of_a_run_on_more_data_do_not_start_with_the_length_of_a_faster_run(advances):
     few = LEAST_SQUARES
     more = few._replace(data=(INPUTS.repeat(2, axis=1), TARGETS.repeat(2, axis=1)))
     for problem, first in ((few, 1), (few, 20), (more, 1), (more, 20), (few, 20)):
@@ -242,7 +242,7 @@ def test_train_loss_is_that_of_the_drawn_batches():
         )
 
 
-def test_batches_come_in_order_and_none_is_lost(gradient_is_batch):
+def test_batches_are_used_in_order_and_none_is_lost(gradient_is_batch):
     """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
     batches = (np.full(N, float(t), np.float32) for t in itertools.count())
     method = algorithms.minibatch_sgd(optax.sgd(1.0))
@@ -283,7 +283,7 @@ def given(changed: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("message", NOT_FINITE)
-def test_a_loss_that_is_not_finite_for_its_data_says_so(message):
+def test_a_loss_that_is_not_finite_because_of_the_data_names_them(message):
     """It does not blame the step size."""
     with pytest.raises(dsgd.Diverged, match=message):
         run(**given({"steps": 40} | NOT_FINITE[message]()))
@@ -335,7 +335,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_run_is_refused(message):
+def test_impossible_runs_are_refused(message):
     with pytest.raises(ValueError, match=message):
         run(**given(REFUSED[message]))
 
@@ -346,7 +346,7 @@ def test_until_may_return_any_truth_value(truth):
     assert history["step"][-1] < 10**6
 
 
-def test_an_error_in_until_says_where_it_comes_from():
+def test_an_error_in_until_names_its_origin():
     with pytest.raises(KeyError) as caught:
         run(SGD, LEAST_SQUARES, 2, until=lambda history: history["accuracy"])
     assert "until, of a run of minibatch_sgd raised KeyError" in caught.value.__notes__[-1]
@@ -370,7 +370,7 @@ def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
     assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * N
 
 
-def test_a_compiled_round_may_be_on_a_cluster(problem):
+def test_a_compiled_round_may_have_a_cluster(problem):
     """Without one, backup workers would not know which are slow. Three floats are all-reduced round
     a ring of two.
     """
@@ -400,7 +400,7 @@ def exceptions() -> list[tuple[str, str]]:
     ]
 
 
-def test_there_are_exceptions_of_runs():
+def test_runs_have_their_own_exceptions():
     assert {"Diverged", "Interrupted", "PeerLost", "PeerFailed"} <= {
         name for _, name in exceptions()
     }

@@ -76,7 +76,7 @@ def packing(bits: int | str) -> tuple[Callable, Callable, Callable[[list[int]], 
 
 
 @pytest.mark.parametrize("bits", [*BITS, "trits"])
-def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
+def test_codes_are_decoded_from_the_minimal_number_of_bytes(bits):
     pack, unpack, by_hand = packing(bits)
     lengths, below = (SIZES, 3) if bits == "trits" else (sizes(bits), 2**bits)
 
@@ -104,6 +104,6 @@ def test_a_code_of_few_bits_may_come_in_a_wide_type():
     np.testing.assert_array_equal(codecs.unpack(packed, 6, 13), codes)
 
 
-def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
+def test_an_index_takes_the_fewest_bits_that_distinguish_all_elements():
     dimensions = [1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31]
     assert [*map(codecs.index_bits, dimensions)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]

@@ -49,14 +49,14 @@ def whole(largest: int):
 
 
 @given(whole(MOST))
-def test_of_a_python_integer(bits):
+def test_from_a_python_integer(bits):
     count = counts.of(bits, 3)
     assert count.dtype == jnp.uint32
     np.testing.assert_array_equal(count, count_of(bits, bits, bits))
 
 
 @given(st.lists(whole(2**32 - 1), min_size=WORKERS, max_size=WORKERS))
-def test_of_an_array(bits):
+def test_from_an_array(bits):
     np.testing.assert_array_equal(of_array(np.array(bits, np.uint32)), count_of(*bits))
 
 

@@ -76,7 +76,7 @@ COLLECTIVES = {
 
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_send_what_their_definitions_say(name, devices):
+def test_collectives_send_the_bytes_of_their_definitions(name, devices):
     function, given, expected = COLLECTIVES[name]
     found = traffic(compiled(function, given, devices=devices))
     assert found == expected(devices, N // devices)
@@ -101,7 +101,7 @@ def test_one_device_sends_nothing():
     assert traffic(endless) == {}
 
 
-def test_only_devices_that_send_elsewhere_count():
+def test_only_devices_that_send_to_others_count():
     """Three of eight devices send their blocks, two to themselves."""
     pairs = [(0, 0), (1, 1), (2, 5), (5, 2), (3, 4)]
     program = compiled(lambda x: lax.ppermute(x, workers.AXIS, pairs), rows(D))
@@ -146,7 +146,7 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
+def test_a_conditional_counts_as_its_branch_that_sends_most(swapped):
     block = N // D * ROW * FLOAT
     branches = [lambda y: workers.ring_shift(y, 1), lambda y: y + workers.gather(y).sum()]
     program = compiled(
@@ -160,7 +160,7 @@ def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
     [jax.jit(lambda x: x), jax.jit(lambda x: x).lower(1.0), "HloModule", None],
     ids=["jitted", "lowered", "text", "none"],
 )
-def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
+def test_functions_that_are_not_compiled_are_refused_with_a_remedy(given):
     with pytest.raises(
         ValueError,
         match=rf"traffic: compiled is a {type(given).__name__} .*\.lower\(\.\.\.\)\.compile",
@@ -282,7 +282,7 @@ def test_programs_for_other_platforms_are_read(name):
 
 
 @pytest.mark.parametrize("header", ["num_partitions=4", "replica_count=4"])
-def test_the_header_tells_how_many_devices_there_are(header):
+def test_the_header_contains_the_number_of_devices(header):
     assert traffic(Written(REDUCED, header=header)) == {"all-reduce": 2 * 3 * FLOAT}
 
 
@@ -392,6 +392,6 @@ def test_a_loop_whose_condition_sends_is_refused_without_a_count():
         ("collective-permute(%p), channel_id=1", "expected source_target_pairs in a known form"),
     ],
 )
-def test_what_cannot_be_read_is_refused(instruction, reason):
+def test_unreadable_programs_are_refused(instruction, reason):
     with pytest.raises(ValueError, match=reason):
         traffic(Written(f"{P4}  ROOT %r = f32[4]{{0}} {instruction}"))

@@ -134,7 +134,7 @@ def close(got, want, roundings: float = 8):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=atol)
 
 
-def test_every_collective_is_what_numpy_says(any_mesh):
+def test_every_collective_agrees_with_numpy(any_mesh):
     """On every device the same, and sums and means keep the type; only many devices send."""
     args = (rows(), messages(), rows(), CHOSEN, jax.random.key(KEY))
     spread = jax.shard_map(
@@ -167,7 +167,7 @@ def test_every_collective_is_what_numpy_says(any_mesh):
     assert set(SENDS.findall(program.as_text())) == (kinds if any_mesh.size > 1 else set())
 
 
-def test_stack_repeats_every_leaf():
+def test_replicate_repeats_every_leaf():
     tree = {"scalar": jnp.float32(2), "vector": jnp.arange(3, dtype=jnp.int32), "number": 1.5}
     repeated = {
         "scalar": np.full(4, 2, np.float32),

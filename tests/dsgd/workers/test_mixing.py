@@ -223,7 +223,7 @@ def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
 @pytest.mark.parametrize(
     ("devices", "n"), [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)], ids=str
 )
-def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
+def test_gossip_multiplies_the_rows_with_W_in_every_round(devices, n):
     """By both roads: lists of a few rows, and products with the whole table."""
     plans = [routes.routes_of(graph, devices) for graph in graphs(n).values() if not graph.uniform]
     assert n < N or {plan.places is None for plan in plans} == {True, False}
@@ -364,7 +364,7 @@ def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
 
-def test_one_worker_keeps_what_it_has():
+def test_a_single_worker_keeps_its_model():
     """Nobody is there to hear, also in a schedule."""
     once, twice = topologies.complete(1), topologies.from_matrix(np.ones((2, 1, 1)))
     x, count = np.array([[1.5, -2.0]], np.float32), np.array([[7]], np.uint32)
@@ -386,7 +386,7 @@ def test_one_worker_keeps_what_it_has():
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_schedule_needs_the_step(devices):
+def test_a_schedule_requires_the_step(devices):
     graph = topologies.one_peer_exponential(8)
     calls = [lambda x: workers.mix(x, graph), lambda x: workers.laplacian(x, graph)]
     if devices > 1:

@@ -64,7 +64,7 @@ def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_sums_are_over_those_that_count(devices):
+def test_sums_are_over_participating_workers(devices):
     """Also of rows that are not numbers, if they do not count."""
 
     def function(x):
@@ -91,7 +91,7 @@ def test_sums_are_over_those_that_count(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
+def test_rows_are_chosen_by_participation_and_delivery(devices):
     def function(x):
         with workers.with_participation(SOME):
             return workers.where_present(x, -x), workers.where_delivered(x, -x)
@@ -102,7 +102,7 @@ def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_gossip_goes_by_the_links_that_are_there(devices):
+def test_gossip_uses_the_links_between_participating_workers(devices):
     step = 1
 
     def function(x):
@@ -153,7 +153,7 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         )
 
 
-def test_functions_that_are_traced_once_see_each_rounds_attendance():
+def test_functions_that_are_traced_once_see_the_participation_of_each_round():
     """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of
     them.
     """

@@ -80,7 +80,7 @@ def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: 
 
 
 @given(gossip())
-def test_a_plan_brings_what_W_needs_and_no_more_than_it_must(given):
+def test_a_plan_moves_exactly_the_rows_that_W_requires(given):
     devices, topology = given[0], built(*given[1:])
     for rows in (True, False):  # sums of a few rows, and products with the whole table
         plan = routes.routes_of.__wrapped__(topology, devices, rows)
@@ -167,7 +167,7 @@ def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permute
     assert len(once) == permutes
 
 
-def test_sums_are_lists_where_neighbours_are_few():
+def test_sums_with_few_neighbours_are_lists():
     """Up to 2.5 times the root of the table, but never more than 32."""
     for n, degree, few in [
         (16, 10, True),
@@ -188,7 +188,7 @@ def test_a_plan_is_made_once():
     assert routes.routes_of(ring, 2) is not routes.routes_of(ring, 4)
 
 
-def test_rounds_that_differ_in_one_place_of_a_long_list_are_told_apart():
+def test_rounds_that_differ_in_one_entry_of_a_long_list_have_different_plans():
     """numpy writes an array of more than 1000 elements with dots in the middle: rounds must not be
     told apart by how they are written.
     """

@@ -130,7 +130,7 @@ def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(b
 
 
 @pytest.mark.parametrize("shape", [LONG, (5,)])
-def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(shape):
+def test_on_one_device_equal_models_equal_their_mean_and_have_consensus_distance_0(shape):
     """Bit for bit, though their sum is rounded."""
     one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
     mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(
@@ -140,7 +140,7 @@ def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(sh
     assert apart == 0
 
 
-def test_a_record_takes_both_in_one_pass():
+def test_a_record_computes_both_in_one_pass():
     """Equal workers agree for ever, and a record that took their mean by itself would find them a
     rounding from it.
     """

@@ -87,7 +87,7 @@ def counted(lowered) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monkeypatch):
+def test_both_forms_are_bit_identical_and_only_cpus_use_theirs(name, monkeypatch):
     """Of whole numbers, whose sums are exact: of others, sums differ by the order of additions."""
     monkeypatch.setattr(steps, "LARGE", 0)
     function, *args = OPERATIONS[name]
@@ -113,7 +113,7 @@ def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monk
         np.testing.assert_array_equal(one, other)
 
 
-def test_few_elements_have_the_plain_form():
+def test_few_elements_use_the_plain_form():
     def text():
         operations = (
             lambda x: xla.sum_elements(x[0]),

@@ -66,7 +66,7 @@ def those_to_send(x: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
-def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dtype):
+def test_the_largest_are_those_of_a_sort_and_the_first_of_equal_ones(shape, dtype):
     """Zeros of either sign need no choice."""
     *shape, k = shape
 
@@ -85,5 +85,5 @@ def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dty
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_places_of_the_largest_are_in_order_and_of_equal_ones_the_first(k):
+def test_indices_of_the_largest_are_in_order_and_the_first_of_equal_ones(k):
     np.testing.assert_array_equal(xla.largest(jnp.array([1.0, -3.0, 2.0, 3.0]), k), [1, 3, 2][:k])

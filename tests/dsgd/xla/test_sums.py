@@ -71,7 +71,7 @@ def test_sums_of_any_number_of_rows(n):
 
 
 @pytest.mark.parametrize("edge", [np.inf, np.nan])
-def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
+def test_a_row_that_is_not_finite_affects_only_its_own_sum(edge):
     """Of 17 rows the last block has number 14 of another block's, too, which does not count
     there.
     """
@@ -106,7 +106,7 @@ def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dty
             np.testing.assert_array_equal(squares, ((x - x[:1]) ** 2).sum(axis=0))
 
 
-def test_what_makes_rows_does_not_go_through_memory():
+def test_rows_are_fused_with_their_sum():
     """A sixth of them at the most: the sums of eights."""
     A, b, x = jnp.ones((128, 4096)), jnp.ones((128, 4096)), jnp.ones((1, 4096))
     program = jax.jit(lambda A, b, x: xla.sum_rows(A * x - b)).lower(A, b, x).compile()

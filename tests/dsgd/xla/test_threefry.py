@@ -86,7 +86,7 @@ def test_without_private_names_of_jax_the_plain_form_runs(monkeypatch):
     assert xla.lower(traced(), "cpu").as_text() == plain
 
 
-def test_elsewhere_in_haste_and_where_it_is_off_jax_lowers_it(optimised, monkeypatch):
+def test_other_platforms_and_fast_compilation_use_the_lowering_of_jax(optimised, monkeypatch):
     plain = traced().lower().as_text()
     assert xla.lower(traced(), "tpu").as_text() == plain
     jax.config.update("jax_disable_most_optimizations", True)  # the fixture puts it back
