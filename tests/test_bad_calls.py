@@ -1,5 +1,5 @@
-"""No bad call ends in anything but a ValueError that names what is wrong: see `bad_calls.py`, which
-draws them in a process of its own.
+"""Every invalid call raises a ValueError that names the mistake: see `bad_calls.py`, which draws
+them in a separate process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dsgd import checks, clusters, compressors, network
 
 @pytest.fixture(scope="module")
 def drawn(request, tmp_path_factory) -> dict[str, Any]:
-    """In a folder of its own, where a checkpoint may end up: a twelfth of the calls, all of them
-    with --long.
+    """Runs in a temporary folder, where a checkpoint may be written: a twelfth of the calls, all of
+    them with --long.
     """
     root = Path(__file__).parents[1]
     script = (
@@ -137,7 +137,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
 
 @pytest.mark.parametrize("function", OUTSIDE, ids=lambda function: function.__qualname__)
 def test_values_outside_the_range_of_an_argument_are_refused(function):
-    """The draws find what is refused without a name; these also what is not refused."""
+    """Random calls find refusals without a name; these also find missing refusals."""
     for name, values in OUTSIDE[function].items():
         for value in values:
             with pytest.raises(ValueError, match=rf"\b({function.__name__}|{name})\b"):

@@ -42,7 +42,7 @@ OTHERS = (
     "page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)]
 )
 def test_python_blocks_run(page, request):
-    # their runs are so long that haste costs more than it saves
+    # their runs are so long that fast compilation costs more than it saves
     if page in ("README.md", "docs/reference/methods.md"):
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""The words of the project's prose: plain terms of the field, none of a dialect."""
+"""The project's prose uses plain terms of the field, and no word of its former dialect."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = [
     path
-    for package in ("dsgd", "algorithms", "topologies", "theory_checks")
-    for path in sorted((ROOT / package).rglob("*.py"))
+    for folder in (
+        "dsgd",
+        "algorithms",
+        "topologies",
+        "theory_checks",
+        "experiments",
+        "tests",
+        ".ci",
+    )
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != Path(__file__)
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),

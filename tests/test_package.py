@@ -1,4 +1,4 @@
-"""The public surface, and what importing it costs."""
+"""The public names, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_names_exist_and_have_docstrings(package):
 
 
 def test_the_protocol_has_few_fields():
-    """A user who writes a method, a problem or a compressor learns these types."""
+    """Users who write a method, a problem or a compressor must learn these types."""
     fields = {
         kind: len(kind._fields)
         for kind in (
@@ -42,7 +42,7 @@ def test_the_protocol_has_few_fields():
 
 
 def test_importing_dsgd_does_not_import_slow_packages():
-    """Data sets, figures and graphs are imported where they are used."""
+    """Data sets, figures and graphs are imported only when they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
     code = (
         "import jax, optax, flax, sys; before = set(sys.modules); import dsgd; "

@@ -389,17 +389,17 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
         there = {}
     free = ("out", "progress", "cache", "data_dir")
     if there.keys() - {"run"} != mine.keys():
-        whose = "another script, or of another version of it"
+        origin = "another script, or of another version of it"
     elif others := [
         f"{name} = {there[name]}, not {mine[name]}"
         for name in mine
         if name not in free and there[name] != mine[name]
     ]:
-        whose = f"another configuration ({'; '.join(others)})"
+        origin = f"another configuration ({'; '.join(others)})"
     else:
         return
     raise ValueError(
-        f"{out} contains results of {whose}; pass another folder (--out), or remove this one"
+        f"{out} contains results of {origin}; pass another folder (--out), or remove this one"
     )
 
 

@@ -81,10 +81,10 @@ def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callab
         parts, up, down, key = carry
         key, up_key, down_key = jax.random.split(key, 3)
         answer = compress(down_key, jnp.mean(decompress(up), axis=0))
-        everybody = decompress(
+        decoded = decompress(
             jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (N, *leaf.shape)), down)
         )
-        parts = parts + 1e-6 * everybody  # makes every round different
+        parts = parts + 1e-6 * decoded  # makes every round different
         return parts, compress_all(jax.random.split(up_key, N), parts), answer, key
 
     def loop(parts, key):

@@ -1,4 +1,4 @@
-"""Rules for D(t): what they give, within which bounds, and what they refuse. How they are used:
+"""Rules for D(t): their values, bounds, and invalid rules. Their use is tested in
 test_asynchronous_methods.
 """
 
@@ -21,7 +21,7 @@ def nowhere():
 
 
 def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray:
-    """t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
+    """Returns t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
     keys = jax.random.split(KEY, T)
     found = jax.vmap(lambda key, t: rule.staleness(key, t, parts, moved))(
         keys, jnp.arange(T, dtype=jnp.int32)
@@ -45,7 +45,7 @@ def test_uniform_draws_each_staleness_equally_often_and_independently_for_each_p
 
 
 def test_worst_case_is_the_farthest_of_the_stored_models():
-    """Part by part; of equally far ones, the youngest."""
+    """Part by part; of equally distant models the youngest is used."""
     distances = jnp.array(
         [[0.0, 1.0, 3.0, 2.0, 9.0], [0.0, 5.0, 5.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
     )
@@ -62,10 +62,10 @@ SEQUENCE, BY_PART = [0, 0, 2, 0, 3], np.array([[0, 0], [0, 1], [2, 0]])
 @pytest.mark.parametrize(
     ("rule", "bound", "name", "staleness"),
     [
-        # as old as it can be until it is tau
+        # the largest possible age until it is tau
         (delays.constant(0), 0, "constant(0)", [[0, 0]] * 4),
         (delays.constant(2), 2, "constant(2)", [[0, 0], [1, 1], [2, 2], [2, 2]]),
-        # a sequence begins again; each part may have its own
+        # a sequence repeats; each part may have its own
         (delays.given(SEQUENCE), 3, "given(5)", [[0], [1], [0], [3], [1], [0], [1], [0], [3]]),
         (delays.given(SEQUENCE), 3, "given(5)", [[0, 0], [1, 1], [0, 0], [3, 3]]),
         (delays.given(SEQUENCE, bound=6), 6, "given(5)", [[0], [1]]),

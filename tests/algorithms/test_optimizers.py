@@ -1,4 +1,4 @@
-"""Optimizers as people write them: each works in every method, or is refused in one line that names
+"""Optimizers as users write them: each works in every method, or is refused in one line that names
 it.
 """
 
@@ -24,7 +24,7 @@ NOISE = optax.add_noise(1.0, 0.0, KEY)
 
 
 def problem(slopes: Any, n: int = 1) -> dsgd.Problem:
-    """Its gradient is the same everywhere."""
+    """Returns a problem with a constant gradient."""
     slopes = jnp.asarray(slopes, jnp.float32)
     return dsgd.Problem(
         init=lambda key: jnp.zeros(len(slopes)),
@@ -36,7 +36,9 @@ def problem(slopes: Any, n: int = 1) -> dsgd.Problem:
 
 
 def custom_noise(key: jax.Array, in_state: bool) -> optax.GradientTransformation:
-    """Adds N(0, 1) to gradients, from a key in its state; or from one that is not, and counts."""
+    """Adds N(0, 1) to gradients, from a key in its state; or, incorrectly, from a key outside the
+    state, with a counter.
+    """
 
     def init(params):
         return key if in_state else jnp.int32(0)
@@ -54,7 +56,7 @@ def gossip(noise: optax.GradientTransformation) -> dsgd.Algorithm:
 
 
 def mean_after(noise: Any = NOISE, *, seed: int = 0, **options: Any) -> np.ndarray:
-    """The mean of 16 models after one step of size 1 along noise."""
+    """Returns the mean of 16 models after one step of size 1 along noise."""
     options = {"mesh": 1, "steps": 1, "key": jax.random.key(seed), **options}
     return np.asarray(dsgd.run(gossip(noise), problem(np.zeros(4000), N), **options).params)
 
@@ -104,7 +106,7 @@ def test_a_key_that_is_not_in_the_state_is_refused(key):
 
 
 def noisy_method(start: Any) -> dsgd.Algorithm:
-    """A custom method with random keys `[N]` in its state."""
+    """Returns a custom method with random keys `[N]` in its state."""
 
     def init(params, n):
         return dsgd.State(workers=(workers.replicate(params, n), start(n)))
@@ -150,14 +152,15 @@ def test_check_finds_random_keys_that_are_shared(words):
 
 
 class Torch:
-    """As `torch.optim.SGD` shows itself, in several lines."""
+    """An object with the multi-line representation of `torch.optim.SGD`."""
 
     def __repr__(self):
         return "SGD (\nParameter Group 0\n    lr: 0.1\n)"
 
 
 PRIVATE = optax.contrib.differentially_private_aggregate(1e9, 0.0, KEY)
-# Those that are refused where the method is made, and those whose parameters must be known.
+# Optimizers that are refused when the method is built, and those that are refused when the
+# parameters are known.
 WHERE_MADE: list[tuple[Any, str]] = [
     (
         optax.sgd(None),
@@ -179,7 +182,8 @@ WHERE_RUN: list[tuple[Any, str]] = [
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "optimizer lookahead fails"),
     (optax.sgd(lambda count: jnp.ones(2)), r"optimizer chain\(.*scale_by_schedule\) fails"),
     (optax.sgd("0.1"), r"optimizer chain\(identity, scale\) fails"),
-    # Per-sample clipping takes the elements of a vector for samples; its mean would be broadcast.
+    # Per-sample clipping would interpret the elements of a vector as samples; its mean would be
+    # broadcast.
     (
         optax.chain(PRIVATE, optax.sgd(0.1)),
         r"optimizer chain\(differentially_private.*float32\[\].*float32\[3\].*per-sample",

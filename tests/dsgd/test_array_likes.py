@@ -1,4 +1,4 @@
-"""Data that people have: every value is kept, or refused with the reason and the remedy."""
+"""Data of users: every value is kept, or refused with the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class OnlyDLPack:
 
 
 class Tensor:
-    """As PyTorch's, which is not converted while it takes part in gradients, or lies on a GPU."""
+    """An object like PyTorch's tensors, which are not converted while they require gradients, or
+    are on a GPU.
+    """
 
     dtype = "torch.float32"
 
     def detach(self) -> None:
-        """Marks a tensor."""
+        """Marks the tensor as detached."""
 
     def __array__(self, *options: Any, **more: Any) -> np.ndarray:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
@@ -94,7 +96,7 @@ def test_other_libraries_are_converted():
             array_likes.numbers("table", wrong)
 
 
-@pytest.mark.long  # to import PyTorch takes a second
+@pytest.mark.long  # importing PyTorch takes a second
 def test_tensors_are_converted():
     torch = pytest.importorskip("torch")
     found = array_likes.numbers("tensor", [torch.ones(2), torch.zeros(2)])

@@ -1,4 +1,4 @@
-"""What users pass to public functions: numbers of other types and sizes, and functions of other
+"""Arguments of public functions: numbers of other types and sizes, and functions with other
 arguments or results.
 """
 
@@ -61,7 +61,7 @@ SMALL = np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)
         ("truth", np.array(False), False),
         ("several", [np.int8(1), 2], [1, 2]),
         ("either", np.int8(3), 3),
-        ("exact", Fraction(1, 3), Fraction(1, 3)),  # exact where it may be
+        ("exact", Fraction(1, 3), Fraction(1, 3)),  # exact if allowed
         ("seed", 2**100, 2**100),  # as numpy's SeedSequence draws them
     ],
 )
@@ -130,7 +130,7 @@ class TakesTwo:
 
 
 def outer(function):
-    """A decorator that keeps the signature of what it wraps."""
+    """A decorator that keeps the signature of the wrapped function."""
     return functools.wraps(function)(lambda *args: function(*args, 3))
 
 
@@ -151,11 +151,11 @@ def test_functions_that_accept_the_arguments_are_accepted(function):
     assert door(function=function)["function"] is function
 
 
-# --- What users' functions take and return.
+# --- Arguments and results of users' functions.
 
 
 def changed(**members: Any) -> Any:
-    """A run of a problem with other members."""
+    """Runs a problem with other members."""
     return run(METHOD, PROBLEM._replace(**members), 1)
 
 
@@ -170,7 +170,7 @@ def delayed(staleness: Callable) -> Any:
 
 
 def at(sample: Callable, integral: Any = None) -> Any:
-    """A run on a cluster with such bandwidths."""
+    """Runs on a cluster with such bandwidths."""
     quantity = clusters.Quantity(sample, "mine", True, integral=integral)
     return run(METHOD, PROBLEM, 1, cluster=clusters.Cluster(clusters.constant(1.0), up=quantity))
 

@@ -1,4 +1,4 @@
-"""Clusters in files: what is saved is loaded, and what is no cluster is refused."""
+"""Clusters in files: saved clusters are loaded, and invalid files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities against their distributions and formulas, and what clusters refuse."""
+"""Quantities compared with their distributions and formulas, and invalid clusters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPONENTIAL = exponential(1.0)
 
 @cache
 def sampler(quantity: Quantity):
-    """(keys, clock) -> `[DRAWS, WORKERS]`."""
+    """Returns a program (keys, clock) -> `[DRAWS, WORKERS]`."""
     workers = jnp.arange(WORKERS if quantity.workers is None else quantity.workers)
     of_all = jax.vmap(quantity.sample, (None, None, 0))
     return jax.jit(jax.vmap(lambda key, clock: of_all(key, clock, workers), (0, None)))
@@ -46,7 +46,7 @@ def sampler(quantity: Quantity):
 
 @cache
 def draws(quantity: Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
-    """`[DRAWS, WORKERS]`, in float64."""
+    """Returns draws `[DRAWS, WORKERS]`, in float64."""
     return np.asarray(
         sampler(quantity)(jax.random.split(jax.random.key(seed), DRAWS), jnp.float32(clock)),
         np.float64,
@@ -54,7 +54,7 @@ def draws(quantity: Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
 
 
 def at(quantity: Quantity, clocks, worker: int = 0) -> np.ndarray:
-    """At one worker, with one key, `[clocks]`."""
+    """Returns the values for one worker, with one key, `[clocks]`."""
     sample = jax.jit(jax.vmap(lambda clock: quantity.sample(jax.random.key(0), clock, worker)))
     return np.asarray(sample(jnp.asarray(clocks, jnp.float32)), np.float64)
 
@@ -77,7 +77,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_draws_have_the_distribution(name):
-    """And its moments within 5 standard errors; those of the variance from the draws' own fourth
+    """Moments are within 5 standard errors; those of the variance come from the draws' own fourth
     moments. Workers draw independently, and another key gives other draws.
     """
     quantity, distribution = DISTRIBUTIONS[name]
@@ -97,7 +97,7 @@ def test_draws_have_the_distribution(name):
 
 
 def test_no_worker_takes_negative_time():
-    """Of a wide normal distribution the part below 0 is at 0."""
+    """A wide normal distribution is truncated below at 0."""
     values = draws(normal(0.5, 1.0)).ravel()
     part = scipy.stats.norm.cdf(-0.5)
     assert values.min() == 0
@@ -114,7 +114,7 @@ def test_a_workers_draw_depends_only_on_the_key_and_its_number():
     np.testing.assert_array_equal(draws(EXPONENTIAL), again)
 
 
-# What is drawn, from the draws of EXPONENTIAL; and for how many workers the quantity is.
+# Draws, from the draws of EXPONENTIAL; and the number of workers of the quantity.
 FORMULAS = {
     "of all": (constant(2.5), lambda x: 2.5 + 0 * x, None),
     "of each": (constant([1, 2, 4]), lambda x: [1, 2, 4] + 0 * x[:, :3], 3),
@@ -145,7 +145,7 @@ def test_arithmetic_of_quantities_draws_the_values_of_its_formula(name):
 
 
 def test_samples_without_replacement():
-    """Exactly k, each worker as often as another, and each pair: within 5 standard errors."""
+    """Exactly k workers, all workers equally often, and all pairs: within 5 standard errors."""
     quantity = sampled(3, of=8)
     values = draws(quantity)
     assert set(values.ravel()) == {0, 1}
@@ -232,7 +232,7 @@ ZERO = [
 
 @pytest.mark.parametrize("quantity", [*POSITIVE, *ZERO], ids=lambda quantity: quantity.name)
 def test_bandwidths_are_never_0(quantity):
-    """An exponential one can be as near to 0 as you like."""
+    """An exponential draw can be arbitrarily close to 0."""
     assert quantity.positive == (quantity in POSITIVE)
     for port in ("up", "down"):
         if quantity.positive:
@@ -261,7 +261,7 @@ ARGUMENTS = {
 
 
 def changed(make, arguments):
-    """The quantity, and those that differ from it in one argument each."""
+    """Returns the quantity, and those that differ from it in one argument each."""
     yield make(*arguments)
     for i, value in enumerate(arguments):
         other = [*value, 5] if isinstance(value, list) else 2 * value
@@ -294,7 +294,7 @@ CLUSTERS = [
 
 
 def test_names_contain_all_parameters():
-    """A checkpoint knows a cluster by its name."""
+    """A checkpoint identifies a cluster by its name."""
     one, two = exponential(1), exponential(2)
     made = [each for make, given in ARGUMENTS.items() for each in changed(make, given)]
     made += [constant(1), constant([2, 1]), measured([1, 3]), trace([1, 3], 1)]
@@ -324,7 +324,7 @@ def test_invalid_arguments_are_refused(make, error):
 
 
 def test_a_clusters_convention_is_a_known_one():
-    """Under pytest the annotation would catch it first."""
+    """Under pytest the annotation would refuse it first."""
     fresh = Cluster(EXPONENTIAL)
     object.__setattr__(fresh, "convention", "duplex")
     with pytest.raises(ValueError, match="'duplex'"):
@@ -365,7 +365,7 @@ def test_ports_have_their_own_draws_and_follow_the_clock():
 
 
 def test_defaults_of_ports():
-    """Sending takes no time, and receiving as long as sending."""
+    """Sending takes no time, and receiving takes as long as sending."""
     up, down = Cluster(EXPONENTIAL).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() == [np.inf] * 2
     up, down = Cluster(EXPONENTIAL, up=lognormal(0, 1)).bandwidths(round_at(0), jnp.arange(2))

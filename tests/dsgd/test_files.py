@@ -1,5 +1,5 @@
-"""Files of users: paths, and files of clusters that are damaged. One line has the file's name and
-what was expected.
+"""Files of users: paths, and damaged files of clusters. One line has the file's name and the
+expected contents.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_name(damage, tmp_path):
     assert str(raised.value).startswith(f"clusters.load: {path}: ")
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400 + len(str(path))
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # a byte order mark is no damage
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # a byte order mark is valid
     assert clusters.load(path) == EQUAL
 
 

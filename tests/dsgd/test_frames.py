@@ -1,4 +1,4 @@
-"""Frames have every number of a history, once, in its own row."""
+"""Frames contain every number of a history once, in its own row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What figures show is what histories have: lines are means over seeds, bands standard errors, in
-the axes' units.
+"""Figures show the numbers of histories: lines are means over seeds, bands standard errors, in the
+axes' units.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def history(seeds: int = 3, records: int = 5) -> dict[str, np.ndarray]:
 
 
 def band(axes, line: int = 0) -> np.ndarray:
-    """Lower and upper edge, `[2, records]`."""
+    """Returns the lower and upper edge, `[2, records]`."""
     (path,) = [one for one in axes.collections if isinstance(one, PolyCollection)][line].get_paths()
     x = np.unique(path.vertices[:, 0])
     edges = [path.vertices[path.vertices[:, 0] == at, 1] for at in x]
@@ -91,7 +91,7 @@ def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     (axes,) = plots.curves(each).axes
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0, 20, 40])
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
-    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # not what cost nothing
+    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # methods without cost are omitted
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 

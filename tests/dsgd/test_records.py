@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and hold every digit."""
+"""Files appear completely or not at all, and contain every digit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_replacing_shows_the_old_file_until_the_new_one_is_whole(tmp_path):
-    """It makes the folder, and leaves only the file in it."""
+    """It creates the folder, and leaves only the file in it."""
     path = tmp_path / "a" / "b" / "table.csv"
     for old, new in (
         (None, "old, and longer than the new"),

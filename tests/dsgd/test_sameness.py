@@ -1,4 +1,4 @@
-"""Users' objects that can be neither compared nor hashed: runs on them work, and the same ones
+"""Users' objects that can be neither compared nor hashed: runs on them work, and identical ones
 compile once.
 """
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
 @dataclass
 class Weighted:
-    """A function of a user's: its comparison gives an array, and it has no hash."""
+    """A user's function whose comparison returns an array, and which has no hash."""
 
     weights: Any
     function: Callable[..., Any]
@@ -33,7 +33,7 @@ class Weighted:
 
 @dataclass(eq=False)
 class Broken:
-    """Whose comparison and hash fail."""
+    """An object whose comparison and hash fail."""
 
     function: Callable[..., Any]
 
@@ -54,7 +54,7 @@ def squared(outputs, targets, weights):
 
 
 def make() -> dsgd.Problem:
-    """A problem of such objects, as a cell of a notebook makes it each time that it is run."""
+    """Returns a problem of such objects, as a cell of a notebook builds it each time."""
     scale = np.arange(1, 4, dtype=np.float32)
     model = problems.Model(Broken(lambda key: jnp.zeros(3)), Broken(lambda w, x: x @ w))
     return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)

@@ -1,6 +1,4 @@
-"""What workers compute: constructors, against sums over samples written out; and what they
-refuse.
-"""
+"""Local work: constructors, compared with explicit sums over samples; and invalid work."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ COUNTED = np.array([[1, 1, 1], [0, 0, 0], [1, 0, 1], [0, 1, 0]], bool)
 
 @pytest.mark.parametrize("average", ["samples", "workers"])
 def test_local_batches_average_samples_or_workers(average):
-    """Of draws that are numbers: the mean over workers of what each adds up is the mean over
-    samples, or the mean of their means.
+    """Draws are numbers: the mean over workers of their sums is the mean over samples, or the mean
+    of their means.
     """
     made = work.local_batches(SIZES, batch_size=4, micro_batches=3, average=average)
     np.testing.assert_array_equal(made.samples, [[4, 4, 1], [1, 0, 0], [0, 0, 0], [4, 2, 0]])
@@ -93,7 +91,7 @@ def test_impossible_work_is_refused(make, given, message):
 
 @pytest.mark.parametrize("average", ["samples", "workers"])
 def test_the_estimate_is_the_mean_over_participating_workers(average):
-    """Over whom methods take it; also where who that is is known only when it runs."""
+    """The workers over which methods average; also if participation is known only at run time."""
     sizes, there, g = (
         np.array([8, 3, 5, 1]),
         np.array([True, False, True, True]),

@@ -30,7 +30,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
 def parsed(name: str, flags: list[str]):
-    """The arguments of a command, which are valid."""
+    """Returns the arguments of a command, which must be valid."""
     module = importlib.import_module(
         f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}"
     )
@@ -61,7 +61,7 @@ def test_the_readme_has_every_command_with_its_paper():
 
 
 def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch, capsys):
-    """But for the usage of a few, which tyro does not break. One is run as a script is."""
+    """Except for the usage of a few, which tyro does not wrap. One command is run as a script."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["", "--help"])
     for name in NAMES - {"benchmark"}:
@@ -88,7 +88,7 @@ def test_each_command_accepts_the_flags_of_its_small_budget():
 
 
 def test_docs_shows_the_files_written_by_its_runs():
-    """Each figure and table is of one run; flags of runs are flags of their commands."""
+    """Each figure and table belongs to one run; flags of runs are flags of their commands."""
     for run in catalogue.DOCUMENTED.values():
         name, *flags = shlex.split(run)
         parsed(name, flags)
@@ -145,7 +145,7 @@ def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
 
 
 def headings(text: str) -> list[str]:
-    """The runs on a page, each with a heading that the list of contents links to."""
+    """Returns the runs on a page, each with a heading that is linked in the list of contents."""
     found = re.findall(r'<h2 id="(\w+)">', text)
     assert re.findall(r'href="#(\w+)"', text) == found
     return found
@@ -153,7 +153,7 @@ def headings(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """One that ends well, and one that does not, in processes of their own."""
+    """One run that succeeds, and one that fails, in separate processes."""
     out = tmp_path_factory.mktemp("all")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSGD_CACHE", "off")
@@ -249,7 +249,7 @@ def test_an_experiment_over_its_time_limit_is_interrupted():
 
 
 def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
-    """All are run if none is named; the third is interrupted."""
+    """By default all are run; the third is interrupted."""
     ran = []
 
     def run(args, name):

@@ -1,5 +1,5 @@
-"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and where the
-server is saturated.
+"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and the saturation
+of the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.asynchrony import Args
 
 
 def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
-    """Instead of logistic regression, as many parameters in programs of half the size."""
+    """Replaces logistic regression: equally many parameters in programs of half the size."""
     assert (data, partition, batch_size, seed, data_dir) == ("digits", "iid", 16, 0, None)
     inputs, noise = np.random.default_rng(0).normal(size=(2, workers, 8, 650)).astype(np.float32)
     return dsgd.Problem(
@@ -31,8 +31,8 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 
 def quick(args: Args) -> Args:
-    """With gradients so short that 2.1 workers saturate the server: few numbers of workers are
-    tried, each another program.
+    """Gradients are so short that 2.1 workers saturate the server: few numbers of workers are
+    tried, each of which is a separate program.
     """
     return replace(args, compute=0.1 * (args.latency + 650 * 32 / args.bandwidth))
 
@@ -97,7 +97,7 @@ def test_twice_as_many_workers_as_saturate_the_server_add_staleness(ran):
 
 
 def test_the_server_saturates_at_the_workers_given_by_its_ports(full):
-    """Until then each worker adds its own rate; from then on the staleness is all that grows."""
+    """Below this number each worker adds its own rate; above it only the staleness grows."""
     args = quick(SMALL)
     message = args.latency + BITS / args.bandwidth
     assert len(full.workers) == 5

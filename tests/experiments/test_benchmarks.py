@@ -1,4 +1,4 @@
-"""The benchmarks: their versions do the same mathematics, and what cannot be timed is refused."""
+"""The benchmarks: their versions compute the same, and impossible timings are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_versions_make_the_same_iterates(method, versions, data):
 
 
 def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
-    """Numpy's alone: the others are processes like it."""
+    """Only the numpy version: the others are processes like it."""
     monkeypatch.setitem(peers.VERSIONS, "dsgd", ("numpy",))
     monkeypatch.setattr(peers, "MOST", 80)
     peers.main(
@@ -71,7 +71,7 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
         and float(row["apart"]) == 0
         for row in rows
     )
-    # numpy alone, whatever this process has
+    # only numpy, for all libraries that this process has
     assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)
     assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
     assert (tmp_path / "peers.png").exists()
@@ -80,7 +80,9 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
-    """Versions that tell at once models `[3, 2]` of one number, but for one that takes too long."""
+    """Replaces versions by ones that immediately report models `[3, 2]` of one number, except for
+    one that takes too long.
+    """
 
     def timed(version, longest, **what):
         name = version.command[-1]
@@ -179,8 +181,8 @@ def test_a_process_that_takes_too_long_is_ended():
 
 
 def test_hand_written_compressed_sgd_reaches_the_same_loss(mesh, key):
-    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of
-    two elements would have no noise.)
+    """Random numbers differ: means over the last rounds agree up to their spread. (Parts of two
+    elements would have no noise.)
     """
     problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
     method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
@@ -283,8 +285,8 @@ TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of po
 def test_a_benchmark_times_all_versions(
     benchmark, arguments, file, count, columns, tmp_path, monkeypatch
 ):
-    """With few compressors, which need all of the other programs between them, two graphs, and
-    numpy in the place of the other versions that start.
+    """With few compressors, which require all of the other programs together, two graphs, and numpy
+    instead of the other versions of the start.
     """
     some = [each for each in throughput.CANDIDATES if each.compressor.name in FEW]
     graphs = [topologies.ring(8), topologies.random_regular(12, 9)]
@@ -324,8 +326,8 @@ def test_the_benchmark_of_rounds_shows_each_number_in_its_unit():
 
 @pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
 def test_the_benchmarks_versions_compute_the_same(name, mesh, key):
-    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as
-    long.
+    """After the same rounds, f, |f'|^2 and the consensus distance are equal; parts have different
+    lengths.
     """
     problem = problems.random_quadratic(8, 12, diagonal=True, seed=2)
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), 8)
@@ -348,8 +350,8 @@ def test_a_job_that_fails_is_reported(capfd):
 
 @pytest.mark.long
 def test_hand_written_jobs_compute_the_same_as_dsgd():
-    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of
-    each other.
+    """The same problem with another partition and other draws: after 1,000 rounds, losses are
+    within 5 % of each other.
     """
     with jax.numpy_rank_promotion("allow"):
         ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]

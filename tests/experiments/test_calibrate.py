@@ -1,5 +1,5 @@
-"""The script that measures this machine: fits of known switches, what they predict, and a
-calibration of two processes.
+"""`python -m experiments.calibrate`: fits of known switches, their predictions, and a calibration
+of two processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COSTS = {name: each.cost(N) for name, each in measuring.COLLECTIVES.items()}
 
 
 def times(name, noise, seed, repeats=15):
-    """Of a switch with this latency and bandwidth."""
+    """Returns times of a switch with this latency and bandwidth."""
     rng, cost = np.random.default_rng(seed), COSTS[name]
     return {
         size: (cost.latencies * LATENCY + cost.vectors * 8 * size / BANDWIDTH)
@@ -61,8 +61,8 @@ def test_one_switch_fits_all_collectives_and_ignores_a_busy_moment():
 
 
 def test_costs_are_those_of_the_patterns():
-    """An all-reduce is the ring's; all-to-all and all-gather together are a round of N servers; on
-    a ring, a permute is half of a round.
+    """An all-reduce is that of a ring; all-to-all and all-gather together are a round of N servers;
+    on a ring, a permute is half of a round.
     """
     for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
 

@@ -1,4 +1,4 @@
-"""What OptPerf brings: a small run of the script, its clusters, and how it drives the systems."""
+"""Gains of OptPerf: a small run of the command, its clusters, and the systems without training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEW = ("ResNet-50", "BERT")
 
 
 def test_cannikin_settles_first_and_at_optperf_and_the_others_above_it(tmp_path, monkeypatch, long):
-    """Two workloads, in epochs that take what the model says."""
+    """Two workloads, in epochs with the times of the model."""
     monkeypatch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
     lines = scripts.ran(
         script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL)

@@ -1,5 +1,5 @@
-"""The script about training on unequal machines, with a tiny budget: its files, its tables, and
-whose clock it has.
+"""`python -m experiments.cannikin_training` with a tiny budget: its files, its tables, and its
+clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.cannikin import devices, race, race_results
 from experiments.cannikin.race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
 
 TOTALS = (32, 181, 1024)
-PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest parts padded
+PER_EPOCH = 3 * 479  # samples of three workers: 1,437, and padding of the smallest parts
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def ran(tmp_path_factory, long):
 
 
 def test_the_clock_is_that_of_the_devices(ran):
-    """An equal split's seconds, by equation 7; of AdaptDL's other total batches, too."""
+    """Seconds of an equal split, by equation 7, also for AdaptDL's other total batches."""
     setting, rows, _ = ran
     rounds = np.ceil(PER_EPOCH / np.array(TOTALS))
     parts = np.stack([[11, 11, 10], [61, 60, 60], [342, 341, 341]])
@@ -59,7 +59,8 @@ def test_the_clock_is_that_of_the_devices(ran):
         zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True)
     )
     np.testing.assert_array_equal(setting.totals, TOTALS)
-    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024  # of its samples, for one of ours
+    # number of its samples for one of ours
+    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024
     np.testing.assert_allclose(
         setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k)
     )

@@ -1,6 +1,4 @@
-"""What all commands do with what a user got wrong, with results that are there already, and with an
-interruption.
-"""
+"""Behavior of all commands for invalid input, for existing results, and for interruptions."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ BENCHMARKS = (throughput, mixing, peers, rounds, start, workarounds)
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Of a script."""
+    """Arguments of a command."""
 
     out: Path
     steps: int = 3
@@ -52,9 +50,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def launch(capsys):
-    """Runs a script that does not end well; its exit status, and the lines that it says on standard
-    error.
-    """
+    """Runs a command that fails; returns its exit status, and its lines on standard error."""
 
     def run(main, args) -> Ended:
         with pytest.raises(SystemExit) as end:
@@ -89,7 +85,7 @@ def test_a_run_that_diverges_is_one_line(launch, tmp_path):
 
 
 def test_a_librarys_error_keeps_its_traceback(tmp_path):
-    """It would be a mistake of ours, which nobody could find without."""
+    """It is a mistake of the library, which could not be found without the traceback."""
     with pytest.raises(ValueError, match="could not be broadcast"):
         commands.launch(
             lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path)
@@ -127,7 +123,7 @@ CHECKED = {  # by the commands themselves
 
 
 def test_every_number_of_a_flag_has_a_bound_that_its_default_keeps():
-    """But for those that depend on other flags."""
+    """Except for those that depend on other flags."""
     for script in (*SCRIPTS, *BENCHMARKS):
         commands.check_flags(script.Args())
         name = script.__name__.rsplit(".", 1)[-1]
@@ -225,7 +221,7 @@ def test_nothing_is_written_without_results(tmp_path):
     ids=lambda folder: folder.name,
 )
 def test_no_file_next_to_a_script_shadows_a_module_that_jax_imports(folder):
-    """As where a script is run by its path."""
+    """As if the script is run by its path."""
     command = [
         sys.executable,
         "-c",

@@ -1,5 +1,5 @@
-"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned
-step sizes and statistics.
+"""`python -m experiments.compare` with a tiny budget, and tuning and statistics that other commands
+also use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def test_it_writes_its_config_history_figure_and_table(compared):
 
 
 def test_seconds_are_those_of_the_networks_closed_form(compared):
-    """mb-sgd: 2(N-1)(l + r/N) a round, with r the model over the bandwidth, besides the compute."""
+    """mb-sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the compute
+    time.
+    """
     args, _ = compared
     last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
     each = 2 * 3 * (args.latency + 650 * 32 / args.bandwidth / 4) + args.batch_size * args.compute
@@ -85,7 +87,7 @@ def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch
 
 
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Of one seed, with a bit and a second a round."""
+    """Histories of one seed, with a bit and a second per round."""
     return [
         {
             "step": np.arange(loss.shape[-1]),

@@ -1,5 +1,5 @@
-"""The script about DropCompute in real processes: two of them, started once, with a tiny budget;
-and how it judges what they measured.
+"""`python -m experiments.dropcompute_processes`: two processes, started once, with a tiny budget;
+and the comparison of measurements with plans.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_it_measures_both_runs_in_real_processes(ran):
 
 
 def history(latencies, communication=0.5, tau=math.inf, loss=None):
-    """Of a run in which each micro-batch took this long, `[steps, N, M]`, stopped between
+    """History of a run in which micro-batches took these times, `[steps, N, M]`, stopped between
     micro-batches.
     """
     starts = np.cumsum(latencies, axis=-1) - latencies
@@ -72,8 +72,8 @@ def history(latencies, communication=0.5, tau=math.inf, loss=None):
 
 
 def test_plans_use_the_first_steps_and_comparisons_the_later_ones():
-    """The machine is twice as slow once the threshold is there: but for the half second of
-    communication, so is each step.
+    """The machine is twice as slow after the threshold is chosen: so is each step, except for the
+    half second of communication.
     """
     latencies = np.ones((40, 2, 4))
     latencies[:, 1] = 2
@@ -86,7 +86,9 @@ def test_plans_use_the_first_steps_and_comparisons_the_later_ones():
 
 
 def test_a_race_ends_at_the_loss_that_both_reach():
-    """Losses fall by 1 a step without, by 1/2 with, whose steps take half as long."""
+    """Losses decrease by 1 per step without the threshold, and by 1/2 with it, in steps of half the
+    time.
+    """
     slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
     steps = np.arange(40.0)
     pair = script.Pair(
@@ -100,8 +102,8 @@ def test_a_race_ends_at_the_loss_that_both_reach():
 
 
 def test_delays_are_those_of_the_paper():
-    """Its noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
-    all.
+    """The noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
+    everything.
     """
     setting = replace(ARGS, steps=20_000, micro_batches=5)
     fast, slow = (script.delays(setting, process, 0.01) for process in (0, 1))

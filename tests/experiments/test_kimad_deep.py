@@ -1,5 +1,5 @@
-"""The script about Kimad on a neural network, with a tiny budget: its files, its tables, and the
-regime that it is about.
+"""`python -m experiments.kimad_deep` with a tiny budget: its files, its tables, and the regime of
+its bandwidths.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ran(tmp_path_factory, long):
 
 @pytest.fixture(scope="module")
 def series(ran):
-    """Numbers of each case's first seed, by name, after the warm-up's 4 of 90 rounds."""
+    """Numbers of each case's first seed, by name, after the warm-up of 4 of 90 rounds."""
     args, _ = ran
     rows = scripts.rows(args.out / "history.csv")
     assert {(row["method"].split("; ")[0]) for row in rows} == METHODS
@@ -66,7 +66,7 @@ def series(ran):
 
 
 def test_messages_with_a_known_bandwidth_fill_their_seconds_exactly(series):
-    """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the
+    """A step takes T_comp + 2 T_comm, because ratios differ by a thousandth and no message is the
     whole model.
     """
     history = series["Kimad, oracle", "0.2 s"]
@@ -114,7 +114,7 @@ def test_its_tables_have_the_papers_numbers(ran):
 
 
 def test_seconds_of_ef21_are_those_expected_without_noise():
-    """Step after step of the same size, each with the bandwidth at its start."""
+    """Steps of the same size follow each other, each with the bandwidth at its start."""
     for seconds in (1.0, 0.1):
         level = partial(deep_runs.pattern, 1e4)
         clock, sizes = 0.0, []

@@ -1,5 +1,5 @@
-"""The scripts about Kimad on quadratics, with a tiny budget: their files, their tables, what they
-refuse; and what they measure with.
+"""The commands on Kimad with quadratics, with a tiny budget: their files, their tables, invalid
+arguments, and their measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TINY = {
 
 
 def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, monkeypatch, long):
-    """Two of the regimes, from the gradient."""
+    """Two of the regimes, started from the gradient."""
     monkeypatch.setattr(kimad_quadratic, "REGIMES", {"small": "faster", "high": "no gain"})
     scripts.ran(
         kimad_quadratic.main, kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path, **TINY)
@@ -57,7 +57,7 @@ def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, mo
 
 
 def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
-    """A bandwidth that stays, and a recording; bits that are fast to compile."""
+    """A constant bandwidth, and a recording; compressors that compile quickly."""
     (tmp_path / "recorded.csv").write_text("1, 4\n10\n2\n")
     monkeypatch.setitem(
         kimad_variability.FAMILIES,
@@ -141,9 +141,9 @@ def best_of(losses) -> quadratics.Best:
 
 
 def test_speedups_compare_seconds_to_a_loss_that_both_reach():
-    falling = -np.arange(1, 101) / 10  # in a hundredth of the seconds each
+    falling = -np.arange(1, 101) / 10  # each takes a hundredth of the seconds
     slow, fast = best_of([falling, falling]), best_of([2 * falling, falling / 2])
-    target = falling[-10:].mean()  # of the slow one; half of it of the one at half the pace
+    target = falling[-10:].mean()  # of the slow run; half of it for the run at half the speed
     at = np.argmax(falling <= target) + 1
     at_twice, at_half = np.argmax(2 * falling <= target) + 1, np.argmax(falling <= target / 2) + 1
     np.testing.assert_allclose(quadratics.speedups(slow, fast), [at / at_twice, at_half / at])

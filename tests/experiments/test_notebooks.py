@@ -1,5 +1,5 @@
-"""Each notebook is what its text gives, and says where it comes from; their cells are run where the
-documentation is built.
+"""Each notebook is generated from its text, and names it; cells are run when the documentation is
+built.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = [path.stem for path in TEXTS]
 
 
 def code(notebook) -> list[str]:
-    """Cells of code, without the lines that are not Python's."""
+    """Cells of code, without the lines that are not Python."""
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.MULTILINE) for cell in cells]
 
@@ -45,7 +45,7 @@ def test_the_notebook_is_the_one_made_of_its_text(path):
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     cells = code(notebook)
-    assert len(cells) <= 16  # with the one that installs
+    assert len(cells) <= 16  # including the one that installs
     for cell in cells:
         ast.parse(cell)
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):

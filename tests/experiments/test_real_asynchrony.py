@@ -1,5 +1,5 @@
-"""The script about real asynchrony: two processes and their server, started once for each of three
-methods, with a tiny budget.
+"""`python -m experiments.real_asynchrony`: two processes and their server, started once for each of
+three methods, with a tiny budget.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_any_number_of_servers_goes_with_all_methods():
 
 
 def test_simulations_for_the_clock_do_not_diverge():
-    """At the largest steps with which the real problem still converges."""
+    """With the largest step sizes for which the real problem converges."""
     args = real_asynchrony.Args(workers=3, learning_rate=2.0)
     worker = np.arange(300) % 3
     updates = {

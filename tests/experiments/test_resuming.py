@@ -1,6 +1,4 @@
-"""A script that was ended before its time goes on, when the same command is given again, from what
-its runs have kept.
-"""
+"""An interrupted command that is run again resumes from the checkpoints of its runs."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, mo
 
     monkeypatch.setattr(dsgd, "sweep", interrupted)
     (tmp_path / resuming.FOLDER).mkdir()
-    for steps, told in (
+    for steps, message in (
         (6, "Interrupted"),
         (7, "contains results of another configuration (steps = 6, not 7)"),
     ):
@@ -74,4 +72,4 @@ def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, mo
             commands.launch(
                 compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT
             )
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

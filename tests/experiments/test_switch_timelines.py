@@ -1,4 +1,4 @@
-"""The survey's timelines: what is printed there, what is simulated, and what is drawn."""
+"""The survey's timelines: printed, simulated, and drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Of a run, its arguments and printed lines."""
+    """The files of a run, its arguments and printed lines."""
     args = Args(workers=3, out=tmp_path_factory.mktemp("timelines"))
     return args, scripts.ran(switch_timelines.main, args)
 
@@ -72,9 +72,7 @@ def test_every_formula_agrees_with_the_simulation(args):
 
 @pytest.mark.parametrize("args", SETTINGS, ids=str)
 def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
-    """All that is sent and received has a block as long as its transfer, and what is not held by a
-    port has none.
-    """
+    """Each transfer has a block of its length, and messages that occupy no port have none."""
     for panel in switch_timelines.panels(args):
         spans = sorted(
             switch_charts.spans(panel.passages),

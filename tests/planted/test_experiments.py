@@ -1,4 +1,4 @@
-"""Mistakes in what all experiments share, and in those of the survey."""
+"""Mistakes in the code shared by all experiments, and in the survey's experiments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in methods: their equations, their events, their exchanges, their refusals, and their
+"""Mistakes in methods: their equations, their events, their exchanges, their validation, and their
 actors on Ray.
 """
 
@@ -9,7 +9,7 @@ from planted.mistakes import Mistake
 
 
 def history(case: str) -> str:
-    """The test of a recorded history."""
+    """Returns the test of a recorded history."""
     return of("algorithms/test_reference_histories", f"a_history_is_the_recorded_one[{case}]")
 
 
@@ -68,7 +68,7 @@ MISTAKES = [
         "maximum(1, 1 + staleness)",
         history("asgd, staleness aware, blocking"),
     ),
-    # Rounding, warm starts, masses.
+    # Rounding, warm starts, push-sum weights.
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "x + (u + c), x.params",
@@ -160,7 +160,7 @@ MISTAKES = [
             "uniform_draws_each_staleness_equally_often_and_independently_for_each_part",
         ),
     ),
-    # Who is away, and who computes nothing.
+    # Participation, and workers without work.
     Mistake(
         "algorithms/methods.py",
         "before._replace(params=after.params)",
@@ -188,7 +188,7 @@ MISTAKES = [
             "methods_with_their_own_clock_are_queried_with_the_work",
         ),
     ),
-    # Refusals.
+    # Validation.
     Mistake(
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",

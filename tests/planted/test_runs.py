@@ -1,4 +1,4 @@
-"""Mistakes in runs, the engine, machines, and what stands directly in `dsgd`."""
+"""Mistakes in runs, the engine, machines, and the modules directly in `dsgd`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in the operations for CPUs, and in what decides which form runs."""
+"""Mistakes in the operations for CPUs, and in the choice of the form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theorems of methods on graphs: what their bounds are made of, beside plain sums."""
+"""Theorems of decentralized methods: the terms of their bounds, compared with plain sums."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_largest_step_of_gradient_tracking_is_where_the_spectral_radius_is_1
 
 
 def test_compressed_gossip_converges_at_larger_steps_than_its_paper_has():
-    """Below the step that the module's docstring derives."""
+    """Below the step size derived in the module's docstring."""
     for topology in compressed_gossip.graphs():
         delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
         s = math.sqrt(1 - omega)

@@ -1,4 +1,4 @@
-"""`python -m theory_checks`: its tables, its exit status, and that broken methods change it."""
+"""`python -m theory_checks`: its tables, its exit status, and that incorrect methods change it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
 
 
 def documented(row):
-    """A misprint's row on the page of its paper."""
+    """Returns the row of a misprint on the page of its paper."""
     formulas = (
         f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example")
     )

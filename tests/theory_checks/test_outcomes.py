@@ -1,4 +1,4 @@
-"""What draws are, and what it is for an outcome to hold."""
+"""Random draws of instances, and the comparison of both sides of an outcome."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_random_draws_are_those_of_the_seed():
     ],
 )
 def test_an_outcome_holds_up_to_rounding_and_noise(outcome, holds):
-    """What is not finite shows nothing."""
+    """Values that are not finite prove nothing."""
     assert outcome.holds is holds or outcome.holds == np.bool_(holds)
 
 

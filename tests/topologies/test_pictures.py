@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 
 import topologies
 
-# With whether its workers stand on a circle: those of a graph that looks the same from each do.
+# With whether its workers are on a circle, as in graphs that look the same from each of them.
 GRAPHS = {
     topologies.ring(1): None,
     topologies.ring(7): True,
@@ -26,7 +26,7 @@ GRAPHS = {
 
 
 def drawn(axes) -> tuple[np.ndarray, list, int]:
-    """Where workers stand, the lines' ends, and how many arrows there are."""
+    """Returns the positions of workers, the ends of lines, and the number of arrows."""
     kinds = [
         [one for one in axes.collections if isinstance(one, kind)]
         for kind in (PathCollection, LineCollection)

@@ -1,4 +1,4 @@
-"""Schedules: exact means after a logarithm of rounds, and pairs that meet at random."""
+"""Schedules: exact means after logarithmically many rounds, and random pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import topologies
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 11, 64])
 def test_each_worker_sends_half_to_the_worker_a_power_of_two_further(n):
-    """If n is a power of 2, a period is the exact mean: sums of powers of 2 do not round."""
+    """If n is a power of 2, a period gives the exact mean: sums of powers of 2 are not rounded."""
     graph = topologies.one_peer_exponential(n)
     assert graph.name == f"one_peer_exponential({n})"
     assert graph.period == max(1, math.ceil(math.log2(n)))
@@ -41,8 +41,8 @@ def test_random_matchings_average_pairs_of_workers(n):
 
 
 def test_all_pairs_meet_and_all_workers_idle_equally_often():
-    """Of 600 rounds: within five standard deviations of the mean, for each of the pairs of six, and
-    the idle ones of five.
+    """In 600 rounds: within five standard deviations of the mean, for each of the pairs of six
+    workers, and for the idle ones of five.
     """
     rounds = 600
     met = sum(W.toarray() > 0 for W in topologies.random_matchings(6, rounds, seed=1).matrices)

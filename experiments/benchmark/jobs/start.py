@@ -170,7 +170,7 @@ def numpy_loop(laps: Laps) -> float:
     rng = np.random.default_rng(0)
     inputs, targets, test_inputs, test_targets = load_digits()
     laps.lap("problem")
-    hot, everybody = np.eye(CLASSES, dtype=np.float32)[targets], np.arange(WORKERS)[:, None]
+    hot, rows = np.eye(CLASSES, dtype=np.float32)[targets], np.arange(WORKERS)[:, None]
 
     def loss_and_gradient(w, x, y):
         """Returns losses and gradients of models `[n, 65, 10]` on samples `[n, m, 64]`, or of one
@@ -189,7 +189,7 @@ def numpy_loop(laps: Laps) -> float:
 
     def one_round(w):
         chosen = rng.integers(0, PER_WORKER, (WORKERS, 16))
-        _, gradient = loss_and_gradient(w, inputs[everybody, chosen], hot[everybody, chosen])
+        _, gradient = loss_and_gradient(w, inputs[rows, chosen], hot[rows, chosen])
         half = w - np.float32(0.1) * gradient
         w = (half + np.roll(half, 1, axis=0) + np.roll(half, -1, axis=0)) / np.float32(3)
         middle = w.mean(axis=0)

@@ -1,5 +1,5 @@
-"""Equation 2: what fills a round, to the bit; the budgets of a round and the windows of its
-messages, next to a computation in numpy.
+"""Equation 2: messages that fill a round to the bit; the budgets of a round and the windows of its
+messages, compared with numpy.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ CLUSTER = clusters.Cluster(
 
 @pytest.mark.parametrize(("period", "congestion"), [(1, 0.0), (1, 0.5), (3, 0.5)])
 def test_the_server_answers_two_latencies_after_the_last_message_began(period, congestion):
-    """Of the T_comp of H gradients, this round computes the last one: the others were computed in
-    rounds before it. A downlink whose time is neglected has no budget.
+    """Of the T_comp of H gradients, only the last is computed in this round; the others were
+    computed in previous rounds. A downlink whose time is neglected has no budget.
     """
     this = Round(jnp.int32(3), N, jax.random.key(0), Now(CLUSTER, jnp.float32(CLOCK)))
     plan = budgets.of_round(

@@ -1,4 +1,4 @@
-"""`compressors.check` finds what is wrong with a compressor, and nothing where nothing is."""
+"""`compressors.check` finds mistakes in compressors, and none in correct ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked(name: str):
 
 
 def message_alone(compressor: dsgd.Compressor):
-    """A `compress` that does not return what receivers decode."""
+    """Returns a compressor whose `compress` does not return the decoded message."""
     return lambda key, x: compressors.encode(compressor, key, x).message
 
 
@@ -54,8 +54,8 @@ def test_the_packages_compressors_pass_the_check(name):
 
 
 def test_extreme_points_are_among_the_vectors():
-    """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is
-    reached.
+    """Rounding to powers of two has its largest error at 4/3, top-k on equal elements: the stated
+    constants are attained.
     """
     found = {finding.what: finding.found for finding in checked("top_k(0.1)").findings}
     assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"

@@ -1,6 +1,4 @@
-"""What a compressor is: six members, what follows from them, and `encode`, which calls any of
-them.
-"""
+"""The six members of a compressor, their defaults, and `encode`, which calls any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SIGN, LOW_RANK = compressors.sign, compressors.low_rank(1)
 
 
 def adding(key, x, by=1.0, last=None):
-    """A vector, and the previous one."""
+    """Returns a vector plus the previous one."""
     return x + by * (0 if last is None else last)
 
 

@@ -1,4 +1,4 @@
-"""Few elements with their places: which ones, how often, how far from x, and in how many bits."""
+"""Sparsification: the selected elements, their probabilities, the error, and the bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
         np.round(normal(d, 2)),
     ):
         np.testing.assert_array_equal(seen(top_k(fraction))(key, x), largest(x, k))
-    assert top_k(fraction).delta(d) == k / d  # which is reached at equal elements
+    assert top_k(fraction).delta(d) == k / d  # attained by equal elements
 
 
 @given(
@@ -91,7 +91,7 @@ def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values
     ("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")]
 )
 def test_decoded_messages_are_computed_without_messages_that_nothing_reads(key, select, kind):
-    """As much, and the same, as receivers decode from the messages."""
+    """They equal the messages decoded by receivers."""
     compressor, d = select(0.1), 33
     x = jnp.asarray([normal(d, seed) for seed in range(500)], kind)
     keys = jax.random.split(key, len(x))
@@ -109,8 +109,8 @@ def test_decoded_messages_are_computed_without_messages_that_nothing_reads(key, 
 
 
 def test_random_k_selects_all_elements_and_all_pairs_equally_often(key):
-    """Without replacement, a pair is rarer than two independent elements; equal elements reach
-    omega.
+    """Without replacement, a pair is less likely than two independent elements; equal elements
+    attain omega.
     """
     fraction, d, k = 0.1, 33, 4
     draws, omega = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)), d / k - 1
@@ -129,7 +129,7 @@ def test_random_k_selects_all_elements_and_all_pairs_equally_often(key):
 
 
 def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
-    """As 0.07 * 100 is, in floating point."""
+    """0.07 * 100 is rounded up in floating point."""
     for d in (100, 1000, 10**6):
         for percent in range(1, 101):
             assert sparsification.kept(percent / 100, d) == percent * d // 100
@@ -155,7 +155,7 @@ def test_all_elements_are_kept_equally_often_and_scaled_up(key, p):
 
 
 def test_constants_are_those_of_the_choice_and_of_the_values():
-    """Random sparsification contracts from one half on, top-k if its values do."""
+    """Random sparsification contracts from a probability of one half on, top-k if its values do."""
     assert random_k(0.5, TERNARY).omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
     assert [random_sparsification(p).omega(9) for p in (0.25, 0.5)] == [3, 1]
     assert top_k(1.0, TERNARY).delta(16) is TERNARY.delta(16) is None
@@ -181,7 +181,7 @@ def test_the_capacity_is_the_smallest_with_bernstein_probability_1e12(p):
 
 
 def used(values: jax.Array) -> np.ndarray:
-    """How many are sent, of each message."""
+    """Returns the number of sent elements of each message."""
     return (np.asarray(values) != 0).reshape(len(values), -1).sum(axis=1)
 
 

@@ -1,4 +1,4 @@
-"""`dsgd.check` finds what is wrong with a method, and nothing where nothing is."""
+"""`dsgd.check` finds mistakes in methods, and none in correct ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_correct_method_passes_the_check(problem):
 
 
 def own_draws(gradients, round):
-    """Noise that is not the key's: other in every trace."""
+    """Returns noise that does not come from the key and differs in every trace."""
     return round.mean(gradients) + next(COUNT)
 
 
@@ -75,7 +75,9 @@ def recorded_twice(gradients, round):
 
 
 def by_devices(gradients, round):
-    """Bits that depend on the number of devices; with one worker on each they are right."""
+    """Returns bits that depend on the number of devices; they are correct with one worker on
+    each.
+    """
     round.sent(*[counts.of(32 * (len(gradients) - 1), len(gradients))] * 2, network.local)
     return round.mean(gradients)
 
@@ -123,18 +125,18 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_mistakes_are_found_and_named(mistake, problem):
-    changes, wrong, told_as = WRONG[mistake]
+    changes, wrong, expected = WRONG[mistake]
     findings = dsgd.check(method(**changes), problem)
     assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
     assert not findings.holds
     assert "NO" in str(findings)
     with pytest.raises(ValueError, match=r"mine on quadratic.* violates the contract") as caught:
         findings.require()
-    assert all(words in str(caught.value) for words in told_as)
+    assert all(words in str(caught.value) for words in expected)
 
 
 def test_a_run_that_differs_in_another_trace_is_found(problem):
-    """A Python counter inside a member: made anew, it is another method."""
+    """A Python counter inside a member: a method that is built again differs."""
     findings = check._twice(check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2)
     assert {finding.what for finding in findings if finding.holds is False} == {
         "again",
@@ -164,7 +166,7 @@ def test_simulated_collectives_and_too_many_workers_are_reported(problem):
 
 
 def test_with_too_few_devices_another_process_is_started(problem, monkeypatch):
-    """Closures and lambdas of a test reach it."""
+    """Closures and lambdas of a test are sent to it."""
     monkeypatch.setattr(jax, "devices", lambda: [None])
     findings = subprocess_call.call(
         2,

@@ -36,7 +36,7 @@ print(len(compiled))
 
 
 def run(folder: Path) -> tuple[list[str], str]:
-    """What the job prints, and its warnings."""
+    """Returns the output of the job, and its warnings."""
     done = subprocess.run(
         [sys.executable, "-c", JOB],
         capture_output=True,
@@ -60,8 +60,8 @@ def test_a_second_process_compiles_nothing_and_prints_nothing(tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Iterator[Path]:
-    """The user's cache directory on Linux; afterwards JAX's settings are as before. Nothing is
-    compiled meanwhile.
+    """Sets the user's cache directory on Linux; afterwards JAX's settings are restored. Nothing is
+    compiled in between.
     """
     config: Any = jax.config
     names = (

@@ -1,5 +1,5 @@
-"""The clock of rounds from which workers are away, against the event simulation among those that
-are there.
+"""The clock of rounds with partial participation, compared with the event simulation among the
+participating workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOME = [
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def elapse(pattern, convention, asked, here, up, down):
-    """Where ports are `asked`, each message says when it begins; they do not change."""
+    """If ports are `asked`, each message reads its bandwidth at its start; they do not change."""
     ports = network.Ports(
         LATENCY,
         up,
@@ -46,7 +46,7 @@ RING = network.gossip(topologies.ring(N))
 
 
 def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
-    """Of those who are there, absolute."""
+    """Returns the absolute times of the participating workers."""
     done = np.asarray(elapse(pattern, convention, asked, here, up, down))
     assert (done[~here] == done[here].max()).all()
     return done[here]
@@ -76,12 +76,13 @@ def test_a_server_exchanges_messages_only_with_participating_workers(pattern, he
 )
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
 def test_an_all_reduce_has_the_participating_workers_as_members(pattern, here):
-    """Each sends its share of a vector that takes 2 s, and begins with the last."""
+    """Each worker sends its share of a vector that takes 2 s, and starts with the last one."""
     m = int(here.sum())
     seconds = (
         network.simulate(pattern.messages(m), LATENCY, 2.0, "blocking").seconds if m > 1 else 0
     )
-    port = np.where(here, pattern.volume(m) * 2.0, 100.0)  # nobody asks how slow the others are
+    # the other workers' ports must not be read
+    port = np.where(here, pattern.volume(m) * 2.0, 100.0)
     np.testing.assert_allclose(
         elapsed(pattern, here, "blocking", port, port), FINISH[here].max() + seconds, rtol=1e-6
     )
@@ -92,7 +93,7 @@ def test_an_all_reduce_has_the_participating_workers_as_members(pattern, here):
 def test_ports_read_at_the_start_of_each_message_are_those_of_participating_workers(
     here, convention
 ):
-    """Their seconds do not change: so both ways are one."""
+    """Bandwidths are constant: both ways give the same times."""
     for pattern in (network.parameter_server, network.star, network.ring_all_reduce, RING):
         np.testing.assert_allclose(
             elapsed(pattern, here, convention, asked=True),
@@ -123,8 +124,8 @@ PROBLEM = problems.random_quadratic(N, 3, seed=0)
 
 
 def test_the_clock_never_decreases_when_workers_do_not_participate():
-    """Worker 0 and its neighbours are done at 10 s, the others at 1 s; only those are there in the
-    next rounds, and catch up in nine.
+    """Worker 0 and its neighbours finish at 10 s, the others at 1 s; only the others participate in
+    the next rounds, and catch up in nine.
     """
     here = np.ones((N, 20))
     here[[0, 1, 5], 1:] = 0

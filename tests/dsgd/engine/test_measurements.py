@@ -1,4 +1,4 @@
-"""What workers measure of a round, where a method asks for it."""
+"""The workers' measurements of a round, if a method reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANDOM = clusters.Cluster(
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
 run = partial(clocks.run, steps=12)
-# of a round's seconds, some ten operations, which two programs need not round alike
+# about ten operations contribute to a round's seconds, which two programs may round differently
 ROUNDING = 10 * 2.0**-24
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
@@ -39,7 +39,7 @@ def eight() -> dsgd.Problem:
 
 
 def test_workers_measure_the_round_before(problem):
-    """All that the clock charged, and what was sent."""
+    """Everything that the clock charged, and the sent bits."""
     history = run(
         algorithms.with_diagnostics(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))),
         problem,
@@ -72,7 +72,7 @@ def test_clocks_that_are_not_exact_change_only_measurements(eight):
         assert values.std() == pytest.approx(0.2, rel=5 / np.sqrt(2 * values.size))
     assert abs(np.corrcoef(*logs.values())[0, 1]) < 5 / np.sqrt(values.size)
     both = np.log(noisy["measured_compute"][2:] / exact["measured_compute"][2:])
-    assert 0.1 < both.std() < 0.2  # of two micro-batches, each with a noise of its own
+    assert 0.1 < both.std() < 0.2  # two micro-batches, each with independent noise
 
 
 def test_measurements_are_carried_only_for_methods_that_read_them(eight):
@@ -99,8 +99,8 @@ def test_a_run_that_continues_another_has_no_measurements_at_first(eight):
 
 
 def controller(M: int = 3) -> dsgd.Algorithm:
-    """Who measured more than two seconds for its first micro-batch computes no more than it, of so
-    many; the slow stop after 3 seconds.
+    """Returns a method in which a worker that measured more than two seconds for its first
+    micro-batch computes only one of the M; slow workers stop after 3 seconds.
     """
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
@@ -119,8 +119,8 @@ def controller(M: int = 3) -> dsgd.Algorithm:
 
 
 def test_a_method_measures_the_requested_number_of_micro_batches(problem):
-    """Those that were cut off, or not computed, were not measured; its own seconds are charged. The
-    cluster's usual two are not asked.
+    """Micro-batches that were cut off, or not computed, have no measurement; the method's own
+    seconds are charged. The cluster's default of two is not used.
     """
     history = run(controller(), problem, UNEQUAL, steps=4).history
     micro_batches = np.stack([history[f"micro_batch_{m}"] for m in range(3)], axis=-1)

@@ -1,4 +1,4 @@
-"""Messages in groups in which nobody has two."""
+"""Messages in groups in which no worker occurs twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bipartite(draw) -> tuple[int, list[tuple[int, int]]]:
 
 @given(bipartite())
 def test_matchings_have_every_pair_once_in_the_fewest_groups(graph):
-    """As many as the one who is in most pairs has."""
+    """The number of groups is the largest number of pairs of a worker."""
     size, pairs = graph
     groups = matchings(pairs, size)
     assert sorted(pair for group in groups for pair in group) == sorted(pairs)

@@ -1,5 +1,5 @@
-"""Processes that are killed: the others say which one it was, and the same command goes on from the
-last checkpoint.
+"""Killed processes: the others name the killed one, and the same command resumes from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pytest
 from dsgd.contract import subprocess_call
 from dsgd.machines import heartbeat
 
-# the last: in which the other process ends, on a busy machine
+# the last value is the time within which the other process ends, on a busy machine
 KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60
 
 
 @pytest.fixture(scope="module")
 def killed(long, tmp_path_factory):
-    """The folder of a run that was killed so often at random rounds, and then came to its end; and
-    what was seen at each kill. Before, each of its processes is stopped once: its connections
-    stay."""
+    """Returns the folder of a run that was killed this many times at random rounds, and then
+    completed, and the observations at each kill. Before, each of its processes is stopped once,
+    while its connections stay open.
+    """
     folder, draw, seen = tmp_path_factory.mktemp("killed"), random.Random(0), []
     command = [
         sys.executable,

@@ -1,5 +1,5 @@
-"""Where a process stands among others, as what started it says; and a coordinator that nobody
-reaches, or too few.
+"""The number of a process as given by its launcher; and a coordinator that is unreachable, or has
+too few processes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
-# as version 4 has it
+# as in version 4
 FOUR = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets variables, in an environment that says nothing of other processes."""
+    """Sets variables, in an environment without other variables of launchers."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMIX_", "JOB_COMPLETION", "KUBERNETES_")):
             monkeypatch.delenv(name)
@@ -91,7 +91,7 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
 def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     began = time.monotonic()
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # where nobody listens
+        held.bind(("127.0.0.1", 0))  # nothing listens on this port
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
             dsgd.PeerLost, match=f"coordinator {address} cannot be reached within 0.3 s"
@@ -132,7 +132,7 @@ time.sleep(3)
 
 
 def run(script: str, processes: int, asked: int) -> tuple[int, str]:
-    """How that one of so many processes ends, and what it says."""
+    """Returns the exit status and the output of one of several processes."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
@@ -165,8 +165,8 @@ def test_the_first_process_reports_missing_processes():
 
 @pytest.mark.long
 def test_lost_processes_are_detected_at_the_start_and_the_end_of_a_run():
-    """Killed before it has said its name; a coordinator that stands still while another process
-    ends in order.
+    """One process is killed before it has sent its name; a coordinator is stopped while another
+    process ends normally.
     """
     with ThreadPoolExecutor() as pool:  # they mostly wait
         (joined, said_first), (hung, said_other) = pool.map(
@@ -178,7 +178,7 @@ def test_lost_processes_are_detected_at_the_start_and_the_end_of_a_run():
 
 
 class Store(dict):
-    """The coordinator's, of one process."""
+    """A replacement of the coordinator's store with one process."""
 
     def key_value_set(self, key, words, allow_overwrite):
         self[key] = words
@@ -190,7 +190,7 @@ class Store(dict):
 @pytest.mark.parametrize("state", ["ended", "left"])
 @pytest.mark.parametrize(("words", "same"), [("why", True), ("another why", False)])
 def test_messages_of_process_0_are_not_repeated(monkeypatch, state, words, same):
-    """Also by who looks only when process 0 has left."""
+    """Also for a process that reads only after process 0 has left."""
     monkeypatch.setattr(heartbeat, "leave_at_once", lambda *_: None)
     monkeypatch.setattr(
         heartbeat,

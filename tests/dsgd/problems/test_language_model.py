@@ -1,4 +1,4 @@
-"""Language models: texts, windows of their bytes, and the transformer's run on them."""
+"""Language models: texts, windows of their bytes, and runs of the transformer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 class Bigram(nn.Module):
-    """The next byte's logits hang on the byte alone."""
+    """A model in which the next byte's logits depend only on the byte."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -33,8 +33,8 @@ class Bigram(nn.Module):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of different lengths, two of which are equal, of random bytes; one too short for a
-    window.
+    """Returns a folder with files of random bytes of different lengths, two of which are equal, and
+    one too short for a window.
     """
     path = tmp_path_factory.mktemp("files")
     for i, size in enumerate((90, 40, 4, 130, 61, 50, 200, 90)):
@@ -51,7 +51,7 @@ Windows = list[tuple[bytes, bytes]]
 
 
 def held(data) -> Windows:
-    """Windows, without the padding."""
+    """Returns the windows, without the padding."""
     real = np.asarray(data.weights) > 0
     rows = zip(np.asarray(data.inputs)[real], np.asarray(data.targets)[real], strict=True)
     return [(inputs.tobytes(), targets.tobytes()) for inputs, targets in rows]
@@ -69,8 +69,9 @@ def blocks(trained: list[Windows]) -> list[Windows]:
 
 
 def files(trained: list[Windows]) -> list[Windows]:
-    """Of whole files: the largest first, to the worker with the fewest windows; ties go to the
-    first file and the first worker; each worker has its own in their order.
+    """Returns the partition of whole files: the largest file first, to the worker with the fewest
+    windows; ties go to the first file and the first worker; each worker has its files in their
+    order.
     """
     dealt, has = [[] for _ in range(WORKERS)], [0] * WORKERS
     for file in sorted(range(len(trained)), key=lambda file: -len(trained[file])):
@@ -82,8 +83,8 @@ def files(trained: list[Windows]) -> list[Windows]:
 
 @pytest.mark.parametrize("deal", [blocks, files])
 def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal):
-    """Each byte is predicted once, but for those left at the end, and the last tenth is held
-    out.
+    """Each byte is predicted once, except for remaining ones at the end, and the last tenth is the
+    test set.
     """
     read = [path.read_bytes() for path in sorted(folder.iterdir())]
     read = [b"".join(read)] if deal is blocks else read
@@ -97,7 +98,7 @@ def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal)
 
 
 def test_bits_are_those_of_a_loop_over_all_bytes():
-    """Also of bytes above 127."""
+    """Including bytes above 127."""
     logits = RNG.normal(size=(1, 256, 256)).astype(np.float32)
     expected = [[np.log2(np.exp(row).sum() / np.exp(row[b])) for b, row in enumerate(logits[0])]]
     targets = jnp.arange(256, dtype=jnp.uint8)[None]
@@ -191,16 +192,16 @@ def test_the_grammars_probabilities_add_up_to_1():
 
 
 def test_entropy_of_a_grammar_that_can_be_summed_by_hand():
-    """Two bits a sentence, of two words on average, each with one byte after it, and a line's
-    end.
+    """Two bits per sentence, of two words on average, each with one byte after it, and the end of a
+    line.
     """
     rules = {"SENTENCE": {"x REST": 1.0}, "REST": {"SENTENCE": 0.5, "DONE": 0.5}, "DONE": {"": 1.0}}
     assert grammar.bits_per_byte(rules) == pytest.approx(2 / (2 * 2 + 1))
 
 
 def derivations(sentence: str) -> list[float]:
-    """The probability of each derivation of the sentence: one of what its words could come from, by
-    trying all.
+    """Returns the probability of each derivation of the sentence, by trying all words from which
+    its words could be derived.
     """
     words = sentence.removesuffix(".\n").split()
 
@@ -220,9 +221,7 @@ def derivations(sentence: str) -> list[float]:
 
 
 def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entropy():
-    """The mean of -log2 p over sentences that are drawn is the entropy, within four standard
-    errors.
-    """
+    """The mean of -log2 p over drawn sentences is the entropy, within four standard errors."""
     sentences = b"".join(grammar.documents(0)[:32]).decode().splitlines(keepends=True)
     found = [derivations(sentence) for sentence in sentences]
     assert all(len(each) == 1 for each in found)

@@ -22,7 +22,7 @@ def regression(start: Any, apply: Any, targets: Any = X[:, 0]) -> dsgd.Problem:
 
 
 class Labels:
-    """A user's own loss, of which no check knows that its targets are indices."""
+    """A custom loss, for which no check knows that its targets are indices."""
 
     def __call__(self, params, batch):
         return jnp.log(-1.0 - jnp.sum(batch.targets)) + jnp.sum(params)

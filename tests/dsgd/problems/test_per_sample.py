@@ -1,5 +1,5 @@
-"""Gradients of single samples, changed before their mean is taken. Their noise is tested with
-dropout.
+"""Gradients of single samples, transformed before their mean is computed. Their noise is tested
+with dropout.
 """
 
 from __future__ import annotations

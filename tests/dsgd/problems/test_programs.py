@@ -1,4 +1,4 @@
-"""Which problems share one compiled program: those that differ in numbers only, and the same one
+"""Problems that share one compiled program: those that differ only in numbers, and the same one
 built twice.
 """
 
@@ -20,7 +20,7 @@ B = np.random.default_rng(0).normal(size=(4, 3))
 
 
 class Widths(nn.Module):
-    """Fields that have no hash are compared, too."""
+    """Fields without a hash, which are compared, too."""
 
     widths: list[int]
 

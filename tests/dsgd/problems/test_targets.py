@@ -1,4 +1,4 @@
-"""Targets are what the loss takes them for: indices of classes, or probabilities."""
+"""Targets are interpreted as in the loss: indices of classes, or probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HINGE = jax.vmap(optax.losses.multiclass_hinge_loss)
 
 
 def classifier(targets: Any, loss: Any = INTEGER_LABELS, outputs: Any = 2, **options: Any):
-    """Linear, with so many outputs; () for one without an axis."""
+    """Returns a linear classifier with the given outputs; () for one without an axis."""
     shape = (3, outputs) if outputs else (3,)
     model = problems.Model(lambda key: jnp.zeros(shape), lambda W, x: x @ W)
     return problems.finite_sum(model, loss, (X, targets), workers=2, batch_size=2, **options)

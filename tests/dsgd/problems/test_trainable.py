@@ -130,7 +130,7 @@ def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, words):
 
 def test_layers_of_a_neural_network_can_be_frozen():
     def last(params):
-        """Of flax's modules, whose layers' names end with their numbers."""
+        """Returns the last layer of flax's modules, whose names end with their numbers."""
         return dict.fromkeys(params, False) | {max(params): True}
 
     problem = problems.neural_network("mlp", workers=2, batch_size=4, trainable=last)

@@ -1,4 +1,4 @@
-"""A run that stops and goes on is the run that did not stop."""
+"""A run that is interrupted and resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE = "dsgd-run.npz"
 
 
 def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
-    """Bit for bit, keys and bfloat16 included."""
+    """Checks that trees are equal bit for bit, including keys and bfloat16."""
 
     def content(leaf):
         typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -40,7 +40,7 @@ def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
 
 
 def test_a_finished_run_continues_with_more_steps_as_if_it_had_not_stopped(problem, tmp_path):
-    """Also its clock: what is ahead of the last worker, and what the bandwidth goes by."""
+    """Including its clock: the lead of workers over the last one, and the time of the bandwidth."""
     cluster = clusters.Cluster(
         clusters.exponential(1.0), up=clusters.square_wave(64.0, 8.0, 30.0), latency=0.25
     )
@@ -52,7 +52,7 @@ def test_a_finished_run_continues_with_more_steps_as_if_it_had_not_stopped(probl
 
 
 def test_states_with_keys_and_types_that_numpy_lacks_are_saved(tmp_path):
-    """A method that carries a key and a bfloat16."""
+    """A method whose state has a key and a bfloat16."""
     sgd = algorithms.minibatch_sgd(optax.sgd(0.1))
 
     def init(params, N):
@@ -77,7 +77,7 @@ def test_states_with_keys_and_types_that_numpy_lacks_are_saved(tmp_path):
 
 
 def sevens(data: Any, stop: int | None) -> dsgd.Batches:
-    """Batches that are interrupted before that one."""
+    """Yields batches that are interrupted before the given one."""
 
     def items():
         for t in itertools.count():
@@ -89,7 +89,7 @@ def sevens(data: Any, stop: int | None) -> dsgd.Batches:
 
 
 def test_a_run_interrupted_by_its_batches_is_saved_and_resumes(problem, tmp_path):
-    """Batches that were used are skipped."""
+    """Used batches are skipped."""
     data = jax.tree.map(np.asarray, problem.data)
     straight = run(METHOD, problem, 100, batches=sevens(data, None))
     with pytest.raises(dsgd.Interrupted) as stopped:
@@ -119,7 +119,7 @@ ANYTHING_ELSE = "the compiled programs differ: another hyperparameter"
 
 
 def l2(strength: float, workers: int = N, shared: float = 0.0) -> dsgd.Problem:
-    """One name, one data set, several objectives."""
+    """Returns objectives with the same name and data set."""
     inputs = np.linspace(-1, 1, workers * 3, dtype=np.float32).reshape(workers, 3)
 
     def loss(params, batch):
@@ -168,7 +168,7 @@ OTHER_RUNS = {
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory) -> Path:
-    """Its checkpoint."""
+    """Returns the checkpoint of a run."""
     folder = tmp_path_factory.mktemp("one")
     run(**ONE, checkpoint=folder)
     return folder
@@ -176,7 +176,7 @@ def one_run(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("other", OTHER_RUNS)
 def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run):
-    """Also where names, shapes and the first step are the same."""
+    """Also if names, shapes and the first step are the same."""
     changed, message = OTHER_RUNS[other]
     with pytest.raises(ValueError, match=message):
         run(**ONE | changed, checkpoint=one_run)
@@ -189,7 +189,7 @@ def test_an_equal_run_built_again_has_the_same_fingerprint(one_run):
 def test_a_run_that_ended_between_records_continues_with_the_records_of_an_uninterrupted_one(
     problem, tmp_path
 ):
-    """Its own last record stays."""
+    """Its own last record is kept."""
     straight = run(METHOD, problem, 50, record_every=10)
     run(METHOD, problem, 25, record_every=10, checkpoint=tmp_path)
     resumed = run(METHOD, problem, 50, record_every=10, checkpoint=tmp_path)
@@ -220,7 +220,7 @@ dsgd.run(method, problem, steps=2_000_000_000, **options)
 
 
 def test_a_run_killed_during_a_save_resumes_also_on_another_number_of_devices(problem, tmp_path):
-    """What is left of half a save is taken away; what is not ours stays."""
+    """Remains of an incomplete save are removed; other files are kept."""
     (tmp_path / "12").mkdir()
     for own in (tmp_path / "12" / "own.txt", tmp_path / "notes.npz"):
         own.write_text("mine")
@@ -243,7 +243,7 @@ def test_a_run_killed_during_a_save_resumes_also_on_another_number_of_devices(pr
 
 @pytest.fixture
 def full_disk():
-    """A function after whose call the disk takes no more."""
+    """Returns a function after whose call the disk is full."""
 
     def half_written(file, **arrays):
         file.write(b"PK half of it")
@@ -273,7 +273,7 @@ def test_a_full_disk_does_not_lose_the_history_of_an_interrupted_run(problem, tm
 
 
 def test_any_flipped_bit_is_detected(one_run, tmp_path):
-    """Also where the file is cut, or is none of ours."""
+    """Also if the file is truncated, or is not a checkpoint."""
     whole = (one_run / FILE).read_bytes()
     broken = [
         whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
@@ -307,7 +307,7 @@ def test_an_invalid_folder_is_refused(folder, message, tmp_path):
 
 
 def test_a_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
-    """Root may write everywhere: the system's refusal is made."""
+    """Root may write everywhere, so the system's error is simulated."""
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -322,7 +322,7 @@ def carried(**server: jax.Array) -> loop.Carry:
 
 
 def opened(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:
-    """A run that has the folder, for as long as it takes to open it."""
+    """Opens a run in the folder, for as long as opening takes."""
     with checkpoints.Checkpoint(folder, about):
         if fails:
             raise ZeroDivisionError
@@ -338,8 +338,8 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 
 def test_the_folder_is_unlocked_after_an_error_while_the_error_is_referenced(tmp_path):
-    """Damaged files, another run's, what cannot be taken away, and errors of a run: each keeps what
-    it was raised in.
+    """Damaged files, files of another run, files that cannot be removed, and errors of a run: each
+    error references the frames in which it was raised.
     """
     path, half, kept = tmp_path / FILE, tmp_path / ".dsgd-run-abcdefgh.npz", []
     with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
@@ -365,7 +365,7 @@ def test_the_folder_is_unlocked_after_an_error_while_the_error_is_referenced(tmp
 
 
 def test_the_saved_state_is_restored_once(tmp_path):
-    """And a state with other leaves, shapes or types is refused by name."""
+    """A state with other leaves, shapes or types is refused by name."""
     carry = carried(x=jnp.arange(3.0), n=jnp.int32(7))
     records = {"step": np.arange(2), "loss": np.array([2.0, 1.0])}
     with checkpoints.Checkpoint(tmp_path, ABOUT) as first:
@@ -394,7 +394,7 @@ def test_the_saved_state_is_restored_once(tmp_path):
 
 
 def test_a_checkpoint_is_due_after_the_time_that_an_interruption_may_lose(tmp_path, monkeypatch):
-    """Since the last one, or since the run began."""
+    """Since the last checkpoint, or since the start of the run."""
     now = [100.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
     with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:

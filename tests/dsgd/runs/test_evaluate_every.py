@@ -1,5 +1,5 @@
-"""Evaluations that are rarer than records: what was not evaluated is NaN, not computed, and taken
-for no divergence.
+"""Evaluations that are rarer than records: other records are NaN, are not computed, and are not
+treated as a divergence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_some_records_are_evaluated_and_everything_else_is_unchanged(problem):
 
 @pytest.mark.parametrize("slope", [True, False])
 def test_records_that_are_not_due_compute_no_evaluation(slope):
-    """It may give no gradient."""
+    """The evaluation may return no gradient."""
     calls = []
 
     def evaluate(params, data, shared):

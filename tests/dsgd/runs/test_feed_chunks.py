@@ -1,5 +1,5 @@
-"""Batches from outside, chunk by chunk: which are on the devices, how many, and the number of a
-wrong one.
+"""Streamed batches, chunk by chunk: those that are on the devices, their number, and the number of
+an invalid one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def feed(batches, rounds: int = 100, record_every: int = 3) -> Feed:
 
 
 def numbered(first: int = 0, last: int = 10**6):
-    """Batch t is full of t."""
+    """Yields batches; batch t is filled with t."""
     for t in range(first, last):
         yield {"x": np.full((N, 3), t, np.float32), "n": np.full(N, t, np.int32)}
 

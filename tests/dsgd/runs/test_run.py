@@ -1,4 +1,4 @@
-"""`dsgd.run`: history, seeds, chunks, batches, refusals, warnings, and how it stops."""
+"""`dsgd.run`: history, seeds, chunks, batches, invalid arguments, warnings, and how it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 
 
 def own_problem() -> dsgd.Problem:
-    """Least squares as a user would write it, with none of the optional parts."""
+    """Least squares as a user would write it, without optional members."""
     inputs = jax.random.normal(jax.random.key(0), (N, 20, 3))
 
     def loss(params, batch):
@@ -56,7 +56,7 @@ INPUTS, TARGETS = WHOLE = tuple(map(np.asarray, LEAST_SQUARES.data))
 
 
 def test_seed_r_is_the_run_with_the_r_th_key(problem, key):
-    """Each has its own clock."""
+    """Each seed has its own clock."""
     seconds, bandwidths = (clusters.lognormal(mean, 1.0) for mean in (0.0, 4.0))
     cluster = clusters.Cluster(seconds, up=bandwidths, latency=0.25)
     together = run(RING, problem, 10, seeds=3, cluster=cluster)
@@ -95,7 +95,7 @@ def test_sparse_records_are_those_of_every_round(problem):
 
 
 def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
-    """Methods that differ in the numbers of W only have programs of their own."""
+    """Methods that differ only in the numbers of W have different programs."""
 
     def consensus(own_weight, steps, seed):
         W = np.full((N, N), (1 - own_weight) / (N - 1))
@@ -114,7 +114,7 @@ def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
 
 @pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (4, 0.0), (4, 0.3)])
 def test_raw_keys_draw_what_typed_keys_draw_for_any_number_of_workers(workers, noise):
-    """Programs that do not use the data, or the type of the key, lower to the same text."""
+    """Programs that do not use the data, or the type of the key, have the same text."""
     few = problems.random_quadratic(workers, 3, heterogeneity=0.0, noise=noise, seed=0)
     raw, typed = (
         run(SGD, few, 5, key=key, seeds=2)
@@ -148,8 +148,8 @@ def test_rbg_as_jax_s_default_is_refused_and_generated_keys_are_threefry():
 
 @pytest.fixture
 def advances(monkeypatch) -> list[int]:
-    """The rounds of each chunk, of runs that know no pace yet, and whose chunks may take as long as
-    they like.
+    """Yields the rounds of each chunk of runs without known speed, whose chunks may take any
+    time.
     """
     call, found = programs.call, []
 
@@ -165,8 +165,8 @@ def advances(monkeypatch) -> list[int]:
 
 
 def test_results_do_not_depend_on_chunks(problem, advances):
-    """A run of several chunks passes through the state of a shorter run, of one: a run begins at
-    the pace of the one before.
+    """A run of several chunks passes through the state of a shorter run of one chunk: a run starts
+    with the chunk length of the previous one.
     """
     long = run(RING, problem, 150)
     assert (advances[0], sum(advances)) == (1, 150)
@@ -199,7 +199,7 @@ def test_state_is_donated(problem, mesh, key):
 
 
 def test_bits_neither_overflow_nor_round(problem):
-    """2^40 + 1 bits up in every round: more than a 32-bit integer holds, and odd, which a float32
+    """2^40 + 1 bits up in every round: more than a 32-bit integer can hold, and odd, which float32
     cannot represent.
     """
     huge = 2**40 + 1
@@ -221,8 +221,8 @@ def test_half_precision_models_send_16_bits_a_number():
 
 
 def test_train_loss_is_that_of_the_drawn_batches():
-    """Batches from outside, against numpy; also on two devices, with sparse records, and with a
-    gradient of the problem's own.
+    """Streamed batches, compared with numpy; also on two devices, with sparse records, and with a
+    custom gradient.
     """
     drawn = np.random.default_rng(0).integers(0, 20, (6, 5))
     options = {"batches": [(INPUTS[:, at], TARGETS[:, at]) for at in drawn], "train_loss": True}
@@ -275,7 +275,7 @@ NOT_FINITE = {
 
 
 def given(changed: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `dsgd.run`: options, and members of its problem."""
+    """Returns arguments of `dsgd.run`: options, and members of its problem."""
     members = {name: changed[name] for name in LEAST_SQUARES._fields if name in changed}
     options = {name: value for name, value in changed.items() if name not in members}
     problem = LEAST_SQUARES._replace(**members)
@@ -371,8 +371,8 @@ def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
 
 
 def test_a_compiled_round_may_have_a_cluster(problem):
-    """Without one, backup workers would not know which are slow. Three floats are all-reduced round
-    a ring of two.
+    """Without a cluster, backup workers would not know which workers are slow. Three floats are
+    all-reduced around a ring of two.
     """
     method = algorithms.backup_workers_sgd(optax.sgd(0.1), 1)
     with pytest.raises(ValueError, match="has no cluster"):
@@ -382,7 +382,7 @@ def test_a_compiled_round_may_have_a_cluster(problem):
     assert dsgd.workers.traffic(program) == {"all-reduce": 12}
 
 
-# --- Exceptions, and processes that were forked.
+# --- Exceptions, and forked processes.
 
 EXCEPTION = re.compile(
     r"^class (\w+)\(.*(Error|Exception|Interrupt|Warning|WithHistory)\b.*\):", re.MULTILINE
@@ -390,7 +390,7 @@ EXCEPTION = re.compile(
 
 
 def exceptions() -> list[tuple[str, str]]:
-    """Module and name of each exception that the packages define."""
+    """Yields module and name of each exception that the packages define."""
     root = Path(dsgd.__file__).parents[1]
     return [
         (".".join(path.relative_to(root).with_suffix("").parts), name)
@@ -450,15 +450,15 @@ def test_a_process_that_was_forked_after_jax_started_is_refused():
     run(SGD, LEAST_SQUARES, 1)
 
 
-# --- Workers that come and go, and messages that are lost.
+# --- Partial participation, and lost messages.
 
-# which links are up in a round, and which workers take part
+# links that are up in a round, and participating workers
 LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for t in range(8)])
 PRESENT = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])
 
 
 def by_round(table: np.ndarray) -> clusters.Quantity:
-    """The table's numbers, `[rounds, numbers]`, where a round takes a second."""
+    """Returns the table's numbers, `[rounds, numbers]`, if a round takes a second."""
 
     def sample(key, clock, number):
         return jnp.asarray(table, jnp.float32)[jnp.round(clock).astype(jnp.int32), number]
@@ -467,14 +467,14 @@ def by_round(table: np.ndarray) -> clusters.Quantity:
 
 
 def messages(t: int) -> tuple[int, int]:
-    """On the ring in round t: sent, and arrived."""
+    """Returns the messages on the ring in round t: sent, and arrived."""
     near = [(i, j) for i in range(N) for j in ((i - 1) % N, (i + 1) % N)]
     sent = [pair for pair in near if t % 2 and PRESENT[t][list(pair)].all()]
     return len(sent), sum(LINKS[t, min(pair) * N + max(pair)] for pair in sent)
 
 
 def test_the_history_has_the_share_of_messages_that_arrived(problem):
-    """Of those between two records: NaN if none was sent."""
+    """The share over the rounds between two records; NaN if no message was sent."""
     cluster = clusters.Cluster(
         clusters.constant(1.0), present=by_round(PRESENT), delivered=by_round(LINKS)
     )
@@ -491,7 +491,7 @@ def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
 
 
 def of_two(participation_period: int) -> clusters.Cluster:
-    """Two workers at a time, drawn every few rounds."""
+    """Returns a cluster in which two workers at a time participate, drawn every few rounds."""
     return present(clusters.sampled(2, of=N), participation_period=participation_period)
 
 
@@ -511,7 +511,7 @@ WARNED = [
     (LOCAL, 2, of_two(2), None),
     (SCAFFOLD[1], 2, of_two(2), None),
     (LOCAL, 2, None, None),
-    # by the clock, nothing is drawn
+    # a recording; nothing is drawn
     (LOCAL, 2, present(clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)), None),
     (LOCAL, 2, present(clusters.constant([1.0, 1.0, 1.0, 0.0])), None),
     (LOCAL, 2, present(clusters.bernoulli(1.0, 1.0)), None),
@@ -540,7 +540,7 @@ def test_periods_of_participation_that_do_not_fit_are_warned_of(
 
 
 def test_a_period_longer_than_the_run_is_warned_of(problem):
-    """Unless it is a later stage."""
+    """Except in a later stage."""
     method = algorithms.local_sgd(optax.sgd(0.1), 3)
     with pytest.warns(UserWarning, match="every 3 rounds, but .*steps = 2, so nothing is sent"):
         first = run(method, problem, 2)

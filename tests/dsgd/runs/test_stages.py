@@ -1,4 +1,4 @@
-"""`start=`: a run that goes on from another; `until=`: one that ends before its last round."""
+"""`start=`: a run that continues another; `until=`: a run that ends before its last round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = 4
 METHOD = algorithms.decentralized_sgd(
     optax.sgd(0.1, momentum=0.5), topologies.one_peer_exponential(N)
 )
-unchecked = inspect.unwrap(dsgd.run)  # without pytest's look at annotations
+unchecked = inspect.unwrap(dsgd.run)  # without the checks of annotations
 
 
 def assert_equal(one, other) -> None:
@@ -29,7 +29,7 @@ def assert_equal(one, other) -> None:
 
 @pytest.mark.parametrize(("first", "seeds"), [(20, None), (25, 2)])
 def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem):
-    """Bits and clock begin at 0; the start's record is the last of the stage before."""
+    """Bits and clock start at 0; the first record is the last of the previous stage."""
     cluster = clusters.Cluster(clusters.constant(0.5))
     options = {"seeds": seeds, "record_every": 10, "cluster": cluster}
     straight = run(METHOD, problem, 40, **options)

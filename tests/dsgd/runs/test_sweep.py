@@ -125,13 +125,13 @@ def test_errors_that_no_hyperparameter_causes_pass_unchanged(problem):
         sweep(lambda rate: wrong, problem, rate=[0.1, 0.2])
 
 
-# --- The best point, of histories that are made up here.
+# --- The best point of constructed histories.
 
 
 def made_up(
     metric: str, ends: np.ndarray, loss: np.ndarray | None = None, **grid: list[float]
 ) -> dsgd.Sweep:
-    """A sweep whose metric has these values at its points, with one seed and one record."""
+    """Returns a sweep whose metric has these values at its points, with one seed and one record."""
     loss = np.zeros_like(ends) if loss is None else loss
     history = {"step": np.arange(1), "loss": loss[..., None, None], metric: ends[..., None, None]}
     grids = {name: np.asarray(values) for name, values in grid.items()}
@@ -208,7 +208,9 @@ def test_tail_mean_is_of_the_last_tenth():
 
 
 def counting(size=0.1) -> dsgd.Algorithm:
-    """Its metric is `[N]`: the round, a decimal further for each worker."""
+    """Returns a method whose metric is `[N]`: the round, plus a different decimal for each
+    worker.
+    """
 
     def update(state, gradients, round):
         round.log(rounds=(round.step + 1) * 10.0 ** jnp.arange(round.workers))
@@ -232,7 +234,7 @@ def test_metrics_of_workers_are_recorded_worker_by_worker(problem):
 
 
 def test_a_diverged_run_keeps_its_records_until_then(problem):
-    """More records than workers, so that the axes cannot be taken for each other."""
+    """More records than workers, so that the axes are distinguishable."""
     with pytest.raises(dsgd.Diverged, match=r"mine: the loss .*; try a smaller step") as caught:
         run(counting(1e4), problem, 100, seeds=2)
     history = caught.value.history

@@ -25,7 +25,7 @@ carry, total, times, of_array = (
 
 
 def count_of(*values: int) -> np.ndarray:
-    """Base-2^16 digits, least significant first, by Python's arithmetic."""
+    """Returns base-2^16 digits, least significant first, by Python's arithmetic."""
     return np.array(
         [[value // 2 ** (16 * i) % 2**16 for i in range(4)] for value in values], np.uint32
     )
@@ -36,7 +36,7 @@ def number(count: jax.Array) -> list[int] | int:
 
 
 def whole(largest: int):
-    """Integers up to `largest`, with its end and the edges of digits, of a float32 and of a
+    """Draws integers up to `largest`, including its end and the limits of digits, of float32 and of
     float64.
     """
     edges = [
@@ -86,7 +86,7 @@ def test_total(values):
 
 
 def test_total_of_65535_counts():
-    """The most that it promises: every digit of every count full."""
+    """The largest supported sum: every digit of every count is maximal."""
     k, each = 2**16 - 1, 2**48 - 1
     everybody = np.broadcast_to(count_of(each)[0], (k, 4))
     assert number(total(everybody)) == k * each

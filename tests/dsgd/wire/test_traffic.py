@@ -1,5 +1,5 @@
-"""Bytes counted in compiled programs are the bytes that the collectives' definitions say, on every
-number of devices.
+"""Bytes counted in compiled programs are those of the collectives' definitions, on every number of
+devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOAT = 4  # bytes
 
 
 def compiled(function, *args, devices: int = D):
-    """The program of `function` on every device's blocks."""
+    """Returns the program of `function` on every device's blocks."""
     spread = jax.shard_map(
         function,
         mesh=workers.mesh(devices),
@@ -54,7 +54,7 @@ COLLECTIVES = {
     # XLA may sum the leaves in one collective of many operands
     "tree": (workers.sum, TREE, lambda D, n: {"all-reduce": 2 * (D - 1) * 96 * 4 // D}),
     "gather": (workers.gather, rows(), lambda D, n: {"all-gather": (D - 1) * n * ROW * FLOAT}),
-    # from each of the n own workers to each of the peer's n
+    # from each of the device's n workers to each of the peer's n
     "all_to_all": (
         workers.all_to_all,
         jnp.zeros((N, N, 5), jnp.uint8),
@@ -83,7 +83,7 @@ def test_collectives_send_the_bytes_of_their_definitions(name, devices):
 
 
 def test_one_device_sends_nothing():
-    """Nor does a collective over a group of one, which stays in the program."""
+    """Neither does a collective over a group of one, which remains in the program."""
 
     def everything(x):
         return (
@@ -102,7 +102,7 @@ def test_one_device_sends_nothing():
 
 
 def test_only_devices_that_send_to_others_count():
-    """Three of eight devices send their blocks, two to themselves."""
+    """Three of eight devices send their blocks, two of them to themselves."""
     pairs = [(0, 0), (1, 1), (2, 5), (5, 2), (3, 4)]
     program = compiled(lambda x: lax.ppermute(x, workers.AXIS, pairs), rows(D))
     assert traffic(program) == {"collective-permute": 3 / 8 * ROW * FLOAT}
@@ -121,7 +121,7 @@ def repeat(times: int, function):
 
 
 def test_nested_loops_multiply():
-    """Five times a gather, and three shifts, each time."""
+    """A gather is executed five times, and three shifts in each iteration."""
     block = N // D * ROW * FLOAT
 
     def outer(y):
@@ -168,11 +168,11 @@ def test_functions_that_are_not_compiled_are_refused_with_a_remedy(given):
         traffic(given)
 
 
-# Programs written by hand, for what XLA does not emit for CPUs.
+# Hand-written programs, for instructions that XLA does not emit for CPUs.
 
 
 class Written:
-    """An optimised HLO module with these instructions in its entry computation."""
+    """An optimized HLO module with these instructions in its entry computation."""
 
     def __init__(self, entry: str, computations: str = "", header: str = f"num_partitions={D}"):
         main = f"ENTRY %main (p: f32[4]) -> f32[4] {{\n{entry}\n}}"
@@ -246,7 +246,7 @@ def test_forms_of_groups(groups, size, attributes):
 
 
 def computation(name: str, kind: str) -> str:
-    """One shift of an operand of this type, under the same names in every computation."""
+    """Returns one shift of an operand of this type, under the same names in every computation."""
     return f"%{name} (p: {kind}) -> {kind} {{\n{shift_by_one(kind + '{0}')}\n}}\n"
 
 
@@ -276,7 +276,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_programs_for_other_platforms_are_read(name):
-    """What no computation calls sends nothing."""
+    """Computations that are not called send nothing."""
     text, sent = WRITTEN[name]
     assert traffic(Written(text, computation("uncalled", "u8[1]"))) == sent
 

@@ -1,4 +1,4 @@
-"""Arrays that are stored before they are used."""
+"""Arrays that are materialized before they are used."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EDGES = [0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 1e-45]
 
 
 def test_materialize_changes_no_bit():
-    """For all types, and all numbers that the loop that never turns looks at: the first of each
-    tree.
+    """For all types, and for all numbers that the condition of the loop without iterations reads:
+    the first of each tree.
     """
     with jax.enable_x64(True):
         trees = [jnp.array([255, 3, 7]).astype(dtype) for dtype in TYPES]
@@ -55,8 +55,8 @@ def test_it_is_the_identity_for_derivatives_and_empty_arrays():
 
 @pytest.mark.parametrize("kept", [materialize, lambda x: x], ids=["materialized", "plain"])
 def test_producers_are_not_fused_with_consumers(kept):
-    """Without it XLA needs no memory for the array; if XLA saw that the loop never turns, it would
-    need none either.
+    """Without it XLA allocates no memory for the array; the same would hold if XLA removed the loop
+    without iterations.
     """
     x = jnp.linspace(0, 1, 1 << 16)
     program = (
