@@ -31,7 +31,7 @@ _LATE = clusters.Quantity(
     lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)),
     "uniform",
     False,
-    steady=True,
+    time_invariant=True,
 )
 # the only micro-batch of a worker takes longer than 1 - P with probability P
 UNIFORM = clusters.Cluster(_LATE)

@@ -16,10 +16,10 @@ WORKERS = 5
 carry, total, times, of_array = (
     jax.jit(function)
     for function in (
-        counts.carry,
+        counts.normalize,
         counts.total,
-        counts.times,
-        lambda bits: counts.of(bits, WORKERS),
+        counts.scale,
+        lambda bits: counts.from_bits(bits, WORKERS),
     )
 )
 
@@ -50,7 +50,7 @@ def whole(largest: int):
 
 @given(whole(MOST))
 def test_from_a_python_integer(bits):
-    count = counts.of(bits, 3)
+    count = counts.from_bits(bits, 3)
     assert count.dtype == jnp.uint32
     np.testing.assert_array_equal(count, count_of(bits, bits, bits))
 
@@ -74,7 +74,7 @@ def factor_and_count():
 
 
 @given(st.lists(factor_and_count(), min_size=WORKERS, max_size=WORKERS))
-def test_times(pairs):
+def test_scale(pairs):
     factors, values = zip(*pairs, strict=True)
     product = times(np.array(factors, np.uint32), count_of(*values))
     np.testing.assert_array_equal(product, count_of(*(factor * value for factor, value in pairs)))
@@ -93,7 +93,7 @@ def test_total_of_65535_counts():
 
 
 @given(st.lists(st.integers(0, 2**32 - 2**16), min_size=3, max_size=3), st.integers(0, 2**15))
-def test_carry_keeps_the_number_and_makes_every_digit_small(low, high):
+def test_normalize_keeps_the_number_and_makes_every_digit_small(low, high):
     digits = [*low, high]
     carried = carry(np.array(digits, np.uint32))
     assert carried.max() < 2**16
