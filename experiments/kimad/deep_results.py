@@ -282,15 +282,14 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         f"{', '.join(beyond)} s.",
         "The paper's top-5 accuracy of 80 % with 10 classes, for which guessing has 50 %, is "
         "probably a top-1 accuracy.",
-        f"Kimad+ has {statistics.within(gain, 1)} % more accuracy than EF21 (paper: 1 %): "
+        f"The accuracy of Kimad+ differs from EF21's by {statistics.within(gain, 1)} % (paper: 1 %): "
         f"{surely}.",
         f"EF21's mean error is {smaller:.2f} times Kimad's with the same number of bits: Kimad's "
         "error is large when the bandwidth is small.",
-        f"An index takes {whole} bits in the whole model and {layered:.1f} in its layers: with "
-        f"the same number of bits there are {1 - (32 + layered) / (32 + whole):.1%} fewer "
-        "elements, but the layers' ratios may differ from one another. Kimad+'s error is "
-        f"{better:.2f} times that of the largest elements of the whole model, which would be "
-        "optimal if indices took no bits.",
+        f"An index takes {whole} bits in the whole model and {layered:.1f} in a layer. With the same "
+        f"number of bits the whole model therefore sends {1 - (32 + layered) / (32 + whole):.1%} "
+        "fewer elements, but the ratios of its layers may differ. The error of Kimad+ is "
+        f"{better:.2f} times the whole model's, which would be optimal if indices took no bits.",
     ]
 
 

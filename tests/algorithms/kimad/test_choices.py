@@ -69,7 +69,7 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
     assert choices.delta(x.shape[0]) == min(each)
 
 
-def test_any_of_contains_each_compressor():
+def test_from_compressors_contains_each_compressor():
     each = [
         compressors.sign,
         compressors.clipping(3),
