@@ -282,14 +282,15 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         f"{', '.join(beyond)} s.",
         "The paper's top-5 accuracy of 80 % with 10 classes, for which guessing has 50 %, is "
         "probably a top-1 accuracy.",
-        f"The accuracy of Kimad+ differs from EF21's by {statistics.within(gain, 1)} % (paper: 1 %): "
-        f"{surely}.",
+        f"The accuracy of Kimad+ differs from EF21's by {statistics.within(gain, 1)} % (paper: 1 "
+        f"%): {surely}.",
         f"EF21's mean error is {smaller:.2f} times Kimad's with the same number of bits: Kimad's "
         "error is large when the bandwidth is small.",
-        f"An index takes {whole} bits in the whole model and {layered:.1f} in a layer. With the same "
-        f"number of bits the whole model therefore sends {1 - (32 + layered) / (32 + whole):.1%} "
-        "fewer elements, but the ratios of its layers may differ. The error of Kimad+ is "
-        f"{better:.2f} times the whole model's, which would be optimal if indices took no bits.",
+        f"An index takes {whole} bits in the whole model and {layered:.1f} in a layer. With the "
+        "same number of bits the whole model therefore sends "
+        f"{1 - (32 + layered) / (32 + whole):.1%} fewer elements, but the ratios of its layers "
+        f"may differ. The error of Kimad+ is {better:.2f} times the whole model's, which would be "
+        "optimal if indices took no bits.",
     ]
 
 
