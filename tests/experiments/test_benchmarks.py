@@ -111,7 +111,7 @@ def test_versions_that_differ_are_reported(tmp_path, monkeypatch):
     ):
         peers.main(args)
     fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})
-    with pytest.raises(RuntimeError, match="numpy is nan from the first version"):
+    with pytest.raises(RuntimeError, match="numpy differs by nan from the first version"):
         peers.main(args)
 
 

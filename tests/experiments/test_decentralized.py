@@ -136,7 +136,7 @@ def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monk
     monkeypatch.setattr(heterogeneity.problems, "split", split)
     with pytest.raises(
         ValueError,
-        match=r"alpha = 0.01: none of 10,000 partitions gives each of 64 workers 16 samples each",
+        match=r"alpha = 0.01: none of 10,000 partitions gives each of 64 workers 16 samples",
     ):
         heterogeneity.main(
             heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False)
