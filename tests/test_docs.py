@@ -42,7 +42,7 @@ OTHERS = (
     "page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)]
 )
 def test_python_blocks_run(page, request):
-    # their runs are so long that haste costs more than it saves
+    # their runs are so long that fast compilation costs more than it saves
     if page in ("README.md", "docs/reference/methods.md"):
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -70,7 +70,7 @@ def test_every_page_with_python_blocks_is_run():
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_files_that_pages_link_to_are_there(page):
+def test_files_that_pages_link_to_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     assert not missing

@@ -1,5 +1,5 @@
-"""Each notebook is what its text gives, and says where it comes from; their cells are run where the
-documentation is built.
+"""Each notebook is generated from its text, and names it; cells are run when the documentation is
+built.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ NAMES = [path.stem for path in TEXTS]
 
 
 def code(notebook) -> list[str]:
-    """Cells of code, without the lines that are not Python's."""
+    """Cells of code, without the lines that are not Python."""
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.MULTILINE) for cell in cells]
 
 
-def test_there_are_seven():
+def test_there_are_seven_notebooks():
     assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, 8)]
     assert sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb")) == NAMES
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_the_notebook_is_what_the_text_gives_and_whole(path):
+def test_the_notebook_is_the_one_made_of_its_text(path):
     import nbformat  # takes a second, which each process of tests would wait before its first test
 
     text = path.read_text()
@@ -45,14 +45,14 @@ def test_the_notebook_is_what_the_text_gives_and_whole(path):
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     cells = code(notebook)
-    assert len(cells) <= 16  # with the one that installs
+    assert len(cells) <= 16  # including the one that installs
     for cell in cells:
         ast.parse(cell)
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (path.parent / link).exists(), link
 
 
-def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
+def test_each_notebook_starts_with_a_badge_and_a_cell_that_installs_on_colab_only():
     for path in TEXTS:
         badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
         address = notebooks.address(path.stem)
@@ -80,7 +80,7 @@ def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
         assert notebooks.address(path.stem) in page
 
 
-def test_a_cells_name_changes_with_the_cell_only():
+def test_the_id_of_a_cell_changes_only_with_the_cell():
     cell = "```{code-cell} ipython3\nx = 1\n```\n"
     text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
     other = text.replace("Words.", "Other words.")

@@ -1,4 +1,4 @@
-"""Mistakes in methods that theory finds, in bounds, and in what left sides are measured with."""
+"""Mistakes in methods that theory finds, in bounds, and in the computation of left sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = "theory_checks/machinery"
 
 
 def holds(name: str) -> str:
-    """The test of a statement."""
+    """Returns the test of a statement."""
     return f"'{TESTS}/test_statements.py::test_statement_holds[{name}]'"
 
 
