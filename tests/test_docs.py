@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 FIRST = ("README.md",)
 OTHERS = (
     "docs/index.md",
-    "docs/tutorial/index.md",
     "docs/how_to/own_method.md",
     "docs/reference/methods.md",
     "docs/how_to/dropcompute.md",
@@ -61,6 +61,40 @@ PAGES = [
         ),
     )
 ]
+
+
+CELLS = re.compile(r"```\{code-cell\}\n(?::[^\n]*\n+)*(.*?)```", re.DOTALL)
+EXECUTED = [page for page in PAGES if "```{code-cell}" in (ROOT / page).read_text()]
+
+
+def cells(page):
+    """Returns the code of an executed page, without the lines that only IPython understands."""
+    code = "\n".join(CELLS.findall((ROOT / page).read_text()))
+    return re.sub(r"^%.*$", "", code, flags=re.MULTILINE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", sorted(EXECUTED))
+def test_cells_run_and_print_the_numbers_that_the_text_quotes(page, capsys):
+    exec(compile(cells(page), page, "exec"), {"__name__": page})
+    printed = capsys.readouterr().out
+    prose = re.sub(r"```.*?```|\$[^$]*\$|\]\(.*?\)", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", prose.partition("\n# ")[2].partition("\n")[2])
+    assert [number for number in quoted if number not in printed + cells(page)] == []
+
+
+@pytest.mark.parametrize("page", sorted(EXECUTED))
+def test_cells_are_formatted_and_fit_the_column(page):
+    for cell in CELLS.findall((ROOT / page).read_text()):
+        if not cell.startswith("%"):
+            command = ["ruff", "format", "--line-length", "88", "--stdin-filename", "cell.py", "-"]
+            formatted = subprocess.run(
+                command, input=cell, capture_output=True, text=True, check=True
+            ).stdout
+            assert cell == formatted
+            assert max(map(len, cell.splitlines())) <= 88
+    lines = [line for line in cells(page).splitlines() if line.strip()]
+    assert not page.startswith("docs/cookbook/") or len(lines) < 30
 
 
 def test_every_page_with_python_blocks_is_run():
