@@ -1,6 +1,4 @@
-"""Mistakes in what workers send: packed codes, counts of bits, collectives, gossip, the calls of a
-round.
-"""
+"""Mistakes in messages: packed codes, counts of bits, collectives, gossip, the calls of a round."""
 
 from __future__ import annotations
 

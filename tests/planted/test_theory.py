@@ -1,4 +1,4 @@
-"""Mistakes in methods that theory finds, in bounds, and in what left sides are measured with."""
+"""Mistakes in methods that theory finds, in bounds, and in the computation of left sides."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ M = "theory_checks/machinery"
 
 
 def holds(name: str) -> str:
-    """The test of a statement."""
+    """Returns the test of a statement."""
     return f"'{TESTS}/test_statements.py::test_statement_holds[{name}]'"
 
 
 METHODS = [
+    Mistake(
+        "algorithms/local_updates/des_loc.py",
+        '("mu", "trace"), ("nu", "nu_max")',
+        '("nu", "trace"), ("mu", "nu_max")',
+        holds("DES-LOC, every round"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_opt.py",
+        "jnp.sign(v - delta**2)",
+        "jnp.sign(delta**2 - v)",
+        holds("FedYogi, every round"),
+    ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "lambda pull: share * pull",
