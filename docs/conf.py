@@ -45,6 +45,7 @@ myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
 nb_execution_mode = "cache"  # a notebook that has not changed is not run again
+nb_merge_streams = True  # what a cell prints is one block
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook

@@ -79,8 +79,8 @@ def test_cells_run_and_print_the_numbers_that_the_text_quotes(page, capsys):
     exec(compile(cells(page), page, "exec"), {"__name__": page})
     printed = capsys.readouterr().out
     prose = re.sub(r"```.*?```|\$[^$]*\$|\]\(.*?\)", "", (ROOT / page).read_text(), flags=re.DOTALL)
-    text = prose.partition("\n# ")[2].partition("\n")[2]
-    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", text)
+    body = prose.partition("\n# ")[2].partition("\n")[2]
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", body)
     assert [number for number in quoted if number not in printed + cells(page)] == []
 
 
