@@ -35,6 +35,7 @@ exclude_patterns = ["_build", "extensions"]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["enlarge.js"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
