@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_server import cut, unshard
+from algorithms.asynchronous.asynchronous_server import shard, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
 from algorithms.asynchronous.on_ray.session import require_ray
 from dsgd import checks
@@ -20,7 +20,7 @@ from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
 
 Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
-_cut, _unshard = jax.jit(cut, static_argnums=1), jax.jit(unshard)
+_cut, _unshard = jax.jit(shard, static_argnums=1), jax.jit(unshard)
 
 
 class Task(NamedTuple):
