@@ -30,7 +30,13 @@ from experiments.shared import commands, figures, statistics, tables, tuning
 
 # some methods of each family
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
-FAMILIES = {"synchronous": "-", "asynchronous": ":", "compressed": "--", "decentralized": "-."}
+FAMILIES = {  # folders of `algorithms`, and the line style of each
+    "synchronous": "-",
+    "local_updates": (0, (8, 2)),
+    "asynchronous": ":",
+    "compressed": "--",
+    "decentralized": "-.",
+}
 # default data and partition; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
@@ -247,7 +253,7 @@ def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:
     shown = {name: group for name, group in groups.items() if group}
     longest = max(map(len, shown.values()))
     columns = [
-        [Line2D([], [], linestyle="", label=name), *group]
+        [Line2D([], [], linestyle="", label=name.replace("_", " ")), *group]
         + [Line2D([], [], linestyle="", label=" ")] * (longest - len(group))
         for name, group in shown.items()
     ]
@@ -255,7 +261,8 @@ def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:
         handles=[handle for column in columns for handle in column],
         loc="outside lower center",
         ncols=len(columns),
-        handlelength=3,
+        handlelength=2.5,
+        columnspacing=1.2,
         frameon=False,
     )
     for text in legend.get_texts()[:: longest + 1]:

@@ -159,13 +159,14 @@ def test_every_method_has_its_own_look_in_the_line_style_of_its_family():
         "d2": "decentralized",
     }.items():
         assert lines[name].get_linestyle() == compare.FAMILIES[family]
+    assert lines["local-sgd"].is_dashed(), "of local_updates, not of synchronous"
     looks = {(line.get_color(), line.get_marker()) for line in lines.values()}
     assert len(looks) == len(lines), "colour and marker alone name a method"
     np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
     (legend,) = sheet.legends
     names = [text.get_text() for text in legend.get_texts()]
     columns = np.array(names).reshape(len(compare.FAMILIES), -1)
-    assert columns[:, 0].tolist() == list(compare.FAMILIES)
+    assert columns[:, 0].tolist() == [name.replace("_", " ") for name in compare.FAMILIES]
     assert sorted(columns[:, 1:][columns[:, 1:] != " "]) == sorted(algorithms.ALGORITHMS)
     assert bits.get_title() == "sgd sends nothing"
 
