@@ -30,7 +30,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "extensions"]
 
-# 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
+# Text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
 html_theme = "furo"
 html_static_path = ["static"]
