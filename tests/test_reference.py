@@ -1,4 +1,4 @@
-"""The reference has every public name, and docstrings become what Sphinx reads."""
+"""The reference contains every public name, and docstrings become valid reStructuredText."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOMS = {package.__name__ for package in PACKAGES}
 
 
 def _listed(module, name):
-    """The public names of a module, with those of the modules among them."""
+    """Returns the public names of a module, including those of its submodules."""
     found = getattr(module, "__all__", None) or [
         each
         for each, value in vars(module).items()
@@ -55,8 +55,8 @@ def test_every_public_name_is_in_the_reference(package):
 
 
 def _is_of_a_family(name):
-    """A family of theory_checks shows what a user calls; its trials and instances are the
-    tables'.
+    """Returns whether a family of theory_checks shows the name, which users call; its trials and
+    instances belong to the tables.
     """
     room, *path = name.split(".")
     return (
