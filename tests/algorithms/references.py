@@ -156,7 +156,10 @@ THIRD = {
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
     "des-loc": "lossy",
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
-    **{"sparse-loco": "blocking", "muloco": "none", "noloco": "lossy", "sparta": "sampled"},
+    "sparse-loco": "blocking",
+    "muloco": "none",
+    "noloco": "lossy",
+    "sparta": "sampled",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
