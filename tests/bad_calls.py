@@ -146,6 +146,7 @@ BY_NAME: dict[str, Any] = {
     "algorithm": METHOD,
     "problem": QUADRATIC,
     "steps": 5,
+    "fragments": 2,
     "key": KEY,
     "index": (1,),
     "values": np.ones((2, 5)),
