@@ -21,17 +21,22 @@ html_title = "dsgd"
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",
+    "sphinx_copybutton",
     "myst_nb",
     "docstrings",
     "links",
 ]
-exclude_patterns = ["_build", "extensions"]
+exclude_patterns = ["_build", "extensions", "templates"]
+templates_path = ["templates"]  # of the pages that autosummary writes, one for each object
 
 # 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
+suppress_warnings = ["autosummary.import_cycle"]  # names of public objects are written in full
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
