@@ -3,6 +3,7 @@ extra `docs` installed.
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -30,13 +31,27 @@ extensions = [
     "myst_nb",
     "docstrings",
     "links",
+    "objects",
 ]
 exclude_patterns = ["_build", "extensions", "templates"]
-templates_path = ["templates"]  # of the pages that autosummary writes, one for each object
+
+# autosummary writes one page for each object, below reference/api/generated
+templates_path = ["templates"]
+autosummary_context = {
+    "modules": sorted(  # those with a page, innermost first
+        (
+            name
+            for page in DOCS.glob("reference/api/**/*.rst")
+            for name in re.findall(r"py:module:: (\S+)", page.read_text())
+        ),
+        key=len,
+        reverse=True,
+    )
+}
+suppress_warnings = ["autosummary.import_cycle"]  # the tables have full names
 
 # 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
-suppress_warnings = ["autosummary.import_cycle"]  # names of public objects are written in full
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
