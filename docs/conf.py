@@ -48,6 +48,17 @@ autosummary_context = {
         reverse=True,
     )
 }
+# a class and a function whose names differ in case only would be the same file on some systems
+autosummary_filename_map = {
+    name: f"{name}-function"
+    for name in (
+        "algorithms.cannikin.learner",
+        "algorithms.dropcompute.simulated",
+        "algorithms.kimad.budget",
+        "dsgd.sweep",
+        "dsgd.workers.participation",
+    )
+}
 suppress_warnings = ["autosummary.import_cycle"]  # the tables have full names
 
 # 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
@@ -58,6 +69,7 @@ html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
+html_search_scorer = "search.js"
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 
