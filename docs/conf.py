@@ -69,7 +69,7 @@ html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
-html_search_scorer = "search.js"
+html_search_scorer = str(DOCS / "search.js")
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 
