@@ -1,4 +1,4 @@
-"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the
+"""Configuration of the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the
 extra `docs` installed.
 """
 
@@ -76,7 +76,7 @@ pygments_dark_style = "github-dark"
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
-nb_execution_mode = "cache"  # a notebook that has not changed is not run again
+nb_execution_mode = "cache"  # notebooks that have not changed are not run again
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook
@@ -92,8 +92,8 @@ OTHERS = (
     "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib "
     "collections concurrent fractions pathlib"
 )
-# what is documented elsewhere, where CI cannot look; names that only type checkers import; letters
-# of shapes
+# names of other libraries, whose documentation is not read; names that only type checkers import;
+# letters of shapes
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
     ("py:class", "History|Runs|Weights|Axes|Figure|'d'|'bytes'"),
@@ -104,8 +104,8 @@ NOTEBOOKS = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md")
 
 
 def copy_notebooks() -> None:
-    """Sphinx reads what lies below its own folder: the notebooks are copied there before each
-    build.
+    """Copies the notebooks into docs/ before each build, because Sphinx reads only files below its
+    own folder.
     """
     there = DOCS / "notebooks"
     shutil.rmtree(there, ignore_errors=True)
@@ -117,7 +117,9 @@ def copy_notebooks() -> None:
 
 
 def link_notebooks(app: Any, page: str, source: list[str]) -> None:
-    """Links to notebooks lead to their copies, which come below the page about them."""
+    """Makes links to notebooks lead to their copies, and lists the copies below the page about
+    them.
+    """
     source[0] = source[0].replace("](../../experiments/notebooks/", "](../notebooks/")
     if page == "tutorial/notebooks" and NOTEBOOKS:
         names = "\n".join(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
