@@ -35,7 +35,12 @@ def _documented(objects: dict[str, Any], name: str) -> str | None:
     if name in objects:
         return name
     if "." in name or name[0].isupper():
-        ends = [each for each in objects if each.endswith(f".{name}")]
+        # a class also has an entry, an alias, with the name of the module that defines it
+        ends = [
+            each
+            for each, entry in objects.items()
+            if each.endswith(f".{name}") and not entry.aliased
+        ]
         if len(ends) == 1:
             return ends[0]
     owner, _, member = name.rpartition(".")
