@@ -35,19 +35,20 @@ extensions = [
 ]
 exclude_patterns = ["_build", "extensions", "templates"]
 
-# autosummary writes one page for each object, below reference/api/generated
+# autosummary writes one page for each object of these tables; pages of removed objects are deleted
 templates_path = ["templates"]
-autosummary_context = {
-    "modules": sorted(  # those with a page, innermost first
-        (
-            name
-            for page in DOCS.glob("reference/api/**/*.rst")
-            for name in re.findall(r"py:module:: (\S+)", page.read_text())
-        ),
-        key=len,
-        reverse=True,
-    )
-}
+GENERATED = DOCS / "reference/api/generated"
+TABLES = "".join(
+    page.read_text()
+    for page in DOCS.glob("reference/api/**/*.rst")
+    if page.parent != GENERATED
+)
+for page in GENERATED.glob("*.rst"):
+    if page.stem.removesuffix("-function") not in TABLES.split():
+        page.unlink()
+modules = re.findall(r"py:module:: (\S+)", TABLES)
+# innermost first
+autosummary_context = {"modules": sorted(modules, key=len, reverse=True)}
 # a class and a function whose names differ in case only would be the same file on some systems
 autosummary_filename_map = {
     name: f"{name}-function"
