@@ -25,15 +25,16 @@ from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.diloco import diloco, slowmo
+from algorithms.local_updates.local_sgd import local_sgd
+from algorithms.local_updates.scaffold import scaffold
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
-from algorithms.synchronous.local_sgd import local_sgd
 from algorithms.synchronous.minibatch_sgd import (
     minibatch_sgd,
     model_averaging_sgd,
     parameter_server_sgd,
 )
-from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
@@ -66,6 +67,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     ),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
+    "diloco": lambda optimizer, workers: diloco(optimizer, 4),
+    "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
     "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
     "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
     "exact-diffusion": lambda optimizer, workers: exact_diffusion(
@@ -122,6 +125,7 @@ __all__ = [
     "decentralized_sgd",
     "deepsqueeze",
     "delays",
+    "diloco",
     "drop_compute",
     "dropcompute",
     "ef21",
@@ -140,6 +144,7 @@ __all__ = [
     "parameter_server_sgd",
     "scaffold",
     "sgd",
+    "slowmo",
     "stochastic_gradient_push",
     "with_diagnostics",
     "with_local_work",

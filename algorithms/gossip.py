@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
 from dsgd import checks, communication
 from dsgd.base import Compressor, Params
@@ -60,12 +58,7 @@ def require_step(method: str, value: Any) -> None:
     """Raises a ValueError if the consensus step is not in (0, 1]. A traced value, as in a sweep, is
     not checked.
     """
-    if isinstance(value, Tracer):
-        return
-    if np.ndim(value) or not 0 < value <= 1:
-        raise ValueError(
-            f"{method}: consensus_step = {checks.shown(value)}; expected a number in (0, 1]"
-        )
+    checks.within(f"{method}: consensus_step", value, "(0, 1]")
 
 
 def midpoint(one: Any, other: Any) -> Any:

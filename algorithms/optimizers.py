@@ -1,7 +1,7 @@
 """Steps of optax optimizers, on one model or on stacked models; shared by all methods.
 
-Every call of an optimizer's `init` and `update` goes through `start` and `change`. They name the
-optimizer in the error message if it fails or if its updates do not fit the parameters, and they
+Every call of an optimizer's own `init` and `update` goes through those of this module. They name
+the optimizer in the error message if it fails or if its updates do not fit the parameters, and they
 wrap random keys of its state in `StateKey`, so that the engine can give each worker and seed its
 own key.
 """
@@ -50,7 +50,7 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> Model:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def drawn(
+def initial_model(
     problem_init: Callable[[jax.Array], Params],
     optimizer: optax.GradientTransformation,
     key: jax.Array,
@@ -63,11 +63,11 @@ def drawn(
 
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
     r"""Makes one step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
-    updates, memory = change(optimizer, gradient, model.optimizer, model.params)
+    updates, memory = update(optimizer, gradient, model.optimizer, model.params)
     return Model(optax.apply_updates(model.params, updates), memory)
 
 
-def change(
+def update(
     optimizer: optax.GradientTransformation, gradient: Params, memory: PyTree, params: Params
 ) -> tuple[Params, PyTree]:
     r"""Returns the optimizer's updates, $-\gamma g$ for `optax.sgd`, and its next state.
@@ -140,7 +140,7 @@ def local_step(
     return models._replace(params=after.params, optimizer=after.optimizer)
 
 
-def change_local(
+def update_local(
     optimizer: optax.GradientTransformation, models: Any, gradients: Gradients
 ) -> tuple[PyTree, PyTree]:
     r"""Returns every worker's update, $-\gamma g$ for `optax.sgd`, without applying it, and the
@@ -151,7 +151,7 @@ def change_local(
         models: state with fields `params` and `optimizer`, leaves `[n, ...]`.
         gradients: gradients, or vectors used as such, leaves `[n, ...]`.
     """
-    updates, memory = jax.vmap(partial(change, optimizer))(
+    updates, memory = jax.vmap(partial(update, optimizer))(
         gradients, models.optimizer, models.params
     )
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
@@ -176,14 +176,15 @@ def require_descent(optimizer: optax.GradientTransformation) -> float:
     except Exception as error:  # an optimizer that fails on a scalar may work on the model
         if "required keyword-only argument" in str(error):
             raise ValueError(
-                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); "
+                f"optimizer {display_name(optimizer)}: its update needs more than gradients "
+                f"({error}); "
                 "expected one that steps on gradients alone, for example optax.sgd(0.1)"
             ) from error
         return float("nan")
     # step sizes per coordinate are checked against the model by `start`
     if isinstance(step, Tracer) or np.ndim(step):
         return float("nan")
-    first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
+    first = f"optimizer {display_name(optimizer)}: its first step for a gradient of 1"
     if not checks.is_numeric(step):
         raise ValueError(
             f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and "
@@ -209,7 +210,7 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
     Random steps may ascend by chance, and so does every other step of sharpness-aware methods.
     """
     # the user passed a negative step size explicitly
-    chosen = re.findall(r"\w+", called(optimizer))[-1] in ("scale", "scale_by_schedule")
+    chosen = re.findall(r"\w+", display_name(optimizer))[-1] in ("scale", "scale_by_schedule")
     if chosen or any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
     for _ in range(_FIRST):
@@ -220,7 +221,7 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
     return True
 
 
-def called(optimizer: optax.GradientTransformation) -> str:
+def display_name(optimizer: optax.GradientTransformation) -> str:
     """Returns the optimizer's name for error messages: the function that made it; for a chain, with
     its parts.
     """
@@ -234,7 +235,7 @@ def _maker(update: Callable) -> str:
     except TypeError:  # no Python function
         return name
     if "tx" in kept:  # optax.with_extra_args_support
-        return called(kept["tx"])
+        return display_name(kept["tx"])
     return f"{name}({', '.join(map(_maker, kept['update_fns']))})" if "update_fns" in kept else name
 
 
@@ -247,7 +248,8 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
         cause = causes.remedy(error)
         cause = cause if len(cause) <= 200 else f"{cause[:180]} ..."
         raise ValueError(
-            f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: "
+            f"optimizer {display_name(optimizer)} fails on these parameters "
+            f"({type(error).__name__}: "
             f"{cause}); expected an optimizer that steps on gradients alone, with masks, "
             "labels and schedules that fit the parameters"
         ) from error
@@ -257,7 +259,7 @@ def _require_updates(
     optimizer: optax.GradientTransformation, updates: PyTree, params: Params
 ) -> None:
     """Raises a ValueError if the updates would be broadcast or cast to fit the parameters."""
-    where = f"optimizer {called(optimizer)}: its updates"
+    where = f"optimizer {display_name(optimizer)}: its updates"
     if jax.tree.structure(updates) != jax.tree.structure(params):
         checks.require_same(where, updates, params)
     for (path, leaf), x in zip(
@@ -292,11 +294,12 @@ def _with_state_keys(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params)
     )
     used = randomness.uses(
-        lambda memory, params: change(optimizer, params, memory, params), *shapes
+        lambda memory, params: update(optimizer, params, memory, params), *shapes
     )
     if used.constant:
         raise ValueError(
-            f"optimizer {called(optimizer)}: its update draws random numbers from a key that is "
+            f"optimizer {display_name(optimizer)}: its update draws random numbers from a key "
+            "that is "
             "not in its state, so that they are the same in all workers, seeds and runs; expected "
             "the key in the state that init returns, as in optax.add_noise"
         )

@@ -57,7 +57,7 @@ class RealWorker:
             jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here
         )
         self.model: optimizers.Model = jax.device_put(
-            optimizers.drawn(problem.init, optimizer, first), here
+            optimizers.initial_model(problem.init, optimizer, first), here
         )
 
     def sum(self, own: PyTree) -> PyTree:

@@ -25,6 +25,7 @@ from dsgd import sameness
 PyTree = Any
 Params = PyTree
 Key = Annotated[jax.Array, "one JAX key, such as jax.random.key(0)"]
+Real = Annotated[float | jax.Array, "a number"]  # traced when a sweep varies it
 Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sweep varies it
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 

@@ -67,6 +67,29 @@ def period(name: str, value: Any) -> Any:
     return value if isinstance(value, Tracer) else positive_int(name, value)
 
 
+def within(name: str, value: Any, interval: str) -> Any:
+    """Returns a real number of the interval, or a traced value of a sweep, which is not validated.
+
+    Args:
+        name: where the value comes from, for the message.
+        value: the number.
+        interval: such as "(0, 1]"; inf is a valid bound.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(value, Tracer):
+        return value
+    low, high = map(float, interval[1:-1].split(","))
+    inside = is_number(value) and (
+        (low <= value if interval[0] == "[" else low < value)
+        and (value <= high if interval[-1] == "]" else value < high)
+    )
+    if not inside:
+        raise ValueError(f"{name} = {shown(value)}; expected a number in {interval}")
+    return value
+
+
 def truth(where: str, given: Any, example: str) -> bool:
     """Returns the result of a user's function as a bool.
 

@@ -32,7 +32,7 @@ from experiments.shared import commands, figures, tables
 BITS = range(1, 9)
 FAMILIES = {
     "K": quadratics.top_k("sent"),
-    "bits": kimad.any_of(
+    "bits": kimad.from_compressors(
         [compressors.contraction(compressors.random_quantization(bits)) for bits in BITS]
     ),
 }

@@ -119,10 +119,15 @@ def _findings(
         args.jobs or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1), len(statements)
     )
     if custom or jobs == 1:
-        found = (registry.hold(statement, trials, args.seed) for statement in statements)
+        found = (registry.check(statement, trials, args.seed) for statement in statements)
     else:
-        found = registry.hold_all(
-            statements, trials, args.seed, processes=jobs, cached=args.cache, haste=args.quick
+        found = registry.check_all(
+            statements,
+            trials,
+            args.seed,
+            processes=jobs,
+            cached=args.cache,
+            fast_compile=args.quick,
         )
     screen = Console(stderr=True)
     return track(

@@ -127,7 +127,7 @@ def asynchronous_gossip_sgd(
             )
         middle = jax.tree.map(lambda leaf: gossip.midpoint(leaf[0], leaf[1]), models)
         first = methods.first((gradients, models, memories))
-        change, memory = optimizers.change(optimizer, first[0], first[2], first[1])
+        change, memory = optimizers.update(optimizer, first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
         # an index past the end on devices that do not store the row, which is not written
         own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])

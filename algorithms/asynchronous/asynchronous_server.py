@@ -110,7 +110,7 @@ def asynchronous_server(
                 "because all workers start from the initial model"
             )
         models = N if delays is None else delays.bound + 1
-        buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
+        buffer = jnp.repeat(shard(params, servers)[:, None], models, axis=1)
         events = arrivals.first_events(N, servers) if delays is None else ()
         model = optimizers.init(optimizer, params)
         return State(Server(model if start is None else start(model), buffer, events))
@@ -145,7 +145,7 @@ def asynchronous_server(
             f"{method}: step gives the model", model, state.server.model, types=True
         )
         buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(
-            cut(model.params, servers)
+            shard(model.params, servers)
         )
         round.event(gradients, now.worker[None], now.elapsed, network.asynchronous_server)
         round.log(staleness=jnp.max(now.staleness), worker=now.worker)
@@ -226,12 +226,12 @@ def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
     """
     if len(staleness) == 1:
         return jax.tree.map(lambda leaf: staleness[0], params)
-    parts = cut(params, len(staleness))
+    parts = shard(params, len(staleness))
     whole_numbers = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, staleness.dtype), params)
     return unshard(jnp.broadcast_to(staleness[:, None], parts.shape), whole_numbers)
 
 
-def cut(params: Params, parts: int) -> jax.Array:
+def shard(params: Params, parts: int) -> jax.Array:
     """Returns the model as P equal shards of one vector, the last one padded with zeros,
     `[P, part]`.
     """
@@ -241,7 +241,7 @@ def cut(params: Params, parts: int) -> jax.Array:
 
 def unshard(parts: jax.Array, like: Params) -> Params:
     """Returns the model whose shards `[P, part]` these are, with the shapes and types of `like`;
-    the inverse of `cut`.
+    the inverse of `shard`.
     """
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

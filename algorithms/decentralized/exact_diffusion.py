@@ -91,7 +91,7 @@ def adapt_correct_combine(
 
     def update(x, gradients, round):
         round.require_all(ONE_W)
-        change, memory = optimizers.change_local(optimizer, x, gradients)
+        change, memory = optimizers.update_local(optimizer, x, gradients)
         phi = jax.tree.map(lambda x, u, c: x + (u + c), x.params, change, x.correction)
         moved = jax.tree.map(lambda pull: share * pull, round.laplacian(phi, topology))
         return Corrected(optax.tree.add(phi, moved), memory, *add_up(x, moved))

@@ -37,7 +37,7 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
 
     def update(x, gradients, round):
         round.require_all(ONE_W)
-        change, memory = optimizers.change_local(optimizer, x, gradients)
+        change, memory = optimizers.update_local(optimizer, x, gradients)
         pull = round.laplacian(x.params, topology)  # X (W - I)
         new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x.params, pull, change, x.correction)
         return Corrected(new, memory, *add_up(x, jax.tree.map(lambda pull: pull / 2, pull)))

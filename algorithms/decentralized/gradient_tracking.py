@@ -54,7 +54,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)
         y = optax.tree.sub(optax.tree.add(y, gradients), state.gradient)
-        change, memory = optimizers.change_local(optimizer, state, y)
+        change, memory = optimizers.update_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, gradients)
 
     name, start = (

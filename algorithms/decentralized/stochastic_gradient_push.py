@@ -74,7 +74,7 @@ def stochastic_gradient_push(
         )
 
     def update(state, gradients, round):
-        change, memory = optimizers.change_local(optimizer, state.workers, gradients)
+        change, memory = optimizers.update_local(optimizer, state.workers, gradients)
         x, w = round.push_sum(
             optax.apply_updates(state.workers.params, change), state.workers.weight, topology
         )

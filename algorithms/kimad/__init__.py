@@ -4,7 +4,7 @@ package contains its parts.
 
 from algorithms.kimad.allocation import allocate, uniform
 from algorithms.kimad.budgets import Budget, budget
-from algorithms.kimad.choices import CompressorSet, any_of, top_k, whole_model
+from algorithms.kimad.choices import CompressorSet, from_compressors, top_k, whole_model
 from algorithms.kimad.monitors import Monitor, exponential_average, harmonic_mean, last, oracle
 from algorithms.kimad.updates import Update, gradient, local_steps
 
@@ -14,9 +14,9 @@ __all__ = [
     "Monitor",
     "Update",
     "allocate",
-    "any_of",
     "budget",
     "exponential_average",
+    "from_compressors",
     "gradient",
     "harmonic_mean",
     "last",

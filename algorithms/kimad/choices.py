@@ -24,9 +24,9 @@ class CompressorSet(NamedTuple):
     Args:
         sizes: (d, element type) -> bits of each compressor's message for d elements, a list of
             ints.
-        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all compressors, float32 `[choices]`;
-            data about x that `send` needs, a pytree).
-        send: (x `[d]`, the data from `look`, j, an int32 scalar) -> $C_j(x)$ `[d]`.
+        profile: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all compressors, float32 `[choices]`;
+            data about x that `apply` needs, a pytree).
+        apply: (x `[d]`, the data from `profile`, j, an int32 scalar) -> $C_j(x)$ `[d]`.
         delta: d -> the contraction factor that all of them satisfy, or None if one of them declares
             none.
         number: number of compressors.
@@ -36,8 +36,8 @@ class CompressorSet(NamedTuple):
     """
 
     sizes: Callable[[int, Any], list[int]]
-    look: Callable[[jax.Array, jax.Array], tuple[jax.Array, PyTree]]
-    send: Callable[[jax.Array, PyTree, jax.Array], jax.Array]
+    profile: Callable[[jax.Array, jax.Array], tuple[jax.Array, PyTree]]
+    apply: Callable[[jax.Array, PyTree, jax.Array], jax.Array]
     delta: Callable[[int], float | None]
     number: int
     name: str
@@ -82,7 +82,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
             for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)
         ]
 
-    def look(key, x):
+    def profile(key, x):
         order = lax.sort(xla.ranks(wide(x)))  # integers are sorted faster than floats
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # sums over the smallest elements
         left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
@@ -90,7 +90,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
             jnp.float32
         ), order
 
-    def send(x, order, choice):
+    def apply(x, order, choice):
         d, ranks = x.shape[0], xla.ranks(wide(x))
         k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
         least = order[d - k]
@@ -105,11 +105,11 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     def delta(d: int) -> float:
         return min(sparsification.kept(ratio, d) for ratio in ratios) / d
 
-    return CompressorSet(sizes, look, send, delta, len(ratios), f"top_k({_listed(ratios)})")
+    return CompressorSet(sizes, profile, apply, delta, len(ratios), f"top_k({_listed(ratios)})")
 
 
 @checks.arguments
-def any_of(compressors: Sequence[Compressor]) -> CompressorSet:
+def from_compressors(compressors: Sequence[Compressor]) -> CompressorSet:
     """A set of arbitrary compressors whose message lengths for d elements are fixed; each layer is
     compressed once with every compressor.
 
@@ -121,11 +121,12 @@ def any_of(compressors: Sequence[Compressor]) -> CompressorSet:
             message has a random length.
     """
     if not compressors:
-        raise ValueError("kimad.any_of: compressors = []; expected at least one")
+        raise ValueError("kimad.from_compressors: compressors = []; expected at least one")
     if len({compressor.layer_wise for compressor in compressors}) > 1:
         names = ", ".join(compressor.name for compressor in compressors)
         raise ValueError(
-            f"kimad.any_of: compressors {names} mix layer-wise and whole-model ones; expected all "
+            f"kimad.from_compressors: compressors {names} mix layer-wise and whole-model ones; "
+            "expected all "
             "layer by layer, or all of compressors.whole_model"
         )
 
@@ -133,12 +134,13 @@ def any_of(compressors: Sequence[Compressor]) -> CompressorSet:
         bits = fixed_bits(compressor, d, dtype)
         if bits is None:
             raise ValueError(
-                f"kimad.any_of: {compressor.name} has messages of random length; expected a "
+                f"kimad.from_compressors: {compressor.name} has messages of random length; "
+                "expected a "
                 "compressor whose message length is known before it is chosen"
             )
         return bits
 
-    def look(key, x):
+    def profile(key, x):
         keys = jax.random.split(key, len(compressors))
         each = [
             encode(compressor, key, x).decoded.astype(x.dtype)
@@ -154,8 +156,8 @@ def any_of(compressors: Sequence[Compressor]) -> CompressorSet:
 
     return CompressorSet(
         sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],
-        look=look,
-        send=lambda x, decoded, choice: decoded[choice],
+        profile=profile,
+        apply=lambda x, decoded, choice: decoded[choice],
         delta=delta,
         number=len(compressors),
         name=", ".join(compressor.name for compressor in compressors),

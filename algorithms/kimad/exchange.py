@@ -137,8 +137,8 @@ def exchange(
         round.refuse_if(~jnp.isnan(choice), words, choice)
     n = sent.bits.shape[0]
     round.sent(
-        counts.of(sent.bits, n),
-        counts.of(jnp.broadcast_to(answer.bits, (n,)), n),
+        counts.from_bits(sent.bits, n),
+        counts.from_bits(jnp.broadcast_to(answer.bits, (n,)), n),
         network.star,
         simulated=True,
     )
@@ -210,11 +210,11 @@ def compress(
     for_layers = jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest))
 
     errors, found = zip(
-        *_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True
+        *_over_equals(choices.profile, jax.random.split(key, len(vectors)), vectors), strict=True
     )
     errors = jnp.stack(errors)
     chosen = _require_choices(rule(errors, sizes, for_layers), len(vectors))
-    seen = _over_equals(choices.send, vectors, found, chosen)
+    seen = _over_equals(choices.apply, vectors, found, chosen)
     one = (np.arange(len(vectors)), chosen)
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
     missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)

@@ -16,7 +16,7 @@ from algorithms import optimizers
 from algorithms.kimad import budgets, monitors, updates
 from algorithms.kimad.allocation import uniform
 from algorithms.kimad.budgets import Numbers
-from algorithms.kimad.choices import CompressorSet, any_of
+from algorithms.kimad.choices import CompressorSet, from_compressors
 from algorithms.kimad.exchange import Config, Server, Worker, exchange
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
@@ -186,7 +186,7 @@ def kimad_sgd(
 def _as_choices(what: str, compressors: CompressorSet | Sequence[Compressor]) -> CompressorSet:
     if not compressors:
         raise ValueError(f"kimad_sgd: {what} = []; expected at least one compressor")
-    return compressors if isinstance(compressors, CompressorSet) else any_of(compressors)
+    return compressors if isinstance(compressors, CompressorSet) else from_compressors(compressors)
 
 
 def _name_of(rule: Any) -> str:

@@ -83,7 +83,7 @@ def _bits(model: int, N: int, counted: jax.Array, gradients: int) -> tuple[jax.A
         counted: which workers of the block are counted, bool `[n]`.
         gradients: number of counted workers.
     """
-    part = counts.of(-(-model // N), counted.shape[0])
+    part = counts.from_bits(-(-model // N), counted.shape[0])
     up = (N - 1) * (1 + counted.astype(np.uint32))
     down = (gradients - counted.astype(np.uint32)) + np.uint32(N - 1)
-    return counts.times(up, part), counts.times(down, part)
+    return counts.scale(up, part), counts.scale(down, part)

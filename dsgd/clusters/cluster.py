@@ -20,7 +20,7 @@ from dsgd.network.switch import check_convention, require_seconds
 _COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)
 # The port if no bandwidth is given.
 _FREE = Quantity(
-    lambda key, clock, worker: jnp.float32(jnp.inf), "None", positive=True, steady=True
+    lambda key, clock, worker: jnp.float32(jnp.inf), "None", positive=True, time_invariant=True
 )
 
 
@@ -139,8 +139,8 @@ class Cluster:
                 "expected a "
                 "quantity `present` that determines which workers participate"
             )
-        if self.delivered is not None and (self.delivered.workers or self.delivered.named):
-            number = self.delivered.workers or self.delivered.named
+        if self.delivered is not None and (self.delivered.workers or self.delivered.min_workers):
+            number = self.delivered.workers or self.delivered.min_workers
             raise ValueError(
                 f"Cluster: delivered = {self.delivered.name} is for {number} workers; expected a "
                 "quantity of links, such as bernoulli(0.9, 1.0)"
@@ -161,16 +161,16 @@ class Cluster:
         """Raises ValueError if the cluster is not for N workers, or if a function of one of its
         quantities does not return a float scalar.
         """
-        named = max(quantity.named for quantity in self._quantities)
+        min_workers = max(quantity.min_workers for quantity in self._quantities)
         if self.workers not in (None, N):
             raise ValueError(
                 f"cluster: it has {self.workers} workers but the problem has {N}; expected the "
                 "same number"
             )
-        if named > N:
+        if min_workers > N:
             raise ValueError(
-                f"cluster: a quantity names worker {named - 1} ({self.name}) but the problem has "
-                f"{N} workers; expected workers 0 to {N - 1}"
+                f"cluster: a quantity names worker {min_workers - 1} ({self.name}) but the problem "
+                f"has {N} workers; expected workers 0 to {N - 1}"
             )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
             quantity.require_scalars()
@@ -273,11 +273,11 @@ class Cluster:
         )
 
     @property
-    def steady(self) -> bool:
+    def time_invariant(self) -> bool:
         """Whether no bandwidth changes with the clock, so that the time of a message does not
         depend on when it begins.
         """
-        return all(port is None or port.steady for port in (self.up, self.down))
+        return all(port is None or port.time_invariant for port in (self.up, self.down))
 
     def sending(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0

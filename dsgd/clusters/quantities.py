@@ -38,7 +38,7 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
             lambda key, clock, worker: jnp.float32(values),
             f"constant({values:.9g})",
             positive,
-            steady=True,
+            time_invariant=True,
         )
     if values.ndim != 1:
         raise ValueError(
@@ -50,7 +50,7 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
         f"constant({_digest(values)})",
         positive,
         numbers.size,
-        steady=True,
+        time_invariant=True,
     )
 
 
@@ -175,7 +175,7 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
         ]
 
     return Quantity(
-        sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, steady=True
+        sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, time_invariant=True
     )
 
 
@@ -205,7 +205,9 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
         return integrals.of_trace(table, sums, interval, _row(table, worker), clock, seconds)
 
     name, positive = f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all())
-    return Quantity(sample, name, positive, workers, steady=table.shape[1] == 1, integral=integral)
+    return Quantity(
+        sample, name, positive, workers, time_invariant=table.shape[1] == 1, integral=integral
+    )
 
 
 @checks.arguments
@@ -244,7 +246,9 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
         return noisy(key, worker, integrals.of_sinusoid(eta, theta, delta, clock, seconds))
 
     name = f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})"
-    return Quantity(sample, name, positive=True, steady=eta == 0 or theta == 0, integral=integral)
+    return Quantity(
+        sample, name, positive=True, time_invariant=eta == 0 or theta == 0, integral=integral
+    )
 
 
 @checks.arguments
@@ -275,7 +279,11 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
 
     name = f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})"
     return Quantity(
-        sample, name, min(high, low) > 0, steady=high == low or duty in (0, 1), integral=integral
+        sample,
+        name,
+        min(high, low) > 0,
+        time_invariant=high == low or duty in (0, 1),
+        integral=integral,
     )
 
 
@@ -325,13 +333,13 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
         return times(worker) * quantity.sample(key, clock, worker)
 
     def integral(key, clock, seconds, worker):
-        return times(worker) * quantity.amount(key, clock, seconds, worker)
+        return times(worker) * quantity.integrate(key, clock, seconds, worker)
 
     name, named = (
         f"slow({quantity.name}, {chosen}, {factor:.9g})",
-        max([quantity.named, *(worker + 1 for worker in chosen)]),
+        max([quantity.min_workers, *(worker + 1 for worker in chosen)]),
     )
-    return replace(quantity, sample=sample, name=name, named=named, integral=integral)
+    return replace(quantity, sample=sample, name=name, min_workers=named, integral=integral)
 
 
 @checks.arguments
@@ -351,8 +359,8 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         sample=lambda key, clock, worker: quantity.sample(key, clock, worker // size),
         name=f"per_server({quantity.name}, {size})",
         workers=None if quantity.workers is None else size * quantity.workers,
-        named=size * (quantity.named - 1) + 1 if quantity.named else 0,
-        integral=lambda key, clock, seconds, worker: quantity.amount(
+        min_workers=size * (quantity.min_workers - 1) + 1 if quantity.min_workers else 0,
+        integral=lambda key, clock, seconds, worker: quantity.integrate(
             key, clock, seconds, worker // size
         ),
     )
@@ -388,7 +396,7 @@ def _drawn(
         lambda key, clock, worker: draw(jax.random.fold_in(key, worker)),
         name,
         positive,
-        steady=True,
+        time_invariant=True,
     )
 
 

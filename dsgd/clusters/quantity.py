@@ -29,8 +29,8 @@ class Quantity:
         name: name in tables and checkpoints; it must contain all parameters.
         positive: whether the quantity is never 0, as is required of bandwidths.
         workers: number of workers that the quantity is for; None for any number.
-        named: least number of workers that the quantity needs, because it names one of them.
-        steady: whether the quantity does not depend on the clock.
+        min_workers: least number of workers that the quantity needs, because it names one of them.
+        time_invariant: whether the quantity does not depend on the clock.
         integral: (key, clock, seconds, worker's number) -> the integral of `sample` from `clock` to
             `clock + seconds`, for a quantity that depends on the clock; None: Gauss-Legendre
             quadrature with 64 nodes is used.
@@ -40,8 +40,8 @@ class Quantity:
     name: str
     positive: bool
     workers: int | None = None
-    named: int = 0
-    steady: bool = False
+    min_workers: int = 0
+    time_invariant: bool = False
     integral: (
         Annotated[
             Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array],
@@ -60,13 +60,13 @@ class Quantity:
                 f"quantity {self.name!r}: integral", self.integral, key, time, time, worker
             )
 
-    def amount(
+    def integrate(
         self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any
     ) -> jax.Array:
         """Returns the integral over the given seconds from `clock` on: bits, if the quantity is
         bits per second.
         """
-        if self.steady:
+        if self.time_invariant:
             return seconds * self.sample(key, clock, worker)
         if self.integral is not None:
             return self.integral(key, clock, seconds, worker)
@@ -78,21 +78,21 @@ class Quantity:
         """Returns the seconds from `clock` on until the integral reaches `amount`: the time of a
         message, if the quantity is bits per second.
         """
-        if self.steady:
+        if self.time_invariant:
             return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
-        return integrals.needed(lambda seconds: self.amount(key, clock, seconds, worker), amount)
+        return integrals.needed(lambda seconds: self.integrate(key, clock, seconds, worker), amount)
 
     def mean(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
         """Returns the mean over the given seconds from `clock` on; if they are 0, the value at
         `clock`.
         """
         value = self.sample(key, clock, worker)
-        if self.steady:
+        if self.time_invariant:
             return value
         return jnp.where(
             seconds == 0,
             value,
-            self.amount(key, clock, seconds, worker) / jnp.where(seconds == 0, 1, seconds),
+            self.integrate(key, clock, seconds, worker) / jnp.where(seconds == 0, 1, seconds),
         )
 
     @checks.arguments
@@ -105,22 +105,22 @@ class Quantity:
 
         def integral(key, clock, seconds, worker):
             first, second = jax.random.split(key)
-            return self.amount(first, clock, seconds, worker) + other.amount(
+            return self.integrate(first, clock, seconds, worker) + other.integrate(
                 second, clock, seconds, worker
             )
 
-        positive, named, steady = (
+        positive, min_workers, time_invariant = (
             self.positive or other.positive,
-            max(self.named, other.named),
-            self.steady and other.steady,
+            max(self.min_workers, other.min_workers),
+            self.time_invariant and other.time_invariant,
         )
         return Quantity(
             sample,
             f"{self.name} + {other.name}",
             positive,
             same_workers(self, other),
-            named,
-            steady,
+            min_workers,
+            time_invariant,
             integral,
         )
 
@@ -134,7 +134,7 @@ class Quantity:
             sample=lambda *args: factor * self.sample(*args),
             name=name,
             positive=positive,
-            integral=lambda *args: factor * self.amount(*args),
+            integral=lambda *args: factor * self.integrate(*args),
         )
 
     __rmul__ = __mul__

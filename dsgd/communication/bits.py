@@ -40,16 +40,16 @@ class Bits(NamedTuple):
         lost = [bits for bits in (self.lost, other.lost) if bits is not None]
         messages = [numbers for numbers in (self.messages, other.messages) if numbers is not None]
         return Bits(
-            counts.carry(self.up + other.up),
-            counts.carry(self.down + other.down),
-            counts.carry(sum(lost[1:], lost[0])) if lost else None,
+            counts.normalize(self.up + other.up),
+            counts.normalize(self.down + other.down),
+            counts.normalize(sum(lost[1:], lost[0])) if lost else None,
             sum(messages[1:], messages[0]) if messages else None,
         )
 
 
 def none(N: int) -> Bits:
     """Returns the counts of an exchange in which none of the N workers sends anything."""
-    zeros = counts.of(0, workers.ids(N).shape[0])
+    zeros = counts.from_bits(0, workers.ids(N).shape[0])
     return Bits(zeros, zeros)
 
 
@@ -77,7 +77,7 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
             jnp.stack([participation.present, participation.counted], axis=1).astype(jnp.uint32), N
         )
         return Bits(bits, bits, messages=parts)
-    bits = counts.of(round(pattern.volume(N) * size), workers.ids(N).shape[0])
+    bits = counts.from_bits(round(pattern.volume(N) * size), workers.ids(N).shape[0])
     return Bits(bits, bits)
 
 
@@ -97,12 +97,12 @@ def to_neighbours(
     """
     if workers.participation():
         up = workers.out_degree(topology, step)
-        sent = counts.times(up, counts.of(bits, up.shape[0]))
-        sizes = counts.of(
+        sent = counts.scale(up, counts.from_bits(bits, up.shape[0]))
+        sizes = counts.from_bits(
             arrived, workers.table_size(topology) if isinstance(arrived, int) else arrived.shape[0]
         )
         received, lost = (
-            counts.carry(workers.neighbour_sum(sizes, topology, step, lost=lost))
+            counts.normalize(workers.neighbour_sum(sizes, topology, step, lost=lost))
             for lost in (False, True)
         )
         arrivals = workers.neighbour_sum(jnp.ones((sizes.shape[0], 1), jnp.uint32), topology, step)
@@ -111,29 +111,31 @@ def to_neighbours(
         )
     up, down = (
         workers.of_round(numbers.astype(np.uint32), topology, step)
-        for numbers in (topology.sends, topology.receives)
+        for numbers in (topology.out_degrees, topology.in_degrees)
     )
-    sent = counts.times(up, counts.of(bits, up.shape[0]))
+    sent = counts.scale(up, counts.from_bits(bits, up.shape[0]))
     if isinstance(arrived, int):
-        return Bits(sent, counts.times(down, counts.of(arrived, down.shape[0])))
+        return Bits(sent, counts.scale(down, counts.from_bits(arrived, down.shape[0])))
     return Bits(
         sent,
-        counts.carry(workers.neighbour_sum(counts.of(arrived, arrived.shape[0]), topology, step)),
+        counts.normalize(
+            workers.neighbour_sum(counts.from_bits(arrived, arrived.shape[0]), topology, step)
+        ),
     )
 
 
 def to_one(sizes: int | jax.Array, N: int) -> jax.Array:
     """Returns the bits of one message per worker; `sizes` is `[n]`, or one int for all workers."""
-    return counts.of(sizes, workers.ids(N).shape[0])
+    return counts.from_bits(sizes, workers.ids(N).shape[0])
 
 
 def to_all(sizes: int | jax.Array, N: int) -> jax.Array:
     """Returns the bits of N - 1 messages per worker; `sizes` is `[n]`, or one int for all."""
     n = workers.ids(N).shape[0]
     return (
-        counts.of((N - 1) * sizes, n)
+        counts.from_bits((N - 1) * sizes, n)
         if isinstance(sizes, int)
-        else counts.times(jnp.full(n, N - 1, jnp.uint32), counts.of(sizes, n))
+        else counts.scale(jnp.full(n, N - 1, jnp.uint32), counts.from_bits(sizes, n))
     )
 
 
@@ -143,10 +145,10 @@ def to_others(sizes: int | jax.Array, N: int, but: jax.Array | None = None) -> j
     """
     ids = workers.ids(N)
     if isinstance(sizes, int):
-        return counts.of((N - 1) * sizes, ids.shape[0])
+        return counts.from_bits((N - 1) * sizes, ids.shape[0])
     left_out = jnp.arange(N)[None, :] == (ids if but is None else but)[:, None]
     each = jnp.where(left_out, jnp.uint32(0), jnp.broadcast_to(sizes, left_out.shape))
-    return counts.carry(jnp.sum(counts.of(each, N), axis=1, dtype=jnp.uint32))
+    return counts.normalize(jnp.sum(counts.from_bits(each, N), axis=1, dtype=jnp.uint32))
 
 
 def of_tree(tree: PyTree) -> int:

@@ -615,12 +615,12 @@ class Communicator(Round):
         N = self.workers
         moves = workers.local_block(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
         if compressor is None:
-            sent = counts.times(moves, bits.to_one(bits.of_tree(tree), N))
+            sent = counts.scale(moves, bits.to_one(bits.of_tree(tree), N))
             self.record.add(call, network.ring_shift, Bits(sent, sent))
             return move(tree)
         vectors = compressed.flat(tree, compressor.layer_wise)
         delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
-        sent = Bits(*(counts.times(moves, count) for count in delivery.bits[:2]))
+        sent = Bits(*(counts.scale(moves, count) for count in delivery.bits[:2]))
         self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
         return _shaped(delivery, tree, compressor)
 

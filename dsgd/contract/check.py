@@ -83,7 +83,7 @@ def _findings(
     """As `check`. In a run of several processes, each of them executes the checks on one device."""
     problem = (
         problem._replace(data=jax.tree.map(arrays.on_host, problem.data))
-        if agreement.count() > 1
+        if agreement.process_count() > 1
         else problem
     )
     plans.check_runnable(problem, cluster)

@@ -23,7 +23,7 @@ def total(
     function: Callable[[Params, PyTree, jax.Array], PyTree],
     params: Params,
     rows: PyTree,
-    at_once: int | None,
+    chunk_size: int | None,
 ) -> PyTree:
     """Returns the sum of `function` over all rows.
 
@@ -37,13 +37,13 @@ def total(
             sums over the rows that count.
         params: parameters of the function.
         rows: leaves `[M, ...]`.
-        at_once: maximum number of rows in a piece; None: all rows. If one piece has all rows, the
-            function is called once.
+        chunk_size: maximum number of rows in a piece; None: all rows. If one piece has all rows,
+            the function is called once.
     """
     M = _length(rows)
-    if at_once is None or at_once >= M:
+    if chunk_size is None or chunk_size >= M:
         return function(params, rows, jnp.ones(M, bool))
-    pieces = -(-M // at_once)
+    pieces = -(-M // chunk_size)
     size = -(-M // pieces)
 
     @jax.checkpoint

@@ -274,7 +274,7 @@ def _ports(
     return network.Ports(
         latency,
         *at(finish, jnp.arange(round.workers)),
-        None if cluster.steady else at,
+        None if cluster.time_invariant else at,
         round.present,
     )
 

@@ -476,7 +476,7 @@ def _advance_one(
             if indices.is_kept(name)
         }
         counted = {
-            name: counts.carry(sums[name] + values[name]) for name in _COUNTED if name in values
+            name: counts.normalize(sums[name] + values[name]) for name in _COUNTED if name in values
         }
         return carry, {**values, **first_numbers, **counted}
 
@@ -564,10 +564,12 @@ def _round(
         )
         values[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
     values |= {
-        _BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))
+        _BITS: counts.normalize(
+            workers.sum(counts.normalize(statistics.bits.up + statistics.bits.down))
+        )
     }
     if statistics.bits.messages is not None:
-        values[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
+        values[_ARRIVED] = counts.from_bits(workers.sum(statistics.bits.messages), 2)
     drawn = _drawn(carry.drawn, asked, this_round)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), values

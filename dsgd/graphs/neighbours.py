@@ -31,7 +31,7 @@ def neighbours(topology: Topology, end: int) -> Neighbours:
         topology: W.
         end: 0 for the workers that each worker sends to, 1 for those that it receives from.
     """
-    counts = (topology.sends, topology.receives)[end]
+    counts = (topology.out_degrees, topology.in_degrees)[end]
     shape = (*counts.shape, counts.max())
     lists = Neighbours(np.full(shape, -1, np.int32), np.zeros(shape))
     for turn, W in enumerate(topology.matrices):

@@ -119,14 +119,14 @@ class Topology:
         return all(np.abs(W.sum(axis=1) - 1).max() <= 100 * _EXACT for W in self.matrices)
 
     @cached_property
-    def sends(self) -> np.ndarray:
+    def out_degrees(self) -> np.ndarray:
         """Number of workers that each worker sends to in each round of a period, int `[period,
         n]`.
         """
         return np.stack([np.bincount(links[:, 0], minlength=self.n) for links in self.links])
 
     @cached_property
-    def receives(self) -> np.ndarray:
+    def in_degrees(self) -> np.ndarray:
         """Number of workers that each worker receives from in each round of a period, int `[period,
         n]`.
         """
@@ -135,7 +135,7 @@ class Topology:
     @property
     def degree(self) -> int:
         """Largest number of messages that a worker sends, or receives, in a round."""
-        return int(max(self.sends.max(), self.receives.max()))
+        return int(max(self.out_degrees.max(), self.in_degrees.max()))
 
     @cached_property
     def edges(self) -> np.ndarray:

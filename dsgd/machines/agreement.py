@@ -29,19 +29,19 @@ class PeerFailed(RuntimeError):
     """
 
 
-def alone() -> bool:
+def is_single_process() -> bool:
     """Whether this process is the only one. The call does not initialise JAX."""
     return distributed.global_state.client is None or distributed.global_state.num_processes == 1
 
 
-def index() -> int:
+def process_index() -> int:
     """Returns the index of this process, from 0. The call does not initialise JAX."""
-    return 0 if alone() else distributed.global_state.process_id
+    return 0 if is_single_process() else distributed.global_state.process_id
 
 
-def count() -> int:
+def process_count() -> int:
     """Returns the number of processes. The call does not initialise JAX."""
-    return 1 if alone() else distributed.global_state.num_processes
+    return 1 if is_single_process() else distributed.global_state.num_processes
 
 
 def all_gather(about: str, words: str) -> list[str]:
@@ -59,7 +59,7 @@ def all_gather(about: str, words: str) -> list[str]:
         PeerFailed: if another process failed before the exchange.
         PeerLost: if another process died or stopped responding.
     """
-    if alone():
+    if is_single_process():
         return [words]
     return _exchange(about, {"said": words})
 
@@ -70,11 +70,11 @@ def on_process_zero(act: Callable[[], str]) -> str:
     Raises:
         ValueError, OSError: as raised by `act`, in every process.
     """
-    if alone():
+    if is_single_process():
         return act()
     failed: Exception | None = None
     words: dict[str, Any] = {}
-    if index() == 0:
+    if process_index() == 0:
         try:
             words = {"gave": act()}
         except _COMMON as error:
@@ -102,7 +102,7 @@ def all_or_none(name: str, whole: bool = True) -> Iterator[None]:
         name: the common task, for messages.
         whole: whether all processes take part; if not, the context has no effect.
     """
-    if alone() or not whole:
+    if is_single_process() or not whole:
         yield
         return
     with heartbeat.within(name):
@@ -134,7 +134,7 @@ def _exchange(about: str, words: dict[str, Any]) -> list[str]:
     messages: list[dict[str, Any]] = json.loads(_gather(_send({"about": about, **words})))
     for i, each in enumerate(messages):
         if "failed" in each:
-            raise PeerFailed(f"process {i} of {count()} left the run: {each['failed']}")
+            raise PeerFailed(f"process {i} of {process_count()} left the run: {each['failed']}")
     for i, each in enumerate(messages):
         if each["about"] != messages[0]["about"]:
             topics = f"process 0 is at {messages[0]['about']}, process {i} at {each['about']}"
@@ -150,16 +150,18 @@ def _send(words: dict[str, Any]) -> int:
     global _num_exchanges  # noqa: PLW0603 (one order of messages for the whole process)
     _num_exchanges += 1
     client = _client()
-    client.key_value_set(f"dsgd/said/{_num_exchanges}/{index()}", json.dumps(words))
-    if index() == 0 and "failed" in words:  # process 0 will not gather the others' messages
+    client.key_value_set(f"dsgd/said/{_num_exchanges}/{process_index()}", json.dumps(words))
+    if process_index() == 0 and "failed" in words:  # process 0 will not gather the others' messages
         client.key_value_set(f"dsgd/all/{_num_exchanges}", json.dumps([words]))
     return _num_exchanges
 
 
 def _gather(number: int) -> str:
     client = _client()
-    if index() == 0:
-        messages = [json.loads(_wait_for(f"dsgd/said/{number}/{i}")) for i in range(count())]
+    if process_index() == 0:
+        messages = [
+            json.loads(_wait_for(f"dsgd/said/{number}/{i}")) for i in range(process_count())
+        ]
         client.key_value_set(f"dsgd/all/{number}", json.dumps(messages))
         # Every process has sent a message since, so it has read those of two exchanges ago.
         if number > 2:

@@ -90,7 +90,7 @@ def by_worker(rows: Callable[[slice], np.ndarray], N: int, all_rows: bool = True
     Raises:
         ValueError: if the number of processes does not divide N.
     """
-    if agreement.alone():
+    if agreement.is_single_process():
         return from_host(rows(slice(N)))
     sharding = NamedSharding(own_mesh(N), P(workers.AXIS))
     first = own_workers(N)[0]
@@ -113,12 +113,12 @@ def own_workers(N: int) -> range:
     Raises:
         ValueError: if the number of processes does not divide N.
     """
-    processes = agreement.count()
+    processes = agreement.process_count()
     if N % processes:
         raise ValueError(
             f"{N} workers in {processes} processes; expected a number of processes that divides {N}"
         )
-    return range(N)[agreement.index() * (N // processes) :][: N // processes]
+    return range(N)[agreement.process_index() * (N // processes) :][: N // processes]
 
 
 def known(values: np.ndarray) -> Any:
@@ -128,7 +128,7 @@ def known(values: np.ndarray) -> Any:
     With several processes the result stays on the host.
     """
     kind = jnp.result_type(float)
-    return from_host(values, kind) if agreement.alone() else _copied(values, kind)
+    return from_host(values, kind) if agreement.is_single_process() else _copied(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:
@@ -139,7 +139,8 @@ def own_mesh(N: int) -> Mesh:
     """
     own = len(own_workers(N))
     return workers.mesh(
-        agreement.count() * max(d for d in range(1, jax.local_device_count() + 1) if own % d == 0)
+        agreement.process_count()
+        * max(d for d in range(1, jax.local_device_count() + 1) if own % d == 0)
     )
 
 

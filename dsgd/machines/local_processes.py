@@ -92,9 +92,10 @@ def called(
 
     if not timeout > 0:
         raise ValueError(f"{name}: timeout = {timeout:g}; expected seconds > 0")
-    if not agreement.alone():
+    if not agreement.is_single_process():
         raise ValueError(
-            f"{name}: called in process {agreement.index()} of {agreement.count()}; expected a "
+            f"{name}: called in process {agreement.process_index()} of "
+            f"{agreement.process_count()}; expected a "
             "call in a single process, which starts the others"
         )
     try:

@@ -281,7 +281,7 @@ def leave(words: str, status: int) -> None:
         words: the message. If process 0 has already printed the same, it is not printed again.
         status: exit status of the process.
     """
-    if not agreement.alone():
+    if not agreement.is_single_process():
         _last_words(words, status)
         heartbeat.leave_at_once("" if heartbeat.end(words).said else words, status)
 

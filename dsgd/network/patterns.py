@@ -221,7 +221,9 @@ def gossip(topology: Topology) -> Pattern:
             means over its rounds.
     """
     name, n = f"gossip({topology.name})", topology.n
-    degrees = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
+    degrees = [
+        int(most) for most in np.maximum(topology.out_degrees, topology.in_degrees).max(axis=1)
+    ]
     turns = len(degrees)
 
     def need(N):

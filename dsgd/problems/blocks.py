@@ -80,7 +80,7 @@ class ByWorker:
                 f"{kinds[0]}; expected the same shapes and types for all workers{remedy}"
             )
         sizes = [by_id[n][0] for n in range(N)]
-        if agreement.alone():
+        if agreement.is_single_process():
             inputs, targets = jax.tree.map(
                 lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N))
             )

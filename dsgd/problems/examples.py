@@ -284,7 +284,7 @@ def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Example
     N, sizes = len(parts), [len(part) for part in parts]
     row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
     padding = N * max(sizes) - sum(sizes)
-    if agreement.alone() and padding > sum(sizes) and padding * row > _WASTE:
+    if agreement.is_single_process() and padding > sum(sizes) and padding * row > _WASTE:
         inputs, targets = jax.tree.map(converted, (inputs, targets))
         return pool(inputs, targets, parts, Examples)
     return pad(inputs, targets, parts)

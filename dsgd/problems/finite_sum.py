@@ -51,8 +51,8 @@ class MeanLoss(sameness.Compared):
         apply: as in `Model`.
         per_sample: (outputs, targets) -> losses `[m, ...]`; further axes are averaged.
         l2: weight of the squared norm.
-        at_once: number of samples whose losses are computed at a time, which bounds the memory of a
-            gradient; None: all.
+        chunk_size: number of samples whose losses are computed at a time, which bounds the memory
+            of a gradient; None: all.
         training: how the model differs in training mode, which is used for batches with a key;
             None: it does not differ. In exact gradients, which have no key, dropout is off, and
             batch norm uses the statistics of the samples that are computed at a time.
@@ -63,7 +63,7 @@ class MeanLoss(sameness.Compared):
     apply: Callable[[PyTree, PyTree], PyTree]
     per_sample: PerSample
     l2: float = 0.0
-    at_once: int | None = None
+    chunk_size: int | None = None
     training: Training | None = None
     trained: tuple[bool, ...] | None = None
 
@@ -78,13 +78,13 @@ class MeanLoss(sameness.Compared):
     def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
         """Returns the mean loss of the batch in training mode, without the norm."""
         if self.training is None:
-            losses = accumulate.total(self.total, params, batch, self.at_once)
+            losses = accumulate.total(self.total, params, batch, self.chunk_size)
         else:
             # Batch norm needs the statistics of the whole batch, so the batch must not be split.
             whole = isinstance(batch.key, jax.Array)
             in_training = partial(self.total, key=batch.key)
             losses = accumulate.total(
-                in_training, params, batch._replace(key=()), None if whole else self.at_once
+                in_training, params, batch._replace(key=()), None if whole else self.chunk_size
             )
         return losses / jnp.sum(batch.weights)
 
@@ -144,23 +144,23 @@ class MeanLoss(sameness.Compared):
 @dataclass(frozen=True, eq=False)
 class LossAndMetrics(sameness.Compared):
     """(params, data block, test set) -> (the loss and the means of the metrics over the test set,
-    the gradient). It is computed in pieces of `at_once` samples.
+    the gradient). It is computed in pieces of `chunk_size` samples.
 
     Args:
         loss: the loss of a batch.
         metrics: names and functions, (outputs, targets) -> `[m, ...]`.
-        at_once: number of samples in a piece.
+        chunk_size: number of samples in a piece.
     """
 
     loss: MeanLoss
     metrics: Metrics
-    at_once: int
+    chunk_size: int
 
     def __call__(
         self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
     ) -> tuple[dict[str, jax.Array], PyTree]:
         rows = _rows(pooled.of_block(data), _shares)
-        summed = accumulate.total(self.loss.with_slope, params, rows, self.at_once)
+        summed = accumulate.total(self.loss.with_slope, params, rows, self.chunk_size)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
             penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
@@ -179,7 +179,7 @@ class LossAndMetrics(sameness.Compared):
                 for name, metric in self.metrics
             }
 
-        summed = accumulate.total(of_piece, params, test, self.at_once)
+        summed = accumulate.total(of_piece, params, test, self.chunk_size)
         return jax.tree.map(lambda value: value / len(test.weights), summed)
 
 
@@ -325,9 +325,9 @@ def finite_sum(
     _require_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
     _require_meaning(name, loss, measured, outputs, examples, shared)
-    at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
-    of_worker = max(batch_size, at_once // workers)
-    mean = replace(mean, at_once=of_worker)
+    chunk_size = chunk or accumulate.fitting(mean.with_slope, params, rows)
+    of_worker = max(batch_size, chunk_size // workers)
+    mean = replace(mean, chunk_size=of_worker)
     if isinstance(examples, Pooled):
         examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
     sampler = replace(
@@ -346,7 +346,7 @@ def finite_sum(
         data=examples,
         sample=with_keys(sampler) if functions.training else sampler,
         evaluate=Evaluation(
-            LossAndMetrics(mean, measured, at_once),
+            LossAndMetrics(mean, measured, chunk_size),
             shared,
             _statistics(functions.training, batch_size, replacement),
         ),

@@ -83,9 +83,9 @@ def _better_ends(
         least: number of samples that each worker needs.
     """
     best, most = np.empty(0), -1
-    at_once = max(1, min(256, (1 << 20) // (len(counts) * len(concentration))))
-    for _ in range(-(-_TRIES // at_once)):
-        ends = _ends(rng.dirichlet(concentration, (at_once, len(counts))), counts)
+    tries = max(1, min(256, (1 << 20) // (len(counts) * len(concentration))))
+    for _ in range(-(-_TRIES // tries)):
+        ends = _ends(rng.dirichlet(concentration, (tries, len(counts))), counts)
         whole = np.broadcast_to(counts[:, None], (*ends.shape[:2], 1))
         smallest = np.diff(ends, axis=2, prepend=0, append=whole).sum(axis=1).min(axis=1)
         enough = np.flatnonzero(smallest >= least)

@@ -99,9 +99,9 @@ def per_sample(
     has_key = isinstance(batch.key, jax.ShapeDtypeStruct)
     gradient = PerSample(problem.name, problem.loss, transform, float(noise), leaves.flags(problem))
     rows = accumulate.of_length(gradient.rows(batch), problem.workers * batch.weights.shape[0])
-    at_once = accumulate.fitting(gradient.total, leaves.shapes(problem), rows) // problem.workers
+    chunk_size = accumulate.fitting(gradient.total, leaves.shapes(problem), rows) // problem.workers
     return problem._replace(
-        loss=Loss(problem.loss, replace(gradient, at_once=max(1, at_once))),
+        loss=Loss(problem.loss, replace(gradient, chunk_size=max(1, chunk_size))),
         sample=with_keys(problem.sampler) if noise and not has_key else problem.sample,
         constants=problem.constants._replace(noise=None, heterogeneity=None),
         name=f"{problem.name}, per sample",
@@ -130,7 +130,7 @@ class PerSample(sameness.Compared):
         transform: T.
         noise: s.
         trained: which leaves of the parameters are trained.
-        at_once: number of samples whose gradients are in memory at a time; None: all.
+        chunk_size: number of samples whose gradients are in memory at a time; None: all.
     """
 
     name: str
@@ -138,10 +138,10 @@ class PerSample(sameness.Compared):
     transform: Callable[[PyTree], PyTree]
     noise: float
     trained: tuple[bool, ...]
-    at_once: int | None = None
+    chunk_size: int | None = None
 
     def __call__(self, params: Params, batch: Examples) -> PyTree:
-        total = accumulate.total(self.total, params, self.rows(batch), self.at_once)
+        total = accumulate.total(self.total, params, self.rows(batch), self.chunk_size)
         if self.noise:
             total = self._noisy(total, batch)
         count, penalty = (

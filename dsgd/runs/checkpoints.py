@@ -133,7 +133,7 @@ class Checkpoint:
     @property
     def _owns_folder(self) -> bool:
         """Whether this process accesses the folder."""
-        return not self._several or agreement.index() == 0
+        return not self._several or agreement.process_index() == 0
 
     def _on_process_zero(self, act: Callable[[], str]) -> str:
         """Calls `act` in the process that accesses the folder, and returns its result, or raises

@@ -68,7 +68,9 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         last = queue.sent
     pace = _pace(job, queue.carry, inputs)
     agree = partial(_agree, job, stop, pace, checkpoint)
-    with Progress(job.name, queue.sent, last, job.progress and agreement.index() == 0) as bar:
+    with Progress(
+        job.name, queue.sent, last, job.progress and agreement.process_index() == 0
+    ) as bar:
         turn = agree()
         while queue.waiting or (queue.sent < last and not turn.stop):
             # The next chunk is queued before the last one is read, so that the devices never wait

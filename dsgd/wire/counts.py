@@ -21,7 +21,7 @@ BASE_BITS = 16
 _MASK = np.uint32((1 << BASE_BITS) - 1)
 
 
-def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
+def from_bits(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
     """Returns the count of `bits` for every worker of a block, uint32 `[..., workers, 4]`.
 
     Args:
@@ -37,7 +37,7 @@ def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
     if bits.shape[-1:] != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
         raise ValueError(
-            f"counts.of: bits = {checks.typed(bits)}; expected an integer, or uint32 "
+            f"counts.from_bits: bits = {checks.typed(bits)}; expected an integer, or uint32 "
             f"[..., {workers}]"
         )
     low, high = bits & _MASK, bits >> BASE_BITS
@@ -63,14 +63,14 @@ def _digits(bits: Any) -> list[int]:
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 
-def times(factors: jax.Array, count: jax.Array) -> jax.Array:
+def scale(factors: jax.Array, count: jax.Array) -> jax.Array:
     """Multiplies each count by its factor below 2^16: uint32 `[workers]` and `[workers, 4]` to
     `[workers, 4]`.
     """
-    return carry(count * factors[:, None])
+    return normalize(count * factors[:, None])
 
 
-def carry(count: jax.Array) -> jax.Array:
+def normalize(count: jax.Array) -> jax.Array:
     """Normalises a count, so that every digit is below 2^16. It is exact for digits up to 2^32 -
     2^16.
     """
@@ -86,7 +86,7 @@ def total(count: jax.Array) -> jax.Array:
     """Returns the sum over the leading axis, of up to 65,535 counts: `[k, ..., 4]` to
     `[..., 4]`.
     """
-    return carry(jnp.sum(count, axis=0, dtype=jnp.uint32))
+    return normalize(jnp.sum(count, axis=0, dtype=jnp.uint32))
 
 
 def to_float(count: jax.Array) -> jax.Array:

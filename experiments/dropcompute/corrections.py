@@ -31,7 +31,7 @@ _LATE = clusters.Quantity(
     lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)),
     "uniform",
     False,
-    steady=True,
+    time_invariant=True,
 )
 # a worker's one micro-batch takes longer than 1 - P with the probability P
 UNIFORM = clusters.Cluster(_LATE)

@@ -64,7 +64,7 @@ class Stragglers(NamedTuple):
         name = f"straggling({self.workers}, {self.chance:.9g})"
         return clusters.Cluster(
             clusters.constant(self.local_step)
-            + clusters.Quantity(wait, name, positive=False, steady=True)
+            + clusters.Quantity(wait, name, positive=False, time_invariant=True)
         )
 
     def expected(self, period: int) -> float:

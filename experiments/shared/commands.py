@@ -215,7 +215,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
                     machines.process_id,
                     lost_after=machines.lost_after,
                 )
-            mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
+            mine = args if agreement.process_index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
             with resuming.under(mine.out, resumes(machines)):
@@ -235,7 +235,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
 def resumes(machines: Machines | None) -> bool:
     """Returns whether runs keep checkpoints."""
     if machines is None or machines.resume is None:
-        return agreement.count() > 1
+        return agreement.process_count() > 1
     return machines.resume
 
 

@@ -35,7 +35,7 @@ from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.trajectories import Trajectory
 from theory_checks.recursions.asynchronous import Numbers, Schedule, server_schedule, stale_steps
-from theory_checks.recursions.compressed import cut, join
+from theory_checks.recursions.compressed import shard, unshard
 from theory_checks.recursions.shared import at_one
 from theory_checks.statements.recursions.asynchronous import (
     CASES,
@@ -71,8 +71,8 @@ EMERGENT = next(case for case in CASES if case.name == "ASGD on a cluster")
 
 def read_by_parts(x: list[np.ndarray], ages: np.ndarray) -> np.ndarray:
     """Each part of the model of so many updates ago, `[d]`."""
-    parts = [cut(x[-1 - age], len(ages))[part] for part, age in enumerate(ages)]
-    return join(np.stack(parts), trajectories.D)
+    parts = [shard(x[-1 - age], len(ages))[part] for part, age in enumerate(ages)]
+    return unshard(np.stack(parts), trajectories.D)
 
 
 def assert_case(case: Case, seed: int = 0) -> None:
@@ -343,7 +343,7 @@ def test_the_worst_case_is_the_farthest_of_the_last_models():
     def rounds(inputs):
         x = [inputs.x]
         for t, n in enumerate(asked(inputs.found)):
-            earlier = np.stack([cut(x[t - age], servers) for age in range(min(t, bound) + 1)])
+            earlier = np.stack([shard(x[t - age], servers) for age in range(min(t, bound) + 1)])
             ages = np.argmax(((earlier - earlier[:1]) ** 2).sum(axis=2), axis=0)
             slopes = at_one(inputs.G, t, read_by_parts(x, ages), trajectories.N)
             x.append(x[t] + inputs.step(slopes[n]))

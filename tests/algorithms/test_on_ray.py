@@ -33,7 +33,7 @@ from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
 from algorithms.asynchronous.on_ray import worker as on_worker
 from algorithms.asynchronous.on_ray.server import Pushed
 from dsgd import problems
-from theory_checks.recursions.compressed import cut, join
+from theory_checks.recursions.compressed import shard, unshard
 
 N, GAMMA, D = 3, 0.3, 62
 KEY = jax.random.key(3)
@@ -114,13 +114,13 @@ def by_servers(updates, P: int, aware: bool) -> np.ndarray:
     own = np.arange(len(worker))[:, None] - staleness
     reads = updates["read"] if P > 1 else own[:, :, None]
     np.testing.assert_array_equal(np.diagonal(reads, axis1=1, axis2=2), own)
-    parts = [[part] for part in cut(flat(params()), P)]
+    parts = [[part] for part in shard(flat(params()), P)]
     gradient = cache(
-        lambda worker, draw, read: cut(g(worker, draw, whole([parts[q][v] for q, v in read])), P)
+        lambda worker, draw, read: shard(g(worker, draw, whole([parts[q][v] for q, v in read])), P)
     )
 
     def whole(rows):
-        return join(np.stack(rows), D)
+        return unshard(np.stack(rows), D)
 
     def one(p):
         """The next step of a server, if what it is computed at is there."""

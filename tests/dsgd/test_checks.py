@@ -223,10 +223,10 @@ USERS = {
     r"pack: codes = uint8\[5\] for bits = 9": lambda: codecs.pack(
         jnp.arange(5, dtype=jnp.uint8), 9
     ),
-    "counts: bits = an integer of 1329 bits": lambda: counts.of(10**400, 2),
-    "counts: bits = -1": lambda: counts.of(-1, 2),
-    "counts: bits = 18446744073709551616": lambda: counts.of(2**64, 2),
-    r"counts.of: bits = uint32\[3\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+    "counts: bits = an integer of 1329 bits": lambda: counts.from_bits(10**400, 2),
+    "counts: bits = -1": lambda: counts.from_bits(-1, 2),
+    "counts: bits = 18446744073709551616": lambda: counts.from_bits(2**64, 2),
+    r"counts.from_bits: bits = uint32\[3\]": lambda: counts.from_bits(jnp.ones(3, jnp.uint32), 2),
 }
 
 

@@ -99,7 +99,7 @@ def grid(quantity: Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable
     clocks, seconds = (np.float32(each).ravel() for each in np.meshgrid(CLOCKS, SECONDS))
     amount, needed = (
         jax.jit(jax.vmap(function, (None, 0, 0, None)))
-        for function in (quantity.amount, quantity.seconds)
+        for function in (quantity.integrate, quantity.seconds)
     )
     return (
         clocks,
@@ -132,7 +132,7 @@ def test_integrals_are_those_of_the_quantity(name):
     # come by then is compared.
     np.testing.assert_allclose(exactly(needed(clocks, np.float32(expected))), expected, rtol=5e-6)
     assert needed(clocks, np.zeros_like(clocks)).max() == 0
-    assert not quantity.steady
+    assert not quantity.time_invariant
 
 
 def test_noise_is_a_factor_of_the_round():
@@ -151,7 +151,7 @@ def test_a_bound_is_summed_at_64_places():
         expected = integral(
             lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length
         )
-        found = float(quantity.amount(KEY, jnp.float32(clock), jnp.float32(length), 0))
+        found = float(quantity.integrate(KEY, jnp.float32(clock), jnp.float32(length), 0))
         jumps = max(1, length / 0.25)
         assert abs(found - expected) <= jumps * length * 2.5 / 40 + 1e-6
 
@@ -181,9 +181,9 @@ def test_what_does_not_change_is_divided_by(quantity):
     bits, clock = jnp.float32(37.0), jnp.float32(5.3)
     rate = quantity.sample(KEY, clock, 1)
     assert quantity.seconds(KEY, clock, bits, 1) == bits / rate
-    assert quantity.amount(KEY, clock, jnp.float32(3.0), 1) == 3 * rate
-    assert quantity.steady
-    assert not (quantity + trace([1.0, 2.0], 1.0)).steady
+    assert quantity.integrate(KEY, clock, jnp.float32(3.0), 1) == 3 * rate
+    assert quantity.time_invariant
+    assert not (quantity + trace([1.0, 2.0], 1.0)).time_invariant
 
 
 def test_what_never_comes_takes_no_finite_time():
@@ -199,7 +199,7 @@ def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
     """And takes no time if there are none at all."""
     wave = square_wave(8.0, 2.0, 4.0)
     for up, cluster in ((True, Cluster(constant(1.0), up=wave)), (False, Cluster(constant(1.0)))):
-        assert cluster.steady == (not up)
+        assert cluster.time_invariant == (not up)
         for ports in (cluster.sending, cluster.receiving):
             bits, after = jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0])
             seconds = ports(round_at(400.0), jnp.arange(2), bits, after)

@@ -62,7 +62,7 @@ def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
     monkeypatch.setitem(
         kimad_variability.FAMILIES,
         "bits",
-        kimad.any_of([compressors.clipping(bits) for bits in (1, 8)]),
+        kimad.from_compressors([compressors.clipping(bits) for bits in (1, 8)]),
     )
     args = kimad_variability.Args(
         ratios=(1.0,),

@@ -33,7 +33,7 @@ SERVER, GOSSIP = (
 MISTAKES = [
     # Equations.
     Mistake(
-        "algorithms/synchronous/scaffold.py",
+        "algorithms/local_updates/scaffold.py",
         "g - c_n + c[None]",
         "g - c_n - c[None]",
         history("scaffold, pipelined"),
@@ -168,7 +168,7 @@ MISTAKES = [
         of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[local-sgd]"),
     ),
     Mistake(
-        "algorithms/synchronous/scaffold.py",
+        "algorithms/local_updates/scaffold.py",
         "round.if_active(gradients, y.control)",
         "gradients",
         of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[scaffold]"),

@@ -62,7 +62,7 @@ METHODS = [
         holds("EF21, every round"),
     ),
     Mistake(
-        "algorithms/synchronous/scaffold.py",
+        "algorithms/local_updates/scaffold.py",
         "g - c_n + c[None]",
         "g - c_n",
         holds("SCAFFOLD, every round"),

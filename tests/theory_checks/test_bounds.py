@@ -376,7 +376,7 @@ CHAIN, OLD = topologies.chain(4), np.full(64, 3)
 DIRECTED = topologies.from_matrix((np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2)
 PUSHED = topologies.from_matrix([[0.5, 0.5, 0.5], [0.25, 0.5, 0.0], [0.25, 0.0, 0.5]])
 SECONDS = np.ones((3, 4, 3))
-ALIKE = instances.bowl(4, 4, away=1.0, smoothness=2.0)
+ALIKE = instances.bowl(4, 4, distance=1.0, smoothness=2.0)
 REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (
         "an unbiased compressor that states an omega",

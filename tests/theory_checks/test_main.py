@@ -147,10 +147,10 @@ def test_another_process_finds_what_this_one_does():
         for statement in registry.STATEMENTS
         if statement.reference in ("Lemma 5.2.3", "section 5.2.1")
     ][:2]
-    found = list(registry.hold_all(chosen, 3, 5, processes=1, cached="off", haste=True))
+    found = list(registry.check_all(chosen, 3, 5, processes=1, cached="off", fast_compile=True))
     assert [finding.statement for finding in found] == chosen
     for finding, statement in zip(found, chosen, strict=True):
-        alone = registry.hold(statement, 3, 5)
+        alone = registry.check(statement, 3, 5)
         assert finding.instances == alone.instances
         assert finding.worst.measured == pytest.approx(alone.worst.measured, rel=1e-12)
 
@@ -164,9 +164,9 @@ def test_a_misprint_that_is_none_fails(capsys):
 
 
 def test_instances_are_reproducible():
-    first, second = (registry.hold(_named("discounted sums"), 5, seed=3) for _ in range(2))
+    first, second = (registry.check(_named("discounted sums"), 5, seed=3) for _ in range(2))
     assert first == second
-    assert registry.hold(_named("discounted sums"), 5, seed=4) != first
+    assert registry.check(_named("discounted sums"), 5, seed=4) != first
 
 
 def _named(name: str) -> Statement:

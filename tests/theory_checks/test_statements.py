@@ -140,7 +140,7 @@ def test_statement_holds(name, trials, monkeypatch):
     outcomes = [outcome for some in each for outcome in some]
     assert all(each), "an instance without an outcome"
     assert [outcome for outcome in outcomes if not outcome.holds] == []
-    drawn = registry.hold(statement._replace(extremes=()), trials)
+    drawn = registry.check(statement._replace(extremes=()), trials)
     assert drawn.holds, drawn.violations
     if "exact" in name:
         assert drawn.worst.error == 0, "exact moments have no sampling noise"

@@ -31,7 +31,7 @@ def test_each_worker_sends_half_to_one_a_power_of_two_further(n):
 def test_random_matchings_are_of_pairs_that_take_their_mean(n):
     graph = topologies.random_matchings(n, period=12, seed=3)
     assert (graph.n, graph.period, graph.name) == (n, 12, f"random_matchings({n}, 12, 3)")
-    for matrix, met in zip(graph.matrices, graph.sends, strict=True):
+    for matrix, met in zip(graph.matrices, graph.out_degrees, strict=True):
         W = matrix.toarray()
         partner = np.where(met == 0, np.arange(n), np.argmax(W - np.eye(n) * W, axis=1))
         np.testing.assert_array_equal(partner[partner], np.arange(n))

@@ -169,7 +169,7 @@ def bowl(
     workers: int,
     dimension: int,
     *,
-    away: float,
+    distance: float,
     smoothness: float = 1.0,
     noise: float = 0.0,
     heterogeneity: float = 0.0,
@@ -180,11 +180,11 @@ def bowl(
 
     Args:
         workers, dimension: N, d.
-        away: distance of the minimiser from 0 in each direction.
+        distance: distance of the minimiser from 0 in each direction.
         smoothness, noise, heterogeneity: L, sigma, varsigma (0 if N = 1).
         seed: seed of the differences between workers.
     """
-    b = np.full((workers, dimension), smoothness * away)
+    b = np.full((workers, dimension), smoothness * distance)
     if workers > 1:
         b = b + _sized(
             np.random.default_rng(seed).normal(size=(workers, dimension)), heterogeneity, axis=0

@@ -69,7 +69,7 @@ RANGES = {
 }
 
 
-def need(where: str, given: Mapping[str, Any]) -> None:
+def require(where: str, given: Mapping[str, Any]) -> None:
     """Raises a ValueError, which begins with `where`, if a number is outside the range of its name,
     or if lists with one entry for each layer differ in length.
     """
@@ -100,8 +100,8 @@ def _shown(given: Mapping[str, Any]) -> str:
 
 
 def validated(where: str) -> Callable[[F], F]:
-    """Returns a decorator that validates a function's arguments by `need`. None is accepted if it
-    is the default. NumPy numbers are converted to Python numbers, which do not overflow.
+    """Returns a decorator that validates a function's arguments by `require`. None is accepted if
+    it is the default. NumPy numbers are converted to Python numbers, which do not overflow.
 
     Args:
         where: beginning of the messages.
@@ -120,7 +120,7 @@ def validated(where: str) -> Callable[[F], F]:
             given.update(
                 {name: _of_python(value) for name, value in given.items() if name in RANGES}
             )
-            need(
+            require(
                 where,
                 {
                     name: value

@@ -116,7 +116,7 @@ class StatementResult(NamedTuple):
         return self.holds and not self.worst.equality and self.worst.ratio < LOOSE
 
 
-def hold(statement: Statement, trials: int, seed: int = 0) -> StatementResult:
+def check(statement: Statement, trials: int, seed: int = 0) -> StatementResult:
     """Checks a statement in float64: on the instances that are built to be hard, on random ones,
     and by climbing from the worst random one.
 
@@ -189,55 +189,57 @@ def summarize(
 # --- Checks in several processes.
 
 
-def prepare(cached: str | None, haste: bool) -> None:
+def prepare(cached: str | None, fast_compile: bool) -> None:
     """Configures this process for checking statements.
 
     Args:
         cached: as in `dsgd.cache.enable`.
-        haste: whether to compile without most optimisations, which is faster for programs that run
-            for milliseconds.
+        fast_compile: whether to compile without most optimisations, which is faster for programs
+            that run for milliseconds.
     """
     gc.set_threshold(100_000, 20, 100)  # tracing creates many long-lived objects
-    if haste and OLDER_LOOPS:
+    if fast_compile and OLDER_LOOPS:
         # read when the backend is initialised
         os.environ["XLA_FLAGS"] = (
             f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
         )
     cache.enable(cached)
-    jax.config.update("jax_disable_most_optimizations", haste)
+    jax.config.update("jax_disable_most_optimizations", fast_compile)
 
 
-def hold_all(
+def check_all(
     statements: Sequence[Statement],
     trials: int,
     seed: int,
     *,
     processes: int,
     cached: str | None,
-    haste: bool,
+    fast_compile: bool,
 ) -> Iterator[StatementResult]:
-    """Yields the findings of `hold`, in order. Statements of the same module, which share programs,
-    are checked by the same process.
+    """Yields the results of `check`, in order. Statements of the same module, which share
+    programs, are checked by the same process.
 
     Args:
         statements: from `STATEMENTS`, since processes look them up by name.
-        trials, seed: as in `hold`.
+        trials, seed: as in `check`.
         processes: number of processes.
-        cached, haste: as in `prepare`.
+        cached, fast_compile: as in `prepare`.
     """
-    with ProcessPoolExecutor(processes, get_context("spawn"), prepare, (cached, haste)) as pool:
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), prepare, (cached, fast_compile)
+    ) as pool:
         names = [statement.name for statement in statements]
         families = [list(family) for _, family in groupby(names, FAMILY.get)]
-        found = chain.from_iterable(pool.map(partial(_hold, trials=trials, seed=seed), families))
+        found = chain.from_iterable(pool.map(partial(_check, trials=trials, seed=seed), families))
         yield from (
             StatementResult(statement, *rest)
             for statement, rest in zip(statements, found, strict=True)
         )
 
 
-def _hold(names: Sequence[str], *, trials: int, seed: int) -> list[tuple[Any, ...]]:
+def _check(names: Sequence[str], *, trials: int, seed: int) -> list[tuple[Any, ...]]:
     """Returns the findings of the statements with these names, without the statements, which cannot
     be pickled.
     """
     by_name = {statement.name: statement for statement in STATEMENTS}
-    return [hold(by_name[name], trials, seed)[1:] for name in names]
+    return [check(by_name[name], trials, seed)[1:] for name in names]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from theory_checks.recursions.compressed import cut, join
+from theory_checks.recursions.compressed import shard, unshard
 from theory_checks.recursions.shared import Gradients, Step, at_one
 
 
@@ -180,11 +180,13 @@ def stale_steps(
     """
     servers, d, found = staleness.shape[1], len(x), [x]
     for t, (n, old) in enumerate(zip(worker, staleness, strict=True)):
-        read = join(
-            np.stack([cut(found[t - age], servers)[part] for part, age in enumerate(old)]), d
+        read = unshard(
+            np.stack([shard(found[t - age], servers)[part] for part, age in enumerate(old)]), d
         )
-        change = cut(step(at_one(G, t, read, N)[n]), servers)
-        found.append(found[t] + join(change / np.maximum(1, old)[:, None] if aware else change, d))
+        change = shard(step(at_one(G, t, read, N)[n]), servers)
+        found.append(
+            found[t] + unshard(change / np.maximum(1, old)[:, None] if aware else change, d)
+        )
     return np.stack(found)
 
 

@@ -18,12 +18,12 @@ from theory_checks.recursions.shared import Gradients, Rounds, Step, at_one
 Q = Callable[[np.ndarray], np.ndarray]  # of one vector
 
 
-def cut(x: np.ndarray, N: int) -> np.ndarray:
+def shard(x: np.ndarray, N: int) -> np.ndarray:
     """Splits a vector into N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
     return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
 
 
-def join(parts: np.ndarray, d: int) -> np.ndarray:
+def unshard(parts: np.ndarray, d: int) -> np.ndarray:
     """Joins the parts of a vector: `[..., N, part]` to `[..., d]`."""
     return parts.reshape(*parts.shape[:-2], -1)[..., :d]
 
@@ -43,15 +43,15 @@ class Parts:
         self._ends = np.cumsum(self.layers)[:-1]
         self._part_ends = np.cumsum([-(-size // N) for size in self.layers])[:-1]
 
-    def cut(self, x: np.ndarray) -> np.ndarray:
+    def shard(self, x: np.ndarray) -> np.ndarray:
         """Splits a vector: `[d]` to `[N, part]`."""
-        return np.concatenate([cut(layer, self.N) for layer in np.split(x, self._ends)], axis=1)
+        return np.concatenate([shard(layer, self.N) for layer in np.split(x, self._ends)], axis=1)
 
-    def join(self, parts: np.ndarray) -> np.ndarray:
+    def unshard(self, parts: np.ndarray) -> np.ndarray:
         """Joins the parts: `[..., N, part]` to `[..., d]`."""
         each = np.split(parts, self._part_ends, axis=-1)
         return np.concatenate(
-            [join(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1
+            [unshard(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1
         )
 
     def each(self, q: Q) -> Q:
@@ -69,12 +69,12 @@ def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     Source: Liu and Zhang, (3.4).
     """
     N, q = cutting.N, cutting.each(q)
-    parts = [cutting.cut(g) for g in gradients]
+    parts = [cutting.shard(g) for g in gradients]
     answers = []
     for server in range(N):
         received = [q(parts[n][server]) for n in range(N)]
         answers.append(q(np.mean(received, axis=0)))
-    return cutting.join(np.array(answers))
+    return cutting.unshard(np.array(answers))
 
 
 def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
@@ -84,14 +84,14 @@ def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     Source: Liu and Zhang, (3.5), there without 1/N.
     """
     N, q = cutting.N, cutting.each(q)
-    parts = [cutting.cut(g) for g in gradients]
+    parts = [cutting.shard(g) for g in gradients]
     sums = []
     for start in range(N):
         message = q(parts[start][start])
         for hop in range(1, N):
             message = q(message + parts[(start + hop) % N][start])
         sums.append(message)
-    return cutting.join(np.array(sums) / N)
+    return cutting.unshard(np.array(sums) / N)
 
 
 def csgd(
@@ -117,22 +117,22 @@ def double_squeeze(
     Source: Liu and Zhang, (3.10) to (3.14).
     """
     N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
-    delta_server = np.zeros_like(cutting.cut(x))
+    delta_server = np.zeros_like(cutting.shard(x))
     delta_worker = np.zeros((N, *delta_server.shape))
     while True:
         g = at_one(G, t, x, N)
-        v_worker = np.array([cutting.cut(g[n]) + delta_worker[n] for n in range(N)])  # (3.10)
+        v_worker = np.array([cutting.shard(g[n]) + delta_worker[n] for n in range(N)])  # (3.10)
         sent = np.array([[up(v_worker[n][server]) for server in range(N)] for n in range(N)])
         delta_worker = v_worker - sent  # (3.11)
         v_server = np.mean(sent, axis=0) + delta_server  # (3.12)
         answer = np.array([down(v_server[server]) for server in range(N)])
         delta_server = v_server - answer  # (3.13)
-        x = x + step(cutting.join(answer))  # (3.14)
+        x = x + step(cutting.unshard(answer))  # (3.14)
         t += 1
         yield {
             "x": x,
-            "delta_worker": cutting.join(delta_worker),
-            "delta_server": cutting.join(delta_server),
+            "delta_worker": cutting.unshard(delta_worker),
+            "delta_server": cutting.unshard(delta_server),
         }
 
 
@@ -145,12 +145,12 @@ def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
     compressors that change.
     """
     N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
-    x = x_hat = cutting.cut(x)
+    x = x_hat = cutting.shard(x)
     u_hat = np.zeros((N, *x.shape))
     while True:
-        g = at_one(G, t, cutting.join(x_hat), N)  # line 9
+        g = at_one(G, t, cutting.unshard(x_hat), N)  # line 9
         for m in range(N):
-            u = cutting.cut(g[m])
+            u = cutting.shard(g[m])
             # lines 11 to 14
             u_hat[m] = u_hat[m] + np.array(
                 [up(u[server] - u_hat[m][server]) for server in range(N)]
@@ -159,7 +159,11 @@ def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
         # lines 5 to 8
         x_hat = x_hat + np.array([down(x[server] - x_hat[server]) for server in range(N)])
         t += 1
-        yield {"x": cutting.join(x), "x_hat": cutting.join(x_hat), "u_hat": cutting.join(u_hat)}
+        yield {
+            "x": cutting.unshard(x),
+            "x_hat": cutting.unshard(x_hat),
+            "u_hat": cutting.unshard(u_hat),
+        }
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:

@@ -254,7 +254,7 @@ def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
         gamma = largest_step(smoothness=2.0, staleness=tau)
         for away, noise, z in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
             problem = instances.bowl(
-                3, 2, away=away + 1e-3, smoothness=2.0, noise=noise, heterogeneity=z
+                3, 2, distance=away + 1e-3, smoothness=2.0, noise=noise, heterogeneity=z
             )
             found.append(check(problem, np.full(_TABLE, tau), steps=500, learning_rate=gamma))
     return found

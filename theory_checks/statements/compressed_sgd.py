@@ -307,7 +307,7 @@ def _bowl(
     """
     return instances.uneven(
         instances.bowl(
-            workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity
+            workers, dimension, distance=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity
         )
     )
 
@@ -339,7 +339,7 @@ def bowls(via: Via) -> list[Outcome]:
     )
     return [
         check(
-            instances.bowl(4, 4, away=away + 1e-3, noise=noise),
+            instances.bowl(4, 4, distance=away + 1e-3, noise=noise),
             steps=500,
             compression=compression,
             via=via,

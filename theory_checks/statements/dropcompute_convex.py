@@ -223,7 +223,7 @@ def bowls() -> list[Outcome]:
         (1.0, 0.0, 0.1, 500),
     ):
         for stop, threshold in (("preempt", 2.5), ("between", 1.5)):
-            problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=3 * noise)
+            problem = instances.bowl(N, 2, distance=away + 1e-3, smoothness=2.0, noise=3 * noise)
             found.append(check(problem, SAME[:T], threshold, stop=stop, share=share))
     return found
 
@@ -238,7 +238,7 @@ def stopping_bowls() -> list[Outcome]:
         (0.0, 1.0, 2e-3, 100_000),
         (0.0, 1.0, 0.5, 500),
     ):
-        problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0)
+        problem = instances.bowl(N, 2, distance=away + 1e-3, smoothness=2.0)
         options = {"steps": steps, "noise": noise, "share": share}
         found += [
             check_stopping(problem, Pairs(1.0, 10.0, chance), 5.0, **options)

@@ -68,7 +68,7 @@ def bowls() -> list[Outcome]:
     seconds = np.random.default_rng(0).exponential(size=(500, N, M))
     return [
         check(
-            instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=noise),
+            instances.bowl(N, 2, distance=away + 1e-3, smoothness=2.0, noise=noise),
             seconds,
             1.5,
             share=share,

@@ -239,7 +239,7 @@ def bowls() -> list[Outcome]:
     )
     return [
         check(
-            instances.bowl(4, 4, away=away + 1e-3, noise=noise, heterogeneity=1.0),
+            instances.bowl(4, 4, distance=away + 1e-3, noise=noise, heterogeneity=1.0),
             steps=500,
             compression=compression,
             learning_rate=gamma,

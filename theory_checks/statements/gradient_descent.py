@@ -112,7 +112,7 @@ def trial(draws: Draws) -> list[Outcome]:
 
 def bowls() -> list[Outcome]:
     """At every step size the bound is attained as soon as the minimum is reached."""
-    problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
+    problem = instances.bowl(3, 4, distance=1.0, smoothness=2.0)
     return [check(problem, steps=300, learning_rate=share / 2.0) for share in (0.05, 1.0, 1.9)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import algorithms
 import dsgd
-from algorithms.kimad import CompressorSet, allocate, any_of, oracle, top_k, uniform
+from algorithms.kimad import CompressorSet, allocate, from_compressors, oracle, top_k, uniform
 from dsgd import clusters, compressors
 from dsgd.base import Algorithm
 from theory_checks.machinery.statement import Draws, Outcome, Statement
@@ -32,7 +32,7 @@ the time of the server's messages is negligible.
 """
 
 RATIOS = top_k((0.25, 0.5, 0.75, 1.0))
-MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
+MANTISSAS = from_compressors([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 
 @cache

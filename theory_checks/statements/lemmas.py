@@ -56,7 +56,7 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
 
 def gradient_and_gap_of_a_bowl() -> list[Outcome]:
     """Checks a bowl, on which both sides are equal."""
-    problem = instances.bowl(1, 3, away=2.0, smoothness=3.0)
+    problem = instances.bowl(1, 3, distance=2.0, smoothness=3.0)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [
         Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)
@@ -127,7 +127,9 @@ def virtual_iterates(draws: Draws) -> list[Outcome]:
     """
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
-    errors = [IN_LAYERS.join(concatenate_parts(parts)) for parts in (memory.worker, memory.server)]
+    errors = [
+        IN_LAYERS.unshard(concatenate_parts(parts)) for parts in (memory.worker, memory.server)
+    ]
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
         errors[0].mean(axis=1) + errors[1]
     )
@@ -146,7 +148,7 @@ def staleness_of_bowls() -> list[Outcome]:
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
         _worst_staleness(
-            instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share
+            instances.bowl(3, 2, distance=away + 1e-3, noise=noise), np.full(64, tau), share
         )
         for away, noise, tau, share in cases
     ]

@@ -206,7 +206,7 @@ def bowls() -> list[Outcome]:
     return [
         check(
             instances.bowl(
-                4, 3, away=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0
+                4, 3, distance=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0
             ),
             steps=500,
             learning_rate=share / 2.0,

@@ -148,7 +148,7 @@ def bowls() -> list[Outcome]:
     for away, noise, share in HARD:
         for sigma, z in ((noise, 0.0), (0.0, noise)):
             problem = instances.bowl(
-                4, 3, away=away + 1e-3, smoothness=2.0, noise=sigma, heterogeneity=z
+                4, 3, distance=away + 1e-3, smoothness=2.0, noise=sigma, heterogeneity=z
             )
             found.append(check(problem, steps=500, learning_rate=share / 2.0))
     return found

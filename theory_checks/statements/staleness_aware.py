@@ -110,7 +110,7 @@ def bound(
 
     Source: derived in the module's docstring, following Liu and Zhang, Theorem 4.2.3.
     """
-    ranges.need("staleness_aware.bound", {"gap": gap, "smoothness": smoothness, "noise": noise})
+    ranges.require("staleness_aware.bound", {"gap": gap, "smoothness": smoothness, "noise": noise})
     need("staleness_aware.bound", hypotheses(smoothness, staleness, steps))
     between = sum(
         step * (steps[t - age : t] ** 2).sum()

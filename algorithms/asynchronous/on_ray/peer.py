@@ -309,5 +309,5 @@ def _stepped(
     """Makes the step as in `algorithms.asynchronous_gossip_sgd`: the optimizer receives its own
     model, and the step starts from the mean.
     """
-    change, memory = optimizers.change(optimizer, slope, model.optimizer, model.params)
+    change, memory = optimizers.update(optimizer, slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)

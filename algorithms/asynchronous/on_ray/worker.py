@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_server import cut, unshard
+from algorithms.asynchronous.asynchronous_server import shard, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
 from algorithms.asynchronous.on_ray.session import require_ray
 from dsgd import checks
@@ -20,7 +20,7 @@ from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
 
 Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
-_cut, _unshard = jax.jit(cut, static_argnums=1), jax.jit(unshard)
+_shard, _unshard = jax.jit(shard, static_argnums=1), jax.jit(unshard)
 
 
 class Task(NamedTuple):
@@ -142,7 +142,7 @@ def parted(params: Params, servers: int) -> list[PyTree]:
     """Returns a model as the shards of P servers: the model itself for one server, vectors of equal
     length for several.
     """
-    return [params] if servers == 1 else list(np.asarray(_cut(params, servers)))
+    return [params] if servers == 1 else list(np.asarray(_shard(params, servers)))
 
 
 def joined(parts: Sequence[PyTree], like: Params) -> Params:

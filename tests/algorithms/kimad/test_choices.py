@@ -32,8 +32,8 @@ VECTORS = {
 @partial(jax.jit, static_argnums=0)
 def looked_at(choices: kimad.CompressorSet, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The errors, and what each choice sends, `[choices, d]`."""
-    errors, found = choices.look(KEY, x)
-    return errors, jax.vmap(lambda choice: choices.send(x, found, choice))(
+    errors, found = choices.profile(KEY, x)
+    return errors, jax.vmap(lambda choice: choices.apply(x, found, choice))(
         jnp.arange(choices.number)
     )
 
@@ -74,7 +74,7 @@ def test_any_of_is_each_compressor():
         compressors.identity,
         compressors.contraction(compressors.random_k(0.3)),
     ]
-    choices = kimad.any_of(each)
+    choices = kimad.from_compressors(each)
     x = jnp.asarray(VECTORS["distinct"], jnp.float32)
     errors, seen = looked_at(choices, x)
     keys = list(jax.random.split(KEY, len(each)))
@@ -89,14 +89,14 @@ def test_any_of_is_each_compressor():
     np.testing.assert_allclose(errors, np.sum((expected - np.asarray(x)) ** 2, axis=1), rtol=1e-5)
     assert choices.sizes(37, x.dtype) == [fixed_bits(compressor, 37) for compressor in each]
     assert choices.delta(37) == min(compressor.delta(37) for compressor in each) > 0
-    assert kimad.any_of([compressors.random_k(0.1), compressors.sign]).delta(37) is None
+    assert kimad.from_compressors([compressors.random_k(0.1), compressors.sign]).delta(37) is None
 
 
 def test_the_whole_model_is_one_vector():
     whole = kimad.whole_model(kimad.top_k(RATIOS))
     assert not whole.layer_wise
     assert kimad.whole_model(whole) is whole
-    assert not kimad.any_of([compressors.whole_model(compressors.sign)]).layer_wise
+    assert not kimad.from_compressors([compressors.whole_model(compressors.sign)]).layer_wise
 
 
 TOP = kimad.top_k([0.1])
@@ -106,7 +106,7 @@ RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsific
 REFUSED = [
     ({"compressors": []}, "compressors"),
     ({"down": []}, "down"),
-    ({"compressors": SIGNS}, "kimad.any_of: .* layer by layer"),
+    ({"compressors": SIGNS}, "kimad.from_compressors: .* layer by layer"),
     ({"down": kimad.whole_model(TOP)}, r"up and whole_model\(top_k\(0.1\)\) down"),
     ({"weights": [1.0, -1.0]}, "weights"),
     ({"weights": [0.0, 0.0]}, "weights .*not all 0"),

@@ -23,13 +23,13 @@ LAYERS = [jnp.array([3.0, 1.0, 2.0]), jnp.array([5.0, 4.0])]
 
 
 def toy(sizes=lambda d, dtype: [5, 32 * d]) -> CompressorSet:
-    def send(x, found, choice):
+    def apply(x, found, choice):
         return jnp.where((jnp.arange(x.shape[0]) < 1) | (choice == 1), x, 0)
 
-    def look(key, x):
+    def profile(key, x):
         return jnp.stack([jnp.sum(x[1:] ** 2), jnp.zeros(())]), ()
 
-    return CompressorSet(sizes, look, send, lambda d: None, 2, "toy")
+    return CompressorSet(sizes, profile, apply, lambda d: None, 2, "toy")
 
 
 def take_all(errors, sizes, budget):

@@ -610,8 +610,8 @@ def test_methods_record_what_they_model_themselves():
         return x
 
     def sent(round, x):
-        up = workers.local_block(counts.of(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
-        round.sent(up, counts.of(7, len(up)), network.local)
+        up = workers.local_block(counts.from_bits(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
+        round.sent(up, counts.from_bits(7, len(up)), network.local)
         return x
 
     seen = communicated(2, (event, ROWS), (sent, ROWS))

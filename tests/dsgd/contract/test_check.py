@@ -70,13 +70,15 @@ def unrecorded(gradients, round):
 
 
 def recorded_twice(gradients, round):
-    round.sent(*[counts.of(2 * 3 * D * 32 // 4, len(gradients))] * 2, network.ring_all_reduce)
+    round.sent(
+        *[counts.from_bits(2 * 3 * D * 32 // 4, len(gradients))] * 2, network.ring_all_reduce
+    )
     return round.mean(gradients)
 
 
 def by_devices(gradients, round):
     """Bits that depend on the number of devices; with one worker on each they are right."""
-    round.sent(*[counts.of(32 * (len(gradients) - 1), len(gradients))] * 2, network.local)
+    round.sent(*[counts.from_bits(32 * (len(gradients) - 1), len(gradients))] * 2, network.local)
     return round.mean(gradients)
 
 

@@ -13,10 +13,10 @@ from dsgd.engine import accumulate, oracle
 
 
 @pytest.mark.parametrize(
-    ("M", "at_once"),
+    ("M", "chunk_size"),
     [(10, 3), (10, 4), (9, 2), (7, 6), (7, 1), (1, 1), (10, 10), (10, 99), (10, None)],
 )
-def test_every_row_counts_once(M, at_once):
+def test_every_row_counts_once(M, chunk_size):
     rows = {"number": jnp.arange(1, M + 1), "square": jnp.arange(1, M + 1) ** 2}
     lengths = []
 
@@ -24,13 +24,13 @@ def test_every_row_counts_once(M, at_once):
         lengths.append(len(counted))
         return {name: scale * jnp.sum(jnp.where(counted, leaf, 0)) for name, leaf in piece.items()}
 
-    found = accumulate.total(sums, 3, rows, at_once)
+    found = accumulate.total(sums, 3, rows, chunk_size)
     numbers = np.arange(1, M + 1)
     assert {name: int(value) for name, value in found.items()} == {
         "number": 3 * numbers.sum(),
         "square": 3 * (numbers**2).sum(),
     }
-    assert max(lengths) <= (at_once or M)
+    assert max(lengths) <= (chunk_size or M)
 
 
 def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):

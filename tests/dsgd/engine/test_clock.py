@@ -254,7 +254,7 @@ class Sent(NamedTuple):
 
 def sent(up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: Any = None) -> Sent:
     bits = [
-        None if each is None else counts.of(jnp.asarray(each, jnp.uint32), N)
+        None if each is None else counts.from_bits(jnp.asarray(each, jnp.uint32), N)
         for each in (up, down, lost)
     ]
     assert bits[0] is not None

@@ -133,9 +133,9 @@ def check(rounds: list[np.ndarray], *, rho: float) -> None:
     assert topology.spectral_gap == 1 - topology.rho
     assert topology.symmetric == symmetric
     assert topology.doubly_stochastic == all(np.allclose(W.sum(axis=1), 1) for W in rounds)
-    assert topology.sends.tolist() == links.sum(axis=1).tolist()
-    assert topology.receives.tolist() == links.sum(axis=2).tolist()
-    assert topology.degree == max(topology.sends.max(), topology.receives.max())
+    assert topology.out_degrees.tolist() == links.sum(axis=1).tolist()
+    assert topology.in_degrees.tolist() == links.sum(axis=2).tolist()
+    assert topology.degree == max(topology.out_degrees.max(), topology.in_degrees.max())
     pairs = np.argwhere(np.triu(links.any(axis=0)) if symmetric else links.any(axis=0).T)
     assert topology.edges.tolist() == pairs.tolist()
     if symmetric and len(rounds) == 1:
@@ -209,7 +209,7 @@ def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
     data = [0.5, 0.25, 0.25, 0.0, 0.5, 0.5, 0.5, 0.5]
     W = scipy.sparse.csr_array((data, [0, 2, 2, 1, 0, 1, 2, 1], [0, 4, 6, 8]), shape=(3, 3))
     topology = from_matrix([W, W], "twice")
-    assert topology.sends.tolist() == topology.receives.tolist() == [[1, 1, 1]] * 2
+    assert topology.out_degrees.tolist() == topology.in_degrees.tolist() == [[1, 1, 1]] * 2
     np.testing.assert_array_equal(topology.W, W.toarray() @ W.toarray())
     assert repr(topology) == "Topology(twice)"
 

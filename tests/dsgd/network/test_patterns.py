@@ -382,8 +382,8 @@ def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_a
     n, period = topology.n, topology.period
     finish, latency, up, down = instances(17, n, 8)
     ports = [
-        np.where(topology.sends, up[:, None], 0),
-        np.where(topology.receives, down[:, None], 0),
+        np.where(topology.out_degrees, up[:, None], 0),
+        np.where(topology.in_degrees, down[:, None], 0),
     ]
     pattern = network.gossip(topology)
 
@@ -401,7 +401,9 @@ def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_a
         for k, shown in enumerate(done):
             each = [
                 port[k, turn] / np.maximum(1, number[turn])
-                for port, number in zip(ports, (topology.sends, topology.receives), strict=True)
+                for port, number in zip(
+                    ports, (topology.out_degrees, topology.in_degrees), strict=True
+                )
             ]
             busy = busy_ports(topology, turn, convention, latency[k], *each)
             expected = [

@@ -49,7 +49,7 @@ def test_clipping_is_in_pieces_as_in_one_and_of_the_samples_that_count(monkeypat
     monkeypatch.setattr(accumulate, "BUDGET", budget)
     problem = problems.per_sample(least_squares(), problems.clipped(C))
     slope: Any = problem.gradient
-    assert (slope.at_once < 8) == (budget == 200)
+    assert (slope.chunk_size < 8) == (budget == 200)
     batch: Any = jax.tree.map(lambda leaf: leaf[0], problem.data)
     few = jax.jit(slope)(problem.init(jax.random.key(0)), problem.truncate(batch, jnp.int32(3)))[
         "w"

@@ -205,7 +205,7 @@ def test_bits_neither_overflow_nor_round(problem):
     huge = 2**40 + 1
 
     def update(state, gradients, round):
-        up, nothing = (dsgd.counts.of(bits, round.workers) for bits in (huge, 0))
+        up, nothing = (dsgd.counts.from_bits(bits, round.workers) for bits in (huge, 0))
         round.sent(up, nothing, dsgd.network.local)
         return state
 

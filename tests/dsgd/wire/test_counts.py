@@ -16,10 +16,10 @@ WORKERS = 5
 carry, total, times, of_array = (
     jax.jit(function)
     for function in (
-        counts.carry,
+        counts.normalize,
         counts.total,
-        counts.times,
-        lambda bits: counts.of(bits, WORKERS),
+        counts.scale,
+        lambda bits: counts.from_bits(bits, WORKERS),
     )
 )
 
@@ -50,7 +50,7 @@ def whole(largest: int):
 
 @given(whole(MOST))
 def test_of_a_python_integer(bits):
-    count = counts.of(bits, 3)
+    count = counts.from_bits(bits, 3)
     assert count.dtype == jnp.uint32
     np.testing.assert_array_equal(count, count_of(bits, bits, bits))
 

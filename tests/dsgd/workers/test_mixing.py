@@ -297,7 +297,7 @@ SENT = {
             graph,
             graph.degree * ["collective-permute"],
             [1, 3],
-            graph.sends.mean() * ROW,
+            graph.out_degrees.mean() * ROW,
         )
         for name, graph in {
             "single workers": topologies.random_regular(8, 3),

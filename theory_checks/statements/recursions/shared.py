@@ -53,7 +53,10 @@ def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
 
     def bandwidth(values):
         return clusters.Quantity(
-            lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True
+            lambda key, clock, worker: values[worker],
+            "bandwidth",
+            positive=True,
+            time_invariant=True,
         )
 
     def seconds(key, clock, worker):

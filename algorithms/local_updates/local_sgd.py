@@ -7,13 +7,17 @@ from functools import partial
 import optax
 
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Topology, checks
-from dsgd.base import Period
+from dsgd import Algorithm, Topology, checks, network
+from dsgd.base import Pattern, Period
 
 
 @checks.arguments
 def local_sgd(
-    optimizer: optax.GradientTransformation, period: Period, topology: Topology | None = None
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    topology: Topology | None = None,
+    *,
+    via: Pattern = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Local SGD, or periodic averaging: each worker makes H local steps, then the models are
     averaged.
@@ -36,8 +40,10 @@ def local_sgd(
             and Adam stay local.
         period: H. With H = 1 the method is model averaging, or decentralized SGD if a topology is
             given. It may be swept.
-        topology: W, doubly stochastic; None: the mean over all workers, by an all-reduce. With a
-            schedule, each averaging uses the next matrix.
+        topology: W, doubly stochastic; None: the mean over all workers. With a schedule, each
+            averaging uses the next matrix.
+        via: communication pattern of the mean over all workers: all-reduce, or clients of a server
+            (`network.star`, a link for each client; `network.parameter_server`, one port for all).
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1, or the topology is not
@@ -52,7 +58,11 @@ def local_sgd(
 
     def update(y, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)
-        average = round.average if topology is None else partial(round.mix, topology=topology)
+        average = (
+            partial(round.average, via=via)
+            if topology is None
+            else partial(round.mix, topology=topology)
+        )
         return y._replace(params=round.every(period, average, y.params))
 
     name = f"local_sgd({period}{'' if topology is None else f', {topology.name}'})"

@@ -8,8 +8,8 @@ import jax
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, checks, workers
-from dsgd.base import Period
+from dsgd import Algorithm, checks, network, workers
+from dsgd.base import Pattern, Period
 
 
 class Controlled(NamedTuple):
@@ -29,7 +29,12 @@ class Controlled(NamedTuple):
 
 
 @checks.arguments
-def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorithm:
+def scaffold(
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    *,
+    via: Pattern = network.ring_all_reduce,
+) -> Algorithm:
     r"""SCAFFOLD, option II: H local steps along corrected gradients, then models and control
     variates are averaged.
 
@@ -40,7 +45,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
 
     If $c^{(n)} = f_n'(x)$, the corrections cancel the differences between the workers' gradients,
     and local steps no longer drift apart. A round is one gradient per worker. Every H-th round
-    all-reduces two vectors; the other rounds send nothing.
+    averages two vectors; the other rounds send nothing.
 
     With clients S that are drawn once per averaging period, this is the paper's method:
 
@@ -60,6 +65,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
         optimizer: each worker's step; `optax.sgd(gamma)` gives the equation.
         period: H. It may be swept: `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period),
             ..., period=[1, 2, 5])`.
+        via: communication pattern: all-reduce, or clients of a server, as in `local_sgd`.
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1.
@@ -87,10 +93,9 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
                 y.control,
             )
             with round.joint():
-                c, control = round.aggregate(new, y.control)
-                return c, Controlled(
-                    round.average(y.params), y.optimizer, control, optax.tree.zeros_like(y.total)
-                )
+                c, control = round.aggregate(new, y.control, via)
+                x = round.average(y.params, via)
+                return c, Controlled(x, y.optimizer, control, optax.tree.zeros_like(y.total))
 
         return round.every(period, average, c, y)
 

@@ -1,0 +1,1 @@
+"""Methods with local steps between synchronizations: each worker makes H steps on its own model."""

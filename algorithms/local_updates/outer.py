@@ -1,0 +1,144 @@
+"""Local steps, then an outer step: the mechanism that all methods of this folder share.
+
+Each worker makes local steps from the common model with an inner optimizer. At a synchronization
+the mean of the workers' changes is the gradient of one step of an outer optimizer, and all workers
+continue from the model after that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import methods, optimizers
+from dsgd import Algorithm, network
+from dsgd.base import Gradients, Params, Pattern, Period, PyTree
+from dsgd.communication import Communicator
+from dsgd.engine.randomness import is_state_key
+
+
+class Outer(NamedTuple):
+    """State that all workers know, or that a server holds.
+
+    Args:
+        params: x, the common model after the last synchronization.
+        optimizer: state of the outer optimizer.
+        memory: further state of the method.
+    """
+
+    params: Params
+    optimizer: PyTree
+    memory: PyTree = ()
+
+
+class Inner(NamedTuple):
+    """State of a worker.
+
+    Args:
+        params: y, its model.
+        optimizer: state of its inner optimizer.
+        memory: further state of the method, which a worker that does not participate keeps.
+    """
+
+    params: Params
+    optimizer: PyTree
+    memory: PyTree = ()
+
+
+def outer_gradient(x: Outer, y: Inner) -> Params:
+    r"""Returns each worker's change since the last synchronization, $x - y^{(n)}$, leaves
+    `[n, ...]`.
+    """
+    return jax.tree.map(lambda x, y: x[None] - y, x.params, y.params)
+
+
+def mean_change(x: Outer, y: Inner, round: Communicator, via: Pattern) -> tuple[Params, Any, Any]:
+    r"""Returns the outer gradient of local SGD, $\Delta = \sum_n w_n (x - y^{(n)}) / \sum_n w_n$,
+    and the memories, unchanged.
+    """
+    return round.weighted_mean(outer_gradient(x, y), via), x.memory, y.memory
+
+
+def local_updates(
+    name: str,
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    period: Period | Callable[[Outer, Communicator], jax.Array],
+    *,
+    via: Pattern = network.ring_all_reduce,
+    fresh: bool = False,
+    direction: Callable[[Gradients, Outer, Inner], Gradients] | None = None,
+    change: Callable[[Outer, Inner, Communicator, Pattern], tuple[Params, Any, Any]] = mean_change,
+    shared: Callable[[Params], PyTree] = lambda params: (),
+    own: Callable[[Params], PyTree] = lambda models: (),
+) -> Algorithm:
+    r"""Returns the method with local steps and an outer step.
+
+    $$ y^{(n)} \leftarrow y^{(n)} - \gamma d_n(y^{(n)}) \quad H \text{ times from } x_t, \qquad
+       x_{t+1} = \mathrm{Outer}(x_t, \Delta_t), \qquad y^{(n)} \leftarrow x_{t+1} $$
+
+    Args:
+        name: for tables and error messages.
+        inner: each worker's step.
+        outer: step on the common model; `optax.sgd(1)` sets it to the mean of the workers' models.
+        period: H, or a function (Outer, Communicator) -> bool scalar: whether this round ends with
+            a synchronization.
+        via: communication pattern of the synchronization.
+        fresh: whether the states of the inner optimizers start again after each synchronization.
+        direction: (gradients, Outer, Inner) -> d, leaves `[n, ...]`; None: the gradients.
+        change: (Outer, Inner, Communicator, via) -> outer gradient $\Delta$ and the memories after
+            the synchronization.
+        shared: parameters -> `Outer.memory`.
+        own: equal models, leaves `[N, ...]` -> `Inner.memory`.
+    """
+    optimizers.require_descent(outer)
+
+    def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
+        if direction is not None:
+            gradients = direction(gradients, x, y)
+        y = optimizers.local_step(inner, y, gradients, round)
+
+        def synchronize(x: Outer, y: Inner):
+            delta, shared, own = change(x, y, round, via)
+            model = optimizers.Model(x.params, x.optimizer)
+            x = Outer(*optimizers.server_step(outer, model, delta), shared)
+            memory = _restarted(inner, x.params, y.optimizer) if fresh else y.optimizer
+            return x, Inner(_replicated(x.params, y.params), memory, own)
+
+        if callable(period):
+            return round.when(period(x, round), synchronize, x, y)
+        return round.every(period, synchronize, x, y)
+
+    def absent(before: Inner, after: Inner) -> Inner:
+        """The worker adopts the common model when it returns."""
+        optimizer = after.optimizer if fresh else before.optimizer
+        return before._replace(params=after.params, optimizer=optimizer)
+
+    return methods.with_server(
+        name,
+        inner,
+        update,
+        server=lambda params: Outer(*optimizers.init(outer, params), shared(params)),
+        start=lambda y: Inner(y.params, y.optimizer, own(y.params)),
+        absent=absent,
+    )
+
+
+def _replicated(tree: PyTree, like: PyTree) -> PyTree:
+    """Repeats leaves `[...]` to the shape `[n, ...]` of `like`."""
+    return jax.tree.map(lambda leaf, rows: jnp.broadcast_to(leaf, rows.shape), tree, like)
+
+
+def _restarted(inner: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
+    """Returns the inner optimizers' states before their first step; their random keys go on."""
+    start = optimizers.init(inner, params).optimizer
+    return jax.tree.map(
+        lambda first, rows: rows if is_state_key(rows) else jnp.broadcast_to(first, rows.shape),
+        start,
+        memory,
+        is_leaf=is_state_key,
+    )
