@@ -300,6 +300,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
     compressors.apply: {"x": np.ones(3)},
     compressors.contraction: {"compressor": compressors.natural},
     compressors.encode: {"x": jnp.ones(3)},
+    compressors.fixed_size: {
+        "compress": compressors.identity.compress,
+        "decompress": compressors.identity.decompress,
+    },
     network.cost: {"pattern": network.gossip(RING), "workers": 4, "latency": 1.0},
     network.round_seconds: {"workers": 4},
     network.simulate: {"transfer": [1.0, 1.0]},
