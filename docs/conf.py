@@ -128,12 +128,11 @@ def link_notebooks(app: Any, page: str, source: list[str]) -> None:
 
 
 def add_second_pages(app: Any, page: str, source: list[str]) -> None:
-    """The pages in the folder `x/` come below the page `x.md` in the contents, in the order in which
-    it links to them.
+    """In the contents, pages in the folder `x/` come below the page `x.md`, in the order in which it
+    links to them.
     """
-    if (DOCS / page).is_dir():
-        folder = Path(page).name
-        links = re.findall(rf"\]\(({folder}/[^)#]+)\.md[)#]", source[0])
+    links = re.findall(rf"\]\(({Path(page).name}/[^)#]+)\.md[)#]", source[0])
+    if links:
         source[0] += contents(dict.fromkeys(links))
 
 
