@@ -128,7 +128,7 @@ def link_notebooks(app: Any, page: str, source: list[str]) -> None:
 
 
 def add_second_pages(app: Any, page: str, source: list[str]) -> None:
-    """In the contents, pages in the folder `x/` come below the page `x.md`, in the order in which it
+    """In the contents, pages in the folder `x/` come below the page `x.md`, in the order of its
     links to them.
     """
     links = re.findall(rf"\]\(({Path(page).name}/[^)#]+)\.md[)#]", source[0])
