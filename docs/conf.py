@@ -30,11 +30,12 @@ extensions = [
 ]
 exclude_patterns = ["_build", "extensions"]
 
-# 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
+# Text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["enlarge.js"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
