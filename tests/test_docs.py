@@ -16,7 +16,8 @@ FIRST = ("README.md",)
 OTHERS = (
     "docs/index.md",
     "docs/how_to/own_method.md",
-    "docs/reference/methods.md",
+    "docs/how_to/which_method.md",
+    "docs/how_to/sweep.md",
     "docs/how_to/dropcompute.md",
     "docs/how_to/kimad.md",
     "docs/how_to/own_problem.md",
@@ -43,7 +44,7 @@ OTHERS = (
 )
 def test_python_blocks_run(page, request):
     # their runs are so long that fast compilation costs more than it saves
-    if page in ("README.md", "docs/reference/methods.md"):
+    if page in ("README.md", "docs/how_to/sweep.md"):
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
@@ -79,8 +80,8 @@ def test_cells_run_and_print_the_numbers_that_the_text_quotes(page, capsys):
     exec(compile(cells(page), page, "exec"), {"__name__": page})
     printed = capsys.readouterr().out
     prose = re.sub(r"```.*?```|\$[^$]*\$|\]\(.*?\)", "", (ROOT / page).read_text(), flags=re.DOTALL)
-    text = prose.partition("\n# ")[2].partition("\n")[2]
-    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", text)
+    body = prose.partition("\n# ")[2].partition("\n")[2]
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", body)
     assert [number for number in quoted if number not in printed + cells(page)] == []
 
 
