@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,24 @@ def link_notebooks(app: Any, page: str, source: list[str]) -> None:
     """
     source[0] = source[0].replace("](../../experiments/notebooks/", "](../notebooks/")
     if page == "tutorial/notebooks" and NOTEBOOKS:
-        names = "\n".join(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+        source[0] += contents(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
+
+
+def add_second_pages(app: Any, page: str, source: list[str]) -> None:
+    """In the contents, pages in the folder `x/` come below the page `x.md`, in the order of its
+    links to them.
+    """
+    links = re.findall(rf"\]\(({Path(page).name}/[^)#]+)\.md[)#]", source[0])
+    if links:
+        source[0] += contents(dict.fromkeys(links))
+
+
+def contents(pages: Iterable[str]) -> str:
+    """A hidden toctree of these pages."""
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
 
 def setup(app: Any) -> None:
     copy_notebooks()
     app.connect("source-read", link_notebooks)
+    app.connect("source-read", add_second_pages)
