@@ -146,6 +146,7 @@ BY_NAME: dict[str, Any] = {
     "algorithm": METHOD,
     "problem": QUADRATIC,
     "steps": 5,
+    "fragments": 2,
     "key": KEY,
     "index": (1,),
     "values": np.ones((2, 5)),
@@ -303,6 +304,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     compressors.apply: {"x": np.ones(3)},
     compressors.contraction: {"compressor": compressors.natural},
     compressors.encode: {"x": jnp.ones(3)},
+    compressors.fixed_size: {
+        "compress": compressors.identity.compress,
+        "decompress": compressors.identity.decompress,
+    },
     network.cost: {"pattern": network.gossip(RING), "workers": 4, "latency": 1.0},
     network.round_seconds: {"workers": 4},
     network.simulate: {"transfer": [1.0, 1.0]},

@@ -74,7 +74,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/compressors/low_rank.py",
-        "jnp.where(size > 0, start, cold(key, x))",
+        "jnp.where(size > 0, start, normal(key, last.shape, last.dtype))",
         "start",
         f"{LOW_RANK} -k starts_cold",
     ),

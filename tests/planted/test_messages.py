@@ -93,8 +93,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/communicator.py",
-        "(self.step + 1) % period == 0",
-        "self.step % period == 0",
+        "(later + 1) % period == 0",
+        "later % period == 0",
         f"{CALLS} -k every",
     ),
 ]

@@ -51,7 +51,7 @@ MISTAKES = [
         "algorithms/local_updates/easgd.py",
         "before, center",
         "y.params, center",
-        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[easgd]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[easgd]"),
     ),
     Mistake(
         "algorithms/local_updates/scaffold.py",
