@@ -1,5 +1,5 @@
-"""Federated methods whose clients differ in their numbers of steps, or have memory, or correct their
-local steps.
+"""Federated methods whose clients make different numbers of steps or have memory, and methods with
+corrected local steps.
 """
 
 from __future__ import annotations
