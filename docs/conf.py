@@ -61,7 +61,8 @@ autosummary_filename_map = {
         "dsgd.workers.participation",
     )
 }
-suppress_warnings = ["autosummary.import_cycle"]  # the tables have full names
+# the tables have full names; the language of cells is known only after they have run
+suppress_warnings = ["autosummary.import_cycle", "myst-nb.lexer"]
 
 # 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark

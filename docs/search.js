@@ -8,6 +8,7 @@ var Scorer = {
         : score;
     if (docname.startsWith("reference/api/generated/")) return score - 13;
     if (docname.startsWith("about/")) return score - 8;
+    if (docname === "how_to/which_method") return score + 4;
     if (/^(how_to|cookbook|tutorial|reference\/[a-z]+$)/.test(docname)) return score + 3;
     return score;
   },

@@ -29,14 +29,14 @@ import topologies
 from dsgd import clusters, plots
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-WHAT = {"present": "workers present", "delivered": "messages delivered"}
-SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
+WHAT = {"present": "participating workers", "delivered": "delivered messages"}
+SLACK = 1.5  # target: this factor times the highest final loss of any method at the largest share
 COSTS = ("rounds", "simulated seconds")
 
 
 @dataclass(frozen=True)
 class Args(commands.Data, commands.Switch, commands.Common):
-    """Compares methods with missing workers or messages."""
+    """Compares methods under partial participation and message loss."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that participate, and of messages that are delivered."""
@@ -61,7 +61,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
 
 
 class Case(NamedTuple):
-    """A method of which this share of workers is present, or of messages is delivered."""
+    """A method with this share of participating workers, or of delivered messages."""
 
     method: str
     what: str
@@ -86,11 +86,11 @@ def main(args: Args) -> None:
     by_case = {case: make_cluster(args, case) for case in cases}
     by_name = {cluster.name: cluster for cluster in by_case.values()}
 
-    @functools.cache  # both kinds of cases are the same at a share of 1
+    @functools.cache  # at a share of 1 both kinds of cases are the same
     def tune(method: str, cluster: str) -> tuning.Tuned | None:
         found = tuning.tune(args, methods[method], problem, cluster=by_name[cluster])
         if found:
-            found.history.pop("present", None)  # the same columns for all cases
+            found.history.pop("present", None)  # gives all cases the same columns
         return found
 
     commands.begin(args)
@@ -160,19 +160,17 @@ def losses(args: Args, found: Outcomes) -> Table:
 
     what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
-    return tabulate(
-        found, cell, title, "*: the best step size is at an edge of the grid. -: diverged."
-    )
+    return tabulate(found, cell, title, "*: step size at an edge of the grid. -: diverged.")
 
 
 def seconds(args: Args, found: Outcomes) -> Table:
-    """How long each takes to the target."""
+    """Returns the seconds of each case to the target."""
     goal = target(found)
     return tabulate(
         found,
         lambda one: statistics.cost_to(one.history, goal)[-1],
         f"seconds to loss {goal:.3g}",
-        f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the "
+        f"-: not reached. Target: {SLACK:g} times the highest\nfinal loss of any method in the "
         "first row.",
     )
 

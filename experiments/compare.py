@@ -29,12 +29,12 @@ import dsgd
 from dsgd import clusters, plots, problems
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-# some methods of each family
+# some methods of each folder of `algorithms`
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
 BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
-LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-# default data and partition; those of the language model
+LABEL_HEIGHT = 0.07  # minimal distance of two names, relative to the height of the panel
+# default data and partition of most models; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
@@ -81,7 +81,7 @@ class Args(commands.Switch, commands.Common):
 
 def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
-    # a wrong name is refused before the first run
+    # an unknown name is reported before the first run
     names = {
         name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
     }
@@ -136,8 +136,8 @@ def tune(
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """Returns the highest of the methods' mean losses over the last tenth that fewer than half of
-    them reach by their first record; the lowest if there is none.
+    """Returns the default target: the highest mean loss over the last tenth of a run that fewer
+    than half of the methods reach by their first record; the lowest if there is none.
 
     Rounded up to two digits.
     """
@@ -159,21 +159,20 @@ def _rounded_up(loss: float) -> float:
 def tabulate(
     args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
 ) -> Table:
-    """Cost to the target, and how good the model is on held-out data at the end, one row a
-    method.
+    """Tabulates the cost to the target, and the quality of the model on held-out data at the end,
+    one row per method.
     """
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
     caption = (
-        "*: at an edge of the grid. Mbit: sent and received per worker.\n"
-        "sgd, asgd: a round is one gradient. -: not reached."
+        "*: step size at an edge of the grid. Mbit: sent and received per worker.\nFor sgd and "
+        "asgd one round is one gradient. -: not reached."
     )
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
-        caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
+        caption += f"\nOmitted, because every step size diverged: {', '.join(left_out)}."
     table = tables.table(
-        f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
-        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
-        f"{statistics.runs(args.seeds)}",
+        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\nlatency "
+        f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}",
         ("method", "step size", "rounds", "Mbit", "seconds", quality),
         caption,
     )
@@ -193,8 +192,8 @@ def held_out(history: dict[str, np.ndarray]) -> str:
 def draw(
     args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
 ) -> Figure:
-    """Draws loss against rounds, bits and seconds, in the colours of the families; no wider than a
-    page shows it.
+    """Draws loss against rounds, bits and seconds, with one colour per folder of methods; as wide
+    as a page shows it.
     """
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
@@ -208,14 +207,14 @@ def draw(
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
             x, best = cost(history)[1:], np.minimum.accumulate(history["loss"].mean(axis=0))[1:]
-            if x.any():  # what costs nothing has no place on a logarithmic axis
+            if x.any():  # a quantity that is always 0 is omitted from a logarithmic axis
                 axes.plot(x, best, linewidth=1.8, label=name, **looks[name])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
     plots.plain_log(panels[0].yaxis)
-    for axes in panels:  # their scales are known only now
+    for axes in panels:  # the scales are known only now
         name_ends(axes)
     handles = [
         Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name)

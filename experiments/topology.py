@@ -34,7 +34,7 @@ from experiments.shared import commands, figures, statistics, tables, tuning
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
-SLACK = 1.5  # the target: the complete graph's last loss, times this
+SLACK = 1.5  # target: this factor times the final loss of the complete graph
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
 
 
 class Case(NamedTuple):
-    """A graph, and how the data are partitioned."""
+    """A graph, and the partition of the data."""
 
     partition: str
     graph: str
@@ -170,7 +170,8 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 
 
 def train(args: Args, N: int, of_N: list[dsgd.Topology]) -> Outcomes:
-    """Runs each graph at its best step size; those that diverged at every one are left out.
+    """Trains on each graph at its best step size; graphs on which every step size diverged are left
+    out.
 
     Raises:
         ValueError: if the complete graph, which sets the target, diverged.
@@ -206,10 +207,9 @@ def target(found: Outcomes, partition: str) -> float:
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     """Tabulates the graphs' properties."""
     caption = (
-        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a "
-        "schedule, the geometric mean).\n"
-        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much "
-        "disagreement is left."
+        "edges: one-way if the graph is directed; of all rounds.\nrho: of a round (of a schedule, "
+        "the geometric mean).\nmeasured: from the decay of the consensus distance.\n1 %: rounds "
+        "until at most 1 % of the disagreement remains."
     )
     table = tables.table(
         f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption
@@ -245,14 +245,14 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
 def tabulate(
     args: Args, N: int, partition: str, of_N: list[dsgd.Topology], found: Outcomes
 ) -> Table:
-    """Cost to the target, one row a graph."""
+    """Tabulates the cost to the target, one row per graph."""
     goal = target(found, partition)
     table = tables.table(
-        f"{N} workers, {partition}: cost to loss {goal:.2g}\n(latency {args.latency:g} s, "
+        f"{N} workers, {partition}: cost to reach loss {goal:.2g}\n(latency {args.latency:g} s, "
         f"{args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)})",
         ("graph", "step size", "rounds", "Mbit", "seconds"),
-        "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
-        f"Target: {SLACK:g} times where the complete graph ends.",
+        "*: step size at an edge of the grid. -: not reached.\nMbit: sent and received per "
+        f"worker.\nTarget: {SLACK:g} times the final loss of the complete graph.",
     )
     for name in map(short, of_N):
         if one := found.get(Case(partition, name)):
@@ -264,7 +264,9 @@ def tabulate(
 
 
 def draw(args: Args, N: int, of_N: list[dsgd.Topology], found: Outcomes) -> Figure:
-    """The graphs; below them loss and consensus distance against all costs, for each partition."""
+    """Draws the graphs, and below them loss and consensus distance against all costs, for each
+    partition.
+    """
     sheet = Figure(figsize=(16, 20), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
     strip = above.subplots(2, math.ceil(len(of_N) / 2), squeeze=False).ravel()

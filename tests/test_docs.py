@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 FIRST = ("README.md",)
 OTHERS = (
     "docs/index.md",
-    "docs/tutorial/index.md",
     "docs/how_to/which_method.md",
     "docs/how_to/sweep.md",
     "docs/how_to/decentralized.md",
@@ -64,7 +64,7 @@ OTHERS = (
     "page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)]
 )
 def test_python_blocks_run(page, request):
-    # their runs are so long that haste costs more than it saves
+    # their runs are so long that fast compilation costs more than it saves
     if page in ("README.md", "docs/how_to/sweep.md"):
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -85,6 +85,41 @@ PAGES = [
 ]
 
 
+CELLS = re.compile(r"```\{code-cell\}\n(?::[^\n]*\n+)*(.*?)```", re.DOTALL)
+EXECUTED = [page for page in PAGES if "```{code-cell}" in (ROOT / page).read_text()]
+
+
+def cells(page):
+    """Returns the code of an executed page, without the lines that only IPython understands."""
+    code = "\n".join(CELLS.findall((ROOT / page).read_text()))
+    return re.sub(r"^%.*$", "", code, flags=re.MULTILINE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", sorted(EXECUTED))
+def test_cells_run_and_print_the_numbers_that_the_text_quotes(page, capsys):
+    exec(compile(cells(page), page, "exec"), {"__name__": page})
+    printed = capsys.readouterr().out
+    prose = re.sub(r"```.*?```|\$[^$]*\$|\]\(.*?\)", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    text = prose.partition("\n# ")[2].partition("\n")[2]
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", text)
+    assert [number for number in quoted if number not in printed + cells(page)] == []
+
+
+@pytest.mark.parametrize("page", sorted(EXECUTED))
+def test_cells_are_formatted_and_fit_the_column(page):
+    for cell in CELLS.findall((ROOT / page).read_text()):
+        if not cell.startswith("%"):
+            command = ["ruff", "format", "--line-length", "88", "--stdin-filename", "cell.py", "-"]
+            formatted = subprocess.run(
+                command, input=cell, capture_output=True, text=True, check=True
+            ).stdout
+            assert cell == formatted
+            assert max(map(len, cell.splitlines())) <= 88
+    lines = [line for line in cells(page).splitlines() if line.strip()]
+    assert not page.startswith("docs/cookbook/") or len(lines) < 30
+
+
 def test_every_page_with_python_blocks_is_run():
     assert sorted([*FIRST, *OTHERS]) == sorted(
         page for page in PAGES if "```python\n" in (ROOT / page).read_text()
@@ -92,7 +127,7 @@ def test_every_page_with_python_blocks_is_run():
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_files_that_pages_link_to_are_there(page):
+def test_files_that_pages_link_to_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     assert not missing

@@ -1,5 +1,5 @@
-"""The reference has every public name, its tables are complete, and docstrings become what Sphinx
-reads.
+"""The reference contains every public name, its tables are complete, and docstrings become valid
+reStructuredText.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_COMPRESSORS = {"apply", "check", "encode", "fixed_size", "mean_bits"}
 
 
 def _methods():
-    """The names of functions of `algorithms` that return a method."""
+    """Returns the names of functions of `algorithms` that return a method."""
     return {
         name
         for name in algorithms.__all__
@@ -40,7 +40,7 @@ def _methods():
 
 
 def _columns():
-    """The columns of the histories that the tests of methods record."""
+    """Returns the columns of the histories that the tests of methods record."""
     recorded = json.loads((ROOT / "tests/algorithms/reference_histories.json").read_text())
     return {
         name
@@ -52,7 +52,7 @@ def _columns():
 
 
 def _listed(module, name):
-    """The public names of a module, with those of the modules among them."""
+    """Returns the public names of a module, including those of its submodules."""
     found = getattr(module, "__all__", None) or [
         each
         for each, value in vars(module).items()
@@ -70,7 +70,7 @@ def _listed(module, name):
 
 
 def _documented():
-    """The names in the tables of objects and in directives of single objects, on all pages."""
+    """Returns the names in the tables of objects and directives of single objects, on all pages."""
     names = []
     for page in sorted((REFERENCE / "api").rglob("*.rst")):
         if "generated" not in page.parts:
@@ -123,7 +123,7 @@ def test_pages_of_objects_have_different_names_on_all_file_systems():
 
 
 def _in_code(page):
-    """The code in the tables of a page, and the last parts of dotted names."""
+    """Returns the code in the tables of a page, and the last parts of dotted names."""
     rows = re.findall(r"^\|.*\|$", (REFERENCE / page).read_text(), re.MULTILINE)
     code = {each for row in rows for each in re.findall(r"`([^`]+)`", row)}
     return code | {each.rpartition(".")[2] for each in code}
@@ -157,8 +157,8 @@ def test_tables_have_all_names(page, names):
 
 
 def _is_of_a_family(name):
-    """A family of theory_checks shows what a user calls; its trials and instances are the
-    tables'.
+    """Returns whether a family of theory_checks shows the name, which users call; its trials and
+    instances belong to the tables.
     """
     room, *path = name.split(".")
     return (

@@ -16,8 +16,9 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, network
-from dsgd.base import Gradients, Params, Pattern, Period, PyTree
+from dsgd.base import Compressor, Gradients, Params, Pattern, Period, PyTree, Real
 from dsgd.communication import Communicator
+from dsgd.communication.compressed import flat, require_contraction
 from dsgd.engine.randomness import is_state_key
 
 
@@ -61,6 +62,37 @@ def mean_change(x: Outer, y: Inner, round: Communicator, via: Pattern) -> tuple[
     and the memories, unchanged.
     """
     return round.weighted_mean(outer_gradient(x, y), via), x.memory, y.memory
+
+
+def compressed_change(
+    compressor: Compressor, decay: Real, x: Outer, y: Inner, round: Communicator, via: Pattern
+) -> tuple[Params, Any, Any]:
+    r"""Returns the mean of compressed changes, which all workers gather, with error memory e in
+    `Inner.memory`.
+
+    $$ e^{(n)} \leftarrow \beta e^{(n)} + x - y^{(n)}, \qquad m^{(n)} = C(e^{(n)}), \qquad
+       e^{(n)} \leftarrow e^{(n)} - m^{(n)}, \qquad
+       \Delta = \frac{\sum_n w_n m^{(n)}}{\sum_n w_n} $$
+
+    Args:
+        compressor: C, a contraction.
+        decay: $\beta$.
+    """
+    total = jax.tree.map(
+        lambda e, delta: jnp.asarray(decay, e.dtype) * e + delta, y.memory, outer_gradient(x, y)
+    )
+    delivery = round.mean_of_messages(compressor, total)
+    return delivery.received, x.memory, optax.tree.sub(total, delivery.decoded)
+
+
+def error_memory(method: str, compressor: Compressor, models: Params) -> Params:
+    """Returns the first error memory of `compressed_change`, zeros.
+
+    Raises:
+        ValueError: if the compressor states no contraction for these models, leaves `[N, ...]`.
+    """
+    require_contraction(method, compressor, flat(models, compressor.layer_wise))
+    return optax.tree.zeros_like(models)
 
 
 def local_updates(

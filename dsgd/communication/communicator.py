@@ -141,6 +141,32 @@ class Communicator(Round):
             self.record.add(f"all_gather of {compressor.name}", network.all_gather, delivery.bits)
             return _shaped(delivery, tree, compressor)
 
+    def mean_of_messages(self, compressor: Compressor, tree: PyTree, last: Any = ()) -> Delivery:
+        r"""Sends one compressed message from every worker to all others, and returns the mean of
+        the decoded messages with the problem's worker weights, $\sum_n w_n C(x_n) / \sum_n w_n$.
+
+        As for `weighted_mean`, the gradients are then those of $f_n$.
+
+        Args:
+            compressor: C.
+            tree: leaves `[n, ...]`.
+            last: as in `all_gather`.
+
+        Returns:
+            A `Delivery` whose `received` has leaves `[...]`.
+        """
+        delivery = self.all_gather(tree, compressor, last)
+        self.record.weighs = True
+        weights = self.problem and self.problem.weights
+
+        def mean(rows):
+            if weights is None:
+                return workers.mean_rows(rows)
+            shares = jnp.asarray(weights, workers.widened(rows).dtype) / sum(weights)
+            return jnp.tensordot(shares, rows, 1).astype(rows.dtype)
+
+        return delivery._replace(received=jax.tree.map(mean, delivery.received))
+
     # Messages to neighbours on a graph.
 
     def mix(self, tree: PyTree, topology: Topology) -> PyTree:
@@ -388,7 +414,9 @@ class Communicator(Round):
         """
         return self._sometimes(now, self.record.frame.turn, 0, send, operands, otherwise)
 
-    def every(self, period: Period, send: Callable, *operands: Any) -> Any:
+    def every(
+        self, period: Period, send: Callable, *operands: Any, offset: int | jax.Array = 0
+    ) -> Any:
         """Returns `send(*operands)` in the last of every `period` rounds, and records its messages;
         in other rounds returns the operands unchanged.
 
@@ -397,10 +425,18 @@ class Communicator(Round):
         Args:
             period: a positive integer; it may be swept.
             send, operands: as in `when`.
+            offset: an integer in [0, period): the exchanges take place in the rounds t with
+                t + 1 = offset modulo `period`.
         """
         period = _common_multiple(self.record.frame.period, period)
+        later = self.step - offset
         return self._sometimes(
-            (self.step + 1) % period == 0, self.step // period, period, send, operands, None
+            (later + 1) % period == 0,
+            (later + jnp.where(offset > 0, period, 0)) // period,
+            period,
+            send,
+            operands,
+            None,
         )
 
     @contextmanager
@@ -412,6 +448,21 @@ class Communicator(Round):
         """
         self.record.require_seen("joint")
         with self.record.joined(self.workers):
+            yield
+
+    @contextmanager
+    def delayed(self, rounds: Period) -> Iterator[None]:
+        """Context whose messages the method uses only `rounds` rounds later. On the clock of a
+        cluster the workers go on in the meantime, and wait for the messages in that later round,
+        after they have computed its gradient.
+
+        The calls return at once what arrives later. The method must not use it earlier.
+
+        Args:
+            rounds: at least 0, and at most the number of rounds to the next such exchange.
+        """
+        self.record.require_seen("delayed")
+        with self.record.delayed(rounds):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:

@@ -36,6 +36,8 @@ class Sending(NamedTuple):
         now: whether the exchange takes place in this round, bool scalar; None: in every round.
         size: for an all-reduce, bits of each worker's vector, kept so that joined all-reduces are
             rounded once; 0 for other exchanges.
+        delay: number of rounds that the workers go on with before they need the messages; 0: they
+            wait for the messages in this round.
     """
 
     call: str
@@ -47,6 +49,12 @@ class Sending(NamedTuple):
     turn: Any = None
     now: jax.Array | None = None
     size: int = 0
+    delay: Period = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the workers wait for the messages in the round that sends them."""
+        return isinstance(self.delay, int) and self.delay == 0
 
 
 class Statistics(NamedTuple):
@@ -63,6 +71,8 @@ class Statistics(NamedTuple):
         refusals: for each error message (with {} for a number), that number, or NaN if the
             condition does not hold. A number that is not NaN ends the run.
         warnings: as `refusals`, but the run continues with a warning.
+        up_by_exchange: bits that each worker sends in each exchange, in order; 0 for exchanges that
+            do not take place in this round.
     """
 
     bits: Bits
@@ -71,6 +81,7 @@ class Statistics(NamedTuple):
     elapsed: jax.Array | None
     refusals: dict[str, jax.Array]
     warnings: dict[str, jax.Array]
+    up_by_exchange: list[jax.Array]
 
 
 class Frame:
@@ -210,6 +221,15 @@ class Record:
             self.frame.numbers[kind].update(named)
 
     @contextmanager
+    def delayed(self, rounds: Period) -> Iterator[None]:
+        """Context whose exchanges are recorded with this delay."""
+        first = len(self.frame.sendings)
+        yield
+        self.frame.sendings[first:] = [
+            sending._replace(delay=rounds) for sending in self.frame.sendings[first:]
+        ]
+
+    @contextmanager
     def joined(self, N: int) -> Iterator[None]:
         """Context whose exchanges are recorded as one exchange. They must have the same pattern;
         the messages of the joint exchange carry the data of all of them.
@@ -265,6 +285,7 @@ class Record:
             times.get("elapsed"),
             numbers["refusals"],
             numbers["warnings"],
+            [bits.up for bits in sent],
         )
 
 

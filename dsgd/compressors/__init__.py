@@ -3,11 +3,14 @@ members.
 """
 
 from dsgd.compressors.check import check
+from dsgd.compressors.chunks import chunked_top_k, two_bit
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
     clipping,
+    e3m0,
     natural,
     qsgd,
     random_quantization,
@@ -21,8 +24,11 @@ __all__ = [
     "apply",
     "buckets",
     "check",
+    "chunked_top_k",
     "clipping",
     "contraction",
+    "dct_top_k",
+    "e3m0",
     "encode",
     "fixed_size",
     "identity",
@@ -36,5 +42,6 @@ __all__ = [
     "sign",
     "ternary",
     "top_k",
+    "two_bit",
     "whole_model",
 ]

@@ -239,6 +239,52 @@ float32.
 Source: Horvath et al., "Natural compression", 2019."""
 
 
+def _e3m0() -> Compressor:
+    largest_code = 7
+    # The magnitudes of codes 1 to 7 are 2^-6, ..., 2^0. The boundaries between codes are the
+    # midpoints of neighbouring magnitudes, with 0 for code 0.
+    boundaries = [2.0**-7, *(1.5 * 2.0**power for power in range(-6, 0))]
+
+    def compress(key, x):
+        relative, largest = unit(wide(x))
+        magnitude = jnp.abs(relative)
+        code = sum((magnitude > boundary).astype(jnp.uint8) for boundary in boundaries)
+        codes = xla.materialize(code | ((relative < 0).astype(jnp.uint8) << 3))
+        message = Scaled(codecs.pack(codes, 4), largest.astype(x.dtype))
+        return Encoded(message, decode(codes, largest))
+
+    def decompress(message, d):
+        return decode(codecs.unpack(message.codes, 4, d), wide(message.scale))
+
+    def decode(codes, scale):
+        exponent = (codes & largest_code).astype(jnp.int32) - largest_code
+        # 0 * scale is NaN if an element is not finite.
+        size = jnp.where(exponent > -largest_code, jnp.ldexp(scale, exponent), 0 * scale)
+        return jnp.where(codes > largest_code, -size, size)
+
+    def delta(d):
+        # An element below the midpoint 0.75 * 2^-6 has an error of at most 2^-7, and of at most
+        # itself; an element above it, of at most a third of itself; the largest element, of 0.
+        small = (d - 1) * 2.0**-14
+        return 1 - max(1 / 9, small / (1 + small))
+
+    return fixed_size(compress, decompress, "e3m0", delta=delta)
+
+
+e3m0: Compressor = _e3m0()
+r"""Rounding to 4-bit floats with a sign, 3 bits of exponent and no mantissa, relative to the
+largest magnitude; biased.
+
+$$ C(x_i) = \mathrm{sign}(x_i)\, |x|_\infty\, c_i, \qquad c_i \in \{0, 2^{-6}, 2^{-5}, \dots, 1\}
+\text{ nearest to } \frac{|x_i|}{|x|_\infty} $$
+
+A message has d codes of 4 bits, and the largest magnitude. With $s = (d - 1) 2^{-14}$ it is a
+contraction with $\delta = 1 - \max(1/9, s / (1 + s))$.
+
+Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, for the type
+E3M0. That code 0 is the number 0, and the scale, are choices of this implementation."""
+
+
 def _sign() -> Compressor:
     def compress(key, x):
         x = wide(x)

@@ -165,7 +165,7 @@ def _sparse(
     def decode(places, elements, d):
         elements = wide(elements) * scale(d)
         # If all elements are sent, they are in order.
-        return _placed(places, elements, d) if places.shape[0] < d else elements
+        return placed(places, elements, d) if places.shape[0] < d else elements
 
     sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
     return sparse._replace(
@@ -224,7 +224,7 @@ def random_sparsification(probability: float) -> Compressor:
         )
 
     def decode(places, values, d):
-        return _placed(places, wide(values) / p, d, padded=True)
+        return placed(places, wide(values) / p, d, padded=True)
 
     return Compressor(
         compress=compress,
@@ -266,7 +266,7 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
-def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
+def placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
     """Returns the vector `[d]` with these elements at these indices, and zeros elsewhere. Padding
     adds 0 to the first element. Without padding the elements are set, not added, since a sum would
     flush denormal numbers to zero.

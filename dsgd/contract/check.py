@@ -423,6 +423,7 @@ class Rounds(NamedTuple):
         unrecorded: collectives of the update that are not recorded messages, as text.
         state: the state after the rounds.
         up, down: recorded bits of each round, `[rounds, N]`.
+        exchanges: recorded bits that each exchange of each round sends, `[rounds, exchanges, N]`.
     """
 
     plan: loop.Plan
@@ -431,6 +432,7 @@ class Rounds(NamedTuple):
     state: State
     up: np.ndarray
     down: np.ndarray
+    exchanges: np.ndarray
 
 
 def _bits(case: Case, rounds: Rounds) -> list[Finding]:
@@ -465,13 +467,14 @@ def _bits(case: Case, rounds: Rounds) -> list[Finding]:
                 "devices",
             )
         ]
-    up = rounds.up.astype(float)
+    # Exchanges may take place in different rounds; the program contains all of them.
+    exchanges = rounds.exchanges.astype(float).swapaxes(0, 1)
     crossing = 8 * sum(workers.traffic(rounds.program).values())
-    recorded = up.mean(axis=1).max()
+    recorded = sum(up.mean(axis=1).max() for up in exchanges)
     comparison = f"{recorded:,.10g} bits recorded per worker, {crossing:,.10g} sent"
     if recorded > crossing * (1 + 1e-9):
         return [Finding("bits", False, f"{comparison}: records more than it sends")]
-    equal = len({*up[up.any(axis=1)].ravel().tolist()}) <= 1
+    equal = all(len({*up[up.any(axis=1)].ravel().tolist()}) <= 1 for up in exchanges)
     if recorded < crossing * (1 - 1e-9) and equal:
         return [Finding("bits", False, f"{comparison}: sends more than it records")]
     padded = "" if equal else " (arrays have the size of the largest message)"
@@ -483,9 +486,9 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
 
     def one_round(state, key, data):
         state, statistics = loop.one_round(plan, state, key, data)
-        return state, statistics.bits[:2]
+        return state, (*statistics.bits[:2], statistics.up_by_exchange)
 
-    state, recorded = programs.call(loop.first_carry, plan, {}, key).state, []
+    state, recorded = programs.call(loop.first_carry, plan, {}, key).state, list[Any]()
     arguments = (
         loop.split(key)[1],
         arrays.place(
@@ -497,9 +500,10 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
     program = traced.lower().compile()
     for _ in range(steps):
         state, bits = program(state, *arguments)
-        recorded.append([counts.to_int(arrays.on_host(each)) for each in bits])
-    up, down = np.array(recorded).swapaxes(0, 1)
-    return Rounds(plan, program, collectives.unrecorded(traced.jaxpr), state, up, down)
+        recorded.append(jax.tree.map(lambda each: counts.to_int(arrays.on_host(each)), bits))
+    up, down, exchanges = (np.array(each) for each in zip(*recorded, strict=True))
+    unrecorded = collectives.unrecorded(traced.jaxpr)
+    return Rounds(plan, program, unrecorded, state, up, down, exchanges)
 
 
 def _different(

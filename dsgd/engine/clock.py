@@ -11,6 +11,11 @@ bits from when the first bucket is ready, and with the bits of the last bucket a
 gradient is computed; a worker is done when both are done. For an all-reduce this is
 $T = \max(\max_n (a_n + \gamma P_n) + T_{comm}, \max_n (a_n + P_n) + T_u)$ (equation 7 of
 "Cannikin").
+
+Messages that a method needs only in a later round (`Communicator.delayed`) are sent when the
+workers are done with the round, and after all earlier such messages. In the later round a worker is
+ready when it has computed its gradient and these messages have arrived. They are assumed not to
+slow down the other messages of the rounds in between.
 """
 
 from __future__ import annotations
@@ -33,6 +38,19 @@ from dsgd.network import Timing
 from dsgd.wire import counts
 
 
+class Pending(NamedTuple):
+    """Delayed messages of the exchanges that have any, E of them.
+
+    Args:
+        done: when each worker is done with the last messages of each exchange, in seconds relative
+            to `Clock.now`, `[E, N]`.
+        due: the round in which they are needed, int32 `[E]`.
+    """
+
+    done: jax.Array
+    due: jax.Array
+
+
 class Clock(NamedTuple):
     """State of the clock, in seconds.
 
@@ -43,23 +61,27 @@ class Clock(NamedTuple):
         lead: how long before `now` each worker was done, `[N]`.
         timings: timings that the workers measured in the last round; () if the method does not use
             them.
+        pending: delayed messages; () if the method has none.
     """
 
     now: jax.Array
     rounding: jax.Array
     lead: jax.Array
     timings: Timings | tuple[()] = ()
+    pending: Pending | tuple[()] = ()
 
 
-def at_zero(N: int, timings: Timings | tuple[()] = ()) -> Clock:
+def at_zero(N: int, timings: Timings | tuple[()] = (), delayed: int = 0) -> Clock:
     """Returns the clock of the start: all workers are ready at 0.
 
     Args:
         N: number of workers.
         timings: timings before the first round; () if they are not carried.
+        delayed: number of exchanges whose messages are delayed.
     """
-    zero = jnp.zeros((), jnp.float32)
-    return Clock(zero, zero, jnp.zeros(N, jnp.float32), timings)
+    zero, never = jnp.zeros((), jnp.float32), jnp.full(delayed, -1, jnp.int32)
+    pending = Pending(jnp.zeros((delayed, N), jnp.float32), never) if delayed else ()
+    return Clock(zero, zero, jnp.zeros(N, jnp.float32), timings, pending)
 
 
 def tick(
@@ -97,7 +119,12 @@ def tick(
     # An exact gradient takes the time of all samples, which is that of the worker with the most.
     effective = _of_all_samples(problem, round) if query.exact else round
     finish = _finish(clock, problem, effective, query, statistics.compute)
-    sendings = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
+    if isinstance(clock.pending, Pending):
+        needed = (clock.pending.due == round.step)[:, None]
+        arrived = jnp.max(jnp.where(needed, clock.pending.done, -jnp.inf), axis=0)
+        finish = jnp.maximum(finish, arrived)
+    every = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
+    sendings = [each for each in every if each[0].waits]
     timing = _in_turn(
         effective,
         sendings,
@@ -108,6 +135,10 @@ def tick(
     done = timing.done
     if cluster.overlap is not None:
         done = jnp.maximum(done, _in_turn(effective, sendings, finish, cluster.overlap.last).done)
+    pending = clock.pending
+    if isinstance(pending, Pending):
+        later = [each for each in every if not each[0].waits]
+        pending, timing = _sent_later(effective, later, done, pending, timing)
     if isinstance(timings, Timings):
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
@@ -123,7 +154,9 @@ def tick(
         # participates, the round ends when the slowest worker would have computed its gradient.
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
         done = jnp.where(round.present, done, seconds)
-    return _moved(clock, seconds, seconds - done, timings)
+    if isinstance(pending, Pending):
+        pending = pending._replace(done=pending.done - seconds)
+    return _moved(clock, seconds, seconds - done, timings)._replace(pending=pending)
 
 
 def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
@@ -145,36 +178,68 @@ def _in_turn(
 ) -> Timing:
     """Times of a round's exchanges, one after the other, with the given share of their bits."""
     no_bits = jnp.zeros_like(begin)
-
-    def exchange(sending, bits, begin):
-        ports = _ports(round, begin, *(bits if share == 1 else (share * each for each in bits)))
-        return network.exchange(
-            sending.pattern, begin, ports, round.cluster.convention, sending.turn
-        )
-
-    def silent(begin):
-        return network.exchange(
-            network.local,
-            begin,
-            _ports(round, begin, no_bits, no_bits),
-            round.cluster.convention,
-            round.step,
-        )
-
-    total = Timing(begin, no_bits, no_bits) if sendings else silent(begin)
+    total = Timing(begin, no_bits, no_bits) if sendings else _silent(round, begin)
     for sending, bits in sendings:
-        sent = partial(exchange, sending, bits)
-        timing = (
-            sent(total.done)
-            if sending.now is None
-            else lax.cond(sending.now, sent, silent, total.done)
-        )
+        shares = bits if share == 1 else (share * bits[0], share * bits[1])
+        timing = _exchange(round, sending, shares, total.done)
         total = (
             timing
             if len(sendings) == 1
             else Timing(timing.done, total.up + timing.up, total.down + timing.down)
         )
     return total
+
+
+def _exchange(
+    round: Round, sending: Sending, bits: tuple[jax.Array, jax.Array], begin: jax.Array
+) -> Timing:
+    """Times of an exchange, which may not take place in this round."""
+
+    def sent(begin):
+        return network.exchange(
+            sending.pattern,
+            begin,
+            _ports(round, begin, *bits),
+            round.cluster.convention,
+            sending.turn,
+        )
+
+    if sending.now is None:
+        return sent(begin)
+    return lax.cond(sending.now, sent, partial(_silent, round), begin)
+
+
+def _silent(round: Round, begin: jax.Array) -> Timing:
+    """Times of a round without messages."""
+    no_bits = jnp.zeros_like(begin)
+    return network.exchange(
+        network.local,
+        begin,
+        _ports(round, begin, no_bits, no_bits),
+        round.cluster.convention,
+        round.step,
+    )
+
+
+def _sent_later(
+    round: Round,
+    sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]],
+    done: jax.Array,
+    pending: Pending,
+    timing: Timing,
+) -> tuple[Pending, Timing]:
+    """Returns the pending messages after those of this round, and the busy times of the ports with
+    them.
+    """
+    begin, ends, due = jnp.maximum(done, jnp.max(pending.done, axis=0)), [], []
+    for i, (sending, bits) in enumerate(sendings):
+        now = jnp.bool_(True) if sending.now is None else sending.now
+        sent = _exchange(round, sending, bits, begin)
+        begin = jnp.where(now, sent.done, begin)
+        ends.append(jnp.where(now, sent.done, pending.done[i]))
+        due.append(jnp.where(now, round.step + sending.delay, pending.due[i]))
+        timing = Timing(timing.done, timing.up + sent.up, timing.down + sent.down)
+    return Pending(jnp.stack(ends), jnp.stack(due)), timing
 
 
 def digits(clock: Clock) -> jax.Array:

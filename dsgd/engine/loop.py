@@ -105,6 +105,7 @@ class Plan(NamedTuple):
         uses_timings: whether the method reads timings of the workers, which are then carried.
         weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
             are multiplied by them.
+        delayed: number of exchanges whose messages are delayed, which the clock carries.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -119,6 +120,7 @@ class Plan(NamedTuple):
     evaluate_every: int = 1
     uses_timings: bool = False
     weighs: bool = False
+    delayed: int = 0
 
 
 class Description(NamedTuple):
@@ -163,7 +165,9 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
         first, method = split(key)[0], _method(plan, point)
         state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
         initial_clock = (
-            clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+            clock.at_zero(plan.N, _measured(plan, method, state, key), plan.delayed)
+            if plan.cluster
+            else ()
         )
         return Carry(state, initial_clock, _none_drawn(plan))
 
@@ -295,7 +299,9 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     everywhere: Any = P()
     by_worker: Any = P(workers.AXIS)
-    statistics = Statistics(Bits(by_worker, by_worker, by_worker, by_worker), *[everywhere] * 5)
+    statistics = Statistics(
+        Bits(by_worker, by_worker, by_worker, by_worker), *[everywhere] * 5, by_worker
+    )
     return _sharded(
         plan, body, (_state_spec(plan), everywhere, by_worker), (_state_spec(plan), statistics)
     )(state, key, data)

@@ -225,6 +225,7 @@ class Exchange(NamedTuple):
         simulated: whether the simulation on several devices uses collectives that differ from the
             modelled messages (for one server, or for pairs of workers), so that the traffic between
             devices differs from the recorded bits.
+        delay: number of rounds that the workers go on with before they need the messages.
     """
 
     call: str
@@ -232,6 +233,7 @@ class Exchange(NamedTuple):
     period: int = 1
     turns: int = 1
     simulated: bool = False
+    delay: int = 0
 
 
 @checks.arguments
@@ -246,7 +248,7 @@ def exchanges(
     $$ \sum_e \frac{c_e(N, l, r)}{H_e} $$
 
     seconds on a network with latency l and transfer time r, where $c_e$ is the `dsgd.network.cost`
-    of the pattern of exchange e and $H_e$ is its period:
+    of the pattern of exchange e and $H_e$ is its period, if the workers wait for all messages:
 
         sum(
             network.cost(each.pattern, N, l, r) / each.period
@@ -277,7 +279,12 @@ def exchanges(
     )
     return tuple(
         Exchange(
-            sending.call, sending.pattern, int(sending.period), sending.turns, sending.simulated
+            sending.call,
+            sending.pattern,
+            int(sending.period),
+            sending.turns,
+            sending.simulated,
+            int(sending.delay),
         )
         for sending in loop.describe(plan, algorithm).sendings
     )

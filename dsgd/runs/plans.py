@@ -92,19 +92,20 @@ def make_plan(
     )
     if cluster is None and problem.weights is None:
         return plan
-    uses_timings, weighs = _found(sameness.Key((plan, example)))
-    return plan._replace(uses_timings=uses_timings, weighs=weighs)
+    uses_timings, weighs, delayed = _found(sameness.Key((plan, example)))
+    return plan._replace(uses_timings=uses_timings, weighs=weighs, delayed=delayed)
 
 
 @lru_cache(maxsize=64)
-def _found(plan_and_method: sameness.Key) -> tuple[bool, bool]:
-    """Whether a method reads the workers' timings, and whether its means apply the workers'
-    weights.
+def _found(plan_and_method: sameness.Key) -> tuple[bool, bool, int]:
+    """Whether a method reads the workers' timings, whether its means apply the workers' weights,
+    and the number of its exchanges whose messages are delayed.
 
     Equal plans are traced only once.
     """
     description = loop.describe(*plan_and_method.value)
-    return description.uses_timings, description.weighs
+    delayed = sum(not sending.waits for sending in description.sendings)
+    return description.uses_timings, description.weighs, delayed
 
 
 def _mesh(given: Mesh | int | None, N: int) -> Mesh:

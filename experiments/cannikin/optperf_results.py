@@ -1,5 +1,5 @@
-"""Figures 9 and 10 of Cannikin, and what its sections 5.3, 5.4 and 6 say of OptPerf: the paper's
-numbers and ours.
+"""Figures 9 and 10 of Cannikin, and the results on OptPerf in its sections 5.3, 5.4 and 6: the
+paper's numbers and ours.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from experiments.shared import figures, statistics, tables
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
 LOOK = {name: figures.look(i) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
 MARKS = "osD^v"
-NEAR = 0.01  # of its own best, at which a system's batches count as tuned
-# models, of section 5.3
+NEAR = 0.01  # relative distance to its own best time within which a system's batches are tuned
+# workloads of section 5.3
 SMALL, LARGE = ("ResNet-50", "ResNet-18", "NeuMF"), ("DeepSpeech2", "BERT")
 # table 5
 SHARES = {
@@ -31,7 +31,7 @@ SHARES = {
 
 
 def tuned(times: np.ndarray) -> np.ndarray:
-    """The first epoch of each run, from 1, from which on its batches are nearly its shortest,
+    """Returns the epoch of each run, from 1, from which its batches are nearly its shortest,
     `[seeds, epochs]` to `[seeds]`.
     """
     longer = times > (1 + NEAR) * times.min(axis=1, keepdims=True)
@@ -45,21 +45,21 @@ def summary(
     errors: dict[tuple[str, float], dict[str, np.ndarray]],
     shares: dict[str, float],
 ) -> Table:
-    """The paper's numbers, and ours.
+    """Tabulates the paper's numbers and ours.
 
     Args:
         epochs: figure 9: seconds of a batch by system, `[seeds, epochs]`.
-        optperf: the least.
+        optperf: the shortest time.
         found: figure 10.
-        errors: of the prediction.
-        shares: of the overhead.
+        errors: errors of the prediction.
+        shares: shares of the overhead.
     """
     table = tables.table(
-        "OptPerf: the paper's numbers, and ours",
+        "OptPerf: the paper's numbers and ours",
         ("", "paper", "ours"),
-        f"tuned: from then on within {100 * NEAR:g} % of its own shortest; means ± standard "
-        f"errors over {len(epochs[LB_BSP])} runs."
-        " at most: over total batches and workloads, of 5.3 over runs, too.",
+        f"tuned: first epoch from which batches stay within {100 * NEAR:g} % of the system's "
+        f"shortest; means ± standard errors over {len(epochs[LB_BSP])} runs. at most: maximum "
+        "over total batches and workloads, for 5.3 also over runs.",
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
     for name, paper in ((CANNIKIN, "3"), (LB_BSP, "> 10")):
@@ -95,17 +95,18 @@ def summary(
 
 
 def gains(found: dict[tuple[str, str], Settled]) -> Table:
-    """Figure 10 in numbers.
+    """Tabulates the numbers of figure 10.
 
     Args:
-        found: by cluster and workload.
+        found: results by cluster and workload.
     """
     table = tables.table(
-        "Figure 10: % less time of Cannikin's batches,\nlargest over total batches (at which one)",
+        "Figure 10: % of time saved by Cannikin's batches,\nmaximum over total batches (at which "
+        "one)",
         ("workload", "totals", "DDP", "LB-BSP", "adapted", "together"),
-        "adapted: LB-BSP's batches of a total smaller by a tenth of the range, scaled up. "
-        "together: those that all nodes have"
-        " computed at the same time, at which LB-BSP aims in steps of 5. Times are exact.",
+        "adapted: LB-BSP's split for a total batch smaller by a tenth of the range, scaled up. "
+        "together: the split with which all nodes finish computing at the same time, which is "
+        "LB-BSP's aim, in steps of 5. Times are exact.",
     )
     last = ""
     for (cluster, workload), of in found.items():
@@ -122,11 +123,11 @@ def gains(found: dict[tuple[str, str], Settled]) -> Table:
 
 
 def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Figure:
-    """Milliseconds of a batch over epochs.
+    """Draws the milliseconds of a batch against epochs.
 
     Args:
         epochs: seconds of a batch by system, `[seeds, epochs]`.
-        optperf: the least seconds.
+        optperf: the shortest time, seconds.
         noise: nu.
     """
     sheet, (axes,) = plots.figure(1, width=7, height=3.8)
@@ -145,11 +146,11 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
 
 
 def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
-    """Times of a batch over total batches, a panel for each cluster and workload, in units of
-    OptPerf.
+    """Draws the time of a batch against total batches, relative to OptPerf, with a panel for each
+    cluster and workload.
 
     Args:
-        found: by cluster and workload.
+        found: results by cluster and workload.
     """
     rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
     sheet, panels = plots.figure(columns, rows, width=3, height=2.7, sharey="row")
@@ -180,14 +181,15 @@ def studies(
     noise: float,
     workload: str,
 ) -> Figure:
-    """Errors of the prediction, the overhead over numbers of nodes, gains over heterogeneity.
+    """Draws errors of the prediction, the overhead against numbers of nodes, and gains against
+    heterogeneity.
 
     Args:
-        errors: of OptPerf by workload and noise, then by weighting, `[seeds]`.
-        overheads: by nodes.
+        errors: errors of OptPerf by workload and noise, then by weighting, `[seeds]`.
+        overheads: by number of nodes.
         gains: by the speed of the fastest node over that of the slowest.
-        noise: nu of all times but those of one node's first bucket.
-        workload: of the latter two.
+        noise: nu of all times except those of one node's first bucket.
+        workload: workload of the latter two.
     """
     sheet, (by_noise, by_nodes, by_ratio) = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
     draw_errors(by_noise, errors, noise)
@@ -210,14 +212,14 @@ def studies(
     alone = {"color": "black", "linewidth": 0.8, "label": "DDP, computation alone"}
     by_ratio.plot(dense, 100 * (1 - 2 / (1 + dense)), **alone)
     title = f"16 nodes, {workload}, over total batches"
-    figures.describe(by_ratio, "fastest / slowest node", "% less time", title, legend=True)
+    figures.describe(by_ratio, "fastest / slowest node", "% of time saved", title, legend=True)
     return sheet
 
 
 def draw_errors(
     axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float
 ) -> None:
-    """With inverse-variance weighting, and without."""
+    """Draws the errors with inverse-variance weighting, and without."""
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
         look = {"color": plots.COLOURS[i], "marker": MARKS[i], "capsize": 2}
@@ -228,5 +230,5 @@ def draw_errors(
             kind = {"linestyle": style, "markerfacecolor": fill, "label": label}
             axes.errorbar(levels, middle, error, **kind, **look)
     x, y = f"noise of the P4000's first bucket ({noise:g} elsewhere)", "% error of OptPerf"
-    title = "cluster A; solid: inverse variances, dotted: plain"
+    title = "cluster A; solid: inverse variances, dotted: equal weights"
     figures.describe(axes, x, y, title, log="xy", legend=True)

@@ -47,7 +47,7 @@ def quadratic() -> dsgd.Problem:
 
 @cache
 def robust(replacement: Any = True) -> dsgd.Problem:
-    """Ten samples for each worker, in batches of three."""
+    """Returns a problem with ten samples for each worker, in batches of three."""
     return problems.robust_regression(
         N, 6, samples=10, batch_size=3, replacement=replacement, seed=2
     )
@@ -62,7 +62,9 @@ def classes() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def weighted() -> dsgd.Problem:
-    """Numbers of samples that differ between workers, and weights in proportion."""
+    """Returns a problem in which workers have different numbers of samples, and weights in
+    proportion.
+    """
     return problems.logistic_regression(
         classes(), N, "dirichlet", alpha=0.7, weights="samples", batch_size=4, l2=0.01
     )
@@ -70,7 +72,7 @@ def weighted() -> dsgd.Problem:
 
 @cache
 def layers(replacement: Any = True) -> dsgd.Problem:
-    """A network of two layers."""
+    """Returns a network of two layers."""
 
     def init(key):
         first, second = jax.random.split(key)
@@ -98,8 +100,8 @@ STEADY = clusters.Cluster(
     down=clusters.constant([800.0, 520.0, 740.0, 870.0, 1100.0, 450.0, 750.0, 620.0]),
     latency=0.05,
 )
-# Seconds that are drawn, so that other workers are the last ones in other rounds, and the clock
-# depends on all of them.
+# Random seconds, so that the slowest workers change from round to round, and the clock depends on
+# all of them.
 UNSTEADY = replace(
     STEADY, compute=clusters.measured(np.random.default_rng(6).uniform(0.5, 2.0, (N, 5)))
 )
@@ -148,6 +150,20 @@ CLUSTERS: dict[str, clusters.Cluster | None] = {
     "noisy-partly": replace(NOISY, present=PARTLY.present),
 }
 PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
+# The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
+# each synchronization; moments have periods of their own, in which others would be drawn.
+THIRD = {
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
+    **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
+    **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
+    "des-loc": "lossy",
+    "easgd": "lossy",
+    **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
+    "sparse-loco": "blocking",
+    "muloco": "none",
+    "noloco": "lossy",
+    "sparta": "sampled",
+}
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
 WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
@@ -190,9 +206,9 @@ def case(
 
 def registered() -> dict[str, Run]:
     """Each method on two clusters that have all of a clock, and on one of the others, in turn."""
-    found = {}
-    for i, name in enumerate(algorithms.ALGORITHMS):
-        turn = [
+    found, in_turn = {}, [name for name in algorithms.ALGORITHMS if name not in THIRD]
+    turns = {
+        name: [
             "none",
             "blocking",
             "changing",
@@ -200,6 +216,10 @@ def registered() -> dict[str, Run]:
             "lossy",
             "sampled-4" if name in PERIODIC else "sampled",
         ][i % 6]
+        for i, name in enumerate(in_turn)
+    }
+    for name in algorithms.ALGORITHMS:
+        turn = (turns | THIRD)[name]
         varying = ["varying"] if name in ASYNCHRONOUS else []
         for cluster in sorted({"pipelined", "partly", turn, *varying}, key=list(CLUSTERS).index):
             found[f"{name}, {cluster}"] = case(
@@ -208,7 +228,7 @@ def registered() -> dict[str, Run]:
     return found
 
 
-# --- Factories that are not registered, and other arguments of those that are.
+# --- Factories that are not registered, and other arguments of registered ones.
 
 RING, PUSH, MATCHED = (
     topologies.ring(N),
@@ -230,7 +250,7 @@ WHOLE_SIGN, WHOLE_TOP, WHOLE_LOW_RANK = map(
 COUNTS = np.array([[3, 1], [2, 0], [0, 0], [3, 3], [1, 0], [3, 0], [2, 0], [3, 2]])
 SETS = kimad.top_k((0.1, 0.3, 1.0))
 
-Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # the clusters by name
+Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # names of clusters by case
 
 ON_QUADRATICS: Table = {
     "backup workers": (

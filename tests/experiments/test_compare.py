@@ -1,5 +1,5 @@
-"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned
-step sizes and statistics.
+"""`python -m experiments.compare` with a tiny budget, and tuning and statistics that other commands
+also use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def test_it_writes_its_config_history_figure_and_table(compared):
 
 
 def test_seconds_are_those_of_the_networks_closed_form(compared):
-    """mb-sgd: 2(N-1)(l + r/N) a round, with r the model over the bandwidth, besides the compute."""
+    """mb-sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the compute
+    time.
+    """
     args, _ = compared
     last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
     each = 2 * 3 * (args.latency + 650 * 32 / args.bandwidth / 4) + args.batch_size * args.compute
@@ -73,7 +75,7 @@ def test_a_delay_is_added_to_the_seconds_of_a_batch():
     )
 
 
-def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
+def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch):
     monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
     made = compare.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
     assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
@@ -85,7 +87,7 @@ def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
 
 
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Of one seed, with a bit and a second a round."""
+    """Histories of one seed, with a bit and a second per round."""
     return [
         {
             "step": np.arange(loss.shape[-1]),
@@ -97,7 +99,7 @@ def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
+def test_diverged_methods_are_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
     tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
     args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
@@ -110,7 +112,7 @@ def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, 
         "-",
         "100.0 ± 0.0 %",
     ]
-    assert "Left out, since every step size diverged: sgd." in str(table.caption)
+    assert "Omitted, because every step size diverged: sgd." in str(table.caption)
     assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
     assert statistics.first_reaching(history["loss"], 1.0) is None
     monkeypatch.setattr(compare, "tune", lambda *_: None)
@@ -118,7 +120,7 @@ def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, 
         compare.main(args)
 
 
-def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
+def test_a_method_that_diverges_at_every_step_size_has_no_result(monkeypatch):
     monkeypatch.setattr(
         dsgd,
         "sweep",
@@ -127,7 +129,7 @@ def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
     assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
-def test_the_default_target_is_reached_by_all_and_at_once_by_few():
+def test_the_default_target_is_reached_by_all_and_immediately_by_few():
     falling, stuck = np.geomspace(1, 0.01, 101)[None, :], np.full((1, 101), 0.95)
     fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
     target = compare.default_target({"fast": fast, "slow": slow})
@@ -141,7 +143,7 @@ def test_the_default_target_is_reached_by_all_and_at_once_by_few():
     assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
 
 
-def test_every_method_is_drawn_in_its_familys_colour_with_its_name():
+def test_every_method_is_drawn_in_the_colour_of_its_folder_with_its_name():
     step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
     histories = {
         name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step}

@@ -21,12 +21,23 @@ from theory_checks.statements.recursions import (
     decentralized,
     dropcompute,
     kimad,
+    outer,
+    slow_links,
     synchronous,
 )
 
 CASES: dict[str, Case] = {
     case.name: case
-    for family in (synchronous, dropcompute, compressed, kimad, decentralized, asynchronous)
+    for family in (
+        synchronous,
+        outer,
+        slow_links,
+        dropcompute,
+        compressed,
+        kimad,
+        decentralized,
+        asynchronous,
+    )
     for case in family.CASES
 }
 STATEMENTS = [

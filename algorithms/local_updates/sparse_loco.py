@@ -1,0 +1,113 @@
+"""Outer gradients that are compressed with error memory: SparseLoCo and MuLoCo."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import optax
+
+from algorithms.local_updates.outer import compressed_change, error_memory, local_updates
+from dsgd import Algorithm, checks
+from dsgd.base import Compressor, Period, Real
+from dsgd.compressors import chunked_top_k, two_bit
+
+
+@checks.arguments
+def sparse_loco(
+    optimizer: optax.GradientTransformation,
+    period: Period = 30,
+    compressor: Compressor | None = None,
+    outer: optax.GradientTransformation | None = None,
+    *,
+    decay: Real = 0.95,
+) -> Algorithm:
+    r"""SparseLoCo: H local steps, then an outer step along the mean of sparse outer gradients. The
+    error memory, which decays, takes the place of outer momentum.
+
+    $$ e^{(n)} \leftarrow \beta e^{(n)} + x_t - y_H^{(n)}, \qquad m^{(n)} = C(e^{(n)}), \qquad
+       e^{(n)} \leftarrow e^{(n)} - m^{(n)}, \qquad
+       x_{t+1} = x_t - \eta \frac1N \sum_n m^{(n)} $$
+
+    A round is one gradient per worker. Every H-th round all workers gather the messages of all
+    others, so that all must participate. The mean is over all N workers (Templar's implementation
+    clips messages to their median norm, and divides each element by the number of workers that sent
+    it). It is weighted by the problem's worker weights. The limit is biased, as that of local SGD,
+    and further because a memory with $\beta < 1$ forgets. If C is the identity, the memory stays 0,
+    and the method is `diloco` with the same outer step.
+
+    Args:
+        optimizer: each worker's inner step, for example `optax.adamw(4e-4)`; its state is kept.
+        period: H. It may be swept.
+        compressor: C, a contraction; None: the paper's, `chunked_top_k(64, 4096, two_bit)`. It is
+            applied to each leaf, or to the whole model with `compressors.whole_model`.
+        outer: the outer step; None: `optax.sgd(1)`, the equation with $\eta = 1$.
+        decay: $\beta$, in [0, 1].
+
+    Raises:
+        ValueError: if the period is less than 1, the compressor states no contraction, or $\beta$
+            is not in [0, 1].
+
+    Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025.
+    """
+    compressor = chunked_top_k(64, 4096, two_bit) if compressor is None else compressor
+    outer = optax.sgd(1.0) if outer is None else outer
+    return _compressed("sparse_loco", optimizer, period, compressor, outer, decay)
+
+
+@checks.arguments
+def muloco(
+    optimizer: optax.GradientTransformation,
+    period: Period = 30,
+    compressor: Compressor = two_bit,
+    outer: optax.GradientTransformation | None = None,
+    *,
+    decay: Real = 0.9,
+) -> Algorithm:
+    r"""MuLoCo: DiLoCo with Muon as inner optimizer and compressed outer gradients with error
+    memory.
+
+    $$ e^{(n)} \leftarrow \beta e^{(n)} + x_t - y_H^{(n)}, \qquad m^{(n)} = C(e^{(n)}), \qquad
+       e^{(n)} \leftarrow e^{(n)} - m^{(n)} $$
+    $$ \Delta_t = \frac1N \sum_n m^{(n)}, \qquad u_{t+1} = \mu u_t + \Delta_t, \qquad
+       x_{t+1} = x_t - \eta (\Delta_t + \mu u_{t+1}) $$
+
+    It is `sparse_loco` with Nesterov momentum in the outer step, and the same in communication,
+    participation and weights. Muon orthogonalizes the momentum of a matrix, and so needs the
+    model's leaves as they are.
+
+    Args:
+        optimizer: each worker's inner step, for example `optax.contrib.muon(0.02)`, which makes
+            steps of Muon for matrices and of AdamW for other leaves; its state is kept.
+        period: H. It may be swept.
+        compressor: C, a contraction. It is applied to each leaf, or to the whole model with
+            `compressors.whole_model`.
+        outer: the outer step; None: `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
+        decay: $\beta$, in [0, 1].
+
+    Raises:
+        ValueError: as in `sparse_loco`.
+
+    Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo", 2025.
+    """
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
+    return _compressed("muloco", optimizer, period, compressor, outer, decay)
+
+
+def _compressed(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    compressor: Compressor,
+    outer: optax.GradientTransformation,
+    decay: Real,
+) -> Algorithm:
+    period = checks.period(f"{name}: period", period)
+    checks.within(f"{name}: decay", decay, "[0, 1]")
+    return local_updates(
+        f"{name}({period}, {compressor.name})",
+        optimizer,
+        outer,
+        period,
+        change=partial(compressed_change, compressor, decay),
+        own=partial(error_memory, name, compressor),
+    )

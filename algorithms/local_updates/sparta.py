@@ -1,0 +1,66 @@
+"""SPARTA: a few random elements of the models are averaged in every round."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from algorithms import methods, optimizers
+from dsgd import Algorithm, checks, network
+from dsgd.base import Pattern
+from dsgd.compressors.sparsification import kept
+
+
+@checks.arguments
+def sparta(
+    optimizer: optax.GradientTransformation,
+    density: float = 0.005,
+    *,
+    via: Pattern = network.ring_all_reduce,
+) -> Algorithm:
+    r"""SPARTA, sparse parameter averaging: in every round the workers average a random part M of
+    the elements of their models.
+
+    $$ x^{(n)} \leftarrow x^{(n)} - \gamma g_n(x^{(n)}), \qquad
+       x_i^{(n)} \leftarrow \frac1N \sum_m x_i^{(m)} \text{ for } i \in M_t $$
+
+    Of a leaf of d elements, $\lceil p d \rceil$ are drawn without replacement, independently in
+    each round, from a random key that all workers have: only the elements are sent, not their
+    indices. With p = 1 the method is model averaging. The mean of the models does not change when
+    elements are averaged. The limit is biased, as that of `local_sgd` with H of about 1/p. The mean
+    is weighted by the problem's worker weights. A worker that does not participate adopts the
+    averages when it returns.
+
+    Args:
+        optimizer: each worker's step; its state stays local.
+        density: p, in (0, 1].
+        via: as in `local_sgd`.
+
+    Raises:
+        ValueError: if p is not in (0, 1].
+
+    Source: EXO Labs, "SPARTA", 2025, a report; `SparseCommunicator` of its package exo gym draws
+    each element independently with probability p, so that the number of elements is random.
+    """
+    checks.within("sparta: density", density, "(0, 1]")
+
+    def update(y: optimizers.Model, gradients, round):
+        y = optimizers.local_step(optimizer, y, gradients, round)
+        leaves, treedef = jax.tree.flatten(y.params)
+        rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+        places = [
+            jax.random.choice(key, leaf.shape[1], (kept(density, leaf.shape[1]),), replace=False)
+            for key, leaf in zip(jax.random.split(round.next_key(), len(rows)), rows, strict=True)
+        ]
+        parts = [leaf[:, drawn] for leaf, drawn in zip(rows, places, strict=True)]
+        averaged = [
+            row.at[:, drawn].set(part, unique_indices=True).reshape(leaf.shape)
+            for row, drawn, part, leaf in zip(
+                rows, places, round.average(parts, via), leaves, strict=True
+            )
+        ]
+        return y._replace(params=treedef.unflatten(averaged))
+
+    return methods.local_models(
+        f"sparta({density:g})", optimizer, update, absent=methods.gets_average
+    )
