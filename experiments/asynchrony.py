@@ -322,25 +322,27 @@ def draw(
     bits: int,
     target: float,
 ) -> Figure:
-    """Draws the loss against updates and seconds and the staleness for each cluster, and below them
+    """Draws the loss against updates and seconds for each cluster, below them the staleness, and
     the server's saturation.
     """
-    sheet = Figure(figsize=(14, 12), layout="constrained")
-    above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
-    rows = plots.panels(above, 3, 2, sharey=False).reshape(2, 3)
-    for row, where in zip(rows, CLUSTERS, strict=True):
+    sheet = Figure(figsize=(figures.WIDTH, 13), layout="constrained")
+    above, middle, below = sheet.subfigures(3, 1, height_ratios=(2.3, 1, 1), squeeze=False)[:, 0]
+    rows = plots.panels(above, 2, 2, sharey=False).reshape(2, 2)
+    late = plots.panels(middle, 2)
+    for row, axes, where in zip(rows, late, CLUSTERS, strict=True):
         runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
-        for axes, cost, label in zip(
-            row, ("step", "clock"), ("updates", "simulated seconds"), strict=False
+        for panel, cost, label in zip(
+            row, ("step", "clock"), ("updates", "simulated seconds"), strict=True
         ):
             lines = {
                 name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"])
                 for name, history in runs.items()
             }
-            figures.losses(
-                axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)"
-            )
-        histogram(row[2], list(runs), stale[where])
+            figures.losses(panel, lines, target, xscale="log", xlabel=label)
+        row[0].set_ylabel(f"{where}: loss f(x)")
+        histogram(axes, list(runs), stale[where])
+        axes.set_title(where)
+    late[0].set_ylabel("share of updates")
     figures.legend(above, 4, rows[0, 0])
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     figures.title(
@@ -364,7 +366,7 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
             share = np.histogram(late, edges)[0] / late.size
             axes.stairs(share, edges, **figures.look(i, linewidth=1.8))
     axes.set(yscale="log", ylim=(1e-4, 1))
-    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", "share of updates", log="x")
+    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", log="x")
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
@@ -375,7 +377,7 @@ def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     labels = ("updates per second", "mean staleness, in updates")
     for axes, values, label in zip(panels, full[1:], labels, strict=True):
         axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
-        words = f"(2(l + r) + C) / (l + r) = {point:.1f} workers"
+        words = f"(2(l + r) + C) / (l + r) = {point:.1f}"
         axes.axvline(point, color=mark, linestyle="--", label=words)
         at_knee = values[full.workers == knee]
         words = f"saturated from {knee} on"

@@ -1,5 +1,5 @@
-"""The cost of partial participation and of message loss: loss against rounds and seconds as the
-share of participating workers, or of delivered messages, falls from 1 to 0.3.
+"""The cost of partial participation and of message loss: loss against rounds, and seconds to a
+target, as the share of participating workers, or of delivered messages, falls from 1 to 0.3.
 
     python -m experiments.availability --shares 1.0 0.5 0.1
 
@@ -13,7 +13,7 @@ over the second half of the run. Workers' data differ by label.
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ from experiments.shared import commands, figures, statistics, tables, tuning
 
 WHAT = {"present": "participating workers", "delivered": "delivered messages"}
 SLACK = 1.5  # target: this factor times the highest final loss of any method at the largest share
-COSTS = ("rounds", "simulated seconds")
 
 
 @dataclass(frozen=True)
@@ -193,31 +192,34 @@ def tabulate(
 
 
 def draw(args: Args, found: Outcomes) -> Figure:
-    """Draws a column for each method, a row for each kind of absence and cost, and a line for each
-    share.
+    """Draws the loss against rounds: a panel for each kind of absence and each method, with a line
+    for each share.
     """
     methods = list(dict.fromkeys(case.method for case in found))
     shares = sorted({case.share for case in found}, reverse=True)
-    sheet, panels = plots.figure(
-        len(methods), len(WHAT) * len(COSTS), width=3, height=11 / (len(WHAT) * len(COSTS))
-    )
-    panels = panels.reshape(-1, len(methods))
-    for row, (what, label) in zip(panels, itertools.product(WHAT, COSTS), strict=True):
-        for name, axes in zip(methods, row, strict=True):
+    columns = min(3, len(methods))
+    rows = math.ceil(len(methods) / columns)
+    sheet = Figure(figsize=(figures.WIDTH, 2.3 * len(WHAT) * rows + 1), layout="constrained")
+    parts = sheet.subfigures(len(WHAT), 1, squeeze=False)[:, 0]
+    for part, (what, label) in zip(parts, WHAT.items(), strict=True):
+        panels = plots.panels(part, columns, rows)
+        for name, axes in zip(methods, panels, strict=False):
             cases = (Case(name, what, share) for share in shares)
-            lines = {
-                f"{case.share:.0%}": (
-                    statistics.COSTS[label](found[case].history),
-                    found[case].history["loss"],
-                )
-                for case in cases
-                if case in found
+            histories = {
+                f"{case.share:.0%}": found[case].history for case in cases if case in found
             }
-            figures.losses(axes, lines, xlabel=label)
-        row[0].set_ylabel(f"share of {WHAT[what]}:\nloss f(mean x)")
-    for name, axes in zip(methods, panels[0], strict=True):
-        axes.set_title(name)
-    figures.legend(sheet, len(shares), panels[0, 0])
+            lines = {
+                share: (history["step"].astype(float), history["loss"])
+                for share, history in histories.items()
+            }
+            figures.losses(axes, lines, title=name)
+        for axes in panels[len(methods) :]:
+            axes.set_axis_off()
+        for axes in panels[max(0, len(methods) - columns) : len(methods)]:
+            axes.set_xlabel("rounds")
+        for axes in panels[::columns]:
+            axes.set_ylabel("loss f(mean x)")
+        figures.legend(part, len(shares), panels[0], title=f"share of {label}")
     what = (
         f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
     )

@@ -232,30 +232,33 @@ def many(args: Args) -> str:
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """Draws a column for each regime: losses for each start, and below them the messages."""
-    rows = len(args.warm_ups) + 1
-    sheet, panels = plots.figure(len(REGIMES), rows, width=3.5, height=3.1, sharey=False)
-    panels = panels.reshape(rows, len(REGIMES))
+    """Draws a row for each regime: losses for each start, and next to them the messages."""
+    columns = len(args.warm_ups) + 1
+    width = figures.WIDTH / columns
+    sheet, panels = plots.figure(columns, len(REGIMES), width=width, height=2.5, sharey=False)
+    panels = panels.reshape(len(REGIMES), columns).T
     seconds = quadratics.times(args.seconds)
-    for warm_up, row in zip(args.warm_ups, panels, strict=False):
-        row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
-        for regime, axes in zip(REGIMES, row, strict=True):
+    for warm_up, column in zip(args.warm_ups, panels, strict=False):
+        column[0].set_title(f"{STARTS[warm_up]}: f(x) / f(x_0)", fontsize=10)
+        column[-1].set_xlabel("seconds")
+        for regime, axes in zip(REGIMES, column, strict=True):
             best = outcomes.get(Case(warm_up, regime), {})
             plots.draw_lines(axes, {name: (seconds, each.losses) for name, each in best.items()})
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"$10^{{{power:.0f}}}$"))
     for regime, axes in zip(REGIMES, panels[-1], strict=True):
         draw_messages(args, axes, regime, outcomes.get(Case(args.warm_ups[-1], regime), {}))
-        axes.set_xlabel("seconds")
+    panels[-1, 0].set_title("bits of a message, bits/s", fontsize=10)
+    panels[-1, -1].set_xlabel("seconds")
     for regime, axes in zip(REGIMES, panels[0], strict=True):
         least, most = ends(args, regime)
-        axes.set_title(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
-    panels[-1, 0].set_ylabel("first problem:\nbits of a message, bits/s")
-    figures.legend(sheet, 10, panels[0, 0], panels[-1, 0])
+        axes.set_ylabel(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
+    figures.legend(sheet, 4, panels[0, 0], panels[-1, 0])
     figures.title(
         sheet,
         f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at "
-        f"its best; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",
+        f"its best; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}; "
+        "messages of the first problem",
     )
     return sheet
 

@@ -209,10 +209,10 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     """Draws speedups against range and period of the bandwidth, and the messages over the recorded
     one.
     """
-    sheet, (by_ratio, by_period, over_time) = plots.figure(
-        3, width=14 / 3, height=4.2, sharey=False
-    )
-    by_period.sharey(by_ratio)
+    sheet = Figure(figsize=(figures.WIDTH, 7.6), layout="constrained")
+    above, below = sheet.subfigures(2, 1, height_ratios=(1.2, 1), squeeze=False)[:, 0]
+    by_ratio, by_period = plots.panels(above, 2)
+    (over_time,) = plots.panels(below, 1)
     ranges = {ratio: label(ratio, args.period) for ratio in sorted(args.ratios)}
     periods = {period: label(max(args.ratios), period) for period in sorted(args.periods)}
     draw_speedups(by_ratio, outcomes, "K", "K of Top-K", ranges)
@@ -226,8 +226,8 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
     if best := outcomes.get(Case("K", TRACE)):
         draw_trace(args, over_time, best)
-    figures.legend(sheet, 2, by_ratio, loc="outside lower left")
-    figures.legend(sheet, 3, over_time, loc="outside lower right")
+    figures.legend(above, 4, by_ratio)
+    figures.legend(below, 3, over_time)
     setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
     figures.title(
         sheet,

@@ -10,6 +10,7 @@ the staleness, as measured and as simulated on a cluster made from the measured 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -269,12 +270,11 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
     a panel for each method.
     """
     late = {name: one for name, one in found.items() if one.measured.size}
-    sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
-    above, below = (
-        sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0]
-        if late
-        else (sheet, None)
-    )
+    columns = 3
+    rows = math.ceil(len(late) / columns)
+    heights = (4.0, 2.4 * rows)[: 1 + bool(late)]
+    sheet = Figure(figsize=(figures.WIDTH, sum(heights)), layout="constrained")
+    above, *below = sheet.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, cost, label in zip(
         plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True
     ):
@@ -282,13 +282,18 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             name: (one.trained.history[cost], one.trained.history["loss"][None])
             for name, one in found.items()
         }
-        figures.losses(axes, lines, xlabel=label, ylabel="loss f(x)")
-    figures.legend(above, 6, above.axes[0])
-    if below is not None:
-        for axes, (name, one) in zip(plots.panels(below, len(late)), late.items(), strict=True):
+        figures.losses(axes, lines, xlabel=label)
+    above.axes[0].set_ylabel("loss f(x)")
+    figures.legend(above, 3, above.axes[0])
+    for part in below:
+        panels = plots.panels(part, columns, rows)
+        for axes, (name, one) in zip(panels, late.items(), strict=False):
             histogram(axes, one, name)
-        below.axes[0].set_ylabel("share of updates")
-        below.axes[0].legend(frameon=False)
+        for axes in panels[len(late) :]:
+            axes.set_axis_off()
+        for axes in panels[::columns]:
+            axes.set_ylabel("share of updates")
+        figures.legend(part, 2, panels[0])
     figures.title(
         sheet,
         f"logistic regression, {args.data}, on real processes; {args.slow} of {args.workers} "

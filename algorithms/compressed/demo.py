@@ -44,8 +44,8 @@ def demo(
             that is at most `chunk`.
 
     Raises:
-        ValueError: if decay is outside [0, 1), or k or chunk < 1. At the start of a round: if
-            workers may not participate, or messages may be lost.
+        ValueError: if decay is outside [0, 1), or k or chunk < 1. At the start of a run: if
+            workers may not participate or messages may be lost, since x would differ.
 
     Source: Peng, Quesnelle and Kingma, "DeMo: decoupled momentum optimization", 2024. Departures:
     $m_n$ adds $g_n$ instead of $\gamma g_n$; for constant $\gamma$ the iterates are the same, since

@@ -22,7 +22,7 @@ def dion(
     r"""Dion: steps along an orthonormalized low-rank approximation of the mean momentum, of which
     the workers send the factors. Each worker's momentum keeps what was left out.
 
-    For each leaf that is a matrix, $a \times b$:
+    For each leaf that is a matrix (see `powersgd`), $a \times b$ with the a output features:
 
     $$ M_n \leftarrow M_n + g_n(x), \qquad P = \mathrm{orth}\Big(\frac1N \sum_n M_n Q\Big), \qquad R
     = \frac1N \sum_n M_n^\top P $$
@@ -30,11 +30,11 @@ def dion(
     \frac{R_{\cdot j}}{|R_{\cdot j}| + \epsilon}, \qquad x \leftarrow x - \gamma \sqrt{a/b}\; P
     Q^\top $$
 
-    with $\epsilon = 10^{-8}$; a is the number of output features. The optimizer receives
-    $\sqrt{a/b}\, P Q^\top$ as the gradient of these leaves, and the mean gradient of all others.
-    The momenta start at 0. Q starts with independent normal elements, the same for all workers. The
-    momenta of workers differ, but the iterates depend on their mean only: they are those of one
-    worker with the mean gradient.
+    with $\epsilon = 10^{-8}$. The optimizer receives $\sqrt{a/b}\, P Q^\top$ as the gradient of
+    these leaves, and the mean gradient of all others. The momenta start at 0. Q starts with
+    independent normal elements, the same for all workers. The momenta of workers differ, but the
+    iterates depend on their mean only: they are those of one worker with the mean gradient. Steps
+    have a constant size, so that x approaches a minimum only if $\gamma$ decreases.
 
     Sends the r(a + b) elements of P and R for each matrix, by two all-reduces. The first one also
     has the elements of all other leaves.
@@ -46,8 +46,8 @@ def dion(
             own: the paper has AdamW or Lion.
         rank_fraction: r / min(a, b), in (0, 1]; r is rounded up. The authors report that 1/4
             nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to do for
-            larger models. With 1, the direction is that of Muon with exact orthonormalization, and
-            the factors are larger than the gradient.
+            larger models. With 1, M is Muon's momentum, the direction is its orthonormalization
+            once the power iteration has converged, and the factors are larger than the gradient.
         momentum: mu, in [0, 1).
 
     Raises:

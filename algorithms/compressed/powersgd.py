@@ -15,17 +15,21 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     r"""PowerSGD with error feedback: all workers make one step of power iteration on the mean of
     their gradients and error memories, and send its factors.
 
-    For each leaf that is a matrix, $a \times b$:
+    For each leaf that is a matrix, $a \times b$ with the a output features:
 
     $$ D_n = g_n(x) + e_n, \qquad P = \mathrm{orth}\Big(\frac1N \sum_n D_n Q\Big), \qquad Q
     \leftarrow \frac1N \sum_n D_n^\top P $$
     $$ \Delta' = P Q^\top, \qquad e_n \leftarrow D_n - \Delta', \qquad x \leftarrow x - \gamma
     \Delta' $$
 
-    Other leaves make the step with the mean gradient. The memories start at 0. Q starts with
-    independent normal elements, the same for all workers, and is kept between rounds (warm start).
-    All operations are linear in the $D_n$, so that the iterates are those of one worker with the
-    mean gradient, and no message is sent to a server.
+    Leaves of several axes are matrices, cut where a + b is smallest: a kernel `[height, width,
+    inputs, outputs]` has a = outputs. Other leaves make the step with the mean gradient. The
+    memories start at 0. Q starts with independent normal elements, the same for all workers, and is
+    kept between rounds (warm start). All operations are linear in the $D_n$, so that the iterates
+    are those of one worker with the mean gradient. With exact gradients and a small constant step,
+    x converges to a stationary point of the mean objective, whatever the data of the workers. Only
+    the mean of the memories then tends to 0: each $e_n$ adds up its
+    worker's gradient, so that rounding errors grow with the number of rounds if workers differ.
 
     Sends the r(a + b) elements of P and Q for each matrix, by two all-reduces. The first one also
     has the elements of all other leaves.
@@ -39,9 +43,11 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     Raises:
         ValueError: if rank < 1.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithms 1 and 2. Departures: P is
-    orthonormalized by a QR decomposition instead of the Gram-Schmidt process, which gives the same
-    $\Delta'$ and is defined for a matrix of zeros; a Q of zeros is drawn again.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithms 1 and 2, and its code
+    (epfml/powersgd, `RankKReducer`). Departures: P is orthonormalized by a QR decomposition instead
+    of the Gram-Schmidt process, which gives the same $\Delta'$ and is defined for a matrix of
+    zeros; a Q of zeros is drawn again. PyTorch's communication hook makes the same steps on the
+    leaves that it compresses, after 1,000 steps without compression.
     """
     checks.positive_int("powersgd: rank", rank)
 
@@ -81,9 +87,9 @@ def powersgd_momentum(
     checks.within("powersgd_momentum: momentum", momentum, "[0, 1)")
     trace = optax.trace(momentum)
 
-    def update(delta, state, params=None):
-        m, state = trace.update(delta, state, params)
-        return optax.tree.add(delta, m), state
+    def update(updates, state, params=None):
+        m, state = trace.update(updates, state, params)
+        return optax.tree.add(updates, m), state
 
     return optax.chain(
         optax.GradientTransformation(trace.init, update),

@@ -69,8 +69,8 @@ def des_loc(
     optimization with local updates", 2025.
     """
     period = checks.period("des_loc: period", period)
-    first = checks.period("des_loc: first", 3 * period if first is None else first)
-    second = checks.period("des_loc: second", 6 * period if second is None else second)
+    of_first = checks.period("des_loc: first", 3 * period if first is None else first)
+    of_second = checks.period("des_loc: second", 6 * period if second is None else second)
 
     def start(models: optimizers.Model) -> optimizers.Model:
         _require_names(optimizer, models.optimizer)
@@ -79,13 +79,13 @@ def des_loc(
     def update(y: optimizers.Model, gradients, round: Communicator) -> optimizers.Model:
         params, memory = optimizers.local_step(optimizer, y, gradients, round)
         params = round.every(period, partial(round.average, via=via), params)
-        for each, names in ((first, FIRST), (second, SECOND)):
+        for each, names in ((of_first, FIRST), (of_second, SECOND)):
             if any(_are(names, memory)):
                 memory = round.every(each, partial(_averaged, names, round, via), memory)
         return optimizers.Model(params, memory)
 
     return methods.local_models(
-        f"des_loc({period}, {first}, {second})",
+        f"des_loc({period}, {of_first}, {of_second})",
         optimizer,
         update,
         start=start,
@@ -102,7 +102,7 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
     ]
     if vectors and not any(_are(FIRST + SECOND, states)):
         raise ValueError(
-            f"des_loc: the state of optimizer {optimizers.called(optimizer)} has no field "
+            f"des_loc: the state of optimizer {optimizers.display_name(optimizer)} has no field "
             f"{', '.join(FIRST + SECOND)}; expected an optimizer whose moments have these names, "
             "such as optax.adamw(1e-3)"
         )

@@ -229,10 +229,10 @@ def _adaptive(
     def init(params):
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
 
-    def update(delta, moments, params=None):
-        m = jax.tree.map(lambda m, d: beta1 * m + (1 - beta1) * d, moments.first, delta)
-        v = jax.tree.map(second, moments.second, delta)
-        updates = jax.tree.map(lambda m, v: -step * m / (jnp.sqrt(v) + tau), m, v)
-        return updates, _Moments(m, v)
+    def update(updates, state, params=None):
+        m = jax.tree.map(lambda m, delta: beta1 * m + (1 - beta1) * delta, state.first, updates)
+        v = jax.tree.map(second, state.second, updates)
+        steps = jax.tree.map(lambda m, v: -step * m / (jnp.sqrt(v) + tau), m, v)
+        return steps, _Moments(m, v)
 
     return optax.GradientTransformation(init, update)

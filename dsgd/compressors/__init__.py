@@ -17,7 +17,7 @@ from dsgd.compressors.quantization import (
     sign,
     ternary,
 )
-from dsgd.compressors.sizes import mean_bits
+from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "dct_top_k",
     "e3m0",
     "encode",
+    "fixed_size",
     "identity",
     "low_rank",
     "mean_bits",

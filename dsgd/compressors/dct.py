@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks, xla
+from dsgd import checks
 from dsgd.base import Compressor, Encoded
+from dsgd.compressors.chunks import chunked_top_k
+from dsgd.compressors.members import encode, stated
 from dsgd.compressors.sizes import fixed_size, wide
-from dsgd.compressors.sparsification import Sparse, placed
-from dsgd.wire import codecs
 
 
 @checks.arguments
@@ -59,48 +59,26 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
         first, second = _largest_divisor(d // across, chunk), _largest_divisor(across, chunk)
         return d // across // first, first, across // second, second
 
-    def size(d):
-        """Returns c'."""
+    def inner(d):
         _, first, _, second = blocks(d)
-        return first * second
+        return chunked_top_k(min(k, first * second), first * second)
 
     def compress(key, x):
-        d, length = x.shape[0], size(x.shape[0])
-        sent = min(k, length)
-        down, first, across, second = blocks(d)
-        chunks = wide(x).reshape(down, first, across, second)
-        coefficients = _transform("ihjw,kh,lw->ijkl", chunks, first, second)
-        coefficients = coefficients.reshape(-1, length)
-        if sent < length:
-            places = jax.vmap(partial(xla.largest, k=sent))(coefficients)
-            chosen = jax.vmap(partial(xla.among_largest, k=sent))(coefficients)
-            decoded = jnp.where(chosen, coefficients, 0)
-        else:
-            places = jnp.broadcast_to(jnp.arange(length), coefficients.shape)
-            decoded = coefficients
-        codes = codecs.pack(places.ravel().astype(jnp.uint32), codecs.index_bits(length))
-        values = jnp.take_along_axis(coefficients, places, axis=1).ravel()
-        return Encoded(Sparse(codes, values), inverse(decoded))
+        _, first, _, second = blocks(x.shape[0])
+        chunks = wide(x).reshape(blocks(x.shape[0]))
+        coefficients = _transform("ihjw,kh,lw->ijkl", chunks, first, second).ravel()
+        message, decoded = encode(inner(x.shape[0]), key, coefficients)
+        return Encoded(message, inverse(decoded))
 
     def decompress(message, d):
-        length = size(d)
-        sent = min(k, length)
-        places = codecs.unpack(
-            message.places, codecs.index_bits(length), message.values.shape[0]
-        ).reshape(-1, sent)
-        chunks = jnp.arange(d // length, dtype=jnp.uint32)[:, None]
-        at = (chunks * jnp.uint32(length) + places).ravel()
-        return inverse(placed(at, message.values, d))
+        return inverse(inner(d).decompress(message, d))
 
     def inverse(coefficients):
         down, first, across, second = blocks(coefficients.size)
         chunks = coefficients.reshape(down, across, first, second)
         return _transform("ijkl,kh,lw->ihjw", chunks, first, second).ravel()
 
-    def delta(d):
-        return min(k, size(d)) / size(d)
-
-    return fixed_size(compress, decompress, name, delta=delta)
+    return fixed_size(compress, decompress, name, delta=lambda d: stated(inner(d).delta, d))
 
 
 def _transform(axes: str, chunks: jax.Array, first: int, second: int) -> jax.Array:

@@ -152,21 +152,29 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     Args:
         found: results by cluster and workload.
     """
-    rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
-    sheet, panels = plots.figure(columns, rows, width=3, height=2.7, sharey="row")
-    for axes, ((cluster, workload), of) in zip(panels, found.items(), strict=True):
+    clusters, workloads = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
+    columns = len(clusters)
+    sheet, panels = plots.figure(
+        columns, len(workloads), width=figures.WIDTH / columns, height=2.0, sharey=False
+    )
+    panels = panels.reshape(-1, columns)
+    for (cluster, workload), of in found.items():
+        axes = panels[workloads.index(workload), clusters.index(cluster)]
         systems = {CANNIKIN: of.cannikin, LB_BSP: of.lb_bsp, ADAPTED: of.adapted, DDP: of.ddp}
         for name, times in systems.items():
             axes.plot(of.totals, times / of.optperf, marker=".", label=name, **LOOK[name])
         axes.set(xscale="log", title=f"{cluster}: {workload}")
         few = of.totals[[0, len(of.totals) // 2, -1]]
-        axes.set_xticks(few, [str(total) for total in few], fontsize=8)
+        axes.set_xticks(few, [str(total) for total in few])
         axes.set_xticks([], minor=True)
-    for axes in panels[::columns]:
+    for column in panels.T:
+        low, high = zip(*(axes.get_ylim() for axes in column), strict=True)
+        for axes in column:
+            axes.set_ylim(min(low), max(high))
+        column[-1].set_xlabel("total batch")
+    for axes in panels[:, 0]:
         axes.set_ylabel("time / OptPerf")
-    for axes in panels[-columns:]:
-        axes.set_xlabel("total batch")
-    figures.legend(sheet, 4, panels[0])
+    figures.legend(sheet, 4, panels[0, 0])
     figures.title(
         sheet,
         "Figure 10: batch times at which each system settles, by its cluster's model without noise",
@@ -174,34 +182,47 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     return sheet
 
 
+def overhead(overheads: dict[int, Overhead]) -> Figure:
+    """Draws the measured overhead against numbers of nodes.
+
+    Args:
+        overheads: by number of nodes.
+    """
+    sheet, (axes,) = plots.figure(1, width=7, height=3.8)
+    n = np.array(list(overheads))
+    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
+    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
+        axes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
+    title = "learning and deciding, 100 candidates"
+    axes.set_xscale("log")
+    figures.describe(axes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
+    axes.set_xticks(n, [f"{each:,}" for each in n])
+    axes.set_xticks([], minor=True)
+    return sheet
+
+
 def studies(
     errors: dict[tuple[str, float], dict[str, np.ndarray]],
-    overheads: dict[int, Overhead],
     gains: dict[float, Settled],
     noise: float,
     workload: str,
 ) -> Figure:
-    """Draws errors of the prediction, the overhead against numbers of nodes, and gains against
-    heterogeneity.
+    """Draws errors of the prediction, and gains against heterogeneity.
 
     Args:
         errors: errors of OptPerf by workload and noise, then by weighting, `[seeds]`.
-        overheads: by number of nodes.
         gains: by the speed of the fastest node over that of the slowest.
         noise: nu of all times except those of one node's first bucket.
-        workload: workload of the latter two.
+        workload: workload of the gains.
     """
-    sheet, (by_noise, by_nodes, by_ratio) = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
-    draw_errors(by_noise, errors, noise)
-    n = np.array(list(overheads))
-    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
-    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
-        by_nodes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
-    title = "learning and deciding, 100 candidates"
-    by_nodes.set_xscale("log")
-    figures.describe(by_nodes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
-    by_nodes.set_xticks(n, [f"{each:,}" for each in n])
-    by_nodes.set_xticks([], minor=True)
+    sheet = Figure(figsize=(figures.WIDTH, 7.4), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
+    panels = plots.panels(above, 2, sharey=True)
+    for axes, weighting in zip(panels, ("inverse-variance", "plain"), strict=True):
+        draw_errors(axes, errors, weighting, noise)
+    panels[0].set_ylabel("% error of OptPerf")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    (by_ratio,) = plots.panels(below, 1)
     ratios = np.array(list(gains))
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
         each = 100 * np.array([of.gain(key) for of in gains.values()])
@@ -217,18 +238,20 @@ def studies(
 
 
 def draw_errors(
-    axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float
+    axes: Axes,
+    errors: dict[tuple[str, float], dict[str, np.ndarray]],
+    weighting: str,
+    noise: float,
 ) -> None:
-    """Draws the errors with inverse-variance weighting, and without."""
+    """Draws the errors of the predicted OptPerf against the noise of one bucket, with one of the
+    weightings.
+    """
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
-        look = {"color": plots.COLOURS[i], "marker": MARKS[i], "capsize": 2}
-        for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
-            each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
-            middle, error = dsgd.mean_and_error(100 * each)
-            label = workload if weighting == "inverse-variance" else None
-            kind = {"linestyle": style, "markerfacecolor": fill, "label": label}
-            axes.errorbar(levels, middle, error, **kind, **look)
-    x, y = f"noise of the P4000's first bucket ({noise:g} elsewhere)", "% error of OptPerf"
-    title = "cluster A; solid: inverse variances, dotted: equal weights"
-    figures.describe(axes, x, y, title, log="xy", legend=True)
+        each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
+        middle, error = dsgd.mean_and_error(100 * each)
+        look = figures.look(i, marker=MARKS[i], capsize=2, label=workload)
+        axes.errorbar(levels, middle, error, **look)
+    x = f"noise of the P4000's first bucket ({noise:g} elsewhere)"
+    words = "inverse variances" if weighting == "inverse-variance" else "equal weights"
+    figures.describe(axes, x, title=f"prediction on cluster A, {words}", log="xy")

@@ -34,6 +34,7 @@ COLOURS: dict[str, str] = dict(
     zip(SYSTEMS, ("#E69F00", "#009E73", "#D55E00", "#0072B2"), strict=True)
 )
 STYLES: dict[str, str] = dict(zip(SYSTEMS, (":", "-.", "--", "-"), strict=True))
+MARKS: dict[str, str] = dict(zip(SYSTEMS, "^vso", strict=True))
 
 
 def seconds(runs: list[Run]) -> np.ndarray:
@@ -152,27 +153,32 @@ def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
 
 
 def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
-    """Draws a row of panels for each task.
+    """Draws a column of panels for each task: total batches, qualities against epochs and against
+    seconds, and seconds to the target.
 
     Args:
         cluster: its name.
         found: results by task.
     """
-    sheet, panels = plots.figure(4, len(found), width=4.0, height=3.3, sharey=False)
-    for row, (setting, runs) in zip(panels.reshape(-1, 4), found.values(), strict=True):
-        batches, by_epoch, by_second, bars = row
+    columns = len(found)
+    sheet, panels = plots.figure(
+        columns, 4, width=max(figures.WIDTH / columns, 3.0), height=2.7, sharey=False
+    )
+    panels = panels.reshape(4, columns)
+    for column, (setting, runs) in zip(panels.T, found.values(), strict=True):
+        batches, by_epoch, by_second, bars = column
         draw_batches(batches, setting, runs)
         draw_qualities(by_epoch, setting, runs, over_seconds=False)
         draw_qualities(by_second, setting, runs, over_seconds=True)
         draw_bars(bars, runs)
-        batches.set_title(f"{setting.task.words}, times of {setting.task.workload}", fontsize=10)
-    figures.legend(sheet, 4, panels[1])
+        task = setting.task
+        batches.set_title(f"{task.words},\ntimes of {task.workload}", fontsize=10)
+    figures.legend(sheet, 4, panels[1, 0])
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
-    bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
     figures.title(
         sheet,
-        f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the "
-        f"target is reached{bars_are}",
+        f"Cluster {cluster}, {statistics.runs(seeds)}; lines of quality: mean epoch or second at "
+        "which it is first reached, points: each seed at the target; bars: 95 % intervals",
     )
     return sheet
 
@@ -193,25 +199,32 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
 
 
 def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bool) -> None:
-    """Draws figures 5 (b) and 7, or 5 (c)."""
-    factor = 100 if setting.task.quality == ACCURACY else 1
+    """Draws figures 5 (b) and 7, or 5 (c): for each quality, the mean over seeds of the epoch, or
+    of the second, at which it is first reached, and a point for each seed that reaches the target.
+    """
+    accuracy = setting.task.quality == ACCURACY
+    factor, sign = (100, -1) if accuracy else (1, 1)
     axes.axhline(factor * setting.target, color="black", linewidth=0.8)
     for system, each in runs.items():
-        look = {"linestyle": STYLES[system], "linewidth": 1.1, "alpha": 0.7}
-        for i, run in enumerate(each):
-            x = run.seconds if over_seconds else np.arange(1, len(run.seconds) + 1)
-            y, colour = factor * run.qualities, COLOURS[system]
-            axes.plot(x, y, color=colour, label=None if i else system, **look)
+        xs = [run.seconds if over_seconds else np.arange(1.0, len(run.seconds) + 1) for run in each]
+        first = np.mean([run.qualities[0] for run in each])
+        levels = np.linspace(first, setting.target, 100)
+        reached = [
+            [
+                statistics.crossing(x[None], sign * run.qualities[None], sign * level)[0]
+                for level in levels
+            ]
+            for x, run in zip(xs, each, strict=True)
+        ]
+        look = {"color": COLOURS[system], "linestyle": STYLES[system], "linewidth": 1.8}
+        axes.plot(np.mean(reached, axis=0), factor * levels, label=system, **look)
+        for x, run in zip(xs, each, strict=True):
             if run.reached:
-                axes.plot(x[-1], y[-1], "o", markersize=5, color=colour)
+                last = factor * run.qualities[-1]
+                axes.plot(x[-1], last, MARKS[system], markersize=5, color=COLOURS[system])
     axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
-    axes.set_ylabel(
-        "test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte"
-    )
+    axes.set_ylabel("test accuracy, %" if accuracy else "test bits per byte")
     plots.plain_log(axes.xaxis)
-    qualities = factor * np.concatenate([run.qualities for each in runs.values() for run in each])
-    low, high = np.quantile(qualities, (0.05, 1) if setting.task.quality == ACCURACY else (0, 0.95))
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
 def draw_bars(axes: Axes, runs: Runs) -> None:
@@ -224,6 +237,6 @@ def draw_bars(axes: Axes, runs: Runs) -> None:
         half = statistics.half_interval(ratios)
         bar = half if np.isfinite(half) and half > 0 else None
         axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=bar, capsize=4)
-    axes.set_xticks(range(len(runs)), labels=list(runs))
-    axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))
+    axes.set_xticks(range(len(runs)), labels=list(runs), fontsize=8)
+    axes.set(ylabel="seconds / DDP's", ylim=(0, None))
     axes.grid(axis="x", visible=False)

@@ -83,7 +83,8 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     """Draws scale graphs for the simulated numbers of workers and, by theory, up to `most`, and the
     speedup against workers; `counts` are the points of its lines.
     """
-    sheet, (left, right, gains) = plots.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet, panels = plots.figure(2, 2, width=figures.WIDTH / 2, height=3.6, sharey=False)
+    left, right, gains, free = panels
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
         by_the_normal_model(axes, setting, of.noise, last)
@@ -98,7 +99,8 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     figures.describe(
         gains, "workers N", "effective speedup", "at the best threshold", log="x", legend=True
     )
-    figures.legend(sheet, 4, left, fontsize=9)
+    free.set_axis_off()
+    free.legend(*left.get_legend_handles_labels(), loc="center", frameon=False)
     figures.title(sheet, heading(setting, "B.1's delays (figure 1)"))
     return sheet
 
@@ -118,14 +120,16 @@ def figure_3(
         best: the result of Algorithm 2 in the last panel's setting.
         workers: N.
     """
-    sheet, axes = plots.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet = Figure(figsize=(figures.WIDTH, 7), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
+    axes, (last,) = plots.panels(above, 2, sharey=False), plots.panels(below, 1)
     dashed, x = {**BASELINE, "linestyle": "--"}, "threshold τ, seconds"
-    for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=False):
+    for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=True):
         with_band(panel, curves.thresholds, curves.speedup, label="simulation", **DROPPING)
         panel.plot(curves.thresholds, analytical, label="analytical", **dashed)
         panel.plot(curves.thresholds, given, label="analytical, given E[T]", **NORMAL)
         figures.describe(panel, x, "effective speedup", name, legend=True)
-    curves, last = list(simulated.values())[-1][0], axes[-1]
+    curves = list(simulated.values())[-1][0]
     last.axhline(1, color="black", linewidth=0.8)
     for values, label, look in (
         (curves.speedup, "effective speedup", DROPPING),
@@ -147,12 +151,13 @@ def figure_4(
     setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str
 ) -> Figure:
     """Draws speedups against the drop rate, `[seeds, K]` by line, by panel."""
-    sheet, axes = plots.figure(len(panels), width=4.8, height=4.0)
+    sheet, axes = plots.figure(len(panels), width=figures.WIDTH / len(panels), height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color="black", linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
             with_band(panel, 100 * shares, values, **figures.look(i, label=label))
-        figures.describe(panel, "drop rate, %", title=name, legend=True)
+        figures.describe(panel, "drop rate, %", title=name)
+        panel.legend(frameon=False, fontsize=9, loc="lower left")
     axes[0].set_ylabel("effective speedup")
     figures.title(sheet, heading(setting, title, "bands"))
     return sheet
@@ -168,7 +173,7 @@ def scale_graphs(
     """Draws figures 13 and 14: a scale graph for each noise and, if `approximated` is a title,
     another one by equations 4, 5 and 11.
     """
-    sheet, axes = plots.figure(3, 2, width=4.6, height=3.4, sharey=False)
+    sheet, axes = plots.figure(2, 3, width=figures.WIDTH / 2, height=2.9, sharey=False)
     for panel, (name, of) in zip(axes, panels.items(), strict=False):
         scale(panel, setting, of, most)
         panel.set_title(name, fontsize=10)
@@ -178,14 +183,14 @@ def scale_graphs(
         by_the_normal_model(last, setting, first.noise, most)
         last.set_title(approximated, fontsize=10)
         last.legend(frameon=False, fontsize=9)
-    for panel in axes[3:]:
+    for panel in axes[-2:]:
         panel.set_xlabel("workers N")
-    for panel in axes[::3]:
+    for panel in axes[::2]:
         panel.set_ylabel("micro-batches a second")
     top = max(panel.get_ylim()[1] for panel in axes)
     for panel in axes:
         panel.set_ylim(0, top)
-    figures.legend(sheet, 5, axes[0], fontsize=9)
+    figures.legend(sheet, 3, axes[0])
     figures.title(sheet, heading(setting, what))
     return sheet
 
@@ -209,8 +214,8 @@ def growth(
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figures.title(
         sheet,
-        f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = "
-        f"{setting.communication:g} s, preempting",
+        f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T$^c$ = "
+        f"{setting.communication:g}\u00a0s, preempting",
     )
     return sheet
 
@@ -219,7 +224,7 @@ def heading(setting: Setting, what: str, intervals_are: str = "bars") -> str:
     """Returns a title with the settings."""
     seeds = len(setting.seeds)
     sure = f"{intervals_are}: 95 % intervals over {seeds} seeds" if seeds > 1 else "one seed"
-    return f"{what}: T^c = {setting.communication:g} s, {STOPS[setting.stop]}; {sure}"
+    return f"{what}: T$^c$ = {setting.communication:g}\u00a0s, {STOPS[setting.stop]}; {sure}"
 
 
 def summary(

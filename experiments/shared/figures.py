@@ -17,6 +17,9 @@ from matplotlib.figure import Figure, FigureBase
 from dsgd import plots, records
 from experiments.shared import statistics
 
+# Inches. Pages show figures 832 pixels wide: a figure of this width has text of 13 pixels there.
+WIDTH = 9.0
+
 
 def save_figure(sheet: Figure, path: Path) -> None:
     """Writes a figure as PNG, atomically."""

@@ -423,6 +423,9 @@ ON_LAYERS: Table = {
         "changing",
     ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
+    "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
+    "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
+    "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),

@@ -111,8 +111,9 @@ def instance(noise: float, start: tuple[float, ...] | None = None) -> Instance:
     A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
     b = rng.normal(size=(N, D))
     first = rng.normal(size=D) if start is None else np.array(start)
-    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), first)
-    return Instance(*arrays, np.float64(0), np.float64(0))
+    zero = np.float64(0)
+    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), first, zero, zero)
+    return Instance(*arrays)
 
 
 def models(name: str, numbers: Numbers, of: Instance) -> np.ndarray:
@@ -123,19 +124,18 @@ def models(name: str, numbers: Numbers, of: Instance) -> np.ndarray:
 
 # --- Identities.
 
-MIXED = {"momentum": 0.5}
 IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
     "DiLoCo without outer momentum": (
-        ("DiLoCo", Numbers(**MIXED)),
-        ("local SGD", Numbers(**MIXED)),
+        ("DiLoCo", Numbers(momentum=0.5)),
+        ("local SGD", Numbers(momentum=0.5)),
     ),
     "DiLoCo of one step": (
         ("DiLoCo", Numbers(period=1, step=0.7, outer_momentum=0.9)),
         ("mini-batch, Nesterov", Numbers(gamma=0.7 * GAMMA, momentum=0.9)),
     ),
     "SlowMo without slow momentum": (
-        ("SlowMo", Numbers(**MIXED)),
-        ("local SGD", Numbers(**MIXED)),
+        ("SlowMo", Numbers(momentum=0.5)),
+        ("local SGD", Numbers(momentum=0.5)),
     ),
     "SlowMo of one step": (
         ("SlowMo", Numbers(period=1, step=0.7, outer_momentum=0.6)),
@@ -160,16 +160,16 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
     ),
     "Scaffnew that always averages": (("Scaffnew", Numbers()), ("mini-batch", Numbers())),
     "post-local SGD, local at once": (
-        ("post-local SGD", Numbers(**MIXED)),
-        ("local SGD", Numbers(**MIXED)),
+        ("post-local SGD", Numbers(momentum=0.5)),
+        ("local SGD", Numbers(momentum=0.5)),
     ),
     "post-local SGD, never local": (
-        ("post-local SGD", Numbers(switch=NEVER, **MIXED)),
-        ("mini-batch", Numbers(**MIXED)),
+        ("post-local SGD", Numbers(switch=NEVER, momentum=0.5)),
+        ("mini-batch", Numbers(momentum=0.5)),
     ),
     "DES-LOC of momentum, all periods 1": (
-        ("DES-LOC, momentum", Numbers(period=1, first=1, **MIXED)),
-        ("mini-batch", Numbers(**MIXED)),
+        ("DES-LOC, momentum", Numbers(period=1, first=1, momentum=0.5)),
+        ("mini-batch", Numbers(momentum=0.5)),
     ),
     "DES-LOC, moments never averaged": (("DES-LOC", Numbers()), ("local Adam", Numbers())),
 }

@@ -143,29 +143,33 @@ def test_the_default_target_is_reached_by_all_and_immediately_by_few():
     assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
 
 
-def test_every_method_is_drawn_in_the_colour_of_its_folder_with_its_name():
+def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
     step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
     histories = {
         name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step}
         for name in algorithms.ALGORITHMS
     }
     histories["sgd"]["bits"] = noisy * 0
-    first, bits, _ = compare.draw(
-        compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4
-    ).axes
-    lines = {line.get_label(): line for line in first.lines}
-    assert set(lines) >= set(algorithms.ALGORITHMS), "each has a family"
+    sheet = compare.draw(compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4)
+    first, bits, _ = sheet.axes
+    lines = {line.get_label(): line for line in first.lines if line.get_label() in histories}
+    assert set(lines) == set(algorithms.ALGORITHMS), "each has a family"
     for name, family in {
         "gd": "synchronous",
         "ad-psgd": "asynchronous",
         "ef21": "compressed",
         "d2": "decentralized",
     }.items():
-        assert lines[name].get_color() == compare.FAMILIES[family]
+        assert lines[name].get_linestyle() == compare.FAMILIES[family]
+    assert lines["local-sgd"].is_dashed(), "of local_updates, not of synchronous"
+    looks = {(line.get_color(), line.get_marker()) for line in lines.values()}
+    assert len(looks) == len(lines), "colour and marker alone name a method"
     np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
-    heights = sorted(name.xyann[1] for name in first.texts)
-    assert len(heights) == len(algorithms.ALGORITHMS) == len(bits.texts) + 1
-    assert np.diff(heights).min() >= compare.LABEL_HEIGHT - 1e-9
+    (legend,) = sheet.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    columns = np.array(names).reshape(len(compare.FAMILIES), -1)
+    assert columns[:, 0].tolist() == [name.replace("_", " ") for name in compare.FAMILIES]
+    assert sorted(columns[:, 1:][columns[:, 1:] != " "]) == sorted(algorithms.ALGORITHMS)
     assert bits.get_title() == "sgd sends nothing"
 
 

@@ -29,8 +29,9 @@ def on_graphs(tmp_path_factory, long):
     return args
 
 
-def test_topology_writes_its_histories_graphs_and_figure(on_graphs):
+def test_topology_writes_its_histories_graphs_and_figures(on_graphs):
     args = on_graphs
+    assert scripts.figures(args.out) == {"figure-8", "pictures-8"}
     rows = scripts.rows(args.out / "history-8.csv")
     assert {row["method"] for row in rows} == {
         f"{partition} {graph}"

@@ -56,8 +56,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/compressors/dct.py",
-        "chunks * jnp.uint32(length) + places",
-        "places",
+        "reshape(down, across, first, second)",
+        "reshape(across, down, first, second)",
         "tests/dsgd/compressors/test_dct.py -k largest",
     ),
     Mistake(
