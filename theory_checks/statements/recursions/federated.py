@@ -17,7 +17,7 @@ from theory_checks.recursions import federated
 from theory_checks.recursions.shared import Gradients
 
 H, ALPHA, P = 3, 0.7, 0.5
-TAU = np.arange(N) % H + 1
+TAU = np.arange(N) % (H + 1)
 
 
 def _some_steps(state: State, round: Round) -> LocalWork:
@@ -70,7 +70,7 @@ CASES = (
         lambda optimizer, of: _fed_nova(optimizer),
         _fed_nova_rounds,
         _with_server,
-        "momentum; clients make 1, 2 or 3 steps",
+        "momentum; clients make 0 to 3 steps",
         "momentum",
     ),
     Case(
