@@ -33,10 +33,13 @@ from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
 from algorithms.local_updates.easgd import easgd
 from algorithms.local_updates.fed_avg import fed_avg, fed_prox
+from algorithms.local_updates.fed_dyn import fed_dyn
+from algorithms.local_updates.fed_nova import fed_nova
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.noloco import noloco
 from algorithms.local_updates.post_local_sgd import post_local_sgd
+from algorithms.local_updates.scaffnew import scaffnew
 from algorithms.local_updates.scaffold import scaffold
 from algorithms.local_updates.sparse_loco import muloco, sparse_loco
 from algorithms.local_updates.sparta import sparta
@@ -98,6 +101,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-adagrad": lambda optimizer, workers: fed_adagrad(optimizer, 4, 0.1),
     "fed-yogi": lambda optimizer, workers: fed_yogi(optimizer, 4, 0.1),
     "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
+    "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
+    "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
         optimizer, 4, chunked_top_k(4, 8, two_bit)
@@ -185,6 +191,8 @@ __all__ = [
     "fed_adam",
     "fed_avg",
     "fed_avgm",
+    "fed_dyn",
+    "fed_nova",
     "fed_opt",
     "fed_prox",
     "fed_yogi",
@@ -203,6 +211,7 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "scaffnew",
     "scaffold",
     "sgd",
     "slowmo",

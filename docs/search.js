@@ -8,8 +8,8 @@ var Scorer = {
         : score;
     if (docname.startsWith("reference/api/generated/")) return score - 13;
     if (docname.startsWith("about/")) return score - 8;
-    if (docname === "how_to/which_method") return score + 4;
-    if (/^(how_to|cookbook|tutorial|reference\/[a-z]+$)/.test(docname)) return score + 3;
+    if (/^(how_to\/which_method|reference\/methods)$/.test(docname)) return score + 4;
+    if (/^(how_to|cookbook|tutorial|explanation|reference\/[a-z]+$)/.test(docname)) return score + 3;
     return score;
   },
   // the rest is as in Sphinx

@@ -85,7 +85,8 @@ def main(args: Args) -> None:
     sheets = {
         "epochs": optperf_results.figure_9(epochs, optperf, args.noise),
         "batch_time": optperf_results.figure_10(found),
-        "studies": optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD),
+        "studies": optperf_results.studies(errors, gains, args.noise, WORKLOAD),
+        "overhead": optperf_results.overhead(overheads),
     }
     summary = optperf_results.summary(epochs, optperf, found, errors, shares)
     commands.finish(args, sheets, {"summary": summary, "gains": optperf_results.gains(found)})

@@ -28,7 +28,8 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     kept between rounds (warm start). All operations are linear in the $D_n$, so that the iterates
     are those of one worker with the mean gradient. With exact gradients and a small constant step,
     x converges to a stationary point of the mean objective, whatever the data of the workers. Only
-    the mean of the memories then tends to 0: each $e_n$ adds up its worker's gradient.
+    the mean of the memories then tends to 0: each $e_n$ adds up its
+    worker's gradient, so that rounding errors grow with the number of rounds if workers differ.
 
     Sends the r(a + b) elements of P and Q for each matrix, by two all-reduces. The first one also
     has the elements of all other leaves.
@@ -42,9 +43,11 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     Raises:
         ValueError: if rank < 1.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithms 1 and 2. Departures: P is
-    orthonormalized by a QR decomposition instead of the Gram-Schmidt process, which gives the same
-    $\Delta'$ and is defined for a matrix of zeros; a Q of zeros is drawn again.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithms 1 and 2, and its code
+    (epfml/powersgd, `RankKReducer`). Departures: P is orthonormalized by a QR decomposition instead
+    of the Gram-Schmidt process, which gives the same $\Delta'$ and is defined for a matrix of
+    zeros; a Q of zeros is drawn again. PyTorch's communication hook makes the same steps on the
+    leaves that it compresses, after 1,000 steps without compression.
     """
     checks.positive_int("powersgd: rank", rank)
 
@@ -84,9 +87,9 @@ def powersgd_momentum(
     checks.within("powersgd_momentum: momentum", momentum, "[0, 1)")
     trace = optax.trace(momentum)
 
-    def update(delta, state, params=None):
-        m, state = trace.update(delta, state, params)
-        return optax.tree.add(delta, m), state
+    def update(updates, state, params=None):
+        m, state = trace.update(updates, state, params)
+        return optax.tree.add(updates, m), state
 
     return optax.chain(
         optax.GradientTransformation(trace.init, update),

@@ -182,40 +182,47 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     return sheet
 
 
+def overhead(overheads: dict[int, Overhead]) -> Figure:
+    """Draws the measured overhead against numbers of nodes.
+
+    Args:
+        overheads: by number of nodes.
+    """
+    sheet, (axes,) = plots.figure(1, width=7, height=3.8)
+    n = np.array(list(overheads))
+    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
+    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
+        axes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
+    title = "learning and deciding, 100 candidates"
+    axes.set_xscale("log")
+    figures.describe(axes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
+    axes.set_xticks(n, [f"{each:,}" for each in n])
+    axes.set_xticks([], minor=True)
+    return sheet
+
+
 def studies(
     errors: dict[tuple[str, float], dict[str, np.ndarray]],
-    overheads: dict[int, Overhead],
     gains: dict[float, Settled],
     noise: float,
     workload: str,
 ) -> Figure:
-    """Draws errors of the prediction, the overhead against numbers of nodes, and gains against
-    heterogeneity.
+    """Draws errors of the prediction, and gains against heterogeneity.
 
     Args:
         errors: errors of OptPerf by workload and noise, then by weighting, `[seeds]`.
-        overheads: by number of nodes.
         gains: by the speed of the fastest node over that of the slowest.
         noise: nu of all times except those of one node's first bucket.
-        workload: workload of the latter two.
+        workload: workload of the gains.
     """
-    sheet, panels = plots.figure(2, 2, width=figures.WIDTH / 2, height=3.8, sharey=False)
-    weighted, plain, by_nodes, by_ratio = panels
-    draw_errors(weighted, errors, "inverse-variance", noise)
-    draw_errors(plain, errors, "plain", noise)
-    low, high = zip(weighted.get_ylim(), plain.get_ylim(), strict=True)
-    for axes in (weighted, plain):
-        axes.set_ylim(min(low), max(high))
-    weighted.legend(frameon=False, fontsize=9, loc="upper left")
-    n = np.array(list(overheads))
-    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
-    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
-        by_nodes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
-    title = "learning and deciding, 100 candidates"
-    by_nodes.set_xscale("log")
-    figures.describe(by_nodes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
-    by_nodes.set_xticks(n, [f"{each:,}" for each in n])
-    by_nodes.set_xticks([], minor=True)
+    sheet = Figure(figsize=(figures.WIDTH, 7.4), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
+    panels = plots.panels(above, 2, sharey=True)
+    for axes, weighting in zip(panels, ("inverse-variance", "plain"), strict=True):
+        draw_errors(axes, errors, weighting, noise)
+    panels[0].set_ylabel("% error of OptPerf")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    (by_ratio,) = plots.panels(below, 1)
     ratios = np.array(list(gains))
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
         each = 100 * np.array([of.gain(key) for of in gains.values()])
@@ -245,6 +252,6 @@ def draw_errors(
         middle, error = dsgd.mean_and_error(100 * each)
         look = figures.look(i, marker=MARKS[i], capsize=2, label=workload)
         axes.errorbar(levels, middle, error, **look)
-    x, y = f"noise of the P4000's first bucket ({noise:g} elsewhere)", "% error of OptPerf"
+    x = f"noise of the P4000's first bucket ({noise:g} elsewhere)"
     words = "inverse variances" if weighting == "inverse-variance" else "equal weights"
-    figures.describe(axes, x, y, f"prediction on cluster A, {words}", log="xy")
+    figures.describe(axes, x, title=f"prediction on cluster A, {words}", log="xy")

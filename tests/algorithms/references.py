@@ -156,6 +156,8 @@ THIRD = {
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
+    **dict.fromkeys(("fed-nova", "fed-dyn"), "sampled-4"),
+    "scaffnew": "changing",
     "des-loc": "lossy",
     "easgd": "lossy",
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),

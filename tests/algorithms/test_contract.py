@@ -22,8 +22,13 @@ from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-# elements of messages: 6 values, their indices, and the choice of the compressor
-SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}
+# Messages in models. Of Kimad: 6 values, their indices, and the choice of the compressor; of
+# FedNova and FedDyn: a model with two numbers, and with one.
+SHARES = {
+    "kimad": (6 * 32 + 32 + 8) / (32 * D),
+    "fed-nova": (D + 2) / D,
+    "fed-dyn": (D + 1) / D,
+}
 # other collectives stand for their messages
 SIMULATED = {
     *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),

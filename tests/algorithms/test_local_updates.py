@@ -39,6 +39,7 @@ class Numbers(NamedTuple):
     step: float = 1.0
     outer_momentum: float = 0.0
     proximal: float = 0.0
+    probability: float = 1.0
     switch: int = 0
     first: int = NEVER
     second: int = NEVER
@@ -59,11 +60,25 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedProx": lambda of: algorithms.fed_prox(plain_sgd(of), of.period, of.proximal),
     "FedAvgM": lambda of: algorithms.fed_avgm(plain_sgd(of), of.period, of.step, of.outer_momentum),
     "FedAdam": lambda of: algorithms.fed_adam(plain_sgd(of), of.period, of.step),
+    "FedNova": lambda of: algorithms.with_local_work(
+        algorithms.fed_nova(plain_sgd(of), of.period), partial(first_rounds, of.period)
+    ),
+    "FedDyn": lambda of: algorithms.fed_dyn(plain_sgd(of), of.period, of.proximal),
+    "Scaffnew": lambda of: algorithms.scaffnew(plain_sgd(of), of.probability),
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
     "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
     "DES-LOC, momentum": lambda of: algorithms.des_loc(sgd(of), of.period, of.first, of.second),
     "DES-LOC": lambda of: algorithms.des_loc(optax.adam(of.gamma), of.period, of.first, of.second),
 }
+
+
+UNEQUAL = np.arange(N) % H + 1
+
+
+def first_rounds(period: Any, state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
+    """Of H rounds, client n computes in the first `UNEQUAL[n]`; of other periods, in all."""
+    computes = (round.step % period < jnp.where(period == H, UNEQUAL, period))[:, None]
+    return dsgd.LocalWork(computes, jnp.ones(computes.shape))
 
 
 def sgd(of: Any) -> optax.GradientTransformation:
@@ -135,6 +150,8 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("FedAvgM", Numbers(step=0.7, outer_momentum=0.6)),
         ("SlowMo", Numbers(step=0.7, outer_momentum=0.6)),
     ),
+    "FedNova of equal steps": (("FedNova", Numbers(period=3)), ("FedAvg", Numbers(period=3))),
+    "Scaffnew that always averages": (("Scaffnew", Numbers()), ("mini-batch", Numbers())),
     "post-local SGD, local at once": (
         ("post-local SGD", Numbers(momentum=0.5)),
         ("local SGD", Numbers(momentum=0.5)),
@@ -201,14 +218,22 @@ def test_des_loc_with_all_periods_1_is_not_mini_batch_adam():
 # --- Limits, which are fixed points of a period with exact gradients.
 
 
-def limit(gamma: float = GAMMA, period: int = H, proximal: float = 0.0) -> np.ndarray:
-    r"""The solution of $\sum_n (I - Q_n^H) (x - y_n(x)) = 0$, $Q_n = I - \gamma (A_n + \mu I)$:
-    worker n's change is $(I - Q_n^H) (x - y_n(x))$, where $y_n(x) = (A_n + \mu I)^{-1} (b_n + \mu
-    x)$ is the minimizer of its proximal objective.
+def limit(
+    gamma: float = GAMMA,
+    period: int | np.ndarray = H,
+    proximal: float = 0.0,
+    shares: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    r"""The solution of $\sum_n s_n (I - Q_n^{H_n}) (x - y_n(x)) = 0$, $Q_n = I - \gamma (A_n + \mu
+    I)$: worker n's change is $(I - Q_n^{H_n}) (x - y_n(x))$, where $y_n(x) = (A_n + \mu I)^{-1}
+    (b_n + \mu x)$ is the minimizer of its proximal objective. All $H_n$ may be equal, and all $s_n$
+    1.
     """
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     pulled = A + proximal * np.eye(D)
-    changes = np.eye(D) - np.linalg.matrix_power(np.eye(D) - gamma * pulled, period)
+    steps = np.broadcast_to(period, N)
+    powers = map(np.linalg.matrix_power, np.eye(D) - gamma * pulled, steps)
+    changes = np.broadcast_to(shares, N)[:, None, None] * (np.eye(D) - np.stack(list(powers)))
     at_zero = changes @ np.linalg.solve(pulled, b[..., None])
     slope = changes @ (np.eye(D) - proximal * np.linalg.inv(pulled))
     return np.linalg.solve(slope.sum(axis=0), at_zero.sum(axis=0))[:, 0]
@@ -239,6 +264,59 @@ def test_the_outer_step_does_not_change_the_limit(name):
     path = models(name, LIMITS[name], instance(0.0, tuple(best)))
     np.testing.assert_allclose(path[H - 1 :: H], np.tile(best, (T // H, 1)), rtol=0, atol=1e-12)
     assert np.abs(path[0] - best).max() > 1e-3
+
+
+def test_with_unequal_steps_fednovas_limit_is_near_the_optimum_and_fedavgs_is_not():
+    """FedNova's changes are divided by the clients' numbers of steps."""
+    best = limit(period=UNEQUAL, shares=1 / UNEQUAL)
+    path = models("FedNova", Numbers(), instance(0.0, tuple(best)))
+    np.testing.assert_allclose(path[H - 1 :: H], np.tile(best, (T // H, 1)), rtol=0, atol=1e-12)
+    assert np.abs(path[0] - best).max() > 1e-3
+    few = [error(limit(gamma, UNEQUAL, shares=1 / UNEQUAL)) for gamma in (1e-3, 1e-4)]
+    assert few[1] / few[0] == pytest.approx(0.1, rel=0.02)
+    fed_avg = [error(limit(gamma, UNEQUAL)) for gamma in (1e-3, 1e-4)]
+    assert few[0] < 0.02 * min(fed_avg)
+
+
+@pytest.mark.parametrize("name", ["FedDyn", "Scaffnew"])
+def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
+    numbers = {
+        "FedDyn": Numbers(gamma=0.2, proximal=2.0),
+        "Scaffnew": Numbers(gamma=0.4, probability=0.5),
+    }
+    path = models(name, numbers[name], instance(0.0))
+    assert error(path[0]) > 0.1
+    assert error(path[-1]) < 1e-10
+
+
+def test_feddyn_reaches_the_optimum_with_sampled_clients_and_few_steps():
+    """Five gradient steps of four of eight clients; the memories of absent clients are kept."""
+    rng = np.random.default_rng(0)
+    A, b = rng.uniform(0.5, 2.0, (8, D)), rng.normal(size=(8, D))
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), present=clusters.sampled(4, of=8), participation_period=5
+    )
+    options: Any = {"steps": 1_000, "key": jax.random.key(1), "mesh": 1, "record_every": 1_000}
+    method = algorithms.fed_dyn(optax.sgd(0.2), 5, 1.0)
+    found = dsgd.run(method, problems.quadratic(A, b), cluster=cluster, **options)
+    best = b.sum(axis=0) / A.sum(axis=0)
+    np.testing.assert_allclose(found.params, best, rtol=0, atol=1e-10)
+    memories = found.state.workers.memory
+    np.testing.assert_allclose(memories, A * best - b, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.state.server.memory, memories.mean(axis=0), atol=1e-14)
+
+
+def test_feddyns_memories_are_gradients_if_clients_find_their_minimizers():
+    """After 240 local steps, in one period; h is their mean."""
+    of = instance(0.0)._replace(more=jax.tree.map(np.asarray, Numbers(period=T, proximal=1.0)))
+    states = trajectories.run(build("FedDyn"), of, length=T).states
+    x, memories = np.asarray(of.start), trajectories.rows(states.workers.memory)[-1]
+    A, b = np.asarray(of.A), np.asarray(of.b)
+    y = np.linalg.solve(A + np.eye(D), (b + x)[..., None])[..., 0]
+    np.testing.assert_allclose(memories, quadratic(A, b)(0, y), rtol=0, atol=1e-10)
+    h = trajectories.rows(states.server.memory, 1)
+    every = trajectories.rows(states.workers.memory)
+    np.testing.assert_allclose(h, every.mean(axis=1), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["DiLoCo", "FedProx"])

@@ -5,6 +5,7 @@ not show, on a model of a convolution, a dense layer and biases.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 import dsgd
 from algorithms import demo, dion, matrices, powersgd, powersgd_momentum
 from dsgd import clusters
-from theory_checks.recursions.compressed import packed
+from theory_checks.recursions.compressed import gram_schmidt, packed
 
 N = 4
 SHAPES = {"bias": (3,), "dense": (6, 4), "kernel": (2, 1, 2, 5)}
@@ -173,6 +174,41 @@ def test_with_all_its_rank_powersgd_is_sgd_and_leaves_no_error():
     assert max(np.abs(memory).max() for memory in state.workers) < 1e-12
 
 
+@pytest.mark.parametrize("form", ["paper", "package", "hook"])
+def test_public_forms_of_powersgd_make_the_same_steps(form):
+    r"""The memory of epfml's paper-code and PyTorch is $D_n - \Delta'$, that of the pip package
+    leaves out what the worker itself sent, $D_n - P (D_n^\top P)^\top$. PyTorch's hook
+    orthonormalizes Q before it starts from it.
+    """
+    bowl, steps = Bowl(), 12
+    (_, first), (x, last) = (run(powersgd(optax.sgd(GAMMA), 2), bowl, t) for t in (1, steps))
+    y, memories = np.zeros(D), [np.zeros((N, 4, 6)), np.zeros((N, 5, 4))]
+    start = as_matrices(bowl.slopes(y).mean(axis=0, keepdims=True))
+    # a start from which the first round yields the Q that the method has after it
+    Qs = [
+        np.linalg.pinv(g) @ np.linalg.pinv(g.T) @ Q
+        for (g,), Q in zip(start, first.server.Q, strict=True)
+    ]
+    for _ in range(steps):
+        slopes = bowl.slopes(y)
+        change = slopes.mean(axis=0)
+        for i, (g, at) in enumerate(
+            zip(as_matrices(slopes), (slice(3, 27), slice(27, 47)), strict=True)
+        ):
+            D_n, Q = g + memories[i], Qs[i]
+            P = gram_schmidt((D_n @ (gram_schmidt(Q) if form == "hook" else Q)).mean(axis=0))
+            Qs[i] = (np.swapaxes(D_n, 1, 2) @ P).mean(axis=0)
+            delta = P @ Qs[i].T
+            memories[i] = D_n - (P @ P.T @ D_n if form == "package" else delta)
+            change[at] = delta.T.ravel()
+        y = y - GAMMA * change
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
+    for memory, expected in zip(last.workers, memories, strict=True):
+        np.testing.assert_allclose(memory.mean(axis=0), expected.mean(axis=0), atol=1e-11)
+        if form != "package":
+            np.testing.assert_allclose(memory, expected, rtol=0, atol=1e-11)
+
+
 def test_powersgd_converges_to_the_minimum_of_the_mean_but_its_memories_only_on_average():
     """Their mean tends to 0 where the mean gradient does; each of them goes on adding up its
     worker's gradient.
@@ -247,7 +283,7 @@ def test_workers_without_a_part_in_the_mean_keep_their_memory(name, what):
         Bowl(),
         clusters.Quantity(lambda key, clock, n: jnp.float32(n != 3), "all but the last", False),
     )
-    cluster = clusters.Cluster(clusters.constant(1.0), **{what: three})
+    cluster = replace(clusters.Cluster(clusters.constant(1.0)), **{what: three})
     x, state = run(METHODS[name](), bowl, 10, cluster=cluster)
     bowl.A, bowl.b = bowl.A[:3], bowl.b[:3]
     x_of_three, of_three = run(METHODS[name](), bowl, 10)

@@ -173,6 +173,38 @@ def unbiased() -> tuple[dict, float]:
     return {"params": X}, sum(2 * HERE[t].sum() * WORD for t in range(H - 1, T, H))
 
 
+def normalized() -> tuple[dict, float]:
+    """FedNova: the server averages the changes per step, over clients that made a step."""
+    X, x, tau, bits = np.zeros((N, D)), np.zeros(D), np.zeros(N), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        tau += HERE[t]
+        if (t + 1) % H == 0:
+            S = counted(t) & (tau > 0)
+            if S.any():
+                d = (x - X)[S] / (GAMMA * tau[S, None])
+                x = x - GAMMA * tau[S].mean() * d.mean(axis=0)
+            X, tau, bits = np.tile(x, (N, 1)), np.zeros(N), bits + 2 * HERE[t].sum() * (WORD + 64)
+    return {"params": X}, bits
+
+
+def regularized(alpha: float) -> tuple[dict, float]:
+    """FedDyn: a client whose message is lost keeps its memory."""
+    X, x, h, memory, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        step = slopes(X) - memory + alpha * (X - x)
+        X = np.where(HERE[t][:, None], X - GAMMA * step, X)
+        if (t + 1) % H == 0:
+            S = counted(t)
+            memory = np.where(S[:, None], memory - alpha * (X - x), memory)
+            h = h - alpha / N * (X - x)[S].sum(axis=0)
+            if S.any():
+                x = X[S].mean(axis=0) - h / alpha
+            X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * (WORD + 32)
+    np.testing.assert_allclose(h, memory.mean(axis=0))
+    return {"params": X, "memory": memory}, bits
+
+
 def desynced() -> tuple[dict, float]:
     """Models are averaged every H rounds, momenta every second round."""
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
@@ -285,6 +317,8 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
     "diloco": (algorithms.diloco(SGD, H), outer_momentum),
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
+    "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
+    "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "streaming-diloco": (
@@ -393,7 +427,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
-    *("d2", "extra", "exact-diffusion", "choco-sgd", "demo"),
+    *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 

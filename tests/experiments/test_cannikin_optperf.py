@@ -31,7 +31,7 @@ def test_cannikin_settles_first_and_at_optperf_and_the_others_above_it(tmp_path,
     lines = scripts.ran(
         script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL)
     )
-    assert scripts.figures(tmp_path) == {"epochs", "batch_time", "studies"}
+    assert scripts.figures(tmp_path) == {"epochs", "batch_time", "studies", "overhead"}
     cells = scripts.cells(lines)
     assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == [
         "-",

@@ -81,7 +81,7 @@ METHODS = [
     ),
     Mistake(
         "algorithms/compressed/powersgd.py",
-        "optax.tree.add(delta, m)",
+        "optax.tree.add(updates, m)",
         "m",
         holds("PowerSGD, rank 1, momentum, every round"),
     ),

@@ -20,6 +20,7 @@ from theory_checks.statements.recursions import (
     compressed,
     decentralized,
     dropcompute,
+    federated,
     kimad,
     outer,
     slow_links,
@@ -31,6 +32,7 @@ CASES: dict[str, Case] = {
     for family in (
         synchronous,
         outer,
+        federated,
         slow_links,
         dropcompute,
         compressed,

@@ -167,10 +167,10 @@ def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...])
     )
 
 
-_BLOCKS = block_diag(compressed.dct(7), np.kron(compressed.dct(3), compressed.dct(5)))
+_BLOCKS = np.asarray(block_diag(compressed.dct(7), np.kron(compressed.dct(3), compressed.dct(5))))
 # 7 is a prime number above 4, and so is 5: chunks of one element, and columns of three.
-_COLUMNS = block_diag(
-    np.eye(7), np.einsum("kh,jw->jkhw", compressed.dct(3), np.eye(5)).reshape(15, 15)
+_COLUMNS = np.asarray(
+    block_diag(np.eye(7), np.einsum("kh,jw->jkhw", compressed.dct(3), np.eye(5)).reshape(15, 15))
 )
 _EC, _EF = algorithms.error_compensated_sgd, algorithms.ef21
 _ALL = compressors.whole_model
