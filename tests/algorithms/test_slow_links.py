@@ -293,7 +293,8 @@ def test_fragments_keep_the_contract():
 def test_sparta_draws_other_elements_in_each_round():
     masks = drawn(run("SPARTA", Numbers(), noise=0.5))
     assert (masks.sum(axis=1) == np.ceil(0.3 * 7) + np.ceil(0.3 * 15)).all()
-    share = np.array([3 / 7] * 7 + [5 / 15] * 15)
+    # One of each of three runs of the first seven elements, and of five runs of the others.
+    share = np.array([1 / 2] * 4 + [1 / 3] * 18)
     deviation = np.sqrt(share * (1 - share) / T)
     assert (np.abs(masks.mean(axis=0) - share) < 5 * deviation).all()
 
