@@ -1,5 +1,7 @@
-"""Holds the sdist and the wheel in a folder to git: python .ci/contents.py FOLDER. Whatever is
-missing, or too much, is an error.
+"""Compares the sdist and the wheel in a folder with the files in git; missing and additional files
+are errors.
+
+    python .ci/contents.py FOLDER
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = ("algorithms", "dsgd", "experiments", "theory_checks", "topologies")
 NOT_INSTALLED = ("experiments/README.md", "experiments/notebooks/")
-MADE = ("PKG-INFO", "setup.cfg", "dsgd.egg-info/")  # by setuptools, in an sdist
+MADE = ("PKG-INFO", "setup.cfg", "dsgd.egg-info/")  # files that setuptools adds to an sdist
 
 
 def main(folder: Path) -> None:
@@ -35,9 +37,9 @@ def main(folder: Path) -> None:
 
 
 def require_same(which: str, inside: set[str], wanted: set[str]) -> None:
-    """Raises SystemExit with the names of what differs."""
+    """Raises SystemExit with the names that differ."""
     if inside != wanted:
-        sys.exit(f"{which}: missing {sorted(wanted - inside)}, too much {sorted(inside - wanted)}")
+        sys.exit(f"{which}: missing {sorted(wanted - inside)}, extra {sorted(inside - wanted)}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
+from algorithms.compressed.demo import demo
+from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
@@ -26,9 +29,17 @@ from algorithms.decentralized.stochastic_gradient_push import stochastic_gradien
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
+from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
+from algorithms.local_updates.easgd import easgd
+from algorithms.local_updates.fed_avg import fed_avg, fed_prox
+from algorithms.local_updates.fed_dyn import fed_dyn
+from algorithms.local_updates.fed_nova import fed_nova
+from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.noloco import noloco
+from algorithms.local_updates.post_local_sgd import post_local_sgd
+from algorithms.local_updates.scaffnew import scaffnew
 from algorithms.local_updates.scaffold import scaffold
 from algorithms.local_updates.sparse_loco import muloco, sparse_loco
 from algorithms.local_updates.sparta import sparta
@@ -81,6 +92,18 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
+    "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
+    "easgd": lambda optimizer, workers: easgd(optimizer, 2),
+    "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
+    "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
+    "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
+    "fed-adagrad": lambda optimizer, workers: fed_adagrad(optimizer, 4, 0.1),
+    "fed-yogi": lambda optimizer, workers: fed_yogi(optimizer, 4, 0.1),
+    "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
+    "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
+    "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
         optimizer, 4, chunked_top_k(4, 8, two_bit)
@@ -112,6 +135,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
+    "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
 Algorithm that uses the survey's default options.
@@ -149,14 +175,27 @@ __all__ = [
     "deepsqueeze",
     "delayed_diloco",
     "delays",
+    "demo",
+    "des_loc",
     "diloco",
+    "dion",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
+    "easgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",
     "extra",
+    "fed_adagrad",
+    "fed_adam",
+    "fed_avg",
+    "fed_avgm",
+    "fed_dyn",
+    "fed_nova",
+    "fed_opt",
+    "fed_prox",
+    "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
     "kimad",
@@ -169,6 +208,10 @@ __all__ = [
     "noloco",
     "on_ray",
     "parameter_server_sgd",
+    "post_local_sgd",
+    "powersgd",
+    "powersgd_momentum",
+    "scaffnew",
     "scaffold",
     "sgd",
     "slowmo",

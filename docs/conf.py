@@ -1,10 +1,12 @@
-"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the
+"""Configuration of the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the
 extra `docs` installed.
 """
 
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +23,65 @@ html_title = "dsgd"
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",
+    "sphinx_copybutton",
     "myst_nb",
     "docstrings",
     "links",
+    "objects",
 ]
-exclude_patterns = ["_build", "extensions"]
+exclude_patterns = ["_build", "extensions", "templates"]
 
-# 46 em of text next to two columns that fold away; formulas and tables scroll by themselves; light
+# autosummary writes one page for each object of these tables; pages of removed objects are deleted
+templates_path = ["templates"]
+GENERATED = DOCS / "reference/api/generated"
+TABLES = "".join(
+    page.read_text()
+    for page in DOCS.glob("reference/api/**/*.rst")
+    if page.parent != GENERATED
+)
+for page in GENERATED.glob("*.rst"):
+    if page.stem.removesuffix("-function") not in TABLES.split():
+        page.unlink()
+modules = re.findall(r"py:module:: (\S+)", TABLES)
+# innermost first
+autosummary_context = {"modules": sorted(modules, key=len, reverse=True)}
+# a class and a function whose names differ in case only would be the same file on some systems
+autosummary_filename_map = {
+    name: f"{name}-function"
+    for name in (
+        "algorithms.cannikin.learner",
+        "algorithms.dropcompute.simulated",
+        "algorithms.kimad.budget",
+        "dsgd.sweep",
+        "dsgd.workers.participation",
+    )
+}
+# the tables have full names; the language of cells is known only after they have run
+suppress_warnings = ["autosummary.import_cycle", "myst-nb.lexer"]
+
+# Text next to two columns that fold away; formulas and tables scroll by themselves; light
 # and dark
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["enlarge.js"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
+html_search_scorer = str(DOCS / "search.js")
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
-nb_execution_mode = "cache"  # a notebook that has not changed is not run again
+nb_execution_mode = "cache"  # notebooks that have not changed are not run again
+nb_merge_streams = True  # what a cell prints is one block
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook
@@ -60,8 +97,8 @@ OTHERS = (
     "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib "
     "collections concurrent fractions pathlib"
 )
-# what is documented elsewhere, where CI cannot look; names that only type checkers import; letters
-# of shapes
+# names of other libraries, whose documentation is not read; names that only type checkers import;
+# letters of shapes
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
     ("py:class", "History|Runs|Weights|Axes|Figure|'d'|'bytes'"),
@@ -72,8 +109,8 @@ NOTEBOOKS = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md")
 
 
 def copy_notebooks() -> None:
-    """Sphinx reads what lies below its own folder: the notebooks are copied there before each
-    build.
+    """Copies the notebooks into docs/ before each build, because Sphinx reads only files below its
+    own folder.
     """
     there = DOCS / "notebooks"
     shutil.rmtree(there, ignore_errors=True)
@@ -85,13 +122,29 @@ def copy_notebooks() -> None:
 
 
 def link_notebooks(app: Any, page: str, source: list[str]) -> None:
-    """Links to notebooks lead to their copies, which come below the page about them."""
+    """Makes links to notebooks lead to their copies, and lists the copies below the page about
+    them.
+    """
     source[0] = source[0].replace("](../../experiments/notebooks/", "](../notebooks/")
     if page == "tutorial/notebooks" and NOTEBOOKS:
-        names = "\n".join(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+        source[0] += contents(f"/notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
+
+
+def add_second_pages(app: Any, page: str, source: list[str]) -> None:
+    """In the contents, pages in the folder `x/` come below the page `x.md`, in the order of its
+    links to them.
+    """
+    links = re.findall(rf"\]\(({Path(page).name}/[^)#]+)\.md[)#]", source[0])
+    if links:
+        source[0] += contents(dict.fromkeys(links))
+
+
+def contents(pages: Iterable[str]) -> str:
+    """A hidden toctree of these pages."""
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
 
 def setup(app: Any) -> None:
     copy_notebooks()
     app.connect("source-read", link_notebooks)
+    app.connect("source-read", add_second_pages)

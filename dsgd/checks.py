@@ -57,14 +57,14 @@ def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     return int(value)
 
 
-def period(name: str, value: Any) -> Any:
-    """Returns a number of rounds: a positive Python int, or a traced value of a sweep, which is not
-    validated.
+def period(name: str, value: Any, least: int = 1) -> Any:
+    """Returns a number of rounds: a Python int from `least` to the largest int32, or a traced value
+    of a sweep, which is not validated.
 
     Raises:
         ValueError: if it is neither.
     """
-    return value if isinstance(value, Tracer) else positive_int(name, value)
+    return value if isinstance(value, Tracer) else _whole(name, value, least, 2**31 - 1)
 
 
 def within(name: str, value: Any, interval: str) -> Any:

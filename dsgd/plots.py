@@ -19,12 +19,14 @@ from dsgd.frames import Runs, single_points
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.sweeps import mean_and_error
 
-__all__ = ["COLOURS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
+__all__ = ["COLOURS", "MARKERS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Colours of Okabe and Ito, which people with any common colour blindness can distinguish."""
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
 """Line styles, used together with the colours."""
+MARKERS = ("", "o", "s", "D", "^", "v", "P", "X")
+"""Markers of the first eight lines, which have none, of the next eight, and so on."""
 
 _AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)
     "step": (1, "rounds"),
@@ -161,7 +163,8 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
     Args:
         axes: the axes to draw on.
         lines: (x `[records]`, y `[seeds, records]`) by method. The n-th method always has the n-th
-            colour and style. On a logarithmic x axis, records with x <= 0 are omitted.
+            colour and style, and from the ninth on a marker. On a logarithmic x axis, records with
+            x <= 0 are omitted.
 
     Raises:
         ValueError: if a line has other shapes.
@@ -177,7 +180,8 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
             continue
         x, (middle, error) = cost[on_axis], mean_and_error(y[:, on_axis])
         colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
-        axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
+        marker = {"marker": MARKERS[i // len(COLOURS) % len(MARKERS)], "markevery": 0.2}
+        axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label, **marker)
         axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)
 
 

@@ -34,13 +34,13 @@ class Args:
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
-    """Run with small budgets, which take a quarter of an hour on two cores instead of hours."""
+    """Run with small budgets: a quarter of an hour on two cores instead of hours."""
     docs: bool = False
     """Make the runs that docs/ shows, with their flags, and copy their figures and tables there.
     Use a machine on which nothing else runs.
     """
     only: tuple[str, ...] = ()
-    """Some of them, by name; by default all."""
+    """Names of the experiments to run; by default all."""
     out: Path = field(default=Path("results"))
     """Folder for index.html and one folder per experiment; with --quick in its folder quick, with
     --docs in docs.
@@ -49,9 +49,9 @@ class Args:
 
 def main(args: Args) -> None:
     if args.quick and args.docs:
-        raise ValueError("--quick and --docs: docs/ shows no sketches; expected one of the two")
+        raise ValueError("--quick and --docs: docs/ shows only full runs; pass one of the two")
     if args.docs and not catalogue.DOCS.is_dir():
-        raise ValueError(f"--docs: {Path.cwd()} has no docs/; expected the sources' folder")
+        raise ValueError(f"--docs: {Path.cwd()} has no docs/; run in the folder of the sources")
     known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
     commands.require_known("--only", args.only, known)
     outcomes: list[page.Outcome] = []

@@ -4,9 +4,9 @@ backup-worker SGD on one simulated cluster.
     python -m experiments.asynchrony --workers 16 --slow 2 --factor 10
 
 Shows the loss against updates and against seconds, without stragglers and with some workers that
-are several times slower. Each method has the step size of the grid with the smallest loss over the
-second half of the run. Also shows the staleness of the gradients, and the number of workers that
-saturate the server, beyond which additional workers only increase the staleness.
+are several times slower. Each method has the step size of the grid that has the smallest loss over
+the second half of the run. It also shows the staleness of the gradients, and the number of workers
+that saturate the server, beyond which additional workers only increase the staleness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dsgd import clusters, plots, problems, records
 from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 CLUSTERS = ("equal workers", "stragglers")
-FULL = 0.99  # of the highest rate: the server is saturated
+FULL = 0.99  # share of the highest rate of updates at which the server is saturated
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def main(args: Args) -> None:
         where: clusters.Cluster(compute[where], up=ports, latency=args.latency)
         for where in CLUSTERS
     }
-    for method in chosen.values():  # bad arguments are refused before the first run
+    for method in chosen.values():  # invalid arguments are reported before the first run
         dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
     cases = [Case(where, name) for where in CLUSTERS for name in chosen]
@@ -216,8 +216,8 @@ def timed(
 
 
 def measure_saturation(args: Args, bits: int) -> Saturation:
-    """One server with more and more equal workers, which all compute for the same time: the second
-    half of 40 gradients of each.
+    """Measures one server with an increasing number of equal workers, which all compute for the
+    same time, in the second half of 40 gradients of each.
     """
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
@@ -239,7 +239,8 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
             bits,
             gradients=40,
         )
-        # Whole laps: where the server is not saturated, its workers come in bursts.
+        # Average over whole laps, because the updates of a server that is not saturated come in
+        # bursts.
         rows.append(
             (
                 N,
@@ -266,12 +267,13 @@ def knee_of(full: Saturation) -> int:
 def tabulate(
     args: Args, where: str, tuned: Outcomes, stale: dict[str, np.ndarray], target: float
 ) -> Table:
-    """Cost to the target, one row a method."""
+    """Tabulates the cost to reach the target, one row per method."""
     table = tables.table(
-        f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}",
+        f"{where}: cost to reach loss {target:.2g}, {args.workers} workers, "
+        f"{statistics.runs(args.seeds)}",
         ("method", "step", "updates", "seconds", "updates/s", "staleness", "max"),
-        "*: at an edge of the grid of step sizes. -: not reached.\n"
-        "staleness: mean and largest, in updates, of a run of its own.",
+        "*: step size at an edge of the grid. -: not reached.\nstaleness: mean and largest, in "
+        "updates, from a separate run.",
     )
     for name in args.methods:
         if (case := Case(where, name)) not in tuned:
@@ -296,10 +298,10 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     """Tabulates how many workers saturate one server, and the effect of twice as many."""
     knee = knee_of(full)
     table = tables.table(
-        "one server with more and more equal workers",
+        "one server with an increasing number of equal workers",
         ("", "workers", "ports", "updates/s", "staleness"),
-        f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\n"
-        "ports, (2(l + r) + C) / (l + r) workers.",
+        f"saturated: {FULL:.0%} of the highest rate. ports: the number of workers\nthat keeps the "
+        "switch's ports busy, (2(l + r) + C) / (l + r).",
     )
     for name, workers, point in (
         ("saturated", knee, f"{saturation_point(args, bits):.1f}"),
@@ -320,25 +322,27 @@ def draw(
     bits: int,
     target: float,
 ) -> Figure:
-    """Draws the loss against updates and seconds and the staleness for each cluster, and below them
+    """Draws the loss against updates and seconds for each cluster, below them the staleness, and
     the server's saturation.
     """
-    sheet = Figure(figsize=(14, 12), layout="constrained")
-    above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
-    rows = plots.panels(above, 3, 2, sharey=False).reshape(2, 3)
-    for row, where in zip(rows, CLUSTERS, strict=True):
+    sheet = Figure(figsize=(figures.WIDTH, 13), layout="constrained")
+    above, middle, below = sheet.subfigures(3, 1, height_ratios=(2.3, 1, 1), squeeze=False)[:, 0]
+    rows = plots.panels(above, 2, 2, sharey=False).reshape(2, 2)
+    late = plots.panels(middle, 2)
+    for row, axes, where in zip(rows, late, CLUSTERS, strict=True):
         runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
-        for axes, cost, label in zip(
-            row, ("step", "clock"), ("updates", "simulated seconds"), strict=False
+        for panel, cost, label in zip(
+            row, ("step", "clock"), ("updates", "simulated seconds"), strict=True
         ):
             lines = {
                 name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"])
                 for name, history in runs.items()
             }
-            figures.losses(
-                axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)"
-            )
-        histogram(row[2], list(runs), stale[where])
+            figures.losses(panel, lines, target, xscale="log", xlabel=label)
+        row[0].set_ylabel(f"{where}: loss f(x)")
+        histogram(axes, list(runs), stale[where])
+        axes.set_title(where)
+    late[0].set_ylabel("share of updates")
     figures.legend(above, 4, rows[0, 0])
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     figures.title(
@@ -362,7 +366,7 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
             share = np.histogram(late, edges)[0] / late.size
             axes.stairs(share, edges, **figures.look(i, linewidth=1.8))
     axes.set(yscale="log", ylim=(1e-4, 1))
-    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", "share of updates", log="x")
+    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", log="x")
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
@@ -373,7 +377,7 @@ def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     labels = ("updates per second", "mean staleness, in updates")
     for axes, values, label in zip(panels, full[1:], labels, strict=True):
         axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
-        words = f"(2(l + r) + C) / (l + r) = {point:.1f} workers"
+        words = f"(2(l + r) + C) / (l + r) = {point:.1f}"
         axes.axvline(point, color=mark, linestyle="--", label=words)
         at_knee = values[full.workers == knee]
         words = f"saturated from {knee} on"

@@ -1,5 +1,5 @@
-"""The cost of partial participation and of message loss: loss against rounds and seconds as the
-share of participating workers, or of delivered messages, falls from 1 to 0.3.
+"""The cost of partial participation and of message loss: loss against rounds, and seconds to a
+target, as the share of participating workers, or of delivered messages, falls from 1 to 0.3.
 
     python -m experiments.availability --shares 1.0 0.5 0.1
 
@@ -13,7 +13,7 @@ over the second half of the run. Workers' data differ by label.
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,13 @@ import topologies
 from dsgd import clusters, plots
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-WHAT = {"present": "workers present", "delivered": "messages delivered"}
-SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
-COSTS = ("rounds", "simulated seconds")
+WHAT = {"present": "participating workers", "delivered": "delivered messages"}
+SLACK = 1.5  # target: this factor times the highest final loss of any method at the largest share
 
 
 @dataclass(frozen=True)
 class Args(commands.Data, commands.Switch, commands.Common):
-    """Compares methods with missing workers or messages."""
+    """Compares methods under partial participation and message loss."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that participate, and of messages that are delivered."""
@@ -61,7 +60,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
 
 
 class Case(NamedTuple):
-    """A method of which this share of workers is present, or of messages is delivered."""
+    """A method with this share of participating workers, or of delivered messages."""
 
     method: str
     what: str
@@ -86,11 +85,11 @@ def main(args: Args) -> None:
     by_case = {case: make_cluster(args, case) for case in cases}
     by_name = {cluster.name: cluster for cluster in by_case.values()}
 
-    @functools.cache  # both kinds of cases are the same at a share of 1
+    @functools.cache  # at a share of 1 both kinds of cases are the same
     def tune(method: str, cluster: str) -> tuning.Tuned | None:
         found = tuning.tune(args, methods[method], problem, cluster=by_name[cluster])
         if found:
-            found.history.pop("present", None)  # the same columns for all cases
+            found.history.pop("present", None)  # gives all cases the same columns
         return found
 
     commands.begin(args)
@@ -160,19 +159,17 @@ def losses(args: Args, found: Outcomes) -> Table:
 
     what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
-    return tabulate(
-        found, cell, title, "*: the best step size is at an edge of the grid. -: diverged."
-    )
+    return tabulate(found, cell, title, "*: step size at an edge of the grid. -: diverged.")
 
 
 def seconds(args: Args, found: Outcomes) -> Table:
-    """How long each takes to the target."""
+    """Returns the seconds of each case to the target."""
     goal = target(found)
     return tabulate(
         found,
         lambda one: statistics.cost_to(one.history, goal)[-1],
         f"seconds to loss {goal:.3g}",
-        f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the "
+        f"-: not reached. Target: {SLACK:g} times the highest\nfinal loss of any method in the "
         "first row.",
     )
 
@@ -195,31 +192,34 @@ def tabulate(
 
 
 def draw(args: Args, found: Outcomes) -> Figure:
-    """Draws a column for each method, a row for each kind of absence and cost, and a line for each
-    share.
+    """Draws the loss against rounds: a panel for each kind of absence and each method, with a line
+    for each share.
     """
     methods = list(dict.fromkeys(case.method for case in found))
     shares = sorted({case.share for case in found}, reverse=True)
-    sheet, panels = plots.figure(
-        len(methods), len(WHAT) * len(COSTS), width=3, height=11 / (len(WHAT) * len(COSTS))
-    )
-    panels = panels.reshape(-1, len(methods))
-    for row, (what, label) in zip(panels, itertools.product(WHAT, COSTS), strict=True):
-        for name, axes in zip(methods, row, strict=True):
+    columns = min(3, len(methods))
+    rows = math.ceil(len(methods) / columns)
+    sheet = Figure(figsize=(figures.WIDTH, 2.3 * len(WHAT) * rows + 1), layout="constrained")
+    parts = sheet.subfigures(len(WHAT), 1, squeeze=False)[:, 0]
+    for part, (what, label) in zip(parts, WHAT.items(), strict=True):
+        panels = plots.panels(part, columns, rows)
+        for name, axes in zip(methods, panels, strict=False):
             cases = (Case(name, what, share) for share in shares)
-            lines = {
-                f"{case.share:.0%}": (
-                    statistics.COSTS[label](found[case].history),
-                    found[case].history["loss"],
-                )
-                for case in cases
-                if case in found
+            histories = {
+                f"{case.share:.0%}": found[case].history for case in cases if case in found
             }
-            figures.losses(axes, lines, xlabel=label)
-        row[0].set_ylabel(f"share of {WHAT[what]}:\nloss f(mean x)")
-    for name, axes in zip(methods, panels[0], strict=True):
-        axes.set_title(name)
-    figures.legend(sheet, len(shares), panels[0, 0])
+            lines = {
+                share: (history["step"].astype(float), history["loss"])
+                for share, history in histories.items()
+            }
+            figures.losses(axes, lines, title=name)
+        for axes in panels[len(methods) :]:
+            axes.set_axis_off()
+        for axes in panels[max(0, len(methods) - columns) : len(methods)]:
+            axes.set_xlabel("rounds")
+        for axes in panels[::columns]:
+            axes.set_ylabel("loss f(mean x)")
+        figures.legend(part, len(shares), panels[0], title=f"share of {label}")
     what = (
         f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
     )

@@ -68,7 +68,7 @@ class Args(commands.Flags):
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3)
     """Candidate step sizes of Kimad and of the fixed ratios."""
     seconds: commands.Positive = 20.0
-    """Of each training over links whose rate changes."""
+    """Seconds of each training run over links whose rate changes."""
     out: Path = Path("results/calibrate")
     """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad,
     kimad.csv and kimad.png.
@@ -96,15 +96,15 @@ def check(args: Args) -> None:
         if len(given) < least or sorted(set(given)) != list(given):
             raise ValueError(
                 f"--{name} {' '.join(map(str, given))}: expected at least {least} whole "
-                f"number{'s' * (least > 1)}, rising"
+                f"number{'s' * (least > 1)}, increasing"
             )
     for name, collective in measuring.COLLECTIVES.items():
         if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
             least = measuring.ELEMENT * args.processes / collective.own(args.processes)
             given = " ".join(map(str, args.sizes))
             raise ValueError(
-                f"--sizes {given}: all the same to {name}, whose vectors are multiples of "
-                f"{least:g} bytes; expected others"
+                f"--sizes {given}: all round to the same size for {name}, whose vectors are "
+                f"multiples of {least:g} bytes; expected at least two different sizes"
             )
 
 
@@ -117,8 +117,8 @@ def parse(shape: str, period: float) -> links.Rate:
             if number != text and number.replace(".", "", 1).isdecimal() and float(number) > 0:
                 return bits * float(number)
         raise ValueError(
-            f"--shape {shape}: {text!r} is no rate; expected a number and one of "
-            f"{', '.join(UNITS)}, as 30mbit or 30mbit:10mbit"
+            f"--shape {shape}: {text!r} is not a rate; expected a number and one of "
+            f"{', '.join(UNITS)}, for example 30mbit or 30mbit:10mbit"
         )
 
     return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)
@@ -136,7 +136,7 @@ def over_processes(
 
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
-    """Collectives and rounds."""
+    """Measures collectives and rounds."""
     methods = len(measuring.METHODS)
     what = f"{args.processes} processes: collectives, and rounds of {methods} methods"
     work = measuring.tasks(args.widths, args.processes, args.batch_size)
@@ -196,7 +196,7 @@ def write(args: Args, result: switch.Calibration) -> None:
 
 
 def train(args: Args, rate: links.Rate) -> None:
-    """Kimad, and fixed ratios, over links whose rate changes."""
+    """Trains Kimad and fixed ratios over links whose rate changes."""
     setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
     function = partial(kimad_links.train, setting, kimad_links.task(setting), rate)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
@@ -205,9 +205,7 @@ def train(args: Args, rate: links.Rate) -> None:
         runs = over_processes(args, rate, args.processes + 1, function, free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
-    table = kimad_links.tabulate(
-        setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s"
-    )
+    table = kimad_links.tabulate(setting, best, f"links of {args.shape}, period {args.period:g} s")
     commands.finish(
         args, {"kimad": kimad_links.draw(setting, rate, best)}, {"kimad-methods": table}
     )

@@ -28,13 +28,13 @@ from experiments.cannikin.driving import Noise, Overhead, Settled
 from experiments.shared import commands
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
-DIMENSION = 6  # of the problem that it trains
-CANDIDATES = 100  # total batches, of the overhead
+DIMENSION = 6  # of the problem that is trained
+CANDIDATES = 100  # number of total batches for the overhead
 
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Computes shortest batch times on unequal machines."""
+    """Computes the shortest batch times on heterogeneous machines."""
 
     epochs: commands.Count = 20
     """Number of epochs of figure 9."""
@@ -43,8 +43,7 @@ class Args(commands.Common):
     noise: commands.NotNegative = 0.05
     """nu, the noise of the nodes' measurements, t e^(nu z)."""
     first_noises: tuple[commands.NotNegative, ...] = (0.05, 0.2, 0.5, 1.0)
-    """nu of the first bucket's time on the P4000, for prediction errors; otherwise --noise is used.
-    """
+    """nu of the first bucket's time on the P4000, for prediction errors; by default --noise."""
     totals: commands.Several = 8
     """Total batches of figure 10."""
     worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
@@ -54,7 +53,7 @@ class Args(commands.Common):
     repeats: commands.Count = 5
     """Number of repetitions of the overhead measurement."""
     seeds: commands.Count = 5
-    """Independent noises."""
+    """Number of independent draws of the noise."""
     out: Path = Path("results/cannikin_optperf")
     """Folder for config.json, epochs.csv, batch_time.csv and the figures."""
 
@@ -86,7 +85,8 @@ def main(args: Args) -> None:
     sheets = {
         "epochs": optperf_results.figure_9(epochs, optperf, args.noise),
         "batch_time": optperf_results.figure_10(found),
-        "studies": optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD),
+        "studies": optperf_results.studies(errors, gains, args.noise, WORKLOAD),
+        "overhead": optperf_results.overhead(overheads),
     }
     summary = optperf_results.summary(epochs, optperf, found, errors, shares)
     commands.finish(args, sheets, {"summary": summary, "gains": optperf_results.gains(found)})

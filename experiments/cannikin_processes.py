@@ -33,12 +33,13 @@ from dsgd import plots, problems, records
 from experiments.cannikin import competitors
 from experiments.shared import commands, figures, statistics, tables
 
-# epoch of equal parts that does not count: the first rounds of processes take longer than all later
+# epoch of equal parts that is not counted: the first rounds of processes take longer than all later
 # ones
 WARM = 1
-LEARNED = 2  # epochs from which the first model is learned: of equal parts, and of equation 8's
+# epochs from which the first model is learned: one with equal parts and one with equation 8's
+LEARNED = 2
 Part = Annotated[float, commands.Bound("shares above 0, below 1", lambda number: 0 < number < 1)]
-_SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
+_SMALLEST = 0.02  # smallest share of the first process in the drawn curve of splits
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Args(commands.Flags):
     width: commands.Count = 1000
     """Width of both hidden layers of the network; a larger one makes samples slower."""
     learning_rate: commands.Positive = 0.1
-    """Of SGD."""
+    """Step size of SGD."""
     out: Path = Path("results/cannikin_processes")
     """Folder for config.json, epochs.csv and figure.png."""
 
@@ -100,14 +101,14 @@ def check(args: Args) -> None:
     """Raises a ValueError if the arguments cannot be run, or leave nothing to compare."""
     if len(args.competitors) < 2:
         raise ValueError(
-            f"--competitors {args.competitors}: expected two numbers or more, one a process"
+            f"--competitors {args.competitors}: expected at least two numbers, one for each process"
         )
     if not 0 <= args.nice <= 19:
         raise ValueError(f"--nice {args.nice}: expected 0 to 19")
     least = 2 * args.piece * len(args.competitors)
     if args.total < least:
         raise ValueError(
-            f"--total {args.total}: expected {least} or more, two pieces for each process"
+            f"--total {args.total}: expected at least {least}, two pieces for each process"
         )
     competitors.cores()
 
@@ -205,7 +206,7 @@ def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
     return [each[i] for _ in range(args.passes) for i in rng.permutation(len(each))]
 
 
-# --- What is learned from it.
+# --- The models learned from the measurements.
 
 
 def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
@@ -218,8 +219,8 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
     model = known.model()
     if model is None:
         raise ValueError(
-            "the model needs two sizes of each process; expected more samples (--total), or other "
-            "splits (--shares)"
+            "the model needs two batch sizes of each process; expected more samples (--total), or "
+            "other splits (--shares)"
         )
     return model
 
@@ -241,8 +242,8 @@ class Judged(NamedTuple):
 
 
 def judge(trials: Sequence[Trial]) -> list[Judged]:
-    """Returns all splits of the tour, in the order of their first measurement. Of these, the first
-    model was learned only from equal parts.
+    """Returns all splits of the tour, in the order of their first measurement. The first model was
+    learned only from equal parts.
     """
     early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
     found = []
@@ -258,8 +259,8 @@ def judge(trials: Sequence[Trial]) -> list[Judged]:
 
 
 def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of the first process, and seconds of a round in which the others share the
-    rest equally.
+    """Returns a curve of splits: shares of the first process, and seconds of a round in which the
+    others share the rest equally.
     """
     shares, N = np.linspace(_SMALLEST, 1 - _SMALLEST, 200), model.nodes
     parts = np.column_stack([shares, *(N - 1) * [(1 - shares) / (N - 1)]])
@@ -285,8 +286,8 @@ def write(path: Path, trials: list[Trial]) -> None:
     records.write_rows(path, heading, rows())
 
 
-def who(args: Args) -> str:
-    """The processes, for titles."""
+def described(args: Args) -> str:
+    """Describes the processes, for titles."""
     others = ", ".join(map(str, args.competitors))
     return f"{len(args.competitors)} processes; others on their cores: {others}"
 
@@ -307,12 +308,11 @@ def best_of(trials: list[Trial]) -> np.ndarray:
 def tabulate(args: Args, judged: list[Judged]) -> Table:
     """Tabulates the splits with measured and predicted times."""
     table = tables.table(
-        f"{who(args)},\n{args.total} samples a round",
+        f"{described(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
-        f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half its 95 % "
-        "interval.\n"
-        "Expected by the model of the first two epochs (of equal parts, and of\nequation 8), and "
-        "by that of all epochs with other splits.",
+        f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half-width of "
+        "its 95 % interval.\nPredicted by the model of the first two epochs (with equal parts, "
+        "and with\nequation 8), and by the model of all epochs with other splits.",
     )
     for each in judged:
         errors = (f"{100 * error:+.1f}" for error in each.errors())
@@ -334,7 +334,7 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
     table = tables.table(
         "OptPerf compared with equal parts",
         ("", "expected", "measured"),
-        "± half the 95 % interval over passes.",
+        "± half-width of the 95 % interval over passes.",
     )
     for name in ("equal parts", "OptPerf"):
         if name in of:
@@ -353,7 +353,7 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
     """Tabulates the parameters of each process learned from all epochs."""
     model = learned(trials)
     table = tables.table(
-        "the model of all epochs",
+        "model of all epochs",
         ("process", "others", "q, us", "s, ms", "k, us", "m, ms"),
         "a = q b + s before the backward pass, P = k b + m in it; T_comm "
         f"{1e3 * (model.t_overlap + model.t_last):.1f} ms.",
@@ -366,7 +366,7 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
 
 
 def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
-    """Seconds of a round over the split, and of each process over its samples."""
+    """Draws the seconds of a round against the split, and of each process against its samples."""
     sheet, (splits, each) = plots.figure(2, width=5.5, height=4.2, sharey=False)
     draw_splits(args, splits, trials, judged)
     model, hollow = learned(trials[:LEARNED]), {"markersize": 7, "markerfacecolor": "none"}
@@ -380,11 +380,11 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
         ends = np.array([0, sizes.max()])
         line = 1e3 * ((model.q[n] + model.k[n]) * ends + model.s[n] + model.m[n])
         each.plot(ends, line, color=colour, linewidth=1.2)
-    each.plot([], [], "ks", label="the first two epochs, and their line", **hollow)
+    each.plot([], [], "ks", label="the first two epochs, and their fit", **hollow)
     each.set(xlim=(0, None), ylim=(0, None))
-    x, y = "samples of the process", "ms that it computes in a round"
+    x, y = "samples of the process", "ms of computation in a round"
     figures.describe(each, x, y, legend=True)
-    figures.title(sheet, f"{who(args)}, {args.total} samples a round")
+    figures.title(sheet, f"{described(args)}, {args.total} samples a round")
     return sheet
 
 
@@ -398,7 +398,7 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
         axes.plot(100 * shares, 1e3 * seconds, label=f"model of {words} epochs", **look)
     blue, red, green = plots.COLOURS[:3]
     colours = {"": blue, "equal parts": red, "OptPerf": green}
-    # those with a name are on top
+    # named splits are drawn on top
     for each in sorted(judged, key=lambda each: name_of(each, trials)):
         name = name_of(each, trials)
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured

@@ -28,7 +28,7 @@ from experiments.shared import commands, tables, tuning
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Compares systems that divide a batch among machines."""
+    """Compares systems that split a batch among machines."""
 
     problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
     """Task: digits with a CNN, or with an MLP and SGD or Adam; a text; cifar-10 with a ResNet-18,
@@ -40,8 +40,8 @@ class Args(commands.Common):
     cluster: Literal["A", "B", "C"] = "B"
     """Cluster of the paper: A, B and C have 3, 16 and 16 nodes."""
     target: commands.Positive | None = None
-    """Quality to be reached, of all problems: accuracy, or bits per byte; by default each
-    problem's own.
+    """Quality to be reached, accuracy or bits per byte, for all problems; by default the one of
+    each problem.
     """
     epochs: commands.Count = 100
     """Maximal number of epochs."""

@@ -11,7 +11,6 @@ asynchronous method is one gradient.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,16 @@ import dsgd
 from dsgd import clusters, plots, problems
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-# some methods of each family
+# some methods of each folder of `algorithms`
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
-BLUE, RED, GREEN = plots.COLOURS[:3]
-FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
-LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
-# default data and partition; those of the language model
+FAMILIES = {  # folders of `algorithms`, and the line style of each
+    "synchronous": "-",
+    "local_updates": (0, (8, 2)),
+    "asynchronous": ":",
+    "compressed": "--",
+    "decentralized": "-.",
+}
+# default data and partition of most models; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
@@ -81,7 +84,7 @@ class Args(commands.Switch, commands.Common):
 
 def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
-    # a wrong name is refused before the first run
+    # an unknown name is reported before the first run
     names = {
         name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
     }
@@ -136,8 +139,8 @@ def tune(
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """Returns the highest of the methods' mean losses over the last tenth that fewer than half of
-    them reach by their first record; the lowest if there is none.
+    """Returns the default target: the highest mean loss over the last tenth of a run that fewer
+    than half of the methods reach by their first record; the lowest if there is none.
 
     Rounded up to two digits.
     """
@@ -159,21 +162,20 @@ def _rounded_up(loss: float) -> float:
 def tabulate(
     args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
 ) -> Table:
-    """Cost to the target, and how good the model is on held-out data at the end, one row a
-    method.
+    """Tabulates the cost to the target, and the quality of the model on held-out data at the end,
+    one row per method.
     """
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
     caption = (
-        "*: at an edge of the grid. Mbit: sent and received per worker.\n"
-        "sgd, asgd: a round is one gradient. -: not reached."
+        "*: step size at an edge of the grid. Mbit: sent and received per worker.\nFor sgd and "
+        "asgd one round is one gradient. -: not reached."
     )
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
     if left_out := [name for name in args.methods if name not in outcomes]:
-        caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
+        caption += f"\nOmitted, because every step size diverged: {', '.join(left_out)}."
     table = tables.table(
-        f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
-        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
-        f"{statistics.runs(args.seeds)}",
+        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\nlatency "
+        f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}",
         ("method", "step size", "rounds", "Mbit", "seconds", quality),
         caption,
     )
@@ -193,35 +195,33 @@ def held_out(history: dict[str, np.ndarray]) -> str:
 def draw(
     args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
 ) -> Figure:
-    """Draws loss against rounds, bits and seconds, in the colours of the families; no wider than a
-    page shows it.
+    """Draws loss against rounds, bits and seconds: each method in its own colour, in the line style
+    of its folder.
     """
-    sheet, panels = plots.figure(3, width=3.0, height=4.2)
+    sheet, panels = plots.figure(3, width=figures.WIDTH / 3, height=4.4)
     families = {name: family(name, args.workers) for name in histories}
-    styles = {name: itertools.cycle(plots.STYLES) for name in FAMILIES}
-    looks = {
-        name: {"color": FAMILIES[families[name]], "linestyle": next(styles[families[name]])}
-        for name in histories
-    }
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
-        for name, history in histories.items():
+        for i, (name, history) in enumerate(histories.items()):
             x, best = cost(history)[1:], np.minimum.accumulate(history["loss"].mean(axis=0))[1:]
-            if x.any():  # what costs nothing has no place on a logarithmic axis
-                axes.plot(x, best, linewidth=1.8, label=name, **looks[name])
+            if x.any():  # a quantity that is always 0 is omitted from a logarithmic axis
+                axes.plot(
+                    x,
+                    best,
+                    linewidth=1.8,
+                    label=name,
+                    color=plots.COLOURS[i % len(plots.COLOURS)],
+                    linestyle=FAMILIES[families[name]],
+                    marker=plots.MARKERS[i // len(plots.COLOURS)],
+                    markevery=0.2,
+                )
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
     plots.plain_log(panels[0].yaxis)
-    for axes in panels:  # their scales are known only now
-        name_ends(axes)
-    handles = [
-        Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name)
-        for name in dict.fromkeys(families.values())
-    ]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    name_families(sheet, panels[0], families)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
     figures.title(
         sheet,
@@ -237,31 +237,35 @@ def family(name: str, workers: int) -> str:
     return getattr(algorithms, factory).__module__.split(".")[1]
 
 
-def name_ends(axes: Axes) -> None:
-    """Writes the lines' names in a column right of the panel, each joined to its line's end, at
-    least `LABEL_HEIGHT` apart.
+def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:
+    """Adds a legend below the panels with a column for each family, headed by its name.
+
+    Args:
+        sheet: the figure.
+        panel: a panel with a line for each method.
+        families: family of each method.
     """
-    to_panel = axes.transData + axes.transAxes.inverted()
-    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    ends = [(tuple(np.asarray(line.get_xydata())[-1]), line) for line in lines]
-    last = -math.inf
-    for end, line in sorted(ends, key=lambda pair: float(pair[0][1])):
-        last = max(float(to_panel.transform(end)[1]), last + LABEL_HEIGHT)
-        colour = line.get_color()
-        axes.annotate(
-            str(line.get_label()),
-            end,
-            (1.04, last),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=9,
-            color=colour,
-            arrowprops={
-                "arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0,
-                "shrinkB": 0,
-            },
-            annotation_clip=False,
-        )  # fmt: skip
+    lines = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    groups = {
+        name: [lines[method] for method in lines if families[method] == name] for name in FAMILIES
+    }
+    shown = {name: group for name, group in groups.items() if group}
+    longest = max(map(len, shown.values()))
+    columns = [
+        [Line2D([], [], linestyle="", label=name.replace("_", " ")), *group]
+        + [Line2D([], [], linestyle="", label=" ")] * (longest - len(group))
+        for name, group in shown.items()
+    ]
+    legend = sheet.legend(
+        handles=[handle for column in columns for handle in column],
+        loc="outside lower center",
+        ncols=len(columns),
+        handlelength=2.5,
+        columnspacing=1.2,
+        frameon=False,
+    )
+    for text in legend.get_texts()[:: longest + 1]:
+        text.set_fontweight("bold")
 
 
 if __name__ == "__main__":

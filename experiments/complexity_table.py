@@ -54,10 +54,10 @@ class Args(commands.Switch):
 
 
 WORKERS = 4
-NOISE = 0.2  # sigma of each worker's gradient
+NOISE = 0.2  # sigma, of each worker's gradient
 HETEROGENEITY = 1.0
 COMPRESSION = 0.5  # sigma'
-TOLERANCE = 1 / 500  # of a measured number of iterations
+TOLERANCE = 1 / 500  # relative error of a measured number of iterations
 
 
 class Entry(NamedTuple):
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
     Args:
         order: corrected.
-        misprint: the printed form of the last term; empty if the row is right.
+        misprint: the last term as printed; empty if the row is correct.
     """
 
     order: str
@@ -124,7 +124,7 @@ def check(args: Args) -> None:
     falling = all(a > b for a, b in itertools.pairwise((math.inf, *args.epsilons, 0.0)))
     if len(args.epsilons) < 2 or not falling:
         raise ValueError(
-            f"epsilons = {args.epsilons}: expected at least 2 positive numbers, falling"
+            f"epsilons = {args.epsilons}: expected at least 2 decreasing positive numbers"
         )
 
 
@@ -153,14 +153,16 @@ def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
 
     @cache
     def average(T: int) -> float:
-        # few lengths: few programs
+        # few lengths, so that few programs are compiled
         return float(method.averages([T], longest=8 ** max(3, math.ceil(math.log(T, 8))))[0])
 
     return [_least(average, epsilon, method.rate.iterations(epsilon)) for epsilon in epsilons]
 
 
 def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
-    """Finds it by doubling up to the number that the theorem guarantees, then by bisection."""
+    """Returns the smallest T, found by doubling up to the number that the theorem guarantees, then
+    by bisection.
+    """
     high, low = 1, 0
     while high < enough and average(high) > epsilon:
         high, low = min(2 * high, enough), high
@@ -185,11 +187,11 @@ def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
 
 
 def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
-    """The survey's column of iterations, corrected, beside the powers that were found."""
+    """Tabulates the survey's iterations, corrected, next to the measured powers of 1 / epsilon."""
     table = tables.table(
         "iterations to reach ε, up to constants",
         ("method", "order", "misprint", "predicted", "measured"),
-        "misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε "
+        "misprint: the last term as printed in the survey.\npredicted, measured: power of 1/ε "
         f"from ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}.",
         left=3,
     )
@@ -205,8 +207,8 @@ def iterations(
     """Tabulates predicted and measured iterations, and their ratio."""
     caption = (
         f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = "
-        f"{COMPRESSION:g}, τ = {WORKERS - 1}.\n"
-        "DSGD: on a ring. SGD and ASGD ask one worker\nat a time: their variance is σ² + ς²."
+        f"{COMPRESSION:g}, τ = {WORKERS - 1}.\nDSGD: on a ring. SGD and ASGD use the gradient of\n"
+        "one worker at a time: their variance is σ² + ς²."
     )
     table = tables.table(
         "iterations to reach ε",
@@ -221,7 +223,7 @@ def iterations(
 
 
 def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
-    """Iterations against 1 / epsilon: measured solid, predicted dashed."""
+    """Draws iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet, (axes,) = plots.figure(1, width=9.6, height=5.8)
     x = 1 / np.array(args.epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")

@@ -12,10 +12,11 @@ loss over the second half of the run.
 
 from __future__ import annotations
 
-# a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+# The script was run by its path. Then JAX would find this file as Python 3.14's module
+# `compression`.
 if __name__ == "compression":
     raise ImportError(
-        "experiments/compression.py is no module of Python's: run scripts as python -m "
+        "experiments/compression.py is not a module of Python; run commands as python -m "
         "experiments.<name>"
     )
 
@@ -90,7 +91,7 @@ class Args(commands.Data, commands.Common):
 
 
 class Case(NamedTuple):
-    """One run of the comparison."""
+    """A compressor with or without memory on one problem."""
 
     model: str
     partition: str
@@ -205,8 +206,9 @@ def tabulate(
             "with\nmemory",
             "pays <\nMbit/s",
         ),
-        "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
-        "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged.",
+        "ratio: bits of an uncompressed round / bits. pays <: the bandwidth below which it is\n"
+        "faster, without memory. †: scaled by 1/(1 + omega). *: step size at an edge of the "
+        "grid.\n-: diverged.",
     )
     for name in args.compressors:
         bits = compressors.mean_bits(COMPRESSORS[name], part) / part
@@ -304,7 +306,9 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
 
 
 def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds or megabits, and loss; an invisible line if it diverged, which keeps its colour."""
+    """Returns rounds or megabits, and losses; an invisible line if it diverged, which keeps its
+    colour.
+    """
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
     return statistics.COSTS[what](outcome.history), outcome.history["loss"]

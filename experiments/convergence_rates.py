@@ -80,7 +80,7 @@ class Args(commands.Common):
     staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""
     fixed_steps: commands.Count = 2**12
-    """T where N or tau vary."""
+    """T of the panels in which N or tau varies."""
     seeds: commands.Several = 32
     """Independent runs."""
     out: Path = Path("results/convergence_rates")
@@ -94,7 +94,7 @@ def main(args: Args) -> None:
     terms: list[Term] = []
     with commands.kept(write_terms, args.out / "rates.csv", terms):
         for measure in tables.bar(work, "convergence rates", args.progress):
-            terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
+            terms.append(measure())  # noqa: PERF401 - an interrupted run keeps finished terms
     slopes = [describe(term, args.seed) for term in terms]
     records.write_rows(
         args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes]
@@ -114,7 +114,8 @@ def check(args: Args) -> None:
             b <= a for a, b in zip((lowest - 1, *values), values, strict=False)
         ):
             raise ValueError(
-                f"{name} = {values}: expected at least {least} numbers, rising, from {lowest} on"
+                f"{name} = {values}: expected at least {least} increasing numbers, at least "
+                f"{lowest}"
             )
     if args.fixed_steps <= 2 * max(args.staleness):
         raise ValueError(
@@ -124,7 +125,7 @@ def check(args: Args) -> None:
 
 
 def write_terms(path: Path, terms: Sequence[Term]) -> None:
-    """Writes one row per point, of the exact line or of runs."""
+    """Writes one row per point, of the exact averages or of runs."""
     found: list[list] = []
     for term in terms:
         if term.exact is not None:
@@ -185,10 +186,9 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
 def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
     """Tabulates one row per method and term."""
     caption = (
-        "predicted: as T, N or tau grow. bound: of the theorem's right side, all terms.\n"
-        f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: "
-        "nothing is random,\n"
-        "or all is exact. worst: largest measured / bound (± standard error of runs)."
+        "predicted: as T, N or tau increases. bound: slope of the theorem's right side.\nruns: "
+        f"{args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: nothing is "
+        "random,\nor only exact averages. worst: largest measured / bound (± standard error)."
     )
     table = tables.table(
         "slopes on log-log axes",
@@ -218,7 +218,7 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
 
 
 def draw(args: Args, terms: Sequence[Term]) -> Figure:
-    """One panel a term of the rates; the legend has the place of the sixth."""
+    """Draws one panel per term of the rates; the legend takes the place of a sixth panel."""
     sheet, panels = plots.figure(3, 2, width=4.4, height=4, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]

@@ -30,13 +30,13 @@ from dsgd import plots, problems, records
 from experiments.dropcompute.noises import ALPHA, MOST
 from experiments.shared import commands, figures, statistics, tables
 
-TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
+TRIAL = 6  # steps in which a micro-batch is timed; the first is not counted
 History = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Args(commands.Flags):
-    """Measures DropCompute in real processes of this machine."""
+    """Measures DropCompute in real processes on this machine."""
 
     processes: commands.Count = 2
     """N, number of processes, one per worker; more than the machine has cores slow each other down.
@@ -56,7 +56,7 @@ class Args(commands.Flags):
     learning_rate: commands.Positive = 0.1
     """Step size of SGD."""
     width: commands.Count = 2048
-    """Of the network's hidden layer: the more, the longer a micro-batch takes."""
+    """Width of the network's hidden layer; a larger one makes micro-batches slower."""
     out: Path = Path("results/dropcompute_processes")
     """Folder for config.json, steps.csv and figure.png."""
 
@@ -64,7 +64,7 @@ class Args(commands.Flags):
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    what = f"{args.processes} processes, {args.steps} steps without and as many with DropCompute"
+    what = f"{args.processes} processes, {args.steps} steps each without and with DropCompute"
     with commands.waiting(args, what):
         pair = dsgd.run_local_processes(
             args.processes, partial(_train_twice, args), timeout=math.inf
@@ -207,8 +207,8 @@ def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
 
 
 class Race(NamedTuple):
-    """The race to the loss that both runs reach, which is the larger of their final losses: steps
-    and seconds, without and with the threshold; and both losses at the time at which the first run
+    """Comparison at the loss that both runs reach, the larger of their final losses: steps and
+    seconds, without and with the threshold; and both losses at the time at which the first run
     ends.
     """
 
@@ -220,7 +220,7 @@ class Race(NamedTuple):
 
 
 def race(args: Args, pair: Pair) -> Race:
-    """Returns the race; losses are means over the last twentieth of the steps, at least one."""
+    """Returns the comparison; losses are means over a twentieth of the steps, at least one."""
     runs = pair.histories().values()
     smooth, clocks = (
         [smoothed(run["loss"], args.steps) for run in runs],
@@ -239,7 +239,9 @@ def race(args: Args, pair: Pair) -> Race:
 
 
 def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
-    """Means over each step and those before it, a twentieth of all steps or fewer, `[steps]`."""
+    """Returns the means over each step and those before it, a twentieth of all steps or fewer,
+    `[steps]`.
+    """
     ones = np.ones(max(1, steps // 20))
     sums, counts = (np.convolve(each, ones)[: len(loss)] for each in (loss, np.ones(len(loss))))
     return sums / counts
@@ -286,10 +288,9 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
         f"{tau:.4g} ms",
         ("", "planned", "hindsight", "measured"),
         f"planned: from the {args.rounds} steps before the threshold.\nhindsight: from the steps "
-        "after them in the run without,\n"
-        "at the same threshold. measured: the same steps, on the clock,\n± half the 95 % interval "
-        "over steps. Paper's S_eff: 1.18, 162\n"
-        "workers, with stragglers; 1.05, 196 workers, a tuned system.",
+        "after them in the run without threshold,\nat the same threshold. measured: the same "
+        "steps by the clock,\n± half-width of the 95 % interval over steps. Paper's S_eff: 1.18, "
+        "162\nworkers, with stragglers; 1.05, 196 workers, a tuned system.",
     )
     rows = {
         "without": ("step without, ms", 1e3, 1),
@@ -306,7 +307,7 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
                 np.isnan(pair.with_threshold["latencies"][args.rounds :]).mean(axis=(0, 2))
             ):
                 table.add_row(
-                    f"  by process {n}{', the slow one' * (n == args.slow)}",
+                    f"  by process {n}{', the slow process' * (n == args.slow)}",
                     "",
                     "",
                     f"{100 * share:.1f}",
@@ -317,10 +318,10 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
 def tabulate_race(race: Race) -> Table:
     """Tabulates steps and seconds to the same loss, and losses at the same time."""
     table = tables.table(
-        "to the same loss",
+        "cost to reach the same loss",
         ("", "without", "with", "change", "paper"),
-        "The first steps, in which it measures, count, too.\nPaper: figure 5, 64 workers, B.1's "
-        "delays alone.",
+        "The first steps, in which times are measured, are included.\nPaper: figure 5, 64 "
+        "workers, B.1's delays only.",
     )
     for words, (before, after), digits, paper in (
         (f"steps to {race.loss:.3g}", race.steps, 0, "+3 %"),
@@ -338,7 +339,7 @@ def tabulate_race(race: Race) -> Table:
 
 
 def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
-    """Seconds of steps, one after the other and in order of length, and the loss over seconds."""
+    """Draws the seconds of steps in order of time and of length, and the loss against seconds."""
     sheet, (over_steps, ordered, losses) = plots.figure(3, width=14 / 3, height=4, sharey=False)
     for i, (name, run) in enumerate(pair.histories().items()):
         ms, colour = 1e3 * run["seconds"], plots.COLOURS[i]

@@ -28,12 +28,13 @@ from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
 from experiments.shared import commands, tables
 
 MICRO_BATCHES = 12  # of B.1 and C.3
-FURTHER = (512, 1024, 2048)  # workers, by theory alone
-MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # powers of ten are among them
-# workers, of exact lines
+FURTHER = (512, 1024, 2048)  # numbers of workers for theory only
+MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # contains the powers of ten
+# numbers of workers, for exact lines
 DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)
-BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))  # of figure 4
-SHARES = np.linspace(0, 0.2, 41)  # dropped, in figure 4
+# workers and micro-batches of figure 4
+BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))
+SHARES = np.linspace(0, 0.2, 41)  # dropped shares of figure 4
 B1 = "B.1"
 
 # C.3: E[T] / E[T_i] as printed; 14a is 13a.
@@ -53,7 +54,7 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Measures the speedup from dropping the last micro-batches."""
+    """Measures the speedup from dropping micro-batches."""
 
     worker_counts: tuple[commands.Several, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of simulated workers."""
@@ -68,7 +69,7 @@ class Args(commands.Common):
     iterations: commands.Count = 50
     """Number of steps from which a threshold is chosen, and of those on which it is evaluated."""
     seeds: commands.Count = 5
-    """Independent times that each number is measured."""
+    """Number of independent repetitions of each measurement."""
     out: Path = Path("results/dropcompute_speedup")
     """Folder for config.json, scale.csv and the figures."""
 
@@ -120,7 +121,7 @@ def main(args: Args) -> None:
     }
     shown = {
         "summary": results.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
-        "runs": results.runs_beside(setting, clock, plan, best, args.run_workers),
+        "runs": results.compare_runs(setting, clock, plan, best, args.run_workers),
         "scaling": results.scaling(setting, outcomes[B1], FURTHER),
         "ratios": results.ratios(
             {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N
@@ -206,8 +207,8 @@ def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figur
     """Draws the substitute for the paper's cluster."""
     own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
     what = (
-        f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each "
-        f"by {within:g} %"
+        f"No added noise (figure 4): workers' means differ by {own:g} %, the micro-batches of "
+        f"each by {within:g} %"
     )
     return results.figure_4(setting, SHARES, lines, what)
 

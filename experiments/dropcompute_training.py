@@ -78,7 +78,8 @@ class Args(commands.Common):
     Default: 0.02; for the text 0.04.
     """
     sgd_learning_rate: commands.Positive = 0.3
-    """Step size of SGD with momentum 0.9 for dropped whole batches; elsewhere a third of it.
+    """Step size of SGD with momentum 0.9 for dropped whole batches; in the other experiments a
+    third of it.
     """
     corrected_workers: commands.Count = 128
     """Number of workers of figures 10 and 11, with one batch each."""
@@ -114,7 +115,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     found: Histories = {}
     with commands.kept(records.write_histories, args.out / "history.csv", found):
-        found.update(train(args, setting))  # one after the other
+        found.update(train(args, setting))  # trained one after the other
     tables.notes(notes(args, setting, found))
     sheets = {"training": draw(args, setting, found)}
     shown = {
@@ -137,11 +138,11 @@ def check(args: Args) -> None:
         ("--corrected-rates", args.corrected_rates),
     ):
         if 0.0 not in rates:
-            raise ValueError(f"{flag} {rates}: expected 0 among them, to compare with")
+            raise ValueError(f"{flag} {rates}: must contain 0, the baseline of the comparison")
     if COMPENSATED not in args.drop_rates:
         raise ValueError(
-            f"--drop-rates {args.drop_rates}: expected {COMPENSATED:g}, at which compensations are "
-            "compared"
+            f"--drop-rates {args.drop_rates}: must contain {COMPENSATED:g}, the rate at which "
+            "compensations are compared"
         )
     if 1 not in args.periods or any(args.local_steps % period for period in args.periods):
         raise ValueError(
@@ -263,10 +264,10 @@ def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     communication = convergence.needed_communication(setting)
     return [
         f"The paper's 3 % more steps and 13 % less time are steps of {convergence.RATIO:.3f} of "
-        "the seconds. Workers that are"
-        f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with "
-        "less communication they save more.",
-        f"Different from 0 % at 95 %, of {len(names)}: {', '.join(sure) or 'none'}.",
+        "the seconds. Workers that are preempted at the best threshold save this much if T^c is "
+        f"{communication:.1f} s; with less communication they save more.",
+        f"Significantly different from 0 % (95 % level), of {len(names)} runs: "
+        f"{', '.join(sure) or 'none'}.",
     ]
 
 

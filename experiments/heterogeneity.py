@@ -86,7 +86,7 @@ class Args(commands.Data, commands.Common):
 
 
 class Case(NamedTuple):
-    """A method on data of this heterogeneity."""
+    """A method on data with this heterogeneity."""
 
     method: str
     alpha: float
@@ -159,7 +159,7 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     for seed in range(args.seed, args.seed + 10_000):
         try:
             parts = problems.split(labels, args.workers, "dirichlet", alpha=alpha, seed=seed)
-        except ValueError:  # a worker has nothing
+        except ValueError:  # a worker has no samples
             continue
         if min(map(len, parts)) >= args.batch_size:
             shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
@@ -167,8 +167,8 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
                 args.data, args.workers, "dirichlet", alpha=alpha, l2=l2, **shared
             )
     raise ValueError(
-        f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers "
-        f"{args.batch_size} samples each; expected fewer"
+        f"alpha = {alpha}: none of 10,000 partitions gives each of {args.workers} workers "
+        f"{args.batch_size} samples; expected fewer workers, smaller batches or a larger alpha"
     )
 
 
@@ -202,7 +202,7 @@ def without_noise(
 
 
 def tabulate(args: Args, values: dict[Case, np.ndarray], title: str, caption: str) -> Table:
-    """One row an alpha, one column a method."""
+    """Tabulates one row per alpha, with one column per method."""
     table = tables.table(
         title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0
     )

@@ -34,7 +34,7 @@ from experiments.kimad.deep_runs import (
     across_times,
     among_5,
     make_cluster,
-    told,
+    with_oracle,
 )
 from experiments.shared import commands, tables
 
@@ -51,7 +51,7 @@ class Usual(NamedTuple):
 USUAL = {
     "mlp": Usual("digits", 32, 60, 0.1),
     "cnn": Usual("digits", 32, 60, 0.1),
-    "resnet-18": Usual("cifar-10", 128, 100, 0.01),  # the paper's
+    "resnet-18": Usual("cifar-10", 128, 100, 0.01),  # the paper's settings
 }
 
 
@@ -62,7 +62,9 @@ class Args(commands.Common):
     model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
     """Model to train; resnet-18 uses the paper's settings and needs a GPU."""
     data: Literal["digits", "mnist", "cifar-10"] | None = None
-    """The last two are read from --data-dir; by default digits, for resnet-18 cifar-10."""
+    """Data set; mnist and cifar-10 are read from --data-dir. By default digits, for resnet-18
+    cifar-10.
+    """
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
     """Number of workers, except in table 2."""
@@ -71,13 +73,11 @@ class Args(commands.Common):
     communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
-    """The one of these at which compression errors and accuracies are compared."""
+    """The T_comm at which compression errors and accuracies are compared."""
     batch_size: commands.Count | None = None
     """Samples that each worker draws in a round; by default 32, for resnet-18 128."""
     epochs: commands.Count | None = None
-    """How often all workers together draw as many samples as there are; by default 60, for
-    resnet-18 100.
-    """
+    """Number of passes over the data of all workers together; by default 60, for resnet-18 100."""
     learning_rate: commands.Positive | None = None
     """Step size; by default 0.1, for resnet-18 0.01."""
     period: commands.Positive = 100.0
@@ -105,7 +105,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     histories: dict[Case, dict[str, np.ndarray]] = {}
     with commands.kept(write, args.out / "history.csv", histories):
-        histories.update(train(args, setting, others))  # one after the other
+        histories.update(train(args, setting, others))  # trained one after the other
     tables.notes(deep_results.notes(setting, histories, args.shown))
     shown = {
         "steps": deep_results.steps(setting, histories),
@@ -170,7 +170,7 @@ def train(
     """Returns the history of each case."""
     times = sorted(set(args.communication_times), reverse=True)
     yield from across_times(setting, times)
-    yield from told(setting, times)
+    yield from with_oracle(setting, times)
     yield from across_layers(setting, args.shown)
     for other in others:
         yield from across_times(other, [args.shown])

@@ -47,7 +47,7 @@ STARTS = ("from 0", "from f'(x_0)")
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Races Kimad against EF21 on a quadratic."""
+    """Compares Kimad with EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
     """Smallest and largest number of elements (32 bits; the vector has 30) that the link carries
@@ -88,7 +88,7 @@ class Args(commands.Common):
 
 
 class Case(NamedTuple):
-    """A regime of the bandwidth, and how methods start."""
+    """A regime of the bandwidth, and the initialization of the methods."""
 
     warm_up: int
     regime: str
@@ -145,7 +145,7 @@ def bandwidth(args: Args, regime: str) -> clusters.Quantity:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Returns every method at its best; None if one diverged at every point."""
+    """Returns the best run of every method; None if one of them diverged at every point."""
     still, moving = quadratics.races(
         args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster
     )
@@ -182,7 +182,7 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
         f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
         ("bandwidth", "GD", "EF21", "K", "Kimad", "t", "oracle", "t"),
         "Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. "
-        "*: at an edge of its grid.",
+        "*: at an edge of the grid.",
     )
     for warm_up in args.warm_ups:
         table.add_section()
@@ -205,10 +205,10 @@ def time_of(args: Args, best: Best) -> str:
 def gains(args: Args, outcomes: Outcomes) -> Table:
     """Tabulates how much faster Kimad is than the best EF21, and the paper's numbers."""
     table = tables.table(
-        f"how many times as fast as the best EF21 Kimad is, {many(args)}",
+        f"speedup of Kimad over the best EF21, {many(args)}",
         ("bandwidth", "Kimad", "oracle", "paper", "holds"),
-        "Of the seconds to the larger of the two losses at the end: geometric mean\n"
-        "over problems, 95 % interval. faster: by more than that, and by 5 %.",
+        "Ratio of the seconds to the larger of the two final losses: geometric mean\nover "
+        "problems, 95 % interval. faster: by more than the interval, and by 5 %.",
     )
     for warm_up in args.warm_ups:
         table.add_section()
@@ -227,35 +227,38 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
 
 def many(args: Args) -> str:
     """Describes the number of problems and the counting of indices, for titles."""
-    places = "" if args.places == "sent" else ", places for free"
+    places = "" if args.places == "sent" else ", indices not counted"
     return f"{args.problems} problem{'s' * (args.problems > 1)}{places}"
 
 
 def draw(args: Args, outcomes: Outcomes) -> Figure:
-    """Draws a column for each regime: losses for each start, and below them the messages."""
-    rows = len(args.warm_ups) + 1
-    sheet, panels = plots.figure(len(REGIMES), rows, width=3.5, height=3.1, sharey=False)
-    panels = panels.reshape(rows, len(REGIMES))
+    """Draws a row for each regime: losses for each start, and next to them the messages."""
+    columns = len(args.warm_ups) + 1
+    width = figures.WIDTH / columns
+    sheet, panels = plots.figure(columns, len(REGIMES), width=width, height=2.5, sharey=False)
+    panels = panels.reshape(len(REGIMES), columns).T
     seconds = quadratics.times(args.seconds)
-    for warm_up, row in zip(args.warm_ups, panels, strict=False):
-        row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
-        for regime, axes in zip(REGIMES, row, strict=True):
+    for warm_up, column in zip(args.warm_ups, panels, strict=False):
+        column[0].set_title(f"{STARTS[warm_up]}: f(x) / f(x_0)", fontsize=10)
+        column[-1].set_xlabel("seconds")
+        for regime, axes in zip(REGIMES, column, strict=True):
             best = outcomes.get(Case(warm_up, regime), {})
             plots.draw_lines(axes, {name: (seconds, each.losses) for name, each in best.items()})
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"$10^{{{power:.0f}}}$"))
     for regime, axes in zip(REGIMES, panels[-1], strict=True):
         draw_messages(args, axes, regime, outcomes.get(Case(args.warm_ups[-1], regime), {}))
-        axes.set_xlabel("seconds")
+    panels[-1, 0].set_title("bits of a message, bits/s", fontsize=10)
+    panels[-1, -1].set_xlabel("seconds")
     for regime, axes in zip(REGIMES, panels[0], strict=True):
         least, most = ends(args, regime)
-        axes.set_title(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
-    panels[-1, 0].set_ylabel("first problem:\nbits of a message, bits/s")
-    figures.legend(sheet, 10, panels[0, 0], panels[-1, 0])
+        axes.set_ylabel(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
+    figures.legend(sheet, 4, panels[0, 0], panels[-1, 0])
     figures.title(
         sheet,
         f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at "
-        f"its best; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}",
+        f"its best; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}; "
+        "messages of the first problem",
     )
     return sheet
 

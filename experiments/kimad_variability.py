@@ -42,7 +42,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True)
 class Args(commands.Common):
-    """Measures where adapting to the bandwidth pays."""
+    """Measures when adapting to the bandwidth pays."""
 
     ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
     """Ratios of the largest and the smallest bandwidth; 1 is a constant bandwidth."""
@@ -69,7 +69,7 @@ class Args(commands.Common):
     learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
     """Candidate step sizes; gradient descent needs less than 2."""
     round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
-    """Seconds of Kimad's rounds to choose from."""
+    """Candidate round times of Kimad, seconds."""
     out: Path = Path("results/kimad_variability")
     """Folder for config.json, speedups.csv and figure.png."""
 
@@ -149,7 +149,7 @@ def recording(args: Args) -> np.ndarray:
 def race(
     args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster
 ) -> dict[str, Best] | None:
-    """Returns every method at its best; None if one diverged at every point."""
+    """Returns the best run of every method; None if one of them diverged at every point."""
     choices = FAMILIES[case.family]
     still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
     return quadratics.all_of(METHODS, (still.best(), *quadratics.adapting(moving)))
@@ -161,7 +161,7 @@ def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
-    """Every problem's speedups."""
+    """Writes the speedups of every problem."""
     heading = ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup")
     rows = []
     for case, best in outcomes.items():
@@ -175,14 +175,13 @@ def write(path: Path, outcomes: Outcomes) -> None:
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
     """Tabulates one row per bandwidth."""
     table = tables.table(
-        "how many times as fast as the best fixed compressor Kimad is,\n"
-        f"mean bandwidth {args.mean:g} elements/s, {args.problems} "
-        f"problem{'s' * (args.problems > 1)}",
+        f"speedup of Kimad over the best fixed compressor,\nmean bandwidth {args.mean:g} "
+        f"elements/s, {args.problems} problem{'s' * (args.problems > 1)}",
         ("bandwidth", "fixed", "t", "Kimad", "oracle", "faster"),
-        "bandwidth: largest to smallest, period. fixed: the best K, or bits. t: seconds\n"
-        "of Kimad's rounds. Speedups are of the seconds to the larger of the two losses\n"
-        "at the end: geometric mean over problems, 95 % interval. faster: by more than\n"
-        "that, and by 5 %.",
+        "bandwidth: ratio of largest and smallest, period. fixed: the best K, or bits.\nt: "
+        "seconds of Kimad's rounds. Speedup: ratio of the seconds to the larger of the\ntwo final "
+        "losses, geometric mean over problems, 95 % interval. faster: by more\nthan the interval, "
+        "and by 5 %.",
     )
     top = [label(max(args.ratios), period) for period in sorted(args.periods)]
     sections = {
@@ -210,10 +209,10 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     """Draws speedups against range and period of the bandwidth, and the messages over the recorded
     one.
     """
-    sheet, (by_ratio, by_period, over_time) = plots.figure(
-        3, width=14 / 3, height=4.2, sharey=False
-    )
-    by_period.sharey(by_ratio)
+    sheet = Figure(figsize=(figures.WIDTH, 7.6), layout="constrained")
+    above, below = sheet.subfigures(2, 1, height_ratios=(1.2, 1), squeeze=False)[:, 0]
+    by_ratio, by_period = plots.panels(above, 2)
+    (over_time,) = plots.panels(below, 1)
     ranges = {ratio: label(ratio, args.period) for ratio in sorted(args.ratios)}
     periods = {period: label(max(args.ratios), period) for period in sorted(args.periods)}
     draw_speedups(by_ratio, outcomes, "K", "K of Top-K", ranges)
@@ -227,8 +226,8 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
     if best := outcomes.get(Case("K", TRACE)):
         draw_trace(args, over_time, best)
-    figures.legend(sheet, 2, by_ratio, loc="outside lower left")
-    figures.legend(sheet, 3, over_time, loc="outside lower right")
+    figures.legend(above, 4, by_ratio)
+    figures.legend(below, 3, over_time)
     setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
     figures.title(
         sheet,

@@ -10,6 +10,7 @@ the staleness, as measured and as simulated on a cluster made from the measured 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,9 +31,11 @@ from algorithms import on_ray
 from dsgd import plots, problems, records
 from experiments.shared import commands, figures, statistics, tables
 
-# of what is simulated for its clock only: it is not to diverge where the real problem does not
+# step size of the simulation, whose clock alone is used: it must not diverge when the real problem
+# does not
 STILL = optax.sgd(1e-6)
-# of the updates, at the start, whose staleness does not count: all have read the first model
+# share of the updates, at the start, whose staleness is not counted, because all workers start from
+# the first model
 WARM = 0.1
 
 
@@ -75,14 +78,14 @@ class Args(commands.Flags):
     )
     """Methods to compare."""
     address: str = "local"
-    """Of a cluster of Ray's; local: processes of this machine."""
+    """Address of a Ray cluster; local: processes of this machine."""
     out: Path = Path("results/real_asynchrony")
     """Folder for config.json, history.csv, staleness.csv and figure.png."""
 
 
 class Method(NamedTuple):
-    """How a method is run, how it is simulated (None: nothing is stale), and the gradients of an
-    update.
+    """A method: how it is run, how it is simulated (None: it has no staleness), and the number of
+    gradients of an update.
     """
 
     run: Callable[..., on_ray.Trained]
@@ -91,7 +94,7 @@ class Method(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A real run; the staleness in it and in its simulation, `[updates]`, both without the first
+    """A real run; its staleness as measured and as simulated, `[updates]`, both without the first
     updates; updates per simulated second.
     """
 
@@ -163,7 +166,7 @@ def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) ->
 
 
 def updates(args: Args, method: Method) -> int:
-    """Returns how many updates workers that only sleep make in the time."""
+    """Returns the number of updates that workers which only sleep make in the given time."""
     if method.gradients > 1:
         return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
     return max(
@@ -244,10 +247,10 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
         else f"{args.workers} processes"
     )
     table = tables.table(
-        f"{slower}; to loss {loss:.2g}",
+        f"{slower}; cost to reach loss {loss:.2g}",
         ("method", "seconds", "updates/s", "sim.", "stale", "sim.", "max", "sim."),
-        "Real seconds to that loss; mean and largest staleness after the first tenth."
-        "\nsim.: simulated on a cluster of the measured seconds.",
+        "Real seconds to that loss; mean and largest staleness after the first tenth.\nsim.: "
+        "simulated on a cluster with the measured seconds.",
     )
     for name, one in found.items():
         history = one.trained.history
@@ -267,12 +270,11 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
     a panel for each method.
     """
     late = {name: one for name, one in found.items() if one.measured.size}
-    sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
-    above, below = (
-        sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0]
-        if late
-        else (sheet, None)
-    )
+    columns = 3
+    rows = math.ceil(len(late) / columns)
+    heights = (4.0, 2.4 * rows)[: 1 + bool(late)]
+    sheet = Figure(figsize=(figures.WIDTH, sum(heights)), layout="constrained")
+    above, *below = sheet.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, cost, label in zip(
         plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True
     ):
@@ -280,13 +282,18 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             name: (one.trained.history[cost], one.trained.history["loss"][None])
             for name, one in found.items()
         }
-        figures.losses(axes, lines, xlabel=label, ylabel="loss f(x)")
-    figures.legend(above, 6, above.axes[0])
-    if below is not None:
-        for axes, (name, one) in zip(plots.panels(below, len(late)), late.items(), strict=True):
+        figures.losses(axes, lines, xlabel=label)
+    above.axes[0].set_ylabel("loss f(x)")
+    figures.legend(above, 3, above.axes[0])
+    for part in below:
+        panels = plots.panels(part, columns, rows)
+        for axes, (name, one) in zip(panels, late.items(), strict=False):
             histogram(axes, one, name)
-        below.axes[0].set_ylabel("share of updates")
-        below.axes[0].legend(frameon=False)
+        for axes in panels[len(late) :]:
+            axes.set_axis_off()
+        for axes in panels[::columns]:
+            axes.set_ylabel("share of updates")
+        figures.legend(part, 2, panels[0])
     figures.title(
         sheet,
         f"logistic regression, {args.data}, on real processes; {args.slow} of {args.workers} "

@@ -31,10 +31,11 @@ from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
 from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
-# rounds, in which every worker computes as many gradients, from which the seconds of one are taken
+# rounds of the pilot run from which the seconds of a gradient are taken; every worker computes one
+# gradient in each
 PILOT = 20
-RECORDS = 60  # of a run, about
-WAITING = "synchronous"  # what others are compared with
+RECORDS = 60  # approximate number of records of a run
+WAITING = "synchronous"  # the method to which others are compared
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Compares methods against stragglers."""
 
     workers: commands.Count = 16
-    """N."""
+    """Number of workers N."""
     micro_batches: commands.Count = 12
     """M, number of micro-batches of every gradient."""
     batch_size: commands.Count = 4
@@ -50,7 +51,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
     """Candidate step sizes."""
     target: commands.Positive = 0.3
-    """Loss to which seconds are compared."""
+    """Target loss."""
     rounds: commands.Count = 60
     """Number of rounds of the synchronous method; the others have the same number of seconds."""
     backups: int = 4
@@ -64,9 +65,11 @@ class Args(commands.Data, commands.Switch, commands.Common):
     one server.
     """
     server: commands.Count = 4
-    """Number of its workers."""
+    """Number of workers of this server."""
     micro_batch: commands.Positive = 0.15
-    """Seconds of a micro-batch without waiting in this case; with B.1's delays 0.45."""
+    """Seconds of a micro-batch without waiting, if stragglers are in one server; with B.1's delays
+    0.45.
+    """
     latency: commands.NotNegative = 0.02
     """Latency of a message, seconds."""
     bandwidth: commands.Positive = 2e6
@@ -112,7 +115,7 @@ def main(args: Args) -> None:
     on = stragglers(args)
     both = {whole: problem(args, whole) for whole in (False, True)}
     chosen = {where: methods(args, cluster, both[True]) for where, cluster in on.items()}
-    for where, cluster in on.items():  # what is wrong is refused before the first run
+    for where, cluster in on.items():  # invalid arguments are reported before the first run
         for method in chosen[where].values():
             dsgd.exchanges(method.build(optax.sgd(1.0)), both[method.whole], cluster=cluster)
     commands.begin(args)
@@ -260,16 +263,16 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
 
 
 def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes) -> Table:
-    """One row a method."""
-    sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
+    """Tabulates one row per method."""
+    sure = "mean ± half-width of the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
-        f"{where}: to loss {args.target:g} on {args.workers} workers, "
+        f"{where}: cost to reach loss {args.target:g}, {args.workers} workers, "
         f"{statistics.runs(args.seeds)}",
         ("method", "step", "s/update", "wasted", "seconds", "times as fast"),
-        "s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work "
-        f"that never counts.\n{sure}.\n"
-        "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step "
-        "sizes. -: not reached by all seeds.",
+        "s/update: seconds of an update of all workers; of asynchronous methods, of one\n"
+        f"gradient. wasted: % of the work that is never used.\n{sure}.\ntimes as fast: as "
+        "synchronous SGD, paired over seeds.\n*: step size at an edge of the grid. -: not reached "
+        "by all seeds.",
     )
     waiting = reached(tuned[Case(where, WAITING)].history, args.target)
     for name, method in chosen.items():
@@ -293,7 +296,7 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes)
 
 
 def draw(args: Args, tuned: Outcomes) -> Figure:
-    """A panel for each kind of stragglers."""
+    """Draws a panel for each kind of stragglers."""
     kinds = list(dict.fromkeys(case.where for case in tuned))
     sheet, panels = plots.figure(len(kinds), width=6.0, height=4.6)
     for axes, where in zip(panels, kinds, strict=True):

@@ -32,9 +32,9 @@ from experiments.survey.switch_charts import Panel, shown
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
-COMPRESSION = 2  # messages are so many times shorter in figures 1.4 and 3.5
-DRAWN = 6  # workers in a picture, at most
-# of a passage, for timeline.csv
+COMPRESSION = 2  # factor by which messages are shorter in figures 1.4 and 3.5
+DRAWN = 6  # maximal number of workers in a timeline
+# columns of timeline.csv
 TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")
 
 
@@ -53,13 +53,13 @@ class Args:
     slow: commands.Factor = 5.0
     """Factor by which the third of three workers is slower, in figures 4.1 and 4.2."""
     convention: network.Convention = "blocking"
-    """Of the pictures. blocking: latency holds both ports; pipelined: it holds none."""
+    """Convention of the timelines. blocking: latency holds both ports; pipelined: it holds none."""
     out: Path = Path("results/switch_timelines")
     """Folder for config.json, timeline.csv and figure.png."""
 
 
 class Row(NamedTuple):
-    """A cost, under each of the conventions."""
+    """A cost with its closed form, as simulated under each of the conventions."""
 
     figure: str
     what: str
@@ -102,7 +102,7 @@ def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) ->
     """Simulates rounds in which every worker computes for the given time, then sends; the next
     round starts when all messages of the last one have arrived.
     """
-    assert pattern.messages, f"{pattern.name} does not list its messages"
+    assert pattern.messages, f"{pattern.name} has no list of messages"
     one, messages = pattern.messages(len(compute)), []
     for _ in range(rounds):
         first = len(messages)
@@ -171,7 +171,7 @@ def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[i
         (p for p in passages if p.message.receiver == server and p.arrived <= end),
         key=lambda p: p.arrived,
     )
-    ages = list(range(len(updates)))  # at first all workers have the first model
+    ages = list(range(len(updates)))  # initially all workers have the first model
     for t, update in enumerate(updates):
         for model in (passages[i] for i in update.message.after):
             own = passages[model.message.after[0]]
@@ -198,7 +198,7 @@ def rows(args: Args) -> list[Row]:
         return Row(figure, what, formula, closed, found)
 
     def example(figure, what, formula, transfer):
-        # M1 gets both its messages from 6 on
+        # M1 receives both its messages from 6 on
         closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]
         found = [each.seconds - each.start for each in simulated(EXAMPLE, transfer)]
         return Row(figure, what, formula, closed, found)
@@ -248,16 +248,16 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
     N, (latency, transfer, _) = args.workers, exact(args)
     wrong = sum(a != b for row in costs for a, b in zip(row.closed, row.simulated, strict=True))
     caption = (
-        "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, where l = 1.5 and r = 5.\n"
-        "For the ring and N servers it prints 2N l + 2r with N + 1 workers,\n"
-        f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = "
-        f"{shown(2 * transfer / N)}.\n"
-        "4.2: from one update to the next, where no worker computes.\n"
+        "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, with l = 1.5 and r = 5.\nFor the ring "
+        "and N servers it prints 2N l + 2r with N + 1 workers,\nthat is "
+        f"{shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too large by 2r/N = "
+        f"{shown(2 * transfer / N)}.\n4.2: time between two updates, if computation takes no "
+        "time.\n"
     )
     caption += (
         f"≠: {wrong} differ from their closed form."
         if wrong
-        else "Closed forms of both conventions are exactly what is simulated."
+        else "The closed forms of both conventions agree exactly with the simulation."
     )
     headings = (
         "fig.",
@@ -285,7 +285,7 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
 def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
     """Tabulates the duration of each timeline."""
     table = tables.table(
-        f"the pictures ({args.convention}), those of chapters 3 to 5 with computing",
+        f"the timelines ({args.convention}); those of chapters 3 to 5 include computation",
         ("fig.", "messages", "units"),
         left=2,
     )

@@ -4,14 +4,13 @@ computed values of rho.
     python -m experiments.topology --workers 16 64
 
 On each graph, with data partitioned iid and by label, decentralized SGD is run at the step size of
-the grid with the smallest loss over the second half of the run. Figures show loss and consensus
-distance against rounds, bits and modelled seconds, and the graphs; tables show the graphs'
+the grid with the smallest loss over the second half of the run. Figures show the loss against
+rounds, bits and simulated seconds, the consensus distance, and the graphs; tables show the graphs'
 properties and the cost to a target loss.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from experiments.shared import commands, figures, statistics, tables, tuning
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
-SLACK = 1.5  # the target: the complete graph's last loss, times this
+SLACK = 1.5  # target: this factor times the final loss of the complete graph
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,11 @@ class Args(commands.Data, commands.Switch, commands.Common):
     compute: commands.SampleSeconds = 1e-4
     """Computation time of one sample, seconds."""
     out: Path = Path("results/topology")
-    """Folder for config.json, graphs.csv, and for each N history-N.csv, figure-N.png and tables."""
+    """Folder for config.json, graphs.csv, and for each N history-N.csv, two figures and tables."""
 
 
 class Case(NamedTuple):
-    """A graph, and how the data are partitioned."""
+    """A graph, and the partition of the data."""
 
     partition: str
     graph: str
@@ -90,7 +89,8 @@ def main(args: Args) -> None:
     shown = {"rings": ring_gaps(rings, measured)}
     for N, of_N in by_N.items():
         found = train(args, N, of_N)
-        sheets[f"figure-{N}"] = draw(args, N, of_N, found)
+        sheets[f"figure-{N}"] = draw(args, N, found)
+        sheets[f"pictures-{N}"] = draw_graphs(of_N)
         shown[f"graphs-{N}"] = describe(N, of_N, measured)
         shown |= {
             f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, found)
@@ -170,7 +170,8 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 
 
 def train(args: Args, N: int, of_N: list[dsgd.Topology]) -> Outcomes:
-    """Runs each graph at its best step size; those that diverged at every one are left out.
+    """Trains on each graph at its best step size; graphs on which every step size diverged are left
+    out.
 
     Raises:
         ValueError: if the complete graph, which sets the target, diverged.
@@ -206,10 +207,9 @@ def target(found: Outcomes, partition: str) -> float:
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     """Tabulates the graphs' properties."""
     caption = (
-        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a "
-        "schedule, the geometric mean).\n"
-        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much "
-        "disagreement is left."
+        "edges: one-way if the graph is directed; of all rounds.\nrho: of a round (of a schedule, "
+        "the geometric mean).\nmeasured: from the decay of the consensus distance.\n1 %: rounds "
+        "until at most 1 % of the disagreement remains."
     )
     table = tables.table(
         f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption
@@ -245,14 +245,14 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
 def tabulate(
     args: Args, N: int, partition: str, of_N: list[dsgd.Topology], found: Outcomes
 ) -> Table:
-    """Cost to the target, one row a graph."""
+    """Tabulates the cost to the target, one row per graph."""
     goal = target(found, partition)
     table = tables.table(
-        f"{N} workers, {partition}: cost to loss {goal:.2g}\n(latency {args.latency:g} s, "
+        f"{N} workers, {partition}: cost to reach loss {goal:.2g}\n(latency {args.latency:g} s, "
         f"{args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)})",
         ("graph", "step size", "rounds", "Mbit", "seconds"),
-        "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
-        f"Target: {SLACK:g} times where the complete graph ends.",
+        "*: step size at an edge of the grid. -: not reached.\nMbit: sent and received per "
+        f"worker.\nTarget: {SLACK:g} times the final loss of the complete graph.",
     )
     for name in map(short, of_N):
         if one := found.get(Case(partition, name)):
@@ -263,24 +263,20 @@ def tabulate(
     return table
 
 
-def draw(args: Args, N: int, of_N: list[dsgd.Topology], found: Outcomes) -> Figure:
-    """The graphs; below them loss and consensus distance against all costs, for each partition."""
-    sheet = Figure(figsize=(16, 20), layout="constrained")
-    above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
-    strip = above.subplots(2, math.ceil(len(of_N) / 2), squeeze=False).ravel()
-    for axes, graph in zip(strip, of_N, strict=False):
-        topologies.draw(graph, axes)
-    for axes in strip[len(of_N) :]:
-        axes.set_axis_off()
-    panels = plots.panels(below, 3, 4, sharey="row").reshape(4, 3)
-    kinds = itertools.product(PARTITIONS, ("loss", "consensus"))
-    for row, (partition, what) in zip(panels, kinds, strict=True):
-        curves(row, found, partition, what)
-        words = "loss f(mean x)" if what == "loss" else "consensus distance"
-        row[0].set_ylabel(f"{partition}: {words}")
-    for axes, label in zip(panels[-1], statistics.COSTS, strict=True):
-        axes.set_xlabel(label)
-    figures.legend(below, 6, panels[0, 0])
+def draw(args: Args, N: int, found: Outcomes) -> Figure:
+    """Draws the loss against all costs and the consensus distance against rounds, for each
+    partition.
+    """
+    sheet = Figure(figsize=(figures.WIDTH, 10.5), layout="constrained")
+    above, below = sheet.subfigures(2, 1, height_ratios=(2, 1.15), squeeze=False)[:, 0]
+    rows = plots.panels(above, len(statistics.COSTS), 2, sharey="row").reshape(2, -1)
+    pair = plots.panels(below, 2, sharey=True)
+    for row, axes, partition in zip(rows, pair, PARTITIONS, strict=True):
+        draw_losses(row, found, partition)
+        row[0].set_ylabel(f"{partition}: loss f(mean x)")
+        draw_consensus(axes, found, partition)
+    pair[0].set_ylabel("consensus distance")
+    figures.legend(below, 4, rows[0, 0])
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
     figures.title(
         sheet,
@@ -290,22 +286,44 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], found: Outcomes) -> Figu
     return sheet
 
 
-def curves(row: Iterable[Axes], found: Outcomes, partition: str, what: str) -> None:
-    """Draws loss, or consensus distance, against each of the costs. The start, where all models are
-    equal, is omitted, because it has no logarithm.
+def draw_graphs(of_N: list[dsgd.Topology]) -> Figure:
+    """Draws pictures of the graphs."""
+    columns = 4
+    rows = math.ceil(len(of_N) / columns)
+    sheet = Figure(figsize=(figures.WIDTH, 2.7 * rows), layout="constrained")
+    strip = sheet.subplots(rows, columns, squeeze=False).ravel()
+    for axes, graph in zip(strip, of_N, strict=False):
+        topologies.draw(graph, axes)
+    for axes in strip[len(of_N) :]:
+        axes.set_axis_off()
+    return sheet
+
+
+def draw_losses(row: Iterable[Axes], found: Outcomes, partition: str) -> None:
+    """Draws the loss against each of the costs. The start, which has no cost, is omitted, because
+    it has no logarithm.
     """
-    shown = {
-        case.graph: one.history
-        for case, one in found.items()
-        if case.partition == partition and (what == "loss" or one.history[what].max() > 1e-9)
-    }
+    shown = {case.graph: one.history for case, one in found.items() if case.partition == partition}
     for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
-        lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}
-        axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
-        if what == "loss":
-            figures.losses(axes, lines, target(found, partition))
-        else:
-            plots.draw_lines(axes, lines)
+        lines = {
+            name: (cost(history)[1:], history["loss"][:, 1:]) for name, history in shown.items()
+        }
+        words = label.replace(" sent and received", "")
+        axes.set(xscale="linear" if label == "rounds" else "log")
+        figures.losses(axes, lines, target(found, partition), xlabel=words)
+
+
+def draw_consensus(axes: Axes, found: Outcomes, partition: str) -> None:
+    """Draws the consensus distance against rounds, except of graphs on which all models are always
+    equal. The start, where all models are equal, is omitted, because it has no logarithm.
+    """
+    lines = {
+        case.graph: (one.history["step"][1:].astype(float), one.history["consensus"][:, 1:])
+        for case, one in found.items()
+        if case.partition == partition and one.history["consensus"].max() > 1e-9
+    }
+    axes.set(yscale="log", xlabel="rounds", title=partition)
+    plots.draw_lines(axes, lines)
 
 
 if __name__ == "__main__":

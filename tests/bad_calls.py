@@ -1,7 +1,7 @@
-"""Bad calls, drawn: of one good call of each function, every argument in turn becomes each of a
-pool of wrong values. Prints what escapes as JSON.
+"""Random invalid calls: of one valid call of each function, every argument in turn is replaced by
+each value of a pool of wrong values. Prints unexpected outcomes as JSON.
 
-A script of its own, without the annotations that pytest checks: users run without them.
+It is a separate script, without the annotations that pytest checks, because users run without them.
 """
 
 from __future__ import annotations
@@ -222,6 +222,9 @@ BY_NAME: dict[str, Any] = {
     "degree": 2,
     "rows": 2,
     "optimizer": SGD,
+    "outer": SGD,
+    "proximal": 0.1,
+    "switch": 2,
     "backups": 1,
     "consensus_step": 0.5,
     "method": METHOD,
@@ -273,9 +276,9 @@ BY_NAME: dict[str, Any] = {
     "trained": on_ray.Trained((), {}, _UPDATES, 1, 32),
 }
 
-"""A good value of each argument that has no default."""
+"""A valid value of each argument without a default."""
 
-GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function of a package
+GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside the packages
     dsgd.Topology: {},
     dsgd.Topology.mixing_time: {"self": RING},
     dsgd.run: {"steps": 1, "mesh": 1},
@@ -301,6 +304,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
     compressors.apply: {"x": np.ones(3)},
     compressors.contraction: {"compressor": compressors.natural},
     compressors.encode: {"x": jnp.ones(3)},
+    compressors.fixed_size: {
+        "compress": compressors.identity.compress,
+        "decompress": compressors.identity.decompress,
+    },
     network.cost: {"pattern": network.gossip(RING), "workers": 4, "latency": 1.0},
     network.round_seconds: {"workers": 4},
     network.simulate: {"transfer": [1.0, 1.0]},
@@ -323,6 +330,9 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
+    algorithms.fed_adagrad: {"step": 0.1},
+    algorithms.fed_adam: {"step": 0.1},
+    algorithms.fed_yogi: {"step": 0.1},
     algorithms.make: {"name": "dsgd", "workers": 4},
     cannikin.efficiency: {"total_batch": [8, 16]},
     cannikin.equal_split: {"total_batch": 8},
@@ -376,7 +386,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other ones, and what is no function 
 }
 
 
-MESSAGES = {  # what the wrong value is answered, one case of each kind of need
+MESSAGES = {  # the message for the wrong value, one case for each kind of requirement
     "run(method, problem, steps=1, key=0)": "key = 0",
     "run(method, problem, steps=1, key=key, mesh=99)": "99",
     "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2'",
@@ -389,6 +399,8 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
     "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1",
     "algorithms.decentralized_sgd(SGD, topologies.ring)": "a topology",
     "algorithms.local_sgd(SGD, topologies.ring(2))": "local_sgd: period = Topology(ring(2))",
+    "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
+    "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
     "algorithms.deepsqueeze(SGD, ring, compressors.top_k, 0.1)": "compressor = the function top_k",
     "algorithms.asynchronous_sgd(SGD, delays.uniform)": "delays = the function uniform",
@@ -427,7 +439,7 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
 
 
 def good_call(function: Callable) -> dict[str, Any]:
-    """Its arguments: defaults, good values by name, and those of `GOOD`."""
+    """Returns the function's arguments: defaults, valid values by name, and those of `GOOD`."""
     parameters = inspect.signature(function).parameters
     known = {
         name: each.default for name, each in parameters.items() if each.default is not each.empty
@@ -438,8 +450,8 @@ def good_call(function: Callable) -> dict[str, Any]:
 
 
 def public() -> Iterator[Callable]:
-    """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside
-    compiled code).
+    """Yields the functions of all packages, and `workers.mesh` (other functions of `workers` are
+    called inside compiled code).
     """
     for package in PACKAGES:
         for name in getattr(package, "__all__", dir(package)):
@@ -457,7 +469,7 @@ NEEDED = r"need|expected|pass |must|makes weights|cannot be"
 
 
 def messages() -> dict[str, str]:
-    """What the calls of `MESSAGES` raise, with its type."""
+    """Returns the errors that the calls of `MESSAGES` raise, with their types."""
     ring = topologies.ring(2)
     given = {
         "problem": problems.random_quadratic(2, 2),
@@ -484,8 +496,10 @@ def messages() -> dict[str, str]:
 
 
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
-    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError
-    that names the function, the argument, or the file. With nothing changed, the call must work."""
+    """Returns the mistake in the outcome of the call; None if it succeeds, or raises a ValueError
+    that names the function, the argument, or the file. With unchanged arguments, the call must
+    succeed.
+    """
     try:
         function(**arguments)
     except ValueError as error:
@@ -508,9 +522,9 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
 
 
 def main(every: int) -> None:
-    """Draws one value of the pool in `every`, others for each argument."""
+    """Tries one random value of the pool in `every` for each argument."""
     fast_compile.trace_quickly()
-    # Nothing is compiled: what would run is not run.
+    # Nothing is compiled or run.
     seen = dict.fromkeys(
         ("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))),
         np.ones((3, 4)),
@@ -518,7 +532,7 @@ def main(every: int) -> None:
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock", "bits"), np.ones(3))
 
     def executed(job, *args):
-        """A stage's, or that of no round at each point of a grid."""
+        """Returns the result of a stage, or of no round at each point of a grid."""
         points = map(len, list(job.points.values())[:1])
         return dsgd.Result(
             job.start or (),

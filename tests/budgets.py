@@ -1,4 +1,4 @@
-"""What runs without --long: of cases that are all of one kind, some."""
+"""Selection of the test cases that run without --long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
-    """For `parametrize`: all cases, those that are not kept with --long only; a ValueError where
-    what is to be kept is none of them.
+    """Returns all cases for `parametrize`, of which those that are not kept run only with --long;
+    raises a ValueError if a kept case does not exist.
     """
     if unknown := kept - set(cases):
         raise ValueError(f"smoke_cases: {sorted(unknown)} are no cases; need names of them")

@@ -1,4 +1,4 @@
-"""Eight CPU devices, strict JAX flags, and what many tests share."""
+"""Eight CPU devices, strict JAX flags, and common fixtures."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import shutil
 from pathlib import Path
 
 import fast_compile
-import typecheck  # noqa: F401 (before what it wraps)
+import typecheck  # noqa: F401 (before the modules that it wraps)
 
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
     f"{fast_compile.FLAGS}"
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# processes that tests start leave nothing in the user's cache
+# processes that tests start write nothing to the user's cache
 os.environ.setdefault("DSGD_CACHE", "off")
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
-    int(fast_compile.HASTE)
-)  # and compile as this one
+    int(fast_compile.FAST)
+)  # they compile with the same settings
 
 import jax
 import pytest
@@ -28,17 +28,17 @@ from hypothesis import settings
 import dsgd
 from dsgd.engine import programs
 
-MAPS = 20_000  # of a process, from where on its programs are forgotten
-KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled anew
+MAPS = 20_000  # memory maps of a process, above which its programs are evicted
+KEPT = 1 << 30  # bytes of programs on disk, above which they are compiled again
 
 fast_compile.trace_quickly()
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# no lines of code in programs: they are the same wherever they are written
+# no line numbers in programs, so that they do not depend on their location
 jax.config.update("jax_traceback_in_locations_limit", 0)
-# Draws are derandomized: a failure here fails everywhere. The first example compiles, so no
-# deadline.
+# Draws are deterministic, so that a failure here fails everywhere. There is no deadline, because
+# the first example compiles.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
-# --hypothesis-profile=thorough
+# with --hypothesis-profile=thorough
 settings.register_profile("thorough", deadline=None, max_examples=2_000)
 settings.load_profile("ci")
 
@@ -47,17 +47,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--long",
         action="store_true",
-        help="whole experiments, too, all code in docs/, Ray, deaths, all spoilt methods",
+        help="also run whole experiments, all code in docs/, Ray, killed processes, and all "
+        "planted mistakes",
     )
 
 
 def pytest_configure(config):
-    """What tests compile, a third of their time, is kept in pytest's cache, where there is one;
-    `--cache-clear` empties it.
+    """Stores the programs that tests compile, which takes a third of their time, in pytest's cache,
+    if available; `--cache-clear` empties it.
     """
     try:
         folder = config.cache.mkdir("programs")
-    except (AttributeError, OSError):  # -p no:cacheprovider; a checkout that cannot be written to
+    except (AttributeError, OSError):  # with -p no:cacheprovider, or in a read-only checkout
         return
     if (
         not hasattr(config, "workerinput")
@@ -65,20 +66,22 @@ def pytest_configure(config):
     ):
         shutil.rmtree(folder)
     dsgd.cache.enable(folder)
-    # else JAX looks through all of them at each that it writes
+    # otherwise JAX scans all programs whenever it writes one
     jax.config.update("jax_compilation_cache_max_size", -1)
 
 
 def pytest_sessionfinish():
-    """Pytest collects garbage five times to find what was not closed. Once is enough: what is then
-    there is not looked through again.
+    """Freezes the garbage collector. Pytest collects garbage five times to find unclosed resources;
+    once is enough, and the remaining objects are not scanned again.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without --long, what is marked so is left out, and what needs a fixture that takes `long`."""
+    """Deselects, without --long, tests that are marked long, and those with a fixture that uses
+    `long`.
+    """
     if config.getoption("--long"):
         return
     out = {item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames}
@@ -88,13 +91,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def long() -> None:
-    """Who takes it has a long budget."""
+    """Marks fixtures and tests with a long budget."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all
-    tests' programs together have more.
+    """Clears caches if programs hold too many memory maps, of which a process may have 65,530 on
+    Linux; all tests' programs together have more.
     """
     yield
     maps = Path("/proc/self/maps")
@@ -106,15 +109,15 @@ def forget_programs():
 
 @pytest.fixture
 def optimised():
-    """Programs are compiled as users' are, for tests of what the compiler makes of them."""
+    """Compiles programs as users' are, for tests of the compiler's output."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", fast_compile.HASTE)
+    jax.config.update("jax_disable_most_optimizations", fast_compile.FAST)
 
 
 @pytest.fixture
 def mesh() -> jax.sharding.Mesh:
-    """One device: where a test is not about devices."""
+    """A mesh of one device, for tests that do not depend on devices."""
     return dsgd.workers.mesh(1)
 
 
@@ -127,5 +130,5 @@ def key() -> jax.Array:
     params=[1, pytest.param(2, marks=pytest.mark.long), 8], ids=lambda devices: f"D={devices}"
 )
 def any_mesh(request) -> jax.sharding.Mesh:
-    """One device, two (with --long), eight."""
+    """A mesh of one device, two (with --long), or eight."""
     return dsgd.workers.mesh(request.param)

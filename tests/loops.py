@@ -1,5 +1,5 @@
-"""The loop that a run compiles, traced for shapes alone: nothing is compiled, and no state is
-made.
+"""The compiled loop of a run, traced only for shapes: nothing is compiled, and no state is
+allocated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def traced(
     devices: int,
     cluster: dsgd.clusters.Cluster | None = None,
 ) -> Any:
-    """What `dsgd.run` compiles for its rounds, whose state is donated.
+    """Returns the program that `dsgd.run` compiles for its rounds, whose state is donated.
 
     Args:
-        algorithm, problem, cluster: as in `dsgd.run`; shapes will do for the problem's data.
-        devices: how many.
+        algorithm, problem, cluster: as in `dsgd.run`; shapes suffice for the problem's data.
+        devices: number of devices.
     """
     plan = plans.make_plan(
         plans.ConstantFactory(algorithm),
@@ -48,11 +48,11 @@ def swept(
     cluster: dsgd.clusters.Cluster | None = None,
     **grid: Any,
 ) -> Any:
-    """What `dsgd.sweep` does, with two seeds.
+    """Returns the program of `dsgd.sweep` with two seeds.
 
     Args:
         factory, problem, cluster, grid: as in `dsgd.sweep`.
-        devices: how many.
+        devices: number of devices.
     """
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     size = 2 * prod(map(len, grid.values()))

@@ -1,4 +1,4 @@
-"""Mixing matrices by hand, and what is known of them."""
+"""Mixing matrices written by hand, and their properties."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 
 
 def circulant(n: int, weights: dict[int, float]) -> np.ndarray:
-    """The weights by shift, both ways; what is left of 1 stays on the diagonal."""
+    """Returns the circulant matrix with these weights by shift, in both directions; the remainder
+    to 1 is on the diagonal.
+    """
     W = np.zeros((n, n))
     for shift, weight in weights.items():
         for s in {shift % n, -shift % n}:
@@ -15,5 +17,7 @@ def circulant(n: int, weights: dict[int, float]) -> np.ndarray:
 
 
 def second_largest(W: np.ndarray) -> float:
-    """|eigenvalue|, by numpy's general solver, which does not know that W is symmetric."""
+    """Returns the second largest |eigenvalue|, by numpy's general solver, which does not use
+    symmetry.
+    """
     return np.sort(np.abs(np.linalg.eigvals(W)))[-2]

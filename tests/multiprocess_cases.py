@@ -1,5 +1,5 @@
-"""What processes of one run do in tests: by themselves in a module, which each of them imports. All
-are started as `dsgd.run_local_processes` does.
+"""The work of processes of one run in tests, in a separate module, which each of them imports. All
+are started as by `dsgd.run_local_processes`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ METHODS = {
 }
 OF_FOUR = ("all-reduce", "servers", "permutes", "gather")
 ASYNCHRONOUS = {"one at a time", "pairs"}
-BRIEFLY = {"servers", "permutes"}  # without --long
+BRIEFLY = {"servers", "permutes"}  # exchanges that run without --long
 
 
 @cache
@@ -57,7 +57,9 @@ def quadratic() -> dsgd.Problem:
 
 @cache
 def method(exchange: str) -> dsgd.Algorithm:
-    """The same object each time, and so are the problems: who runs it again traces nothing anew."""
+    """Returns the same object each time, and so are the problems: repeated runs are not traced
+    again.
+    """
     return (
         algorithms.make(METHODS[exchange], SGD, N)
         if METHODS[exchange]
@@ -66,7 +68,7 @@ def method(exchange: str) -> dsgd.Algorithm:
 
 
 def held(result: Any) -> dict[str, Any]:
-    """Of a result, all that is in all processes, on the host."""
+    """Returns the part of a result that is in all processes, on the host."""
     state = [arrays.on_host(leaf) for leaf in jax.tree.leaves(result.state)]
     return {
         "state": state,
@@ -76,7 +78,7 @@ def held(result: Any) -> dict[str, Any]:
 
 
 def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
-    """A run of one of them, as long as it takes to go once round."""
+    """Returns a run of one method, as long as a full cycle of its exchange."""
     options = {"cluster": CLUSTER} if exchange in ASYNCHRONOUS else {}
     mesh = dsgd.workers.mesh(devices)
     return held(
@@ -99,7 +101,7 @@ def digits() -> dsgd.Problem:
 
 
 def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
-    """A run on data that are loaded by worker, and which workers' were."""
+    """Returns a run on data that are loaded by worker, and the workers whose data were loaded."""
     loaded = []
 
     def load(n: int):
@@ -114,7 +116,7 @@ def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
 
 
 def swept(devices: int | None = None) -> dict[str, Any]:
-    """On a problem of whose data each process has its own rows."""
+    """Returns a sweep on a problem of whose data each process has its own rows."""
     return held(
         dsgd.sweep(
             lambda learning_rate: algorithms.decentralized_sgd(
@@ -131,13 +133,13 @@ def swept(devices: int | None = None) -> dict[str, Any]:
 
 
 def saved(folder: Path, steps: int, devices: int | None = None) -> dict[str, Any]:
-    """A run with a checkpoint, as far as that."""
+    """Returns a run with a checkpoint, up to the given number of steps."""
     options = {"key": jax.random.key(2), "mesh": dsgd.workers.mesh(devices), "seeds": 2}
     return held(dsgd.run(method("permutes"), digits(), steps=steps, checkpoint=folder, **options))
 
 
 def refused(act) -> str:
-    """What is told, of an error that another process may have made."""
+    """Returns the message of an error that another process may have raised."""
     try:
         act()
     except (ValueError, OSError, agreement.PeerFailed) as error:
@@ -146,7 +148,7 @@ def refused(act) -> str:
 
 
 def differently() -> dict[str, str]:
-    """Runs that differ between the processes, by what does."""
+    """Returns runs that differ between the processes, by the difference."""
     i = jax.process_index()
 
     def run(exchange="permutes", steps=3):
@@ -161,8 +163,8 @@ def differently() -> dict[str, str]:
 
 
 def own_rows() -> tuple[Any, ...]:
-    """Of the data of a problem: the rows that this process has on its devices, and what they
-    are.
+    """Returns the rows of a problem's data that this process has on its devices, and their
+    values.
     """
     inputs = digits().data.inputs
     return inputs.is_fully_addressable, [
@@ -171,7 +173,7 @@ def own_rows() -> tuple[Any, ...]:
 
 
 def interrupted(folder: Path) -> tuple[str, int, list[int]]:
-    """Only process 1 gets the signal, while process 0 would go on for ever."""
+    """Only process 1 receives the signal; process 0 would continue forever."""
     update, read = progress.Progress.update, itertools.count(1)
 
     def signalled(self, *args):
@@ -197,7 +199,7 @@ def interrupted(folder: Path) -> tuple[str, int, list[int]]:
 
 
 def batches() -> str:
-    """They end, in process 1 only, in the middle of a run."""
+    """Batches end in the middle of a run, only in process 1."""
 
     def items():
         everybody = jax.tree.map(
@@ -213,7 +215,7 @@ def batches() -> str:
 
 
 def until() -> int:
-    """Process 0 says when it is enough, whatever the other one thinks."""
+    """Process 0 decides when the run ends, independently of the other process."""
     enough = itertools.count(1)
 
     def asked(history):
@@ -231,7 +233,7 @@ def until() -> int:
 
 
 def folders(folder: Path) -> dict[str, str]:
-    """Checkpoints that cannot be: in a folder that cannot be made, and on a disk that is full for
+    """Invalid checkpoints: in a folder that cannot be created, and on a disk that is full for
     process 0.
     """
     found = {"nowhere": refused(lambda: saved(Path("/proc/nowhere"), 1))}
@@ -247,8 +249,8 @@ def folders(folder: Path) -> dict[str, str]:
 
 
 def checked() -> list[Any]:
-    """`dsgd.check` of a method whose server has what only this device's workers had, and of one
-    that holds.
+    """Runs `dsgd.check` on a method whose server has only the data of this device's workers, and on
+    a correct one.
     """
     good = method("all-reduce")
 
@@ -262,10 +264,10 @@ def checked() -> list[Any]:
 
 
 def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
-    """All that two processes do, with methods of these exchanges.
+    """Returns the results of two processes, with methods of these exchanges.
 
     Args:
-        whole: with a sweep, and with checks of the contract, which take long.
+        whole: includes a sweep, and checks of the contract, which take long.
     """
     found: dict[str, Any] = {exchange: iterates(exchange) for exchange in exchanges}
     found["sweep"] = swept() if whole else None
@@ -293,21 +295,22 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
 
 
 def four() -> dict[str, Any]:
-    """What four processes do."""
+    """Returns the results of four processes."""
     return {exchange: iterates(exchange) for exchange in OF_FOUR} | {
         "mesh": refused(lambda: dsgd.workers.mesh(2))
     }
 
 
-ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
+ROUNDS, EVERY = 400, 10  # of the run that is killed repeatedly
 
 
 def killed(
     folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float
 ) -> None:
-    """One of two processes of a run that saves itself after every chunk; the victim gets a signal
-    when it has read round `at`, the other ends by itself. For processes that were forked: the
-    function does not return."""
+    """Runs one of two processes of a run that saves a checkpoint after every chunk; the victim gets
+    a signal when it has read round `at`, the other ends by itself. For forked processes: the
+    function does not return.
+    """
     with (folder / f"{i}.log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -335,8 +338,8 @@ def killed(
 
 
 def nursery(folder: Path, lost_after: float) -> None:
-    """Forks pairs of them, one after the other, until none is killed: what they have imported, they
-    need not import again.
+    """Forks pairs of processes, one after the other, until none is killed: they share the imported
+    modules.
 
     A line of input has the victim, the round and the signal; a line of output the statuses of both,
     and the seconds that they took.

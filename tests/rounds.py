@@ -1,4 +1,6 @@
-"""One round of a method, with all that the loop of `dsgd.run` does not show, inside `shard_map`."""
+"""One round of a method, with results that the loop of `dsgd.run` does not return, inside
+`shard_map`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ from dsgd.engine import oracle
 from dsgd.engine.protocol import Method
 
 STATE: Any = dsgd.State(P(), P("workers"), P(), P())
-"""Where the state of one round is on the devices."""
+"""Layout of the state of one round on the devices."""
 
 
 def statistics_over(*axes: None) -> Any:
-    """Where the statistics of rounds are, with these axes in front of those of one round."""
+    """Returns the layout of the statistics of rounds, with these axes in front of those of one
+    round.
+    """
     rows = P(*axes, "workers")
     return Statistics(Bits(rows, rows, rows, rows), P(), P(), P(), P(), P(), rows)  # type: ignore[arg-type]
 
 
 def states_over(*axes: None) -> Any:
-    """Where the states of rounds are, likewise."""
+    """Returns the layout of the states of rounds in the same way."""
     return STATE._replace(workers=P(*axes, "workers"))
 
 
@@ -36,14 +40,15 @@ def one(
     draw: jax.Array,
     key: jax.Array,
 ) -> tuple[dsgd.State, dsgd.Gradients, Statistics]:
-    """The state after a round, the gradients that it was computed from, and what was sent.
+    """Returns the state after a round, the gradients from which it was computed, and the statistics
+    of its messages.
 
     Args:
         algorithm, problem: with their arrays or without.
-        state, round: as the loop has them.
-        data: of the problem, a block.
-        draw: the key that batches are drawn with.
-        key: of the messages.
+        state, round: as in the loop.
+        data: data of the problem, a block.
+        draw: key of the batches.
+        key: key of the messages.
     """
     N = round.workers
     method = Method(algorithm, problem, N)

@@ -1,4 +1,4 @@
-"""Runs of experiments, and what they print and write."""
+"""Runs of experiments, with their output and files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 import dsgd
 from experiments.shared import tables, tuning
 
-TOPS = set("┏┃│└")  # of tables in a terminal
+TOPS = set("┏┃│└")  # borders of tables in a terminal
 
 
 def ran(main: Callable[[Any], object], args: Any, wide: str = "\n") -> list[str]:
-    """Runs an experiment on one device, and checks what all have in common: lines of at most 80
-    columns, figures that are PNG files, a configuration.
+    """Runs an experiment on one device, and checks common properties: lines of at most 80 columns,
+    figures that are PNG files, a configuration.
 
     Args:
         main, args: of the experiment.
-        wide: lines with this text may be longer.
+        wide: lines that contain this text may be longer.
 
     Returns:
         The lines that it prints.
@@ -40,7 +40,7 @@ def ran(main: Callable[[Any], object], args: Any, wide: str = "\n") -> list[str]
 
 
 def cells(lines: Iterable[str]) -> list[list[str]]:
-    """Rows of the tables in them, without headings."""
+    """Returns the rows of the tables in these lines, without headings."""
     return [
         [cell.strip() for cell in line.strip()[1:-1].split("│")]
         for line in lines
@@ -49,19 +49,19 @@ def cells(lines: Iterable[str]) -> list[list[str]]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Of a CSV file; the lines of a table's title and caption begin with `# `."""
+    """Returns the rows of a CSV file; the lines of a table's title and caption start with `# `."""
     with path.open(newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("# ")))
 
 
 def figures(folder: Path) -> set[str]:
-    """The names of the figures in a folder of results."""
+    """Returns the names of the figures in a folder of results."""
     return {path.stem for path in folder.glob("*.png")}
 
 
 def too_wide(lines: Iterable[str]) -> list[str]:
-    """Those that do not fit a terminal of 80 columns, or were cut to; a list of files may be
-    longer.
+    """Returns the lines that do not fit a terminal of 80 columns, or were truncated; a list of
+    files may be longer.
     """
     return [
         line for line in lines if "…" in line or (len(line) > 80 and not line.startswith("Written"))

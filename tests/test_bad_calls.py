@@ -1,5 +1,5 @@
-"""No bad call ends in anything but a ValueError that names what is wrong: see `bad_calls.py`, which
-draws them in a process of its own.
+"""Every invalid call raises a ValueError that names the mistake: see `bad_calls.py`, which draws
+them in a separate process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dsgd import checks, clusters, compressors, network
 
 @pytest.fixture(scope="module")
 def drawn(request, tmp_path_factory) -> dict[str, Any]:
-    """In a folder of its own, where a checkpoint may end up: a twelfth of the calls, all of them
-    with --long.
+    """Runs in a temporary folder, where a checkpoint may be written: a twelfth of the calls, all of
+    them with --long.
     """
     root = Path(__file__).parents[1]
     script = (
@@ -40,11 +40,11 @@ def drawn(request, tmp_path_factory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_good_calls_are_good(drawn):
+def test_valid_calls_succeed(drawn):
     assert drawn["good"] == {}
 
 
-def test_nothing_but_a_value_error_that_names_it_escapes(drawn):
+def test_only_value_errors_that_name_the_argument_are_raised(drawn):
     assert drawn["drawn"] > 2_500
     assert drawn["escaped"] == {}
 
@@ -69,6 +69,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     topologies.random_matchings: {"n": NO_COUNT, "period": NO_COUNT},
     dsgd.Topology.mixing_time: {"eps": (0.0, 1.0, NAN)},
     compressors.top_k: {"fraction": NO_SHARE},
+    compressors.dct_top_k: {"k": NO_COUNT, "chunk": NO_COUNT, "columns": NO_COUNT},
     compressors.random_k: {"fraction": NO_SHARE},
     compressors.random_sparsification: {"probability": NO_SHARE},
     compressors.random_quantization: {"bits": (0, 9), "bucket": NO_COUNT},
@@ -137,7 +138,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
 
 @pytest.mark.parametrize("function", OUTSIDE, ids=lambda function: function.__qualname__)
 def test_values_outside_the_range_of_an_argument_are_refused(function):
-    """The draws find what is refused without a name; these also what is not refused."""
+    """Random calls find refusals without a name; these also find missing refusals."""
     for name, values in OUTSIDE[function].items():
         for value in values:
             with pytest.raises(ValueError, match=rf"\b({function.__name__}|{name})\b"):
@@ -150,7 +151,7 @@ def test_the_message_names_what_is_wrong(case, drawn):
     assert MESSAGES[case] in drawn["messages"][case]
 
 
-def test_what_the_body_raises_passes():
+def test_errors_of_the_body_pass_unchanged():
     @checks.arguments
     def fails(n: int) -> None:
         raise KeyError(n)
@@ -172,14 +173,14 @@ def test_traced_values_pass():
         double(np.ones(3))  # type: ignore[arg-type]
 
 
-def test_functions_stay_what_they_are():
+def test_checked_functions_keep_their_name_and_signature():
     assert pickle.loads(pickle.dumps(compressors.top_k)) is compressors.top_k
     assert compressors.top_k.__name__ == "top_k"
     assert "biased" in (compressors.top_k.__doc__ or "")
     assert list(inspect.signature(compressors.top_k).parameters) == ["fraction", "values"]
 
 
-def test_words_of_an_annotation_are_the_message():
+def test_the_message_quotes_the_annotation():
     @checks.arguments
     def load(pair: Annotated[tuple[int, int] | None, "a pair"]) -> None: ...
 

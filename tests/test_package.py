@@ -1,4 +1,4 @@
-"""The public surface, and what importing it costs."""
+"""The public names, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_names_exist_and_have_docstrings(package):
 
 
 def test_the_protocol_has_few_fields():
-    """A user who writes a method, a problem or a compressor learns these types."""
+    """Users who write a method, a problem or a compressor must learn these types."""
     fields = {
         kind: len(kind._fields)
         for kind in (
@@ -41,8 +41,8 @@ def test_the_protocol_has_few_fields():
     assert sum(fields.values()) <= 35, fields
 
 
-def test_importing_dsgd_leaves_slow_packages_alone():
-    """Data sets, figures and graphs are imported where they are used."""
+def test_importing_dsgd_does_not_import_slow_packages():
+    """Data sets, figures and graphs are imported only when they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
     code = (
         "import jax, optax, flax, sys; before = set(sys.modules); import dsgd; "
@@ -56,7 +56,7 @@ def test_importing_dsgd_leaves_slow_packages_alone():
     )
 
 
-def test_citation_and_changelog_are_of_this_version():
+def test_citation_and_changelog_have_this_version():
     root = Path(dsgd.__file__).parents[1]
     cited = re.search(
         r"^version: (.*)\ndate-released: (.*)$", (root / "CITATION.cff").read_text(), re.MULTILINE
@@ -68,7 +68,7 @@ def test_citation_and_changelog_are_of_this_version():
     assert cited.group(1) == dsgd.__version__
 
 
-def test_arrows_point_down():
+def test_packages_import_only_from_those_above():
     """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks,
     experiments.
     """

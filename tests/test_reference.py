@@ -1,8 +1,13 @@
-"""The reference has every public name, and docstrings become what Sphinx reads."""
+"""The reference contains every public name, its tables are complete, and docstrings become valid
+reStructuredText.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
+import json
 import re
 import types
 from pathlib import Path
@@ -13,14 +18,41 @@ import algorithms
 import dsgd
 import theory_checks
 import topologies
+from dsgd import clusters, compressors
+from dsgd.engine import oracle
 
 ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs/reference"
 PACKAGES = (dsgd, algorithms, topologies, theory_checks)
 ROOMS = {package.__name__ for package in PACKAGES}
+NOT_COMPRESSORS = {"apply", "check", "encode", "fixed_size", "mean_bits"}
+
+
+def _methods():
+    """Returns the names of functions of `algorithms` that return a method."""
+    return {
+        name
+        for name in algorithms.__all__
+        if name != "make"
+        and inspect.isfunction(function := getattr(algorithms, name))
+        and inspect.signature(function).return_annotation == "Algorithm"
+    }
+
+
+def _columns():
+    """Returns the columns of the histories that the tests of methods record."""
+    recorded = json.loads((ROOT / "tests/algorithms/reference_histories.json").read_text())
+    return {
+        name
+        for history in recorded.values()
+        if "step" in history
+        for name in history
+        if name != "params"
+    }
 
 
 def _listed(module, name):
-    """The public names of a module, with those of the modules among them."""
+    """Returns the public names of a module, including those of its submodules."""
     found = getattr(module, "__all__", None) or [
         each
         for each, value in vars(module).items()
@@ -37,26 +69,96 @@ def _listed(module, name):
             yield f"{name}.{each}"
 
 
+def _documented():
+    """Returns the names in the tables of objects and directives of single objects, on all pages."""
+    names = []
+    for page in sorted((REFERENCE / "api").rglob("*.rst")):
+        if "generated" not in page.parts:
+            text = page.read_text()
+            names += re.findall(
+                r"^\.\. auto(?:function|class|exception|data):: (\S+)$", text, re.MULTILINE
+            )
+            for table in re.findall(r"^\.\. autosummary::\n((?:   .*\n|\n)+)", text, re.MULTILINE):
+                names += re.findall(r"^   (\w\S+)$", table, re.MULTILINE)
+    return names
+
+
+def _thing(name):
+    module, _, member = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), member)
+    except ImportError:  # the member of a module that is imported under another name
+        return getattr(_thing(module), member)
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_reference(package):
-    pages = "".join(
-        path.read_text() for path in sorted((ROOT / "docs/reference/api").glob("*.rst"))
-    )
-    documented = re.findall(
-        r"^\.\. auto(?:function|class|exception|data):: (\S+)$", pages, re.MULTILINE
-    )
-    assert len(documented) == len(set(documented))
+    documented = _documented()
+    assert sorted(documented) == sorted(set(documented))
+    things = [_thing(name) for name in documented]
     missing = sorted(
         name
         for name in _listed(package, package.__name__)
-        if name not in documented and not _is_of_a_family(name)
+        if name not in documented
+        and not _is_of_a_family(name)
+        and not any(_thing(name) is thing for thing in things)
     )
     assert missing == []
 
 
+def test_no_object_is_documented_under_two_names():
+    """Both of two equal numbers or strings are documented."""
+    names = {}
+    for name in _documented():
+        thing = _thing(name)
+        if not isinstance(thing, str | int | float | tuple):
+            names.setdefault(id(thing), []).append(name)
+    assert [each for each in names.values() if len(each) > 1] == []
+
+
+def test_pages_of_objects_have_different_names_on_all_file_systems():
+    renamed = re.findall(r'^        "(\S+)",$', (ROOT / "docs/conf.py").read_text(), re.MULTILINE)
+    pages = [f"{name}{'-function' * (name in renamed)}".lower() for name in _documented()]
+    assert sorted(pages) == sorted(set(pages))
+
+
+def _in_code(page):
+    """Returns the code in the tables of a page, and the last parts of dotted names."""
+    rows = re.findall(r"^\|.*\|$", (REFERENCE / page).read_text(), re.MULTILINE)
+    code = {each for row in rows for each in re.findall(r"`([^`]+)`", row)}
+    return code | {each.rpartition(".")[2] for each in code}
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("methods.md", {*algorithms.ALGORITHMS}),
+        ("methods.md", {*_methods()}),
+        ("topologies.md", {*topologies.__all__} - {"WEIGHTS", "draw"}),
+        ("compressors.md", {*compressors.__all__} - NOT_COMPRESSORS),
+        ("clusters.md", {*clusters.Cluster.__dataclass_fields__}),
+        ("clusters.md", {*clusters.__all__} - {"Cluster", "Equal", "Quantity", "load", "save"}),
+        ("history.md", {*oracle.RESERVED}),
+        ("history.md", _columns()),
+    ],
+    ids=[
+        "registry",
+        "methods",
+        "topologies",
+        "compressors",
+        "arguments of clusters",
+        "quantities",
+        "columns of every history",
+        "columns of recorded histories",
+    ],
+)
+def test_tables_have_all_names(page, names):
+    assert sorted(names - _in_code(page)) == []
+
+
 def _is_of_a_family(name):
-    """A family of theory_checks shows what a user calls; its trials and instances are the
-    tables'.
+    """Returns whether a family of theory_checks shows the name, which users call; its trials and
+    instances belong to the tables.
     """
     room, *path = name.split(".")
     return (

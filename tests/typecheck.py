@@ -1,8 +1,8 @@
-"""How annotations are checked under pytest: by beartype, where an int is a float, as in PEP 484.
+"""Checks of annotations under pytest: by beartype, for which an int is a float, as in PEP 484.
 
-jaxtyping's hook wraps every function, with what costs a tenth of all tests: methods are closures,
-made anew for every trace. What has no annotation is left as it is here, and what names no shapes
-has beartype's wrapper alone.
+jaxtyping's hook wraps every function, which costs a tenth of the time of all tests, because methods
+are closures that are built for every trace. Here functions without annotations are not wrapped, and
+functions without shapes have only beartype's wrapper.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def _jaxtyped(made: Any = None, *, typechecker: Callable) -> Any:
 
 
 def _names_shapes(function: Callable) -> bool:
-    """Whether an annotation does, or cannot be read, which jaxtyping forgives."""
+    """Returns whether an annotation names shapes, or cannot be read, which jaxtyping accepts."""
     try:
         get_type_hints(function)
-    except NameError:  # of what only type checkers import
+    except NameError:  # names that only type checkers import
         return True
     return any("[Array, " in str(annotation) for annotation in function.__annotations__.values())
 
 
-jaxtyping.jaxtyped = _jaxtyped  # of what is imported from now on
+jaxtyping.jaxtyped = _jaxtyped  # affects later imports

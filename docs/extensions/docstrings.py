@@ -1,5 +1,5 @@
-"""What autodoc shows: docstrings in reStructuredText, those of data where they are assigned, types
-without their words.
+"""Docstrings and types for autodoc: docstrings in reStructuredText, docstrings of data from their
+assignments, and annotations without the words of error messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG = {
     for each in (numpy.typing.ArrayLike, jax.typing.ArrayLike)
 }
 
-# of data and properties: napoleon would take the words before a colon for a type
+# docstrings of data and properties, in which napoleon would read the words before a colon as a type
 _kept: dict[str, list[str]] = {}
 
 
@@ -45,9 +45,7 @@ def _after_napoleon(
 
 
 def _of_data(name: str, thing: Any) -> list[str]:
-    """The docstring below an assignment, in whichever of the packages' modules the value has been
-    made.
-    """
+    """Returns the docstring below the assignment of a value, from the module that assigns it."""
     last = name.rpartition(".")[2]
     for module_name, module in sorted(sys.modules.items()):
         if (
@@ -63,8 +61,8 @@ def _of_data(name: str, thing: Any) -> list[str]:
 
 
 def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
-    """`Annotated[int, "an integer"]` has its words for refusals, and an `ArrayLike` is a union of
-    many: the reference shows their names.
+    """Removes the words for error messages from `Annotated[int, "an integer"]`, and shows the name
+    `ArrayLike` instead of its union.
     """
     for types in app.env.current_document.autodoc_annotations.values():
         for argument, annotation in types.items():
@@ -77,7 +75,7 @@ def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
 def _skip(
     app: Any, what: str, name: str, thing: Any, skip: bool, options: Any
 ) -> bool | None:
-    """Fields of named tuples are described in `Args` of their class."""
+    """Skips fields of named tuples, which are described in `Args` of their class."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 
 

@@ -1,5 +1,5 @@
-"""Links to the reference: of types by the module that defines them, and of code in backticks that
-names something public.
+"""Links to the reference: from types that are named by their defining module, and from code in
+backticks that names a public object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?", re.DOTALL)
 
 
 def _thing(name: str) -> Any:
-    """The object of that dotted name, or None."""
+    """Returns the object with this dotted name, or None."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
@@ -29,13 +29,18 @@ def _thing(name: str) -> Any:
 
 
 def _documented(objects: dict[str, Any], name: str) -> str | None:
-    """The documented name of which `name` is the end, or of the class whose member it is; None
-    if there is none, or more than one.
+    """Returns the documented name that ends with `name`, or that of the class with this member.
+    Returns None if no name or several names match.
     """
     if name in objects:
         return name
     if "." in name or name[0].isupper():
-        ends = [each for each in objects if each.endswith(f".{name}")]
+        # a class also has an entry, an alias, with the name of the module that defines it
+        ends = [
+            each
+            for each, entry in objects.items()
+            if each.endswith(f".{name}") and not entry.aliased
+        ]
         if len(ends) == 1:
             return ends[0]
     owner, _, member = name.rpartition(".")
@@ -47,7 +52,7 @@ def _documented(objects: dict[str, Any], name: str) -> str | None:
 
 
 def _type(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """`dsgd.base.Algorithm` is documented as `dsgd.Algorithm`."""
+    """Links a type to its public name, for example `dsgd.base.Algorithm` to `dsgd.Algorithm`."""
     if node.get("refdomain") != "py":
         return None
     objects, target = env.domaindata["py"]["objects"], node["reftarget"]

@@ -1,5 +1,5 @@
-r"""Docstrings as they are written here, in reStructuredText: Markdown's `$...$`, `$$...$$`,
-backticks and indented code.
+r"""Converts docstrings to reStructuredText: Markdown's `$...$`, `$$...$$`, backticks and indented
+code.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ TOKENS = re.compile(
     re.DOTALL,
 )
 PARAMETER = re.compile(r"\s+\*{0,2}\w+(?:, \*{0,2}\w+)*: ")
-LETTER = re.compile(r"(\w)\.(?=\s|$)")  # a description "N." would begin a numbered list
+LETTER = re.compile(r"(\w)\.(?=\s|$)")  # a description "N." would start a numbered list
 RETURNS = re.compile(r"^Returns:\n((?:    .*\n?|\n(?=    ))+)", re.MULTILINE)
 
 
 def from_markdown(text: str) -> str:
-    """The docstring, for napoleon, which knows its sections."""
+    """Returns the docstring in reStructuredText; napoleon then formats its sections."""
     lines = _with_code(RETURNS.sub(_returned, text).split("\n"))
     return "\n".join(block if code else _prose(block) for block, code in _blocks(lines))
 
 
 def _returned(section: re.Match[str]) -> str:
-    """A field of its own: napoleon would take the words before the first colon for a type."""
+    """Returns `Returns:` as a field, since napoleon would read words before a colon as a type."""
     first, _, rest = section[1].strip().partition("\n")
     return f":returns: {first}\n{rest}\n\n"
 
 
 def _with_code(lines: list[str]) -> list[tuple[str, bool]]:
-    """Each line, and whether it is code: indented by four, after an empty line below text that is
-    no section's title.
+    """Returns each line, and whether it is code: indented by four, after an empty line, below text
+    that is not a section title.
     """
     out: list[tuple[str, bool]] = []
     code, margin = False, ""
@@ -53,7 +53,7 @@ def _with_code(lines: list[str]) -> list[tuple[str, bool]]:
 
 
 def _blocks(lines: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Lines of prose that stand together as one, so that a formula may go over their ends."""
+    """Joins consecutive lines of prose, so that a formula may span several lines."""
     out: list[tuple[str, bool]] = []
     for line, code in lines:
         if out and not code and not out[-1][1] and line.strip() and out[-1][0].strip():
@@ -100,7 +100,9 @@ def _markup(token: re.Match[str]) -> str:
 
 
 def _apart(token: re.Match[str], markup: str) -> str:
-    """Markup must stand between spaces or punctuation; an escaped space is none in the text."""
+    """Surrounds markup with escaped spaces, which are not printed, if it is not between spaces or
+    punctuation.
+    """
     before, after = token.string[: token.start()][-1:], token.string[token.end() :][:1]
     left = "" if not before or before.isspace() or before in "([{<'\"-/:" else "\\ "
     right = "" if not after or after.isspace() or after in ")]}>'\"-/:.,;!?" else "\\ "

@@ -5,6 +5,7 @@ members.
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import chunked_top_k, two_bit
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -16,7 +17,7 @@ from dsgd.compressors.quantization import (
     sign,
     ternary,
 )
-from dsgd.compressors.sizes import mean_bits
+from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "chunked_top_k",
     "clipping",
     "contraction",
+    "dct_top_k",
     "e3m0",
     "encode",
+    "fixed_size",
     "identity",
     "low_rank",
     "mean_bits",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,24 +68,38 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
         rows, width = shape(x.shape[0])
         relative, largest = unit(wide(x))
         matrix = jnp.pad(relative, (0, rows * width - x.shape[0])).reshape(rows, width)
-        left = jnp.linalg.qr(jnp.matmul(matrix, start, precision="highest"))[0]
+        left = orthonormal(jnp.matmul(matrix, start, precision="highest"))
         return Factors(left, jnp.matmul(matrix.T, left, precision="highest") * largest)
-
-    def cold(key, x):
-        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32).astype(
-            wide(x).dtype
-        )
 
     def compress(key, x, last=None):
         if last is None:
-            return factor(x, cold(key, x))
-        start, size = unit(last.right)
-        return factor(x, jnp.where(size > 0, start, cold(key, x)))
+            return factor(x, normal(key, (shape(x.shape[0])[1], rank), wide(x).dtype))
+        return factor(x, warm_start(key, last.right))
 
     def decompress(message, d):
         return jnp.matmul(message.left, message.right.T, precision="highest").ravel()[:d]
 
     return fixed_size(compress, decompress, name, delta=lambda d: rank / shape(d)[1])
+
+
+def warm_start(key: jax.Array, last: jax.Array) -> jax.Array:
+    """Returns the right factor from which a power iteration starts: the last one, scaled to a
+    largest magnitude of 1, or normal numbers if it is 0.
+    """
+    start, size = unit(last)
+    return jnp.where(size > 0, start, normal(key, last.shape, last.dtype))
+
+
+def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns independent standard normal numbers, drawn as float32."""
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
+def orthonormal(matrix: jax.Array) -> jax.Array:
+    """Returns an orthonormal basis of the columns of a matrix, `[a, r]` with r at most a. Columns
+    that depend on earlier ones, such as zeros, are replaced by other orthonormal columns.
+    """
+    return jnp.linalg.qr(matrix)[0]
 
 
 def _require_rank(name: str, rank: int, most: int, what: str) -> None:

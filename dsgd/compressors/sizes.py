@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -85,20 +85,28 @@ def wide(x: ArrayLike) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+@checks.arguments
 def fixed_size(
-    compress: Callable,
-    decompress: Callable,
+    compress: Annotated[Callable[[Any, Any], Any], "(key, x)"],
+    decompress: Annotated[Callable[[Any, Any], Any], "(message, d)"],
     name: str,
     *,
-    omega: Callable | None = None,
-    delta: Callable | None = None,
+    omega: Annotated[Callable[[Any], Any], "(d)"] | None = None,
+    delta: Annotated[Callable[[Any], Any], "(d)"] | None = None,
 ) -> Compressor:
-    """Returns a compressor whose messages for d elements all have the same size, the bits of their
+    r"""Returns a compressor whose messages for d elements all have the same size: the bits of their
     arrays.
 
     Args:
-        compress, decompress, name, omega: as in `dsgd.Compressor`.
-        delta: as in `dsgd.Compressor`; None: 1 - omega if omega is given and below 1.
+        compress: (key, x: `[d]`) -> message, a pytree of arrays; or `dsgd.Encoded`.
+        decompress: (message, d) -> decoded vector `[d]`.
+        name: name in tables and error messages.
+        omega: d -> $\omega$, if the compressor is unbiased; None: it is biased.
+        delta: d -> $\delta$, if it is a contraction; None: $1 - \omega$ if omega is given and below
+            1.
+
+    Raises:
+        ValueError: if an argument is not a function with these arguments.
     """
     if delta is None and omega is not None:
         delta = partial(_remainder, omega)

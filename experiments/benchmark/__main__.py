@@ -1,5 +1,6 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`,
-`compression`, `mixing`, `peers` and `workarounds`."""
+"""Benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`,
+`compression`, `mixing`, `peers` and `workarounds`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The rivals of `benchmark rounds`: what one would write by hand for one method and problem, as a
-JAX scan, and as a numpy loop.
+"""Hand-written versions for `benchmark rounds`: each is written for one method and problem, as a
+JAX scan and as a numpy loop.
 
-Each does the mathematics of the registered method on a quadratic with diagonal Hessians and exact
-gradients, and records f, |f'|^2 and the consensus distance in every round. Nothing is packed, and
-no bits are counted.
+Each computes the registered method on a quadratic with diagonal Hessians and exact gradients, and
+records f, |f'|^2 and the consensus distance in every round. Nothing is packed, and no bits are
+counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jax import lax
 import dsgd
 
 LEARNING_RATE = 0.1
-FRACTION = 0.1  # of the elements, that EF21 keeps
-STEPS = 15  # between the knobs of four bits
+FRACTION = 0.1  # share of the elements that EF21 keeps
+STEPS = 15  # number of levels of a four-bit quantization, without 0
 
 Run = Callable[[int], Any]
 
@@ -34,12 +34,12 @@ class Mean(Protocol):
 
 
 def reduced(x: jax.Array, axis: int = 0) -> jax.Array:
-    """As one writes it."""
+    """Returns the mean with `jnp.mean`."""
     return x.mean(axis=axis)
 
 
 def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
-    """The same as a product with ones; over the last axis where that is faster."""
+    """Returns the mean as a product with ones; over the last axis if that is faster."""
     n = x.shape[axis]
     if axis == -1:
         return (
@@ -54,8 +54,8 @@ def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def added(x: jax.Array, axis: int = 0) -> jax.Array:
-    """Eight blocks by additions, which XLA fuses with what makes x, and the block that is left as a
-    product.
+    """Returns the mean as additions of eight blocks, which XLA fuses with the computation of x, and
+    a product for the remaining block.
     """
     if x.shape[axis] % 8:
         return multiplied(x, axis)
@@ -63,7 +63,7 @@ def added(x: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
-    """The method of that name, one of `SCANS`: rounds -> (state, history)."""
+    """Returns the method of that name, one of `SCANS`: rounds -> (state, history)."""
     start, step, model = SCANS[name](*problem.data.b.shape, mean)
     first = start()
 
@@ -102,8 +102,9 @@ def _ring_sgd(N: int, d: int, mean: Mean):
 
 
 def _parts(N: int, d: int):
-    """The shape of the parts of a vector for N servers, those that have elements; vectors
-    `[..., d]` cut into them, and put together again."""
+    """Returns the shape of the parts of a vector for N servers, only those that have elements, and
+    functions that split vectors `[..., d]` into them and join them.
+    """
     part = math.ceil(d / N)
     servers = math.ceil(d / part)
 
@@ -119,7 +120,7 @@ def _compressed_sgd(N: int, d: int, mean: Mean):
     shape, cut, join = _parts(N, d)
 
     def quantize(key, x):
-        if shape[1] <= 2:  # both are ends: they arrive as they are
+        if shape[1] <= 2:  # both values are ends of a range, which are sent unchanged
             return x
         low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
         place = STEPS * jnp.where(high > low, (x - low) / (high - low), 0)
@@ -159,15 +160,15 @@ def _error_compensated_sgd(N: int, d: int, mean: Mean):
 
 
 def _sorted_out(rows: jax.Array, k: int) -> jax.Array:
-    """Rows with their k largest elements only, as one writes it."""
+    """Returns rows with only their k largest elements, by `jax.lax.top_k`."""
     _, places = lax.top_k(jnp.abs(rows), k)
     at = jnp.arange(len(rows))[:, None]
     return jnp.zeros_like(rows).at[at, places].set(rows[at, places])
 
 
 def _counted_out(rows: jax.Array, k: int) -> jax.Array:
-    """The same, where no two elements are equal, by the bits of the k-th largest: of a byte of each
-    element, one after the other.
+    """Returns the same if no two elements are equal, from the bits of the k-th largest element,
+    which are determined byte by byte from counts.
     """
     if rows.size < 10_000:
         return _sorted_out(rows, k)
@@ -196,7 +197,7 @@ def _counted_out(rows: jax.Array, k: int) -> jax.Array:
 def _ef21(N: int, d: int, mean: Mean):
     shape, cut, join = _parts(N, d)
     k = math.ceil(FRACTION * shape[1])
-    # the first form is XLA's own throughout
+    # XLA's own forms
     best = _sorted_out if mean is reduced else _counted_out
 
     def largest(x):
@@ -224,13 +225,15 @@ SCANS: dict[str, Callable[..., Any]] = {
     "ec-sgd": _error_compensated_sgd,
     "ef21": _ef21,
 }
-# Arrays of N d float32 that a round must read, or write: A, b; of DSGD the models, of EC-SGD and
-# EF21 the workers' memories.
+# Number of arrays of N d float32 that a round must read or write: A, b; for DSGD the models, for
+# EC-SGD and EF21 the workers' memories.
 MOVED = {"mb-sgd": 2, "dsgd": 4, "csgd": 2, "ec-sgd": 4, "ef21": 4}
 
 
 def loop(name: str, problem: dsgd.Problem) -> Run | None:
-    """Mini-batch SGD or ring DSGD in numpy: rounds -> (model, history); None of other methods."""
+    """Returns mini-batch SGD or ring DSGD in numpy: rounds -> (model, history); None for other
+    methods.
+    """
     if name not in ("mb-sgd", "dsgd"):
         return None
     A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
@@ -263,8 +266,9 @@ def loop(name: str, problem: dsgd.Problem) -> Run | None:
 
 
 def copies(arrays: int, N: int, d: int) -> Run:
-    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have:
-    numpy's where the device is a CPU, elsewhere the device's own."""
+    """Returns a function that copies, reading and writing together as many bytes as the given
+    number of float32 arrays `[N, d]`: in numpy if the device is a CPU, otherwise on the device.
+    """
     if jax.default_backend() != "cpu":
         return _copies_on_device(jnp.ones(arrays * N * d // 2, jnp.float32))
     source, target = (
@@ -280,6 +284,8 @@ def copies(arrays: int, N: int, d: int) -> Run:
 
 
 def _copies_on_device(x: jax.Array) -> Run:
-    """Each reads and writes the array once: its negative takes its place."""
+    """Returns a program in which each round reads and writes the array once: it replaces the array
+    with its negative.
+    """
     negated = jax.jit(lambda rounds, x: lax.fori_loop(0, rounds, lambda _, x: -x, x))
     return lambda rounds: jax.block_until_ready(negated(rounds, x))

@@ -1,21 +1,23 @@
-"""Throughput of every compressor, beside the least that it can cost.
+"""Throughput of every compressor, relative to a lower bound of its cost.
 
     python -m experiments.benchmark compression
 
-An encode must do what cannot be left out (draw random numbers, as `jax.random.uniform` does, or
-select, as `jax.lax.top_k` does), read the vector once, and write the message once. Both are timed
-in the same run, in turns, the second as that share of a copy: `cost` is the encode over their sum,
-the median over pairs of timings. Throughput is in bytes of the float32 vector, 4 d, whatever the
-size of the message.
+An encode must at least draw random numbers (as `jax.random.uniform` does) or select elements (as
+`jax.lax.top_k` does), read the vector once, and write the message once. The encode and these
+operations are timed in the same run, in turns; reading and writing are timed as the corresponding
+share of a copy. `cost` is the time of the encode over the sum of their times, the median over pairs
+of timings. Throughput is in bytes of the float32 vector, 4 d, independent of the size of the
+message.
 """
 
 from __future__ import annotations
 
-# a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+# The script was run by its path. Then JAX would find this file as Python 3.14's module
+# `compression`.
 if __name__ == "compression":
     raise ImportError(
-        "experiments/benchmark/compression.py is no module of Python's: run scripts as python -m "
-        "experiments.<name>"
+        "experiments/benchmark/compression.py is not a module of Python; run commands as python "
+        "-m experiments.<name>"
     )
 
 from collections.abc import Callable
@@ -40,7 +42,7 @@ Program = Callable[[], object]
 
 @dataclass(frozen=True)
 class Args:
-    """Times every compressor beside a copy, random numbers and a selection."""
+    """Times every compressor and the operations that it needs."""
 
     dimensions: tuple[commands.Count, ...] = (2**20, 2**24)
     """Elements d of the vector."""
@@ -51,7 +53,7 @@ class Args:
 
 
 class Candidate(NamedTuple):
-    """A compressor, and which of the measured programs it cannot do without."""
+    """A compressor, and the measured operations that it needs."""
 
     compressor: Compressor
     needs: tuple[str, ...] = ()
@@ -79,8 +81,8 @@ CANDIDATES = (
 
 
 class Speed(NamedTuple):
-    """Of one compressor: bytes of the vector a second, and the cost of an encode in units of the
-    least.
+    """Speed of one compressor: bytes of the vector per second, and the cost of an encode relative
+    to the lower bound.
     """
 
     bits: float
@@ -116,7 +118,9 @@ def main(args: Args) -> None:
 
 
 def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
-    """Bytes of the vector a second of each reference, and of each compressor."""
+    """Returns the bytes of the vector per second of each reference operation, and the speed of each
+    compressor.
+    """
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (d,))
     references = reference_programs(key, x)
     times: dict[str, list[np.ndarray]] = {name: [] for name in references}
@@ -127,7 +131,7 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
         taken = timing.in_turn({"encode": encode, "decode": decode, **programs}, args.repeats)
         for name in programs:
             times[name].append(taken[name])
-        # of a copy's bytes: one read, one packed write
+        # share of a copy's bytes: one read, one packed write
         moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)
         least = moved * taken["copy"] + sum(taken[name] for name in needs)
         cost = float(np.median(taken["encode"] / least))
@@ -138,7 +142,7 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
 
 
 def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
-    """What an encode cannot do without, each on its own, compiled."""
+    """Returns the operations that an encode needs, each compiled as a separate program."""
     d, side = x.shape[0], int(np.sqrt(x.shape[0]))
     k = max(1, round(FRACTION * d))
     thin = jnp.ones((side, 4))
@@ -148,7 +152,7 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
         return matrix.T @ (matrix @ thin)
 
     functions = {
-        "copy": (jnp.negative, x),  # a plain copy may not be compiled at all
+        "copy": (jnp.negative, x),  # a plain copy might not be compiled
         "uniform": (lambda key: jax.random.uniform(key, (d,)), key),
         "uniform of k": (lambda key: jax.random.uniform(key, (k,)), key),
         "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), k), x),
@@ -160,7 +164,7 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
 
 
 def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program, Program, float]:
-    """Encode and decode, compiled, and the bits of a message."""
+    """Returns compiled encode and decode, and the bits of a message."""
     encode = timing.program(lambda key, x: compressors.encode(compressor, key, x).message, key, x)
     message = compressors.encode(compressor, key, x).message
     return (
@@ -171,12 +175,12 @@ def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program
 
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
-    """One row a program."""
+    """Tabulates one row per program."""
     table = tables.table(
-        f"throughput in GB of float32 a second, d = {d:,} (medians)",
+        f"throughput, GB of float32 per second, d = {d:,} (medians)",
         ("program", "bits/\nelement", "encode", "decode", "cost"),
-        "cost: an encode over what it cannot do without (random numbers or\nselection, one read, "
-        "one packed write), the median over pairs",
+        "cost: time of an encode / time of the operations that it needs (random numbers\nor "
+        "selection, one read, one packed write), median over pairs",
     )
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")

@@ -1,5 +1,5 @@
-"""Pythons for the versions of `benchmark peers` that cannot share ours: where they are, and how
-they are made.
+"""Python environments for versions of `benchmark peers` that cannot share ours: their location and
+creation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import platformdirs
 
-LIMIT = 1200  # seconds for one step of making an environment
+LIMIT = 1200  # seconds for one step of creating an environment
 
 
 class Peer(NamedTuple):
-    """What a version needs.
+    """Requirements of a version.
 
     Args:
-        module: that it imports.
-        requirements: what pip installs.
-        python: the oldest Python that will do.
+        module: module that it imports.
+        requirements: arguments of pip install.
+        python: oldest Python version that it supports.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Peer(NamedTuple):
 PEERS = {
     "torch": Peer("torch", ("torch", "numpy")),
     "decent-bench": Peer("decent_bench", ("decent-bench>=0.3,<0.4",), (3, 13)),
-    # it calls what newer JAX has not
+    # it calls functions that newer versions of JAX have removed
     "fedjax": Peer(
         "fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12")
     ),
@@ -42,17 +42,17 @@ PEERS = {
 
 
 class Unavailable(Exception):
-    """A peer cannot be had here; in words, why."""
+    """A library is not available here; the message states the reason."""
 
 
 def default_folder() -> Path:
-    """Where environments are, unless told otherwise."""
+    """Returns the default folder of environments."""
     return platformdirs.user_cache_path("dsgd") / "peers"
 
 
 def found(name: str, folder: Path) -> Path | None:
-    """The Python that has the peer: this one, or that of the environment in the folder; None:
-    neither.
+    """Returns the Python that has the library: this one, or that of the environment in the folder;
+    None if there is none.
     """
     if importlib.util.find_spec(PEERS[name].module):
         return Path(sys.executable)
@@ -61,11 +61,11 @@ def found(name: str, folder: Path) -> Path | None:
 
 
 def made(name: str, folder: Path) -> Path:
-    """The Python that has the peer; where there is none, it is made in the folder, with pip, which
-    follows its usual settings.
+    """Returns the Python that has the library; if there is none, creates an environment in the
+    folder with pip, which uses its usual settings.
 
     Raises:
-        Unavailable: no such Python, or pip could not install it.
+        Unavailable: if there is no suitable Python, or pip fails.
     """
     if there := found(name, folder):
         return there
@@ -94,14 +94,13 @@ def made(name: str, folder: Path) -> Path:
 
 
 def _python(name: str) -> str:
-    """One that is new enough: ours, or one on the path."""
+    """Returns a Python that is new enough: ours, or one on the path."""
     oldest = PEERS[name].python
     if sys.version_info[:2] >= oldest:
         return sys.executable
     for minor in range(oldest[1], oldest[1] + 5):
         there = shutil.which(f"python{oldest[0]}.{minor}")
-        # pyenv has a name on the path for each of its Pythons, also for those that are not to be
-        # used
+        # pyenv has a name on the path for each of its Pythons, including those that are not active
         if (
             there
             and subprocess.run([there, "--version"], capture_output=True, check=False).returncode
@@ -111,12 +110,12 @@ def _python(name: str) -> str:
     wanted = ".".join(map(str, oldest))
     raise Unavailable(
         f"{name} needs Python {wanted}, which is not on the path (python{wanted}; or uv, which "
-        "fetches one)"
+        "downloads one)"
     )
 
 
 def _do(name: str, step: list[str]) -> None:
-    """One step; its last line says why it failed."""
+    """Runs one step; its last line of output explains a failure."""
     with tempfile.TemporaryFile("w+") as said:
         try:
             status = subprocess.run(
@@ -132,11 +131,11 @@ def _do(name: str, step: list[str]) -> None:
 
 
 def path_for(folder: Path) -> Path:
-    """A folder for another Python's path, in which it finds this package's versions, and nothing
-    else of our Python's.
+    """Returns a folder for another Python's path, in which it finds this package's versions and
+    nothing else of our Python.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
     """
     (folder / "experiments").symlink_to(Path(__file__).parents[1], target_is_directory=True)
     return folder

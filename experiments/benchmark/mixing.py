@@ -1,14 +1,14 @@
-"""Seconds of one gossip round on sparse graphs, beside the dense product with W and a copy of the
-models.
+"""Seconds of one gossip round on sparse graphs, compared with the dense product with W and a copy
+of the models.
 
     python -m experiments.benchmark mixing
 
-A round must read the models once and write them once: what a copy does. The dense product is what
-one writes without thinking about the graph. Rounds are those of a loop, as in a run; copies are
-written into memory which is there already. All take turns; medians are reported.
+A round must read the models once and write them once: the same as a copy. The dense product is the
+obvious implementation that ignores the graph. Rounds are executed in a loop, as in a run; copies
+are written to memory that is already allocated. All take turns; medians are reported.
 
-A second table holds the choice between two kinds of sums to what a round takes with them, gradients
-and all: a worker's neighbours row by row, or a product with all rows.
+A second table evaluates the choice between two implementations of the sums, by the time of a whole
+round including gradients: row by row over a worker's neighbours, or as a product with all rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from experiments.shared import commands, tables, timing
 
 @dataclass(frozen=True)
 class Args:
-    """Times gossip rounds on one device beside dense products and copies."""
+    """Times gossip rounds next to dense products and copies."""
 
     workers: commands.Count = 1024
     """Number of workers N."""
@@ -44,19 +44,20 @@ class Args:
     repeats: commands.Count = 15
     """Timings of each program."""
     dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
-    """Elements for which both kinds of sums are timed, where all models together have at most 8 M.
+    """Elements d for which both implementations of the sums are timed, if all models together have
+    at most 8 M elements.
     """
     out: Path = Path("results/benchmark/mixing")
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
 
 
-MOST = 8_000_000  # elements of all models
-LOOP = 10_000_000  # elements that are mixed in one timing of a kind of sum
-ROUNDS = 10  # in one timing of the models of `Args`
+MOST = 8_000_000  # maximal number of elements of all models
+LOOP = 10_000_000  # elements that are mixed in one timing of the sums
+ROUNDS = 10  # rounds in one timing of the models of `Args`
 
 
 def graphs_of_all_degrees() -> list[dsgd.Topology]:
-    """From few to many neighbours."""
+    """Returns graphs with few to many neighbours."""
     regular = [
         (16, 10),
         (32, 14),
@@ -117,18 +118,20 @@ def main(args: Args) -> None:
 
 
 def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
-    """So many rounds, an even number, two in each turn of a loop: after two, its state is where it
-    was in memory. After one, XLA would copy it, which it does in no run."""
+    """Returns a program with an even number of rounds, two per iteration of a loop: after two
+    rounds, the state is in its original buffer. After one round XLA would copy it, which does not
+    happen in a run.
+    """
     return lambda x: jax.lax.fori_loop(0, rounds // 2, lambda _, x: once(once(x)), x)
 
 
 def kind(graph: dsgd.Topology) -> str:
-    """Of the sums that a round on one device makes."""
+    """Returns the implementation of the sums that a round on one device uses."""
     return "product" if routes.routes_of(graph, 1).places is None else "rows"
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
-    """How long rounds with sums row by row take, over those with the product; NaN where the models
+    """Returns the time of rounds with sums row by row over that with the product; NaN if the models
     are too large.
     """
     if graph.n * d > MOST:
@@ -146,13 +149,13 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
 
 
 def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-    """A round of DSGD on quadratics, with one kind of sums."""
-    x = xla.materialize(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
+    """Returns a round of DSGD on quadratics, with one implementation of the sums."""
+    x = xla.materialize(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as in `mix`
     return gossip.summed(plan, (0, 0), x, x, onto=True)
 
 
 def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
-    """A gossip round as methods make it, on one device."""
+    """Returns a gossip round as in methods, on one device."""
     return jax.shard_map(
         lambda x: workers.mix(x, graph),
         mesh=workers.mesh(1),
@@ -163,7 +166,7 @@ def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
 
 
 def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
-    """The same as a product."""
+    """Returns the same as a product."""
     W = np.asarray(graph.W, np.float32)
     return lambda x: jnp.matmul(W, x, precision=jax.lax.Precision.HIGHEST)
 
@@ -171,7 +174,7 @@ def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
 def measured(
     graph: dsgd.Topology, taken: dict[str, np.ndarray]
 ) -> tuple[str, int, float, float, float, float]:
-    """A row: medians, of ratios over pairs of timings."""
+    """Returns a row: medians of times, and of ratios over pairs of timings."""
     mix, product, copy = (
         taken[graph.name] / ROUNDS,
         taken[f"{graph.name} dense"] / ROUNDS,
@@ -184,16 +187,17 @@ def measured(
 
 
 def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
-    """One row a graph.
+    """Tabulates one row per graph.
 
     Args:
-        copied: GB/s of a copy.
+        args, rows: arguments and results.
+        copied: throughput of a copy, GB/s.
     """
     table = tables.table(
         f"a gossip round, {args.workers:,} workers x {args.dimension:,} elements (medians)",
         ("graph", "degree", "ms", "dense, ms", "faster", "of copy"),
-        f"of copy: share of the rate of a copy, {copied:.3g} GB/s, as if only reading\nand "
-        "writing the models once were needed",
+        f"of copy: share of the throughput of a copy, {copied:.3g} GB/s, if a round only\nread "
+        "and wrote the models once",
     )
     for name, degree, mix, product, faster, share in rows:
         table.add_row(
@@ -208,13 +212,13 @@ def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
 
 
 def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> Table:
-    """One row a graph."""
+    """Tabulates one row per graph."""
     table = tables.table(
-        "a round of DSGD with sums row by row over one with a product,\nby elements of a model "
-        "(seconds, medians)",
+        "time of a round of DSGD with sums row by row / with a product,\nby elements of a model "
+        "(medians)",
         ("graph", "deg", "sums", *(f"{d:,}" for d in args.dimensions)),
-        "below 1, sums row by row are faster. sums: of which rows a round makes them,\n"
-        "its neighbours', or all in a product, whatever the size of the model.",
+        "below 1: sums row by row are faster. sums: implementation that a round uses,\nfor any "
+        "size of the model.",
     )
     for graph, ratios in sums:
         does = "rows" if kind(graph) == "rows" else "all"

@@ -1,21 +1,22 @@
-"""The same rounds in dsgd, by hand in JAX, numpy and PyTorch, and in the field's libraries: speed,
-time to a result, memory.
+"""The same rounds in dsgd, hand-written in JAX, numpy and PyTorch, and in other libraries of the
+field: speed, time to a result, memory.
 
     python -m experiments.benchmark peers
 
-Ring DSGD of logistic regression, 8 samples a worker and all of them in every gradient, in float64:
-nothing is random, and the models of all versions are compared before anything is timed.
-fedjax has a server and no ring: it does mini-batch SGD, beside dsgd and a scan that do the same.
-Nothing is recorded on the way.
+Ring DSGD of logistic regression, with 8 samples per worker, all of which are in every gradient, in
+float64: nothing is random, and the models of all versions are compared before anything is timed.
+fedjax has a server and no ring; it runs mini-batch SGD, next to dsgd and a scan that do the same.
+Nothing is recorded during the runs.
 
-Every version runs in processes of its own, on the CPU, in turn; medians are reported. A process
-makes its rounds to a first result, whose time counts from the start of the process, compiling
-included, and then times more rounds. Memory is the most that it had by then.
+Every version runs in separate processes on the CPU; versions take turns, and medians are reported.
+A process makes its rounds up to a first result, whose time is measured from the start of the
+process and includes compilation, and then times more rounds. Memory is the peak up to then.
 
-PyTorch, decent-bench (which needs Python 3.13) and fedjax (which needs an older JAX) each have a
-Python of their own, in environments that are made with pip when they are first needed. What cannot
-be had is left out, with a message that says why. So are sizes of more than 16 M elements of all
-models together; a version that takes longer than --longest for a process has no number there.
+PyTorch, decent-bench (which needs Python 3.13) and fedjax (which needs an older JAX) each have
+their own Python environment, which is created with pip when it is first needed. Unavailable
+libraries are left out, with a message that states the reason. So are sizes of more than 16 M
+elements of all models together. A version that takes longer than --longest for a process has no
+number there.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
 from experiments.shared import commands, figures, tables
 
-SAMPLES = 8  # of a worker
-MOST = 16_000_000  # elements of all models
-AGREE = 1e-13  # at most between two versions' models, over the largest element
+SAMPLES = 8  # samples of a worker
+MOST = 16_000_000  # maximal number of elements of all models
+AGREE = 1e-13  # maximal difference between two versions' models, relative to the largest element
 TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD"}
-# By method, its versions: those of `jobs.peers`, some of which need a Python of their own
+# Versions by method: those of `jobs.peers`, some of which need their own Python
 # (`environments.PEERS`).
 VERSIONS: dict[str, tuple[str, ...]] = {
     "dsgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"),
@@ -51,44 +52,47 @@ NAMES = tuple(dict.fromkeys(name for versions in VERSIONS.values() for name in v
 
 @dataclass(frozen=True)
 class Args:
-    """Times the same rounds in dsgd, by hand, and in other libraries."""
+    """Times the same rounds in dsgd, in hand-written code, and in other libraries."""
 
     methods: tuple[str, ...] = tuple(VERSIONS)
-    """Which of dsgd and mb-sgd."""
+    """Methods: dsgd, mb-sgd."""
     versions: tuple[str, ...] = NAMES
-    """Which of dsgd, scan, numpy, torch, decent-bench and fedjax."""
+    """Versions: dsgd, scan, numpy, torch, decent-bench, fedjax."""
     workers: tuple[commands.Count, ...] = (16, 128, 1024)
     """Numbers of workers N, at least 3."""
     dimensions: tuple[commands.Count, ...] = (100, 10_000, 100_000)
     """Elements d of a model; every N runs with every d."""
     rounds: commands.Count = 20
-    """Rounds to the first result, and at least so many in a timing."""
+    """Number of rounds to the first result; also the minimal number of rounds of a timing."""
     seconds: commands.Positive = 0.5
-    """Length of the timing of rounds, about."""
+    """Approximate seconds of the timing of rounds."""
     repeats: commands.Count = 3
-    """Timed processes of each version and size, after one whose models are compared."""
+    """Number of timed processes of each version and size, after one for the comparison of
+    models.
+    """
     longest: commands.Positive = 90.0
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
-    """Folder for the environments of other libraries; those that are there are used again."""
+    """Folder for the environments of other libraries; existing ones are reused."""
     out: Path = Path("results/benchmark/peers")
     """Folder for config.json, peers.csv, versions.json, peers.png and the tables."""
 
 
 class Version(NamedTuple):
-    """What is started, and in which environment."""
+    """A version: its command and its environment."""
 
     command: list[str]
     environment: dict[str, str]
 
 
 class Row(NamedTuple):
-    """Medians of one version and size; NaN where it took too long.
+    """Medians of one version and size; NaN if it took too long.
 
     Args:
         seconds: from the start of the process to the first result.
-        memory: bytes, at the most.
-        apart: the largest difference of a model from the first version's, over its largest element.
+        memory: peak, bytes.
+        apart: largest difference of a model from the first version's, relative to its largest
+            element.
     """
 
     method: str
@@ -112,7 +116,7 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     rows: list[Row] = []
-    told: dict[str, dict[str, str]] = {}
+    reported: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = environments.path_for(Path(tempfile.mkdtemp(dir=folder)))
         pythons = find(args)
@@ -121,9 +125,9 @@ def main(args: Args) -> None:
                 for N, d in sizes(args):
                     write_data(Path(folder), N, d)
                     rows += compare(
-                        args, method, versions(args, method, pythons, path), Path(folder), told
+                        args, method, versions(args, method, pythons, path), Path(folder), reported
                     )
-    records.write_json(args.out / "versions.json", told)
+    records.write_json(args.out / "versions.json", reported)
     sheets = (
         {"peers": draw([row for row in rows if row.method == "dsgd"])}
         if "dsgd" in args.methods
@@ -141,7 +145,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where the arguments do not fit."""
+    """Raises a ValueError if the arguments do not fit together."""
     commands.require_known("--methods", args.methods, VERSIONS)
     commands.require_known("--versions", args.versions, NAMES)
     if few := [N for N in args.workers if N < 3]:
@@ -163,12 +167,14 @@ def check(args: Args) -> None:
 
 
 def sizes(args: Args) -> list[tuple[int, int]]:
-    """Workers and elements of what is run."""
+    """Returns the numbers of workers and elements to run."""
     return [(N, d) for d in args.dimensions for N in args.workers if N * d <= MOST]
 
 
 def find(args: Args) -> dict[str, Path]:
-    """By name, the Pythons of those peers that can be had; a message for each that cannot."""
+    """Returns, by name, the Pythons of the available libraries; prints a message for each
+    unavailable one.
+    """
     found: dict[str, Path] = {}
     for name in dict.fromkeys(
         name for method in args.methods for name in VERSIONS[method] if name in args.versions
@@ -177,7 +183,7 @@ def find(args: Args) -> dict[str, Path]:
             continue
         if environments.found(name, args.environments) is None:
             tables.console().print(
-                f"Making an environment for {name} in {args.environments / name}",
+                f"Creating an environment for {name} in {args.environments / name}",
                 markup=False,
                 soft_wrap=True,
             )
@@ -189,7 +195,7 @@ def find(args: Args) -> dict[str, Path]:
 
 
 def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> dict[str, Version]:
-    """By name, what is run of a method."""
+    """Returns, by name, the versions of a method to run."""
     on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "true"}
     chosen = {}
     for name in VERSIONS[method]:
@@ -197,7 +203,7 @@ def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> d
         if name not in args.versions or python is None:
             continue
         ours = python == Path(sys.executable)
-        # nothing of this folder but the jobs
+        # the path contains nothing of this folder except the jobs
         apart = {} if ours else {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}
         chosen[name] = Version(
             [str(python), "-m", "experiments.benchmark.jobs.peers", name], on_cpu | apart
@@ -206,8 +212,8 @@ def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> d
 
 
 def write_data(folder: Path, N: int, d: int) -> None:
-    """What all versions read: inputs `[N, 8, d]` of length about 1, and as many targets of each
-    class at every worker.
+    """Writes the data of all versions: inputs `[N, 8, d]` of length about 1, and the same number of
+    targets of each class for every worker.
     """
     rng = np.random.default_rng(0)
     np.save(folder / "inputs.npy", rng.standard_normal((N, SAMPLES, d)) / np.sqrt(d))
@@ -219,15 +225,15 @@ def compare(
     method: str,
     chosen: dict[str, Version],
     folder: Path,
-    told: dict[str, dict[str, str]],
+    reported: dict[str, dict[str, str]],
 ) -> list[Row]:
-    """Rows of all versions on the data in the folder.
+    """Returns rows of all versions on the data in the folder.
 
     Args:
-        told: gets the versions of packages, by version.
+        reported: is filled with the versions of packages, by version.
 
     Raises:
-        RuntimeError: two versions do not agree.
+        RuntimeError: if two versions do not agree.
     """
     apart: dict[str, float] = {}
     reference = None
@@ -243,14 +249,14 @@ def compare(
         )
         if ended is None:
             continue
-        told[name] = ended[1]["versions"]
+        reported[name] = ended[1]["versions"]
         models = np.load(saved)
         reference = models if reference is None else reference
         apart[name] = float(np.abs(models - reference).max() / np.abs(reference).max())
         if not apart[name] <= AGREE:
             raise RuntimeError(
-                f"{method}: after {args.rounds} rounds {name} is {apart[name]:.1g} from the first "
-                f"version: expected {AGREE:g}"
+                f"{method}: after {args.rounds} rounds {name} differs by {apart[name]:.1g} from "
+                f"the first version; expected at most {AGREE:g}"
             )
     taken: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in apart}
     for _ in range(args.repeats):
@@ -273,7 +279,9 @@ def compare(
 
 
 def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[str, Any]] | None:
-    """Seconds to the first result, and what the process told; None where it took too long."""
+    """Returns the seconds to the first result, and the values that the process reports; None if it
+    took too long.
+    """
     ended = timing.process([*version.command, json.dumps(what)], version.environment, longest)
     return ended and (ended.at[ended.lines.index(jobs.RESULT)], json.loads(ended.lines[-1]))
 
@@ -281,11 +289,11 @@ def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[st
 def row(
     method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str, Any]]], apart: float
 ) -> Row:
-    """Medians over the processes."""
+    """Returns the medians over the processes."""
     if not ends:
         return Row(method, name, N, d, float("nan"), float("nan"), float("nan"), apart)
     rate, memory = (
-        float(np.median([told[what] for _, told in ends]))
+        float(np.median([values[what] for _, values in ends]))
         for what in ("rounds_per_second", "memory")
     )
     return Row(
@@ -294,7 +302,7 @@ def row(
 
 
 def draw(rows: list[Row]) -> Figure:
-    """A panel for each dimension and number that is shown, over the workers."""
+    """Draws a panel for each dimension and measure, against the number of workers."""
     dimensions, names = ordered(row.dimension for row in rows), ordered(row.version for row in rows)
     sheet, panels = plots.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
     for panel, (what, d) in zip(
@@ -324,21 +332,21 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def ordered(values: Any) -> list:
-    """Each once, as they come."""
+    """Returns the distinct values in their order."""
     return list(dict.fromkeys(values))
 
 
 def number(row: Row, what: str) -> float:
-    """In the units that are shown."""
+    """Returns a measure of a row in the unit in which it is shown."""
     return getattr(row, what) / (1e6 if what == "memory" else 1)
 
 
 def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
-    """One row a size, one column a version."""
+    """Tabulates one row per size, with one column per version."""
     mine = [row for row in rows if row.method == method]
     left_out = len(args.workers) * len(args.dimensions) - len(sizes(args))
-    caption = f"medians; result: after {args.rounds} rounds" + (
-        f"\nlarger sizes left out: {left_out}" if left_out else ""
+    caption = f"medians. result: after {args.rounds} rounds" + (
+        f"\nnumber of larger sizes left out: {left_out}" if left_out else ""
     )
     names = ordered(row.version for row in mine)
     table = tables.table(f"{TITLES[method]}: {SHOWN[what]}", ("N x d", *names), caption, left=0)
@@ -351,7 +359,7 @@ def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
 
 
 def written(value: float, longest: float) -> str:
-    """With three digits or as a whole number, whichever is longer."""
+    """Formats a number with three digits or as a whole number, whichever is longer."""
     if np.isnan(value):
         return f"> {longest:g} s"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

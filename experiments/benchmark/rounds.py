@@ -1,19 +1,19 @@
-"""Seconds of a round with metrics on: the framework, the best that one can write by hand, and the
-limit that memory sets, in one run.
+"""Seconds of a round with metrics: dsgd, the best hand-written version, and the limit of the memory
+bandwidth, in one run.
 
     python -m experiments.benchmark rounds
 
-All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients,
-and record f, |f'|^2 and the consensus distance in every round. By hand it is a JAX scan for this
-one method, the best of three forms: XLA's reduction over workers is slow on CPUs where models are
-large, a product with ones is not, and additions are fused with what makes their terms. XLA's
-selection of EF21's largest elements is slow there, too: in the last two forms it is by counts. The
-limit is the least that a round must move (A and b; the models of DSGD; the memories of EC-SGD and
-EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's
-own.
+All versions compute the same on a heterogeneous quadratic with diagonal Hessians and exact
+gradients, and record f, |f'|^2 and the consensus distance in every round. The hand-written version
+is a JAX scan for this one method, the fastest of three forms: XLA's reduction over workers is slow
+on CPUs for large models, a product with ones is not, and additions are fused with the computation
+of their terms. XLA's selection of EF21's largest elements is also slow there; the last two forms
+select by counts. The limit is the time to move the data that a round must move (A and b; the models
+of DSGD; the memories of EC-SGD and EF21) at the rate of a copy of the same number of bytes: in
+numpy if the device is a CPU, otherwise on the device.
 
-All versions take turns, on fresh arrays for each problem, and medians are reported: where an array
-happens to lie in memory changes the speed of a small round by tens of per cent.
+All versions take turns, on newly allocated arrays for each problem, and medians are reported: the
+position of an array in memory changes the speed of a small round by tens of per cent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Args:
     """Times rounds against hand-written versions and the copy limit."""
 
     methods: tuple[str, ...] = tuple(by_hand.SCANS)
-    """Which, by their short names."""
+    """Methods, by their short names."""
     workers: tuple[commands.Count, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
     """Numbers of workers N."""
     dimensions: tuple[commands.Count, ...] = (
@@ -64,23 +64,23 @@ class Args:
     )
     """Dimensions d, one for each N."""
     seconds: commands.Positive = 1.5
-    """Length of one timing, about; a round at least. In short ones, large models pay for the memory
-    that a run begins with.
+    """Approximate seconds of one timing, which has at least one round. In short timings of large
+    models, the allocation of memory at the start of a run is significant.
     """
     repeats: commands.Count = 3
-    """Timings of each version on each problem."""
+    """Number of timings of each version on each problem."""
     out: Path = Path("results/benchmark/rounds")
     """Folder for config.json, rounds.csv and table.csv."""
 
 
 class Row(NamedTuple):
-    """Medians for one method and size: seconds of a round of each version (NaN where there is
-    none), and ratios over pairs of timings.
+    """Medians for one method and size: seconds of a round of each version (NaN if there is none),
+    and ratios over pairs of timings.
 
     Args:
-        speedup: of the framework, against the fastest scan.
-        of_limit: share of the limit's rate.
-        bytes_per_second: of what a round must move, in the framework's seconds.
+        speedup: of dsgd, relative to the fastest scan.
+        of_limit: share of the limit's throughput.
+        bytes_per_second: data that a round must move, over dsgd's seconds.
     """
 
     method: str
@@ -109,10 +109,11 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError where the arguments do not fit."""
+    """Raises a ValueError if the arguments do not fit together."""
     if len(args.workers) != len(args.dimensions):
         raise ValueError(
-            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: expected as many"
+            f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: expected one "
+            "dimension for each number of workers"
         )
     commands.require_known("--methods", args.methods, by_hand.SCANS)
 
@@ -137,7 +138,7 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
 def versions(
     method: dsgd.Algorithm, name: str, problem: dsgd.Problem
 ) -> dict[str, Callable[[int], object]]:
-    """By name, functions that run so many rounds."""
+    """Returns, by name, functions that run a given number of rounds."""
     scans = {form: by_hand.scan(name, problem, mean) for form, mean in FORMS.items()}
     loop = by_hand.loop(name, problem)
     copies = by_hand.copies(by_hand.MOVED[name], *problem.data.b.shape)
@@ -152,19 +153,19 @@ def versions(
 def in_turn(
     versions: dict[str, Callable[[int], object]], seconds: float, repeats: int
 ) -> dict[str, np.ndarray]:
-    """Seconds of one go of each, so many times, in timings that last about that long and take
-    turns.
+    """Returns the seconds of one round of each version, `[repeats]`, in timings of approximately
+    the given length that take turns.
     """
     counts = {version: calibrate(run, seconds) for version, run in versions.items()}
     for version, run in versions.items():
-        run(counts[version])  # compiled for this length
+        run(counts[version])  # compiled for this number of rounds
     programs = {version: partial(run, counts[version]) for version, run in versions.items()}
     taken = timing.in_turn(programs, repeats)
     return {version: times / counts[version] for version, times in taken.items()}
 
 
 def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:
-    """`dsgd.run`, all of it: checks, start, chunks, history."""
+    """Returns `dsgd.run` as a whole: checks, start, chunks, history."""
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
     return lambda rounds: jax.block_until_ready(
         dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh)
@@ -172,13 +173,13 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], 
 
 
 def tabulate(rows: list[Row]) -> Table:
-    """One row a method and size."""
+    """Tabulates one row per method and size."""
     table = tables.table(
         "a round with metrics (medians)",
         ("method", "N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"),
-        "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of "
-        "limit: over a copy's.\n"
-        "scan, numpy: their seconds over the framework's (of the fastest scan).",
+        "ns/el.: nanoseconds for each of the N d elements.\nGB/s: throughput of the data that a "
+        "round must move; of limit: relative to a copy's.\nscan, numpy: their seconds / dsgd's "
+        "(for the fastest scan).",
     )
     for method, each in itertools.groupby(rows, lambda row: row.method):
         table.add_section()

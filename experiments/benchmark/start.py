@@ -1,13 +1,13 @@
-"""Seconds from the start of a process to its result: dsgd, cold and with a warm cache, beside the
-same job by hand.
+"""Seconds from the start of a process to its result: dsgd, with a cold and a warm cache, and the
+same job in hand-written JAX.
 
     python -m experiments.benchmark start
 
-Every version runs in a process of its own, in turn, and medians are reported: of wall-clock seconds
-as the job's own clock splits them up, and of the whole process, as the operating system counts them
-(CPU seconds of all its threads). "Cold" compiles every program; "warm" finds them on disk, where
-`dsgd.cache.enable` (or for the scan JAX's own setting) put them in a run before. Python's bytecode
-is there in all of them, as it is of installed packages.
+Every version runs in a separate process; versions take turns, and medians are reported: of
+wall-clock seconds by stage, as measured by the job, and of the whole process, as measured by the
+operating system (CPU seconds of all its threads). "Cold" compiles every program; "warm" loads them
+from disk, where `dsgd.cache.enable` (or for the scan JAX's own setting) stored them in a previous
+run. Python's bytecode is always cached, as it is for installed packages.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Args:
     """Times whole processes, from start to result."""
 
     repeats: commands.Count = 5
-    """Processes of each version."""
+    """Number of processes of each version."""
     out: Path = Path("results/benchmark/start")
     """Folder for config.json, start.csv and table.csv."""
 
 
 class Version(NamedTuple):
-    """A version of `experiments.benchmark.jobs.start`, and the environment that it runs in."""
+    """A version of `experiments.benchmark.jobs.start`, and its environment variables."""
 
     name: str
     environment: dict[str, str]
@@ -60,7 +60,7 @@ def main(args: Args) -> None:
     with tempfile.TemporaryDirectory() as folder:
         versions = make_versions(Path(folder))
         for version in versions.values():
-            timed(version)  # writes its caches
+            timed(version)  # fills the caches
         taken: dict[str, list[Taken]] = {name: [] for name in versions}
         for _ in range(args.repeats):
             for name, version in versions.items():
@@ -71,7 +71,7 @@ def main(args: Args) -> None:
 
 
 def make_versions(folder: Path) -> dict[str, Version]:
-    """By name, what is timed."""
+    """Returns the versions by name."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     jax_cache = {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "scan"),
@@ -91,7 +91,7 @@ def make_versions(folder: Path) -> dict[str, Version]:
 
 
 def timed(version: Version) -> Taken:
-    """One process, from its start to its end."""
+    """Runs one process, from its start to its end."""
     ended = timing.process(
         [sys.executable, "-m", "experiments.benchmark.jobs.start", version.name],
         version.environment,
@@ -101,7 +101,7 @@ def timed(version: Version) -> Taken:
 
 
 def row(name: str, taken: list[Taken], scan: list[Taken]) -> tuple:
-    """Medians over the processes; the ratio to the scan is that of pairs."""
+    """Returns the medians over the processes; the ratio to the scan is a median over pairs."""
     stages = [float(np.median([one.stages.get(stage, 0.0) for one in taken])) for stage in STAGES]
     wall, cpu = (
         float(np.median([getattr(one, what) for one in taken])) for what in ("wall", "cpu")
@@ -119,8 +119,8 @@ def tabulate(rows: list[tuple]) -> Table:
     table = tables.table(
         "seconds from the start of a process to its result",
         ("version", "import", "data", "trace", "comp.", "run", "wall", "CPU", "ratio"),
-        "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's.\nMedians, "
-        "each of its own: stages need not add up.",
+        "trace: tracing and lowering. wall, CPU: of the whole process. ratio: of wall to scan's.\n"
+        "Medians of each column: stages need not add up to the total.",
     )
     for name, *seconds in rows:
         table.add_row(name, *(f"{value:.2f}" for value in seconds))

@@ -1,5 +1,5 @@
-"""Timings of calls, and of whole processes from outside. It imports no more than Python has, so
-that versions in other Pythons have it.
+"""Timings of calls, and of whole processes from outside. It imports only the standard library, so
+that versions in other Pythons can import it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from typing import NamedTuple
 
 
 def calibrate(version: Callable[[int], object], seconds: float) -> int:
-    """Rounds that last about that long."""
+    """Returns a number of rounds that takes approximately the given seconds."""
     rounds = 1
     while True:
         version(rounds)
-        once = min(clock(version, rounds) for _ in range(2))  # one may be held up by the machine
+        # one of them may be delayed by other processes
+        once = min(clock(version, rounds) for _ in range(2))
         if once >= seconds / 4:
             return max(1, round(rounds * seconds / once))
         rounds *= 4
 
 
 def clock(version: Callable[[int], object], rounds: int) -> float:
-    """Seconds of so many rounds."""
+    """Returns the seconds of the given number of rounds."""
     began = time.perf_counter()
     version(rounds)
     return time.perf_counter() - began
 
 
 class Ended(NamedTuple):
-    """A process that has ended well.
+    """A process that ended successfully.
 
     Args:
-        lines: what it printed.
+        lines: its output.
         at: seconds from its start to each line.
-        wall: to its end.
-        cpu: of all its threads, as the operating system counts them.
+        wall: seconds from its start to its end.
+        cpu: CPU seconds of all its threads, as measured by the operating system.
     """
 
     lines: list[str]
@@ -52,15 +53,15 @@ def process(
     """Times one process, from its start to its end.
 
     Args:
-        command: what is run.
+        command: the command line.
         environment: variables in addition to those of this process.
         longest: seconds after which it is ended.
 
     Returns:
-        What it printed and took; None if it took longer.
+        Its output and times; None if it took longer.
 
     Raises:
-        RuntimeError: it ended with another status than 0.
+        RuntimeError: if it ends with another status than 0.
     """
     began = time.perf_counter()
     process = subprocess.Popen(

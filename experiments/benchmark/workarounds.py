@@ -1,9 +1,9 @@
-"""CPU seconds of the operations of `dsgd.xla`, with their forms for CPUs and in plain JAX.
+"""CPU seconds of the operations of `dsgd.xla`, in their forms for CPUs and in plain JAX.
 
     python -m experiments.benchmark workarounds
 
 A form that no longer gains anything with a new version of JAX can be removed. Each version runs in
-its own process.
+a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Args:
     """Times operations in their forms for CPUs and in plain JAX."""
 
     seconds: commands.Positive = 0.5
-    """Length of one timing, about."""
+    """Approximate seconds of one timing."""
     out: Path = Path("results/benchmark/workarounds")
     """Folder for config.json, workarounds.csv and table.csv."""
 
@@ -43,7 +43,7 @@ def main(args: Args) -> None:
     table = tables.table(
         "an operation on CPUs",
         ("operation", "µs", "plain, µs", "ratio"),
-        "CPU time of all threads; ratio: of plain to ours.",
+        "CPU time of all threads. ratio: plain JAX / form for CPUs.",
     )
     for name, seconds, plain, ratio in rows:
         table.add_row(name, f"{seconds * 1e6:,.1f}", f"{plain * 1e6:,.1f}", f"{ratio:.1f}")
@@ -51,7 +51,9 @@ def main(args: Args) -> None:
 
 
 def measured(args: Args, value: str) -> dict[str, float]:
-    """CPU seconds of each operation in one process with this value of DSGD_XLA_WORKAROUNDS."""
+    """Returns the CPU seconds of each operation in one process with this value of
+    DSGD_XLA_WORKAROUNDS.
+    """
     ended = timing.process(
         [sys.executable, "-m", JOB, str(args.seconds)],
         {"DSGD_XLA_WORKAROUNDS": value, "JAX_PLATFORMS": "cpu"},

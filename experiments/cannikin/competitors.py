@@ -1,4 +1,6 @@
-"""Processes that are unequally fast: each on a core of its own, for which some others compete."""
+"""Processes with different speeds: each is pinned to its own core, on which other processes
+compete.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# It ends when its standard input closes, that is when the process that started it ends.
+# A competitor ends when its standard input closes, which is when the process that started it ends.
 _SPIN = """
 import os, sys, threading
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -21,32 +23,34 @@ while True:
 
 
 def cores() -> list[int]:
-    """Those that this process may use; a ValueError where the system cannot say so."""
+    """Returns the cores that this process may use; raises a ValueError if the system does not
+    provide them.
+    """
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError(
-            f"processes on cores of their own, on {sys.platform}: expected Linux, where a process "
-            "can be kept on a core"
+            f"processes pinned to cores, on {sys.platform}: expected Linux, on which a process "
+            "can be pinned to a core"
         )
     return sorted(os.sched_getaffinity(0))
 
 
 def stay_on(core: int) -> None:
-    """All threads of this process, and those that they start."""
+    """Pins all threads of this process, and those that they start, to a core."""
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
 
 @contextmanager
 def competing(counts: Sequence[int], nice: int) -> Iterator[list[int]]:
-    """So many others, which always compute, on each of some cores; gives the cores. With c others
-    as nice as itself a process has a share of 1 / (1 + c) of its core.
+    """Runs competing processes, which always compute, on some cores; yields the cores. With c
+    competitors of the same niceness, a process gets a share of 1 / (1 + c) of its core.
 
     Args:
-        counts: on the core of each process.
-        nice: how much they leave to others, 0 to 19.
+        counts: number of competitors on the core of each process.
+        nice: niceness of the competitors, 0 to 19.
 
     Raises:
-        ValueError: a system on which no process can be kept on a core.
+        ValueError: if the system cannot pin processes to cores.
     """
     found, others = cores(), list[subprocess.Popen]()
     kept = [found[i % len(found)] for i in range(len(counts))]

@@ -1,22 +1,22 @@
-r"""The machines of Cannikin's clusters A, B and C, and how long its models take on them: every
-number, with its source.
+r"""The machines of Cannikin's clusters A, B and C, and the compute times of its models on them,
+with the source of every number.
 
-From the paper: which GPUs are in which cluster (tables 2 and 3), FP16 peaks of the A100 and the
-V100 (table 1), that an A100 is 3.42 times as fast as an RTX 6000, and cluster C's shares from 1 to
-1/4 (section 6); models, their parameters and first batches (table 4). From data sheets:
+From the paper: the GPUs of each cluster (tables 2 and 3), FP16 peaks of the A100 and the V100
+(table 1), the speed of an A100, which is 3.42 times that of an RTX 6000, and cluster C's shares
+from 1 to 1/4 (section 6); models, their parameters and first batches (table 4). From data sheets:
 single-precision peaks, memory, and its bandwidth. From other papers: operations of a sample, ranges
-of batches. Assumed, and so marked: what share of a peak is reached, seconds of a kernel's launch,
-links, how buckets lie in the backward pass, memory of a sample. Nothing is fitted to the paper's
-results.
+of batches. Assumed, and marked as such: the share of a peak that is reached, seconds of a kernel's
+launch, links, the order of buckets in the backward pass, memory of a sample. Nothing is fitted to
+the paper's results.
 
-Of a node with the peak F, memory that moves M bytes/s, and a model of p parameters with f
-operations forward, twice as many backward:
+For a node with peak F whose memory transfers M bytes/s, and a model of p parameters with f
+operations in the forward pass and twice as many in the backward pass:
 
 $$ q = \frac{f}{\eta F}, \quad k = 2 q, \quad s = \tau\,l + \frac{4 r p}{M}, \quad m = 2 \tau\,l,
 \quad T_{comm} = \frac{2 (n - 1)}{n} \frac{32 p}{\text{link}} $$
 
-for l kernels and an optimiser that reads and writes r numbers for each parameter. Data are loaded
-meanwhile (assumed).
+for l kernels and an optimizer that reads and writes r numbers for each parameter. Data are loaded
+at the same time (assumed).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import numpy as np
 from algorithms.cannikin import ClusterModel
 from dsgd import clusters
 
-REACHED = 0.4  # eta, of single precision's peak: assumed, for all GPUs and models
-LAUNCH = 1e-5  # tau, seconds of a kernel that PyTorch launches: assumed
-LINK = 1e10  # bits per second between nodes: 10 Gbit Ethernet, assumed; of it, a ring has all
+REACHED = 0.4  # eta, relative to the single-precision peak: assumed, for all GPUs and models
+LAUNCH = 1e-5  # tau, seconds to launch a kernel from PyTorch: assumed
+LINK = 1e10  # bits per second between nodes: 10 Gbit Ethernet, assumed; a ring uses all of it
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes: defaults of PyTorch's DistributedDataParallel
 
 
 class GPU(NamedTuple):
-    """A node.
+    """A GPU, which is one node.
 
     Args:
-        name: of its kind.
+        name: model name.
         peak: operations per second.
         bandwidth: bytes per second of its memory.
         memory: bytes.
@@ -50,7 +50,7 @@ class GPU(NamedTuple):
     memory: float
 
     def shared(self, share: float) -> GPU:
-        """The same with a share of everything."""
+        """Returns a node with this share of all resources."""
         return GPU(
             f"{self.name} x {share:.2f}",
             share * self.peak,
@@ -59,13 +59,13 @@ class GPU(NamedTuple):
         )
 
 
-# Data sheets (NVIDIA): single precision, memory's bandwidth, memory.
+# Data sheets (NVIDIA): single precision, memory bandwidth, memory.
 A5000 = GPU("RTX A5000", 27.8e12, 768e9, 24e9)
 A4000 = GPU("RTX A4000", 19.2e12, 448e9, 16e9)
 P4000 = GPU("Quadro P4000", 5.3e12, 243e9, 8e9)
 RTX6000 = GPU("RTX 6000", 16.3e12, 672e9, 24e9)
-# The A100's peak is 3.42 times the RTX 6000's (section 6), the V100's is to it as in table 1.
-# Memory: data sheets, of the smaller version.
+# The A100's peak is 3.42 times the RTX 6000's (section 6), and the V100's follows from the ratio in
+# table 1. Memory: data sheets, of the smaller version.
 A100 = GPU("A100", 3.42 * RTX6000.peak, 1555e9, 40e9)
 V100 = GPU("V100", 31.4 / 77.97 * A100.peak, 900e9, 16e9)
 
@@ -77,20 +77,21 @@ CLUSTERS: dict[str, list[GPU]] = {
 
 
 class Workload(NamedTuple):
-    """What is trained.
+    """A model with its training set.
 
     Args:
         parameters: p, table 4.
-        operations: f, of a sample, forward; two for a multiplication and an addition.
-        kernels: l, forward: counted from the layers, roughly.
-        optimizer: r, numbers read and written for each parameter: 5 of SGD with momentum, 7 of
+        operations: f, operations of a sample in the forward pass; a multiplication and an addition
+            are two.
+        kernels: l, in the forward pass: estimated from the layers.
+        optimizer: r, numbers read and written for each parameter: 5 for SGD with momentum, 7 for
             Adam.
         activations: bytes that a sample keeps until its backward pass: assumed.
         first_batch: B_0, table 4.
-        last_batch: the largest of all nodes: the limits of AdaptDL's benchmark ("Pollux", 2021), as
-            far as there is memory.
-        samples: of an epoch: ImageNet, CIFAR-10, LibriSpeech's 960 hours, SQuAD 1.1, MovieLens 1M
-            with 4 negatives for each rating.
+        last_batch: the largest total batch: the limits of AdaptDL's benchmark ("Pollux", 2021), if
+            memory suffices.
+        samples: samples of an epoch: ImageNet, CIFAR-10, LibriSpeech's 960 hours, SQuAD 1.1,
+            MovieLens 1M with 4 negatives for each rating.
     """
 
     parameters: float
@@ -104,14 +105,14 @@ class Workload(NamedTuple):
 
     @property
     def buckets(self) -> np.ndarray:
-        """Bytes of each, one after the other."""
+        """Bytes of each bucket, in order."""
         left = 4 * self.parameters - FIRST_BUCKET
         return np.array([FIRST_BUCKET] + int(left // BUCKET) * [BUCKET] + [left % BUCKET])
 
     @property
     def first(self) -> float:
-        """gamma: all buckets take as much of the backward pass (assumed, as section 3.2.3 does of
-        those behind the first).
+        """gamma: all buckets take the same part of the backward pass (assumed, as section 3.2.3
+        does for all buckets except the first).
         """
         return 1 / len(self.buckets)
 
@@ -122,11 +123,11 @@ class Workload(NamedTuple):
 
 
 # Operations: ResNet-50, 3.8e9 multiplications (He et al., table 1); ResNet-18 for 32 x 32 pixels,
-# 0.56e9 of them; BERT base, 85e6 weights without embeddings, for each of 384 tokens; DeepSpeech2,
-# all weights, for each of 615 steps: 12.3 s of LibriSpeech's mean utterance at 100 frames a second,
-# every other one; NeuMF, layers of 256, 128, 64 and 32 (AdaptDL's benchmark). DeepSpeech2's five
-# recurrent layers launch a kernel at every step. Activations of BERT: those of Korthikanti et al.
-# (2022) in single precision.
+# 0.56e9 multiplications; BERT base, 85e6 weights without embeddings, for each of 384 tokens;
+# DeepSpeech2, all weights, for each of 615 steps: 12.3 s of LibriSpeech's mean utterance at 100
+# frames a second, every second one; NeuMF, layers of 256, 128, 64 and 32 (AdaptDL's benchmark).
+# DeepSpeech2's five recurrent layers launch a kernel at every step. Activations of BERT:
+# Korthikanti et al. (2022) in single precision.
 WORKLOADS = {
     "ResNet-50": Workload(25.6e6, 7.6e9, 175, 5, 90e6, 100, 12_800, 1_281_167),
     "ResNet-18": Workload(11e6, 1.1e9, 65, 5, 9e6, 64, 4096, 50_000),
@@ -139,21 +140,21 @@ WORKLOADS = {
 
 
 def make_model(name: str, workload: str) -> ClusterModel:
-    """Of the cluster, by which its times are exactly known.
+    """Returns the exact model of the cluster's times.
 
     Args:
         name: "A", "B" or "C".
-        workload: of `WORKLOADS`.
+        workload: a key of `WORKLOADS`.
     """
     return model_of(CLUSTERS[name], WORKLOADS[workload])
 
 
 def model_of(gpus: list[GPU], workload: Workload) -> ClusterModel:
-    """The same of any nodes.
+    """Returns the exact model of the times of any nodes.
 
     Args:
         gpus: the nodes.
-        workload: what is trained.
+        workload: the workload.
     """
     n, p = len(gpus), workload.parameters
     peak, bandwidth, memory = (
@@ -163,7 +164,7 @@ def model_of(gpus: list[GPU], workload: Workload) -> ClusterModel:
     launches = np.full(n, LAUNCH * workload.kernels)
     s = launches + 4 * workload.optimizer * p / bandwidth
     T_comm = 2 * (n - 1) / n * 32 * p / LINK
-    # weights and gradients, and one state of momentum or two of Adam
+    # weights, gradients, and one state for momentum or two for Adam
     kept = 4 * p * (workload.optimizer + 1) / 2
     limits = np.floor((memory - kept) / workload.activations)
     return ClusterModel(
@@ -181,15 +182,15 @@ def model_of(gpus: list[GPU], workload: Workload) -> ClusterModel:
 def make_cluster(
     name: str, workload: str, *, parameters: float | None = None, noise: float = 0.0
 ) -> clusters.Cluster:
-    """The simulated cluster that takes as long: for a smaller model than the workload's its links
-    are as much slower.
+    """Returns a simulated cluster with these times; if the trained model is smaller than the
+    workload's, the links are slower by the same factor.
 
     Args:
         name: "A", "B" or "C".
-        workload: of `WORKLOADS`, whose times are those of the cluster.
-        parameters: of the model that is trained instead, whose gradients it sends in float32; None:
-            the workload's own.
-        noise: nu, of what nodes measure.
+        workload: a key of `WORKLOADS`, which determines the times of the cluster.
+        parameters: number of parameters of the model that is trained instead, whose gradients are
+            sent in float32; None: the workload's.
+        noise: nu, noise of the nodes' measurements.
     """
     model, of = make_model(name, workload), WORKLOADS[workload]
     q, s, k, m = (np.asarray(each) for each in (model.q, model.s, model.k, model.m))
@@ -206,24 +207,24 @@ def make_cluster(
 
 
 def batches(name: str, workload: str, count: int) -> np.ndarray:
-    """Total batches from the first, or two samples a node, to the last for which all have memory at
-    equal parts, evenly in their logarithm.
+    """Returns total batches with equal ratios, from the first one, or two samples per node, to the
+    largest for which the memory of all nodes suffices with equal parts.
 
     Args:
         name: "A", "B" or "C".
-        workload: of `WORKLOADS`.
-        count: how many.
+        workload: a key of `WORKLOADS`.
+        count: number of total batches.
     """
     return batches_of(make_model(name, workload), WORKLOADS[workload], count)
 
 
 def batches_of(model: ClusterModel, workload: Workload, count: int) -> np.ndarray:
-    """The same of any nodes.
+    """Returns the same for any nodes.
 
     Args:
-        model: of them.
-        workload: what is trained.
-        count: how many.
+        model: model of the nodes.
+        workload: the workload.
+        count: number of total batches.
     """
     n, limits = model.nodes, np.asarray(model.limits)
     first, last = max(workload.first_batch, 2 * n), min(workload.last_batch, n * int(limits.min()))

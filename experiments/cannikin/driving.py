@@ -1,5 +1,5 @@
-"""Cannikin's systems without training: they decide, from times that a cluster's model has, with
-noise where there is some.
+"""Cannikin's systems without training: they decide from times of a cluster's model, with or without
+noise.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from algorithms.cannikin import ClusterModel, NoiseScale, Observation, System, p
 from experiments.cannikin import devices
 from experiments.cannikin.devices import Workload
 
-MOST_EPOCHS = 20_000  # until batches no longer change
-# that batches come until they count as settled: LB-BSP takes its last change back, and nodes that
-# are alike may swap theirs
+MOST_EPOCHS = 20_000  # maximal number of epochs until batches no longer change
+# How often batches must occur until they count as settled. More than once, because LB-BSP reverts
+# its last change, and equal nodes may swap their batches.
 TIMES = 3
-ROUNDS = 20  # of an epoch, whose times are measured
-LEARNT = 6  # epochs after which there is a model, where nodes have few samples, too
+ROUNDS = 20  # rounds of an epoch whose times are measured
+LEARNT = 6  # epochs after which there is a model, even if nodes have few samples
 
 
 class Driven(NamedTuple):
-    """What was decided.
+    """Decisions of a system.
 
     Args:
-        batches: of each epoch, int `[epochs, n]`.
-        memory: the system's, after them.
+        batches: batches of each epoch, int `[epochs, n]`.
+        memory: state of the system after the last epoch.
     """
 
     batches: np.ndarray
@@ -38,11 +38,12 @@ class Driven(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Of what nodes measure, each t as t e^(nu z) with its own z from N(0, 1).
+    """Noise of the nodes' measurements: each time t is measured as t e^(nu z) with an independent z
+    from N(0, 1).
 
     Args:
-        times: nu of all times but those of first buckets.
-        first: of these, one number or `[n]`.
+        times: nu of all times except those of the first buckets.
+        first: nu of the first buckets, one number or `[n]`.
     """
 
     times: float = 0.0
@@ -59,13 +60,13 @@ def measuring(
     rounds: int = 1,
     scale: Callable[[int], float] = lambda epoch: 0.0,
 ) -> Measure:
-    """(batches, epoch) -> what nodes measure that have this model.
+    """Returns a function (batches, epoch) -> measurements of nodes with this model.
 
     Args:
-        model: of the cluster.
-        noise: of their clocks.
-        seed: of the noise.
-        rounds: of an epoch.
+        model: model of the cluster.
+        noise: noise of the measurements.
+        seed: seed of the noise.
+        rounds: number of rounds of an epoch.
         scale: epoch -> the gradient noise scale, in samples.
     """
     T_comm, rng = model.t_overlap + model.t_last, np.random.default_rng(seed)
@@ -91,14 +92,14 @@ def drive(
     *,
     until_steady: bool = False,
 ) -> Driven:
-    """Epochs, in each of which a system decides, and then sees what nodes measure.
+    """Runs epochs in which a system decides, and then receives the nodes' measurements.
 
     Args:
-        system: of Cannikin's four.
-        model: of the cluster.
-        measure: of `measuring`.
-        epochs: at most.
-        until_steady: no further than until batches come for the third time.
+        system: one of Cannikin's four systems.
+        model: model of the cluster.
+        measure: as returned by `measuring`.
+        epochs: maximal number of epochs.
+        until_steady: whether to stop when the same batches occur for the third time.
     """
     T_comm = model.t_overlap + model.t_last
     limits = np.asarray(model.limits).astype(int)
@@ -118,23 +119,23 @@ def drive(
 
 
 def settled(system: System, model: ClusterModel) -> np.ndarray:
-    """The batches with which a system stays where times are exact, int `[n]`."""
+    """Returns the batches at which a system settles if times are exact, int `[n]`."""
     return drive(system, model, measuring(model, Noise()), MOST_EPOCHS, until_steady=True).batches[
         -1
     ]
 
 
 class Settled(NamedTuple):
-    """Seconds of a batch with the best that each system has, `[totals]`.
+    """Seconds of a batch with the best split of each system, `[totals]`.
 
     Args:
         totals: B.
-        optperf: exact, of whole samples.
+        optperf: exact optimum, in whole samples.
         cannikin, ddp, lb_bsp: settled at each B.
-        adapted: LB-BSP's batches, settled at a B that is smaller by a tenth of the range, scaled
-            up; NaN where there is none.
-        together: of batches that all nodes have computed at the same time, at which LB-BSP aims
-            with steps of 5 samples.
+        adapted: LB-BSP's split, settled at a B that is smaller by a tenth of the range, scaled up;
+            NaN if there is no such B.
+        together: split for which all nodes finish their computation at the same time, which is
+            LB-BSP's aim, in steps of 5 samples.
     """
 
     totals: np.ndarray
@@ -146,16 +147,16 @@ class Settled(NamedTuple):
     together: np.ndarray
 
     def gain(self, system: str) -> np.ndarray:
-        """By what share Cannikin's batches are shorter, `[totals]`."""
+        """Returns the share by which Cannikin's batches are shorter, `[totals]`."""
         return 1 - self.cannikin / getattr(self, system)
 
 
 def over_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
-    """Every system at every total batch.
+    """Returns the settled times of every system at every total batch.
 
     Args:
-        model: of the cluster.
-        totals: B, rising, int `[totals]`.
+        model: model of the cluster.
+        totals: B, increasing, int `[totals]`.
     """
     limits, step = np.asarray(model.limits).astype(int), round((totals[-1] - totals[0]) / 10)
     silent = replace(model, gamma=1.0, t_overlap=0.0, t_last=0.0)
@@ -189,18 +190,18 @@ def over_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
 def prediction_errors(
     model: ClusterModel, workload: Workload, noise: Noise, seed: int, epochs: int
 ) -> dict[str, float]:
-    """The largest relative error of the predicted OptPerf over the range of total batches, by
-    weighting.
+    """Returns the largest relative error of the predicted OptPerf over the range of total batches,
+    by weighting.
 
-    Cannikin adapts its total batch meanwhile: the gradient noise scale grows from the first total
-    batch to the last one.
+    Cannikin adapts its total batch during the epochs: the gradient noise scale grows from the first
+    total batch to the last one.
 
     Args:
-        model: of the cluster.
-        workload: what is trained.
-        noise: of the nodes' clocks.
-        seed: of the noise.
-        epochs: of `ROUNDS` rounds.
+        model: model of the cluster.
+        workload: the workload.
+        noise: noise of the nodes' measurements.
+        seed: seed of the noise.
+        epochs: number of epochs of `ROUNDS` rounds.
     """
     totals = devices.batches_of(model, workload, 20)
     scales = np.geomspace(totals[0], totals[-1], epochs)
@@ -220,7 +221,7 @@ class Overhead(NamedTuple):
 
     Args:
         first: with the OptPerf of all candidates.
-        then: where only the chosen one's is computed again.
+        then: if only the OptPerf of the chosen candidate is computed again.
     """
 
     first: float
@@ -228,13 +229,13 @@ class Overhead(NamedTuple):
 
 
 def overhead(model: ClusterModel, totals: np.ndarray, repeats: int) -> Overhead:
-    """Of Cannikin, with the clock of this machine: the shortest of several, since others may keep
-    it busy meanwhile.
+    """Returns Cannikin's overhead by the clock of this machine: the shortest of several
+    measurements, because other processes may slow some of them down.
 
     Args:
-        model: of the cluster.
+        model: model of the cluster.
         totals: the candidates.
-        repeats: how often.
+        repeats: number of measurements.
     """
     system, measure = (
         cannikin.cannikin(totals),
@@ -256,23 +257,23 @@ def overhead(model: ClusterModel, totals: np.ndarray, repeats: int) -> Overhead:
 
 
 def many_nodes(count: int, workload: Workload) -> ClusterModel:
-    """Of the kinds of cluster B in turn; of three nodes cluster A.
+    """Returns nodes with the GPUs of cluster B in turn; for three nodes, cluster A.
 
     Args:
         count: n.
-        workload: what is trained.
+        workload: the workload.
     """
     gpus = devices.CLUSTERS["A" if count == 3 else "B"]
     return devices.model_of([gpus[i % len(gpus)] for i in range(count)], workload)
 
 
 def spread(ratio: float, workload: Workload, count: int = 16) -> ClusterModel:
-    """Nodes whose speeds lie evenly from that of the fastest to a part of it; all of
-    them are as fast as so many RTX 6000, and have memory for all.
+    """Returns nodes with evenly spaced speeds, from the fastest to the slowest; their total speed
+    is that of the same number of RTX 6000, and their memory suffices for all batches.
 
     Args:
-        ratio: the fastest to the slowest.
-        workload: what is trained.
+        ratio: speed of the fastest over the slowest node.
+        workload: the workload.
         count: n.
     """
     shares = np.linspace(1, 1 / ratio, count)

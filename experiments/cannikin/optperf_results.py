@@ -1,5 +1,5 @@
-"""Figures 9 and 10 of Cannikin, and what its sections 5.3, 5.4 and 6 say of OptPerf: the paper's
-numbers and ours.
+"""Figures 9 and 10 of Cannikin, and the results on OptPerf in its sections 5.3, 5.4 and 6: the
+paper's numbers and ours.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from experiments.shared import figures, statistics, tables
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
 LOOK = {name: figures.look(i) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
 MARKS = "osD^v"
-NEAR = 0.01  # of its own best, at which a system's batches count as tuned
-# models, of section 5.3
+NEAR = 0.01  # relative distance to its own best time within which a system's batches are tuned
+# workloads of section 5.3
 SMALL, LARGE = ("ResNet-50", "ResNet-18", "NeuMF"), ("DeepSpeech2", "BERT")
 # table 5
 SHARES = {
@@ -31,7 +31,7 @@ SHARES = {
 
 
 def tuned(times: np.ndarray) -> np.ndarray:
-    """The first epoch of each run, from 1, from which on its batches are nearly its shortest,
+    """Returns the epoch of each run, from 1, from which its batches are nearly its shortest,
     `[seeds, epochs]` to `[seeds]`.
     """
     longer = times > (1 + NEAR) * times.min(axis=1, keepdims=True)
@@ -45,21 +45,21 @@ def summary(
     errors: dict[tuple[str, float], dict[str, np.ndarray]],
     shares: dict[str, float],
 ) -> Table:
-    """The paper's numbers, and ours.
+    """Tabulates the paper's numbers and ours.
 
     Args:
         epochs: figure 9: seconds of a batch by system, `[seeds, epochs]`.
-        optperf: the least.
+        optperf: the shortest time.
         found: figure 10.
-        errors: of the prediction.
-        shares: of the overhead.
+        errors: errors of the prediction.
+        shares: shares of the overhead.
     """
     table = tables.table(
-        "OptPerf: the paper's numbers, and ours",
+        "OptPerf: the paper's numbers and ours",
         ("", "paper", "ours"),
-        f"tuned: from then on within {100 * NEAR:g} % of its own shortest; means ± standard "
-        f"errors over {len(epochs[LB_BSP])} runs."
-        " at most: over total batches and workloads, of 5.3 over runs, too.",
+        f"tuned: first epoch from which batches stay within {100 * NEAR:g} % of the system's "
+        f"shortest; means ± standard errors over {len(epochs[LB_BSP])} runs. at most: maximum "
+        "over total batches and workloads, for 5.3 also over runs.",
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
     for name, paper in ((CANNIKIN, "3"), (LB_BSP, "> 10")):
@@ -95,17 +95,18 @@ def summary(
 
 
 def gains(found: dict[tuple[str, str], Settled]) -> Table:
-    """Figure 10 in numbers.
+    """Tabulates the numbers of figure 10.
 
     Args:
-        found: by cluster and workload.
+        found: results by cluster and workload.
     """
     table = tables.table(
-        "Figure 10: % less time of Cannikin's batches,\nlargest over total batches (at which one)",
+        "Figure 10: % of time saved by Cannikin's batches,\nmaximum over total batches (at which "
+        "one)",
         ("workload", "totals", "DDP", "LB-BSP", "adapted", "together"),
-        "adapted: LB-BSP's batches of a total smaller by a tenth of the range, scaled up. "
-        "together: those that all nodes have"
-        " computed at the same time, at which LB-BSP aims in steps of 5. Times are exact.",
+        "adapted: LB-BSP's split for a total batch smaller by a tenth of the range, scaled up. "
+        "together: the split with which all nodes finish computing at the same time, which is "
+        "LB-BSP's aim, in steps of 5. Times are exact.",
     )
     last = ""
     for (cluster, workload), of in found.items():
@@ -122,11 +123,11 @@ def gains(found: dict[tuple[str, str], Settled]) -> Table:
 
 
 def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Figure:
-    """Milliseconds of a batch over epochs.
+    """Draws the milliseconds of a batch against epochs.
 
     Args:
         epochs: seconds of a batch by system, `[seeds, epochs]`.
-        optperf: the least seconds.
+        optperf: the shortest time, seconds.
         noise: nu.
     """
     sheet, (axes,) = plots.figure(1, width=7, height=3.8)
@@ -145,27 +146,35 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
 
 
 def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
-    """Times of a batch over total batches, a panel for each cluster and workload, in units of
-    OptPerf.
+    """Draws the time of a batch against total batches, relative to OptPerf, with a panel for each
+    cluster and workload.
 
     Args:
-        found: by cluster and workload.
+        found: results by cluster and workload.
     """
-    rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
-    sheet, panels = plots.figure(columns, rows, width=3, height=2.7, sharey="row")
-    for axes, ((cluster, workload), of) in zip(panels, found.items(), strict=True):
+    clusters, workloads = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
+    columns = len(clusters)
+    sheet, panels = plots.figure(
+        columns, len(workloads), width=figures.WIDTH / columns, height=2.0, sharey=False
+    )
+    panels = panels.reshape(-1, columns)
+    for (cluster, workload), of in found.items():
+        axes = panels[workloads.index(workload), clusters.index(cluster)]
         systems = {CANNIKIN: of.cannikin, LB_BSP: of.lb_bsp, ADAPTED: of.adapted, DDP: of.ddp}
         for name, times in systems.items():
             axes.plot(of.totals, times / of.optperf, marker=".", label=name, **LOOK[name])
         axes.set(xscale="log", title=f"{cluster}: {workload}")
         few = of.totals[[0, len(of.totals) // 2, -1]]
-        axes.set_xticks(few, [str(total) for total in few], fontsize=8)
+        axes.set_xticks(few, [str(total) for total in few])
         axes.set_xticks([], minor=True)
-    for axes in panels[::columns]:
+    for column in panels.T:
+        low, high = zip(*(axes.get_ylim() for axes in column), strict=True)
+        for axes in column:
+            axes.set_ylim(min(low), max(high))
+        column[-1].set_xlabel("total batch")
+    for axes in panels[:, 0]:
         axes.set_ylabel("time / OptPerf")
-    for axes in panels[-columns:]:
-        axes.set_xlabel("total batch")
-    figures.legend(sheet, 4, panels[0])
+    figures.legend(sheet, 4, panels[0, 0])
     figures.title(
         sheet,
         "Figure 10: batch times at which each system settles, by its cluster's model without noise",
@@ -173,33 +182,47 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     return sheet
 
 
+def overhead(overheads: dict[int, Overhead]) -> Figure:
+    """Draws the measured overhead against numbers of nodes.
+
+    Args:
+        overheads: by number of nodes.
+    """
+    sheet, (axes,) = plots.figure(1, width=7, height=3.8)
+    n = np.array(list(overheads))
+    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
+    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
+        axes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
+    title = "learning and deciding, 100 candidates"
+    axes.set_xscale("log")
+    figures.describe(axes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
+    axes.set_xticks(n, [f"{each:,}" for each in n])
+    axes.set_xticks([], minor=True)
+    return sheet
+
+
 def studies(
     errors: dict[tuple[str, float], dict[str, np.ndarray]],
-    overheads: dict[int, Overhead],
     gains: dict[float, Settled],
     noise: float,
     workload: str,
 ) -> Figure:
-    """Errors of the prediction, the overhead over numbers of nodes, gains over heterogeneity.
+    """Draws errors of the prediction, and gains against heterogeneity.
 
     Args:
-        errors: of OptPerf by workload and noise, then by weighting, `[seeds]`.
-        overheads: by nodes.
+        errors: errors of OptPerf by workload and noise, then by weighting, `[seeds]`.
         gains: by the speed of the fastest node over that of the slowest.
-        noise: nu of all times but those of one node's first bucket.
-        workload: of the latter two.
+        noise: nu of all times except those of one node's first bucket.
+        workload: workload of the gains.
     """
-    sheet, (by_noise, by_nodes, by_ratio) = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
-    draw_errors(by_noise, errors, noise)
-    n = np.array(list(overheads))
-    first, then = np.array([(each.first, each.then) for each in overheads.values()]).T
-    for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
-        by_nodes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
-    title = "learning and deciding, 100 candidates"
-    by_nodes.set_xscale("log")
-    figures.describe(by_nodes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
-    by_nodes.set_xticks(n, [f"{each:,}" for each in n])
-    by_nodes.set_xticks([], minor=True)
+    sheet = Figure(figsize=(figures.WIDTH, 7.4), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
+    panels = plots.panels(above, 2, sharey=True)
+    for axes, weighting in zip(panels, ("inverse-variance", "plain"), strict=True):
+        draw_errors(axes, errors, weighting, noise)
+    panels[0].set_ylabel("% error of OptPerf")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    (by_ratio,) = plots.panels(below, 1)
     ratios = np.array(list(gains))
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
         each = 100 * np.array([of.gain(key) for of in gains.values()])
@@ -210,23 +233,25 @@ def studies(
     alone = {"color": "black", "linewidth": 0.8, "label": "DDP, computation alone"}
     by_ratio.plot(dense, 100 * (1 - 2 / (1 + dense)), **alone)
     title = f"16 nodes, {workload}, over total batches"
-    figures.describe(by_ratio, "fastest / slowest node", "% less time", title, legend=True)
+    figures.describe(by_ratio, "fastest / slowest node", "% of time saved", title, legend=True)
     return sheet
 
 
 def draw_errors(
-    axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float
+    axes: Axes,
+    errors: dict[tuple[str, float], dict[str, np.ndarray]],
+    weighting: str,
+    noise: float,
 ) -> None:
-    """With inverse-variance weighting, and without."""
+    """Draws the errors of the predicted OptPerf against the noise of one bucket, with one of the
+    weightings.
+    """
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
-        look = {"color": plots.COLOURS[i], "marker": MARKS[i], "capsize": 2}
-        for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
-            each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
-            middle, error = dsgd.mean_and_error(100 * each)
-            label = workload if weighting == "inverse-variance" else None
-            kind = {"linestyle": style, "markerfacecolor": fill, "label": label}
-            axes.errorbar(levels, middle, error, **kind, **look)
-    x, y = f"noise of the P4000's first bucket ({noise:g} elsewhere)", "% error of OptPerf"
-    title = "cluster A; solid: inverse variances, dotted: plain"
-    figures.describe(axes, x, y, title, log="xy", legend=True)
+        each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
+        middle, error = dsgd.mean_and_error(100 * each)
+        look = figures.look(i, marker=MARKS[i], capsize=2, label=workload)
+        axes.errorbar(levels, middle, error, **look)
+    x = f"noise of the P4000's first bucket ({noise:g} elsewhere)"
+    words = "inverse variances" if weighting == "inverse-variance" else "equal weights"
+    figures.describe(axes, x, title=f"prediction on cluster A, {words}", log="xy")

@@ -1,8 +1,9 @@
-"""What each system trains on a simulated cluster, epoch by epoch, until a quality is reached.
+"""Training of each system on a simulated cluster, epoch by epoch, until a quality is reached.
 
-A smaller problem has a smaller noise scale, so that smaller total batches are large ones for it:
-each of its samples takes as much longer as its largest total batch is smaller than the workload's.
-A smaller model has links as much slower. So seconds are the workload's.
+A smaller problem has a smaller noise scale, so that smaller total batches are relatively large:
+each of its samples is slowed down by the factor by which its largest total batch is smaller than
+the workload's. A smaller model has proportionally slower links. Thus the seconds are those of the
+workload.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ Name = Literal["cnn", "mlp", "mlp-adam", "text", "cifar-10"]
 
 
 class Task(NamedTuple):
-    """What is trained.
+    """A training task.
 
     Args:
-        words: for titles.
-        workload: of `devices.WORKLOADS`, whose seconds it takes.
-        first, last: total batches, the smallest, which DDP and LB-BSP keep, and the largest.
-        optimizer: of optax.
-        scaling: of the step size.
-        quality: in the history.
-        target: of it.
+        words: description for titles.
+        workload: a key of `devices.WORKLOADS`, which determines the seconds.
+        first, last: the smallest total batch, which DDP and LB-BSP keep, and the largest.
+        optimizer: optimizer of optax.
+        scaling: scaling of the step size.
+        quality: name in the history.
+        target: target quality.
         piece: samples of a micro-batch, in which local batches are simulated.
     """
 
@@ -50,7 +51,7 @@ class Task(NamedTuple):
     piece: int = 4
 
     def good(self, quality: float, target: float) -> bool:
-        """Whether it is as good as the target."""
+        """Returns whether the quality is at least as good as the target."""
         return quality >= target if self.quality == ACCURACY else quality <= target
 
 
@@ -107,14 +108,14 @@ class Setting(NamedTuple):
     """A task on a cluster.
 
     Args:
-        task: what is trained.
-        problem: on as many workers as there are nodes.
-        method: the same for all systems and seeds, so that all are one program.
-        cluster: whose clock it is.
-        model: of it, exactly.
-        stands_for: samples of the workload that take as long as one.
+        task: the task.
+        problem: problem with one worker per node.
+        method: the same for all systems and seeds, so that all share one program.
+        cluster: the cluster with the clock.
+        model: its exact model.
+        stands_for: number of samples of the workload that take as long as one of the task.
         totals: total batches to choose from.
-        target: quality.
+        target: target quality.
     """
 
     task: Task
@@ -128,15 +129,15 @@ class Setting(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One system and seed, `[epochs]` each.
+    """A run of one system and seed, `[epochs]` each.
 
     Args:
-        seconds: so far.
+        seconds: seconds since the start.
         totals: total batches.
-        factors: of the step size.
+        factors: factors of the step size.
         noise_scales: in samples.
         losses, qualities: after each epoch.
-        reached: whether the last one is as good as the target.
+        reached: whether the last quality is as good as the target.
     """
 
     seconds: np.ndarray
@@ -148,11 +149,11 @@ class Run(NamedTuple):
     reached: bool
 
 
-Runs = dict[str, list[Run]]  # by system, of each seed
+Runs = dict[str, list[Run]]  # by system, one run for each seed
 
 
 def stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
-    """Whose samples take so many times as long."""
+    """Returns the cluster with samples that take longer by this factor."""
     assert cluster.overlap is not None
     assert cluster.per_sample is not None
     backward = factor * cluster.overlap.backward_per_sample
@@ -164,7 +165,7 @@ def stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
 
 
 def stretched_model(model: cannikin.ClusterModel, factor: float) -> cannikin.ClusterModel:
-    """The same of its model."""
+    """Returns the model with samples that take longer by this factor."""
     limits = np.floor(np.asarray(model.limits) / factor)
     return replace(
         model, q=factor * np.asarray(model.q), k=factor * np.asarray(model.k), limits=limits
@@ -172,7 +173,7 @@ def stretched_model(model: cannikin.ClusterModel, factor: float) -> cannikin.Clu
 
 
 def make_system(name: str, setting: Setting) -> cannikin.System:
-    """One of `SYSTEMS`."""
+    """Returns one of `SYSTEMS`."""
     first = setting.task.first
     return {
         DDP: cannikin.equal_split(first),
@@ -183,17 +184,17 @@ def make_system(name: str, setting: Setting) -> cannikin.System:
 
 
 def race(setting: Setting, system: str, *, epochs: int, key: jax.Array) -> Run:
-    """Until the target is reached.
+    """Runs epochs until the target is reached.
 
     Args:
-        setting: what, and where.
-        system: of `SYSTEMS`.
-        epochs: at most.
-        key: of everything random.
+        setting: the task on its cluster.
+        system: one of `SYSTEMS`.
+        epochs: maximal number of epochs.
+        key: key of all random numbers.
     """
     task = setting.task
-    # Pieces for half as much again as the fastest node has of the largest batch: what is measured
-    # has errors.
+    # The number of pieces suffices for 1.5 times the fastest node's part of the largest batch,
+    # because measurements have errors.
     most = min(1.5 * setting.model.optperf(task.last).batches.max(), task.last)
     found = cannikin.train(
         setting.method,

@@ -1,5 +1,5 @@
-"""Figures 5, 7 and 8 of Cannikin, figure 8 as a table, the paper's numbers and ours, and in words
-why they differ.
+"""Figures 5, 7 and 8 of Cannikin, figure 8 also as a table with the paper's numbers, and the
+reasons for the differences.
 """
 
 from __future__ import annotations
@@ -26,36 +26,39 @@ from experiments.cannikin.race import (
 )
 from experiments.shared import figures, statistics, tables
 
-# Section 5.2: what Cannikin saves of their seconds, in %, at most of all five tasks; of AdaptDL's,
-# that is on CIFAR-10, by a ResNet-18.
+# Section 5.2: seconds saved by Cannikin, in %, at most over all five tasks; for AdaptDL, on
+# CIFAR-10 with a ResNet-18.
 AT_MOST = {DDP: 85, LB_BSP: 82, ADAPTDL: 52}
 LEARNING = 2  # epochs before there is a model
 COLOURS: dict[str, str] = dict(
     zip(SYSTEMS, ("#E69F00", "#009E73", "#D55E00", "#0072B2"), strict=True)
 )
 STYLES: dict[str, str] = dict(zip(SYSTEMS, (":", "-.", "--", "-"), strict=True))
+MARKS: dict[str, str] = dict(zip(SYSTEMS, "^vso", strict=True))
 
 
 def seconds(runs: list[Run]) -> np.ndarray:
-    """To the target, of each seed; NaN of those that have not reached it."""
+    """Returns the seconds to the target of each seed; NaN if it was not reached."""
     return np.array([run.seconds[-1] if run.reached else np.nan for run in runs])
 
 
 def saved(runs: Runs, system: str) -> np.ndarray:
-    """By Cannikin of a system's seconds in %, of the seeds that have reached the target with
-    both.
+    """Returns the share of a system's seconds that Cannikin saves, in %, for the seeds that reach
+    the target with both.
     """
     share = 100 * (1 - seconds(runs[CANNIKIN]) / seconds(runs[system]))
     return share[~np.isnan(share)]
 
 
 def with_interval(values: np.ndarray, digits: int) -> str:
-    """The mean of some seeds, and half of its 95 % interval where there are several."""
+    """Formats the mean over seeds, with the half-width of its 95 % interval if there are
+    several.
+    """
     return statistics.within(values, digits) if len(values) else "-"
 
 
 def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
-    """One row a system."""
+    """Tabulates one row per system."""
     task, seeds = setting.task, len(runs[CANNIKIN])
     good = (
         f"{100 * setting.target:g} % right"
@@ -75,9 +78,9 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
             "saved\nours",
             "saved\npaper",
         ),
-        "reached: how many seeds reached it. batch: mean over epochs. of DDP:\n"
-        "seconds, seed by seed. saved: by Cannikin of the system's seconds, in %;\n"
-        "≤: the most of all the paper's tasks. ±: half the 95 % interval.",
+        "reached: number of seeds that reached the target. batch: mean over epochs. of DDP:\n"
+        "seconds relative to DDP's, paired over seeds. saved: % of the system's seconds that\n"
+        "Cannikin saves; ≤: maximum over the paper's tasks. ±: half-width of the 95 % interval.",
     )
     for system, each in runs.items():
         found = seconds(each)
@@ -104,7 +107,7 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
 
 
 def notes(setting: Setting, runs: Runs) -> list[str]:
-    """Why ours differ from the paper's."""
+    """Explains the differences between our results and the paper's."""
     task, totals, model = setting.task, setting.totals, setting.model
     gains = 100 * (1 - of_equal(setting, totals))
     first, N = totals[0], model.nodes
@@ -126,26 +129,23 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
     most, messages = int(np.argmax(gains)), 1e3 * (model.t_overlap + model.t_last)
     return [
         f"{task.words}. Unequal parts save {gains[0]:.0f} % of an equal split's time at a total "
-        f"batch of {first}, at most"
-        f" {gains[most]:.0f} %, at {totals[most]}: messages take {messages:.0f} ms, whoever "
-        "computes how much. What the paper saves of"
-        " AdaptDL's seconds beyond that must come of other total batches.",
-        f"At AdaptDL's own total batches unequal parts would save {100 * (1 - parts.mean()):.0f} "
-        "%. Cannikin saves"
-        f" {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in which it learns "
-        f"the nodes at a total batch of {first}, take"
-        f" {longer:.0f} % of AdaptDL's seconds longer than AdaptDL's; with total batches of its "
-        f"own it needs {epochs:+.1f} epochs.",
-        f"DDP and LB-BSP keep {first}, {first / N:.3g} samples a node (LB-BSP moves 5 at once), "
-        "where parts hardly matter: they differ by"
-        f" chance. It stands for {setting.stands_for * first:.0f} samples of {task.workload}; the "
-        "paper begins with"
-        f" {WORKLOADS[task.workload].first_batch}.",
+        f"batch of {first}, at most {gains[most]:.0f} %, at {totals[most]}: messages take "
+        f"{messages:.0f} ms with any split. The paper saves more of AdaptDL's seconds, which must "
+        "be due to other total batches.",
+        f"At AdaptDL's total batches unequal parts would save {100 * (1 - parts.mean()):.0f} %. "
+        f"Cannikin saves {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in "
+        f"which it learns the nodes' speeds at a total batch of {first}, take {longer:.0f} % of "
+        "AdaptDL's seconds longer than AdaptDL's; with its own total batches it needs "
+        f"{epochs:+.1f} epochs.",
+        f"DDP and LB-BSP keep {first}, {first / N:.3g} samples per node (LB-BSP moves 5 at once), "
+        "for which the split hardly matters: they differ by chance. This batch corresponds to "
+        f"{setting.stands_for * first:.0f} samples of {task.workload}; the paper starts with "
+        f"{WORKLOADS[task.workload].first_batch}.",
     ]
 
 
 def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
-    """OptPerf of total batches, of the time of an equal split."""
+    """Returns OptPerf of total batches, relative to the time of an equal split."""
     model = setting.model
     return model.optperf(totals).seconds / model.batch_time(
         np.repeat(totals[:, None] / model.nodes, model.nodes, axis=1)
@@ -153,33 +153,38 @@ def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
 
 
 def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
-    """A row for each task.
+    """Draws a column of panels for each task: total batches, qualities against epochs and against
+    seconds, and seconds to the target.
 
     Args:
         cluster: its name.
-        found: by task.
+        found: results by task.
     """
-    sheet, panels = plots.figure(4, len(found), width=4.0, height=3.3, sharey=False)
-    for row, (setting, runs) in zip(panels.reshape(-1, 4), found.values(), strict=True):
-        batches, by_epoch, by_second, bars = row
+    columns = len(found)
+    sheet, panels = plots.figure(
+        columns, 4, width=max(figures.WIDTH / columns, 3.0), height=2.7, sharey=False
+    )
+    panels = panels.reshape(4, columns)
+    for column, (setting, runs) in zip(panels.T, found.values(), strict=True):
+        batches, by_epoch, by_second, bars = column
         draw_batches(batches, setting, runs)
         draw_qualities(by_epoch, setting, runs, over_seconds=False)
         draw_qualities(by_second, setting, runs, over_seconds=True)
         draw_bars(bars, runs)
-        batches.set_title(f"{setting.task.words}, times of {setting.task.workload}", fontsize=10)
-    figures.legend(sheet, 4, panels[1])
+        task = setting.task
+        batches.set_title(f"{task.words},\ntimes of {task.workload}", fontsize=10)
+    figures.legend(sheet, 4, panels[1, 0])
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
-    bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
     figures.title(
         sheet,
-        f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the "
-        f"target is reached{bars_are}",
+        f"Cluster {cluster}, {statistics.runs(seeds)}; lines of quality: mean epoch or second at "
+        "which it is first reached, points: each seed at the target; bars: 95 % intervals",
     )
     return sheet
 
 
 def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
-    """Figure 5 (a)."""
+    """Draws figure 5 (a)."""
     for system in (ADAPTDL, CANNIKIN):
         look = {"color": COLOURS[system], "linestyle": STYLES[system], "alpha": 0.7}
         for run in runs[system]:
@@ -194,29 +199,36 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
 
 
 def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bool) -> None:
-    """Figures 5 (b) and 7, or 5 (c)."""
-    factor = 100 if setting.task.quality == ACCURACY else 1
+    """Draws figures 5 (b) and 7, or 5 (c): for each quality, the mean over seeds of the epoch, or
+    of the second, at which it is first reached, and a point for each seed that reaches the target.
+    """
+    accuracy = setting.task.quality == ACCURACY
+    factor, sign = (100, -1) if accuracy else (1, 1)
     axes.axhline(factor * setting.target, color="black", linewidth=0.8)
     for system, each in runs.items():
-        look = {"linestyle": STYLES[system], "linewidth": 1.1, "alpha": 0.7}
-        for i, run in enumerate(each):
-            x = run.seconds if over_seconds else np.arange(1, len(run.seconds) + 1)
-            y, colour = factor * run.qualities, COLOURS[system]
-            axes.plot(x, y, color=colour, label=None if i else system, **look)
+        xs = [run.seconds if over_seconds else np.arange(1.0, len(run.seconds) + 1) for run in each]
+        first = np.mean([run.qualities[0] for run in each])
+        levels = np.linspace(first, setting.target, 100)
+        reached = [
+            [
+                statistics.crossing(x[None], sign * run.qualities[None], sign * level)[0]
+                for level in levels
+            ]
+            for x, run in zip(xs, each, strict=True)
+        ]
+        look = {"color": COLOURS[system], "linestyle": STYLES[system], "linewidth": 1.8}
+        axes.plot(np.mean(reached, axis=0), factor * levels, label=system, **look)
+        for x, run in zip(xs, each, strict=True):
             if run.reached:
-                axes.plot(x[-1], y[-1], "o", markersize=5, color=colour)
+                last = factor * run.qualities[-1]
+                axes.plot(x[-1], last, MARKS[system], markersize=5, color=COLOURS[system])
     axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
-    axes.set_ylabel(
-        "test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte"
-    )
+    axes.set_ylabel("test accuracy, %" if accuracy else "test bits per byte")
     plots.plain_log(axes.xaxis)
-    qualities = factor * np.concatenate([run.qualities for each in runs.values() for run in each])
-    low, high = np.quantile(qualities, (0.05, 1) if setting.task.quality == ACCURACY else (0, 0.95))
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
 def draw_bars(axes: Axes, runs: Runs) -> None:
-    """Figure 8, of the seeds that have reached the target with both."""
+    """Draws figure 8, for the seeds that reach the target with both systems."""
     for i, (system, each) in enumerate(runs.items()):
         ratios = seconds(each) / seconds(runs[DDP])
         ratios = ratios[~np.isnan(ratios)]
@@ -225,6 +237,6 @@ def draw_bars(axes: Axes, runs: Runs) -> None:
         half = statistics.half_interval(ratios)
         bar = half if np.isfinite(half) and half > 0 else None
         axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=bar, capsize=4)
-    axes.set_xticks(range(len(runs)), labels=list(runs))
-    axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))
+    axes.set_xticks(range(len(runs)), labels=list(runs), fontsize=8)
+    axes.set(ylabel="seconds / DDP's", ylim=(0, None))
     axes.grid(axis="x", visible=False)

@@ -1,4 +1,4 @@
-"""Figure 5 of DropCompute: how many more steps, and how many fewer seconds, to the same loss."""
+"""Figure 5 of DropCompute: increase of the steps and decrease of the seconds to the same loss."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from experiments.dropcompute.training import (
 )
 from experiments.shared import figures, statistics, tables
 
-PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
-RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
-WINDOW = 9  # rounds whose mean loss is one point of a curve
+PAPER = {"steps": 3.0, "time": 13.0}  # %: more steps, less time
+# ratio of the seconds of a step that follows from these numbers
+RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)
+WINDOW = 9  # number of rounds whose mean loss is one point of a curve
 # shares of the rounds after which the losses without drops are the goals
 GOALS = (0.35, 0.7)
 
 
 class Gain(NamedTuple):
-    """At one goal, `[seeds]`; NaN where it was not reached.
+    """Ratios at one goal, `[seeds]`; NaN if it was not reached.
 
     Args:
-        steps: with DropCompute over without.
+        steps: steps with DropCompute over steps without.
         seconds: the same ratio of seconds.
     """
 
@@ -45,15 +46,15 @@ class Gain(NamedTuple):
 
 
 def whole(optimizer: str) -> Point:
-    """The run that drops nothing, at a constant step size."""
+    """Returns the run without drops at a constant step size."""
     return Point(f"{optimizer}, all computed", math.inf, math.inf)
 
 
 class Way(NamedTuple):
-    """Of DropCompute.
+    """A configuration of DropCompute.
 
     Args:
-        optimizer: by name.
+        optimizer: name of the optimizer.
         communication: T^c, seconds.
         stop: "preempt" or "between".
     """
@@ -64,13 +65,14 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the history."""
+        """Name of the history."""
         return f"{self.optimizer}, DropCompute, T^c {self.communication:g} s, {self.stop}"
 
 
 def ways(setting: Setting, communications: Sequence[float]) -> list[Way]:
-    """LAMB with all seconds of communication; with the first of them workers that look at their
-    clock between micro-batches, and other optimisers."""
+    """Returns the configurations: LAMB with all values of T^c; with the first T^c, a clock that is
+    read only between micro-batches, and other optimizers.
+    """
     first = communications[0]
     others = [optimizer for optimizer in setting.learning_rates if optimizer != LAMB]
     return [
@@ -83,25 +85,25 @@ def ways(setting: Setting, communications: Sequence[float]) -> list[Way]:
 def runs(
     setting: Setting, measured: int, communications: Sequence[float]
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """DropCompute in each way."""
+    """Runs DropCompute in each configuration."""
     for way in ways(setting, communications):
         yield way.name, by_itself(setting, way.optimizer, measured, way.communication, way.stop)
 
 
 def smooth(losses: np.ndarray) -> np.ndarray:
-    """Means of so many rounds up to each, `[seeds, rounds]` to `[seeds, rounds - WINDOW + 1]`."""
+    """Returns means over `WINDOW` rounds, `[seeds, rounds]` to `[seeds, rounds - WINDOW + 1]`."""
     return np.lib.stride_tricks.sliding_window_view(losses, WINDOW, axis=1).mean(axis=-1)
 
 
 def goals(history: dict[str, np.ndarray]) -> list[float]:
-    """Returns losses, the mean over seeds, that the run without drops reaches."""
+    """Returns the goals: mean losses over seeds that the run without drops reaches."""
     curve = smooth(history["train_loss"][:, 1:]).mean(axis=0)
     return [float(curve[round(share * len(curve)) - 1]) for share in GOALS]
 
 
 def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
-    """Rounds after which each seed's smoothed loss is the goal for the first time, between two of
-    them; NaN where it never is.
+    """Returns the rounds after which each seed's smoothed loss first reaches the goal, by linear
+    interpolation; NaN if it never does.
     """
     curves = smooth(history["train_loss"][:, 1:])
     rounds = np.broadcast_to(WINDOW + np.arange(curves.shape[1]), curves.shape)
@@ -109,7 +111,7 @@ def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
 
 
 def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:
-    """Seconds after so many rounds, `[seeds]`; NaN after NaN."""
+    """Returns the seconds after the given rounds, `[seeds]`; NaN for NaN."""
     each = [
         np.interp(at, history["step"], clock)
         for at, clock in zip(rounds, history["clock"], strict=True)
@@ -120,12 +122,12 @@ def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:
 def with_communication(
     history: dict[str, np.ndarray], communication: float
 ) -> dict[str, np.ndarray]:
-    """The same where each round takes so much longer."""
+    """Returns the history if each round takes longer by the given communication."""
     return {**history, "clock": history["clock"] + communication * history["step"]}
 
 
 def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: float) -> Gain:
-    """Of one run over another, seed by seed."""
+    """Returns the gains of one run over another, paired by seed."""
     first, second = (reached(each, goal) for each in (without, history))
     return Gain(second / first, clock_at(history, second) / clock_at(without, first))
 
@@ -133,16 +135,15 @@ def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: f
 def table(
     setting: Setting, histories: Histories, measured: int, communications: Sequence[float]
 ) -> Table:
-    """What is said of figure 5, ours beside the paper's."""
+    """Tabulates the results of figure 5, ours and the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "
-        f"micro-batches, {statistics.runs(setting.seeds)}:\n"
-        "DropCompute to the same loss, in % more than without",
+        f"{setting.name}, {setting.workers} workers x {setting.micro_batches} micro-batches, "
+        f"{statistics.runs(setting.seeds)}:\ncost of DropCompute to reach the same loss, change "
+        "in %",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
-        "T^c: seconds of communication. drop: micro-batches, in %.\n"
-        "step: its seconds over those without drops. ±: half the 95 % interval,\n"
-        "paired over seeds. planned: 1/S_eff - 1, the time if all that is\ndropped has to be made "
-        "up for.",
+        "T^c: seconds of communication. drop: dropped micro-batches, %.\nstep: seconds relative "
+        "to those without drops. ±: half-width of the 95 % interval,\npaired over seeds. planned: "
+        "1/S_eff - 1, the time if all dropped\nmicro-batches must be made up for.",
     )
     shown.add_row(
         "paper",
@@ -184,12 +185,14 @@ def table(
 
 
 def dropped(history: dict[str, np.ndarray], measured: int) -> float:
-    """The share of micro-batches since the threshold was chosen."""
+    """Returns the share of micro-batches dropped since the threshold was chosen."""
     return float(history["dropped"][:, measured + 2 :].mean())
 
 
 def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
-    """S_eff of the thresholds that were chosen, on other rounds than they were chosen from."""
+    """Returns S_eff of the chosen thresholds, evaluated on other rounds than those from which they
+    were chosen.
+    """
     N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     chosen = history["threshold"][:, -1].astype(float)
@@ -197,8 +200,8 @@ def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float
 
 
 def needed_communication(setting: Setting) -> float:
-    """T^c, seconds, where the threshold that is best saves as much of a step as the paper's figures
-    say: by bisection.
+    """Returns the T^c, seconds, for which the best threshold saves as much of a step as in the
+    paper, found by bisection.
     """
     N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
@@ -218,7 +221,7 @@ def draw(
     histories: Histories,
     communications: Sequence[float],
 ) -> None:
-    """Figure 5, with LAMB: the loss over steps, and over seconds at the first T^c."""
+    """Draws figure 5, with LAMB: the loss against steps, and against seconds at the first T^c."""
     communication = communications[0]
     without = with_communication(histories[whole(LAMB).name], communication)
     both = {

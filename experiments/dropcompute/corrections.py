@@ -1,5 +1,5 @@
-"""Figures 10 and 11 of DropCompute: accuracy over drop rates, with each correction of the step,
-where whole batches are dropped.
+"""Figures 10 and 11 of DropCompute: accuracy against drop rates with each correction of the step,
+if whole batches are dropped.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _LATE = clusters.Quantity(
     False,
     time_invariant=True,
 )
-# a worker's one micro-batch takes longer than 1 - P with the probability P
+# the only micro-batch of a worker takes longer than 1 - P with probability P
 UNIFORM = clusters.Cluster(_LATE)
 
 
 def named(optimizer: str, correction: str, rate: float) -> str:
-    """Name of the history."""
+    """Returns the name of the history."""
     return f"{optimizer}, {correction} correction, {100 * rate:g}% of batches dropped"
 
 
 def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Each optimiser with each correction at each rate."""
+    """Runs each optimizer with each correction at each rate."""
     for optimizer, learning_rate in setting.learning_rates.items():
         for correction, history in across_rates(setting, optimizer, rates):
             for i, rate in enumerate(rates):
@@ -53,7 +53,9 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
 def across_rates(
     setting: Setting, optimizer: str, rates: Sequence[float]
 ) -> Iterator[tuple[str, Callable[[int], dict[str, np.ndarray]]]]:
-    """For each correction the histories by the rate's place; numbers share a program."""
+    """Returns, for each correction, the histories by the index of the rate; all rates share one
+    program.
+    """
 
     def method(rate, correction) -> dsgd.Algorithm:
         steps = falling(optimizer, setting.learning_rates[optimizer], setting.steps)
@@ -76,13 +78,15 @@ def across_rates(
 
 
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
-    """One row a rate, a column for each correction: differences to the same without drops."""
+    """Tabulates one row per rate and one column per correction: differences to the same correction
+    without drops.
+    """
     shown = tables.table(
         f"{setting.name}, {setting.workers} workers,\n{setting.steps} steps, "
         f"{statistics.runs(setting.seeds)}: {setting.quality.words}",
         ("", "dropped", *CORRECTIONS),
-        "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches "
-        "are\ndropped as wholes.",
+        "0%: absolute value. Others: difference to 0%, ± half-width\nof the paired 95 % interval "
+        "over seeds. Whole batches are dropped.",
     )
     digits = setting.quality.digits - 1
     for optimizer in setting.learning_rates:
@@ -102,7 +106,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 
 
 def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figure:
-    """A panel for each optimiser."""
+    """Draws a panel for each optimizer."""
     optimizers = list(setting.learning_rates)
     sheet, panels = plots.figure(len(optimizers), width=5.0, height=4.0)
     for axes, optimizer in zip(panels, optimizers, strict=True):

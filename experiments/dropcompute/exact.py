@@ -1,13 +1,13 @@
-r"""DropCompute's speedup, exactly, where micro-batches are independent and of one distribution:
-sums of them on a grid of times.
+r"""Exact speedup of DropCompute for independent, identically distributed micro-batches, from the
+distribution of their sums on a grid of times.
 
 $$ P(T^{(m)} \le x),\ m \le M, \qquad E \min(\tau, T) = \int_0^\tau 1 - P(T^{(M)} \le x)^N \, dx,
 \qquad
+
    S(\tau) = \frac{E \tilde M(\tau)}{M} \cdot \frac{E T + T^c}{E \min(\tau, T) + T^c} $$
 
-S is how many times as many micro-batches a second are computed in the long run; the mean of eq. 6
-over steps is near it. No central limit theorem is in it, and no simulation: N may be a thousand
-million.
+S is the ratio of the long-run rates of micro-batches per second; it is close to the mean of eq. 6
+over steps. It uses neither the central limit theorem nor simulation, so N may be as large as 10^9.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scipy import fft, optimize, signal
 from algorithms.dropcompute.stopping import Stop
 from experiments.dropcompute.noises import ACCUMULATION, Noise
 
-# seconds; jumps of all noises are at multiples. A time that is rounded to it has CELL^2 / 12 more
-# variance
+# seconds; jumps of all noises are at multiples of it. Rounding a time to the grid adds a variance
+# of CELL^2 / 12.
 CELL = ACCUMULATION / 50
-BETWEEN = 120  # thresholds that are looked at, for a check between micro-batches
-MISSED = 1e-4  # chance at most that any of all micro-batches is beyond half of the grid
+BETWEEN = 120  # number of thresholds that are tried if the clock is read between micro-batches
+MISSED = 1e-4  # maximal probability that any micro-batch is beyond half of the grid
 
 
 class Best(NamedTuple):
@@ -35,8 +35,8 @@ class Best(NamedTuple):
     Args:
         threshold: tau, seconds.
         speedup: S.
-        drop_rate: share of micro-batches.
-        step_time: of the slowest worker, seconds.
+        drop_rate: share of dropped micro-batches.
+        step_time: time of the slowest worker, seconds.
         without: E T, seconds.
     """
 
@@ -48,11 +48,11 @@ class Best(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of independent micro-batches.
+    """Distributions of sums of independent micro-batches.
 
     Args:
         ready: P(T^(m) < tau) of the thresholds 0, CELL, 2 CELL, ..., `[M, G]`.
-        starts: how many micro-batches a worker begins in each cell, `[G]`.
+        starts: expected number of micro-batches that a worker begins in each cell, `[G]`.
         one: P(t > x) of one micro-batch at the middles of the cells between thresholds, `[G]`.
         after: P(T_n > x) of one worker, at the same middles.
     """
@@ -64,24 +64,26 @@ class Sums(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """E T_n."""
+        """E T_n, seconds."""
         return CELL * float(self.after.sum())
 
     @property
     def share(self) -> np.ndarray:
-        """E M~ / M, preempting."""
+        """E M~ / M with preemption, for each threshold."""
         return self.ready.mean(axis=0)
 
     def without(self, workers: float) -> float:
-        """E T of N workers, seconds."""
+        """Returns E T of N workers, seconds."""
         return CELL * float(slowest(self.after, workers).sum())
 
     def ratio(self, workers: float) -> float:
-        """E T / E T_i."""
+        """Returns E T / E T_i."""
         return self.without(workers) / self.mean
 
     def best(self, workers: float, communication: float, stop: Stop = "preempt") -> Best:
-        """Of N workers; between micro-batches the best of thresholds that are further apart."""
+        """Returns the best threshold of N workers; if the clock is read between micro-batches, of a
+        coarser grid of thresholds.
+        """
         whole = self.without(workers)
         if stop == "preempt":
             at = np.arange(1, len(self.after))
@@ -103,26 +105,27 @@ class Sums(NamedTuple):
         )
 
     def shorter(self, drop_rate: float, workers: float, communication: float) -> float:
-        """By which share of its time a step of N workers is shorter at the threshold that drops so
-        much, preempting.
+        """Returns the share by which a step of N workers is shorter at the threshold with the given
+        drop rate, with preemption.
         """
         at = int(np.searchsorted(self.share, 1 - drop_rate))
         step = CELL * float(slowest(self.after, workers)[:at].sum())
         return 1 - (step + communication) / (self.without(workers) + communication)
 
     def between(self, cell: int) -> np.ndarray:
-        r"""P(S_n > x) of one worker that looks at its clock between micro-batches, `[G]`: beyond
-        $\tau$ it has begun one before $\tau$ that ends after x."""
+        r"""Returns P(S_n > x) of one worker that reads its clock between micro-batches, `[G]`:
+        beyond $\tau$, it has begun a micro-batch before $\tau$ that ends after x.
+        """
         begun = np.where(np.arange(len(self.starts)) <= cell, self.starts, 0)
         later = signal.fftconvolve(begun, self.one)[: len(self.one)]
         return np.where(np.arange(len(self.one)) < cell, self.after, np.clip(later, 0, self.after))
 
     def limit(self, longest: float, communication: float) -> float:
-        r"""$\max_\tau \frac{E \tilde M(\tau)}{M} \frac{M b + T^c}{\tau + T^c}$ where no micro-batch
-        takes more than b seconds.
+        r"""Returns $\max_\tau \frac{E \tilde M(\tau)}{M} \frac{M b + T^c}{\tau + T^c}$, if no
+        micro-batch takes more than b seconds.
 
-        No speedup is above it, for any N: eq. 6 increases with T at any $\tau < T$, and T is at
-        most M b; and where b is taken with some probability, T approaches M b as N grows.
+        It is an upper bound of the speedup for any N: eq. 6 increases with T at any $\tau < T$, and
+        T is at most M b. If b has a positive probability, T approaches M b as N grows.
         """
         thresholds = CELL * np.arange(1, len(self.share))
         most = len(self.ready) * longest
@@ -136,17 +139,17 @@ class Sums(NamedTuple):
 
 
 def slowest(after: np.ndarray, workers: float) -> np.ndarray:
-    """P(any of N > x) from P(one > x)."""
+    """Returns P(max of N > x) from P(one > x)."""
     with np.errstate(divide="ignore"):
         return -np.expm1(workers * np.log1p(-after))
 
 
 def sums(noise: Noise, micro_batches: int, most_workers: float) -> Sums:
-    """Of up to so many micro-batches, for up to so many workers."""
+    """Returns the sums of up to M micro-batches, for up to the given number of workers."""
     cells = math.ceil(reach(noise, micro_batches, most_workers) / CELL)
     edges = CELL * (np.arange(cells + 1) - 0.5)
     chances = np.diff(noise.below(edges))
-    # What wraps around is what is beyond the grid: nothing that counts.
+    # The circular convolution wraps around only what is beyond the grid, which is negligible.
     length = fft.next_fast_len(cells, real=True)
     transform = np.asarray(fft.rfft(chances, length))
     ends = [
@@ -154,20 +157,20 @@ def sums(noise: Noise, micro_batches: int, most_workers: float) -> Sums:
     ]
     later = np.array([from_here(each) for each in ends])
     beyond = np.append(later[:, 1:], np.zeros((micro_batches, 1)), axis=1)
-    # the first at 0, and the others at the ends of those before them
+    # the first micro-batch starts at 0, the others at the end of their predecessors
     starts = sum(ends[:-1], np.eye(1, cells)[0])
-    # thresholds are the cells' own times: half of what ends in one
+    # thresholds are the cells' own times: half of what ends in a cell ends before its threshold
     ready = 1 - (later + beyond) / 2
     return Sums(ready, starts, beyond[0], beyond[-1])
 
 
 def from_here(chances: np.ndarray) -> np.ndarray:
-    """The sum from each cell on."""
+    """Returns the sum from each cell on."""
     return np.clip(np.cumsum(chances[::-1])[::-1], 0, 1)
 
 
 def reach(noise: Noise, micro_batches: int, most_workers: float) -> float:
-    """Seconds that the grid needs to have."""
+    """Returns the seconds that the grid must cover."""
     chance = MISSED / (micro_batches * most_workers)
     if math.isfinite(noise.longest):
         return micro_batches * noise.longest + 2 * CELL
@@ -178,11 +181,11 @@ def reach(noise: Noise, micro_batches: int, most_workers: float) -> float:
 
 
 class Common(NamedTuple):
-    """The one number of workers that meets all ratios best.
+    """The number of workers that fits all ratios best.
 
     Args:
         workers: N.
-        off: the largest relative deviation there.
+        off: the largest relative deviation at this N.
     """
 
     workers: int
@@ -190,12 +193,12 @@ class Common(NamedTuple):
 
 
 def common_workers(found: Sequence[tuple[Sums, float]], most: int = 10_000) -> Common:
-    """The N that the paper's E[T] / E[T_i] are of: each ratio grows with N, so that their largest
-    deviation falls, and then rises.
+    """Returns the N that fits the paper's E[T] / E[T_i] best. Each ratio grows with N, so the
+    largest deviation decreases and then increases.
 
     Args:
-        found: sums with the ratio that is printed for them.
-        most: N at most.
+        found: sums with the printed ratio of each.
+        most: maximal N.
     """
 
     def off(workers: int) -> float:
@@ -209,6 +212,6 @@ def common_workers(found: Sequence[tuple[Sums, float]], most: int = 10_000) -> C
 
 
 def matching_workers(each: Sums, ratio: float, most: int = 10_000) -> float:
-    """The N at which the ratio would be met exactly."""
+    """Returns the N at which the ratio has exactly the given value."""
     found = optimize.root_scalar(lambda workers: each.ratio(workers) - ratio, bracket=(1, most))
     return found.root

@@ -1,5 +1,5 @@
-"""Figure 12 of DropCompute: local SGD where workers straggle, anywhere or in one server, without
-and with a threshold.
+"""Figure 12 of DropCompute: local SGD with uniform or single-server stragglers, without and with a
+threshold.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from experiments.dropcompute.training import (
 )
 from experiments.shared import figures, resuming, statistics, tables
 
-WAIT = 1.0  # seconds, of a straggler
-PERIODS_MEASURED = 400  # from which a threshold is taken
+WAIT = 1.0  # seconds of a straggler's wait
+PERIODS_MEASURED = 400  # number of periods from which a threshold is chosen
 
 
 class Stragglers(NamedTuple):
     """Workers that straggle.
 
     Args:
-        name: for titles.
-        workers: the first so many, each with the same chance.
-        chance: in each local step.
-        local_step: seconds of one, without waiting.
+        name: name for titles.
+        workers: number of the first workers, which straggle with the same probability.
+        chance: probability in each local step.
+        local_step: seconds of a local step without waiting.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Stragglers(NamedTuple):
 
     @property
     def cluster(self) -> clusters.Cluster:
-        """Its workers."""
+        """Returns the cluster of these workers."""
 
         def wait(key, clock, worker):
             straggles = jax.random.bernoulli(jax.random.fold_in(key, worker), self.chance) & (
@@ -68,8 +68,8 @@ class Stragglers(NamedTuple):
         )
 
     def expected(self, period: int) -> float:
-        r"""Seconds of a local step without a threshold, $c + E \max_n B_n / H$ with B the waits of
-        one worker in H steps.
+        r"""Returns the expected seconds of a local step without a threshold, $c + E \max_n B_n /
+        H$, with B the number of waits of one worker in H steps.
         """
         below = stats.binom.cdf(np.arange(period), period, self.chance) ** self.workers
         return self.local_step + WAIT * float(np.sum(1 - below)) / period
@@ -78,8 +78,8 @@ class Stragglers(NamedTuple):
 def scenarios(
     workers: int, server: int, chance: float, local_step: float
 ) -> tuple[Stragglers, Stragglers]:
-    """All workers; or those of one server, with a chance such that there are as many stragglers on
-    average.
+    """Returns two kinds of stragglers: all workers; or those of one server, with a probability that
+    gives the same mean number of stragglers.
 
     Raises:
         ValueError: if a server cannot have as many stragglers.
@@ -87,7 +87,7 @@ def scenarios(
     if not 0 <= chance * workers <= server <= workers:
         raise ValueError(
             f"--straggling {chance:g} of {workers} workers with --server {server}: expected a "
-            "server of some of them, in which there are as many stragglers on average"
+            "server with fewer than all workers, but enough for the same mean number of stragglers"
         )
     return (
         Stragglers("uniform", workers, chance, local_step),
@@ -96,14 +96,16 @@ def scenarios(
 
 
 def named(stragglers: Stragglers, period: int, drops: bool) -> str:
-    """Name of the history."""
+    """Returns the name of the history."""
     return f"{stragglers.name} stragglers, period {period}{', DropCompute' if drops else ''}"
 
 
 def runs(
     setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], rate: float
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Every period without a threshold and with one, as one program for each kind of stragglers."""
+    """Runs every period without and with a threshold, as one program for each kind of
+    stragglers.
+    """
     N, learning_rate = setting.workers, setting.learning_rates[SGD]
     for stragglers in both:
         cases = [(period, drops) for period in periods for drops in (False, True)]
@@ -130,15 +132,15 @@ def runs(
 
 
 def threshold(stragglers: Stragglers, workers: int, period: int, rate: float, seed: int) -> float:
-    """Seconds of computation in a period, by which at most this share of the local steps is
-    dropped.
+    """Returns the threshold, seconds of computation in a period, at which at most this share of the
+    local steps is dropped.
     """
     times = latencies(stragglers.cluster, workers, 1, seed, PERIODS_MEASURED * period)
     return dropping(times.reshape(PERIODS_MEASURED, period, workers).transpose(0, 2, 1), rate)
 
 
 def speedup(histories: Histories, stragglers: Stragglers, period: int, drops: bool) -> np.ndarray:
-    """Seconds of synchronous training over those of this, `[seeds]`."""
+    """Returns the seconds of synchronous training over those of this run, `[seeds]`."""
     return (
         histories[named(stragglers, 1, False)]["clock"][:, -1]
         / histories[named(stragglers, period, drops)]["clock"][:, -1]
@@ -152,23 +154,21 @@ def table(
     periods: Sequence[int],
     rate: float,
 ) -> Table:
-    """One row a period."""
+    """Tabulates one row per period."""
     shown = tables.table(
-        f"local SGD, {setting.name}, {setting.workers} workers,\n"
-        f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as "
-        "synchronous training",
+        f"local SGD, {setting.name}, {setting.workers} workers,\n{setting.steps} local steps, "
+        f"{statistics.runs(setting.seeds)}:\nspeedup over synchronous training",
         (
             "H",
             *(
                 heading
-                for who in ("uniform", "server")
-                for heading in (f"{who}\nexact", "\nLS", "\n+DC", "\ndrop")
+                for kind in ("uniform", "server")
+                for heading in (f"{kind}\nexact", "\nLS", "\n+DC", "\ndrop")
             ),
         ),
-        "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local "
-        "SGD.\n"
-        f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are "
-        "whole seconds.",
+        "H: local steps between two averagings.\nexact: expected speedup of local SGD. LS: local "
+        f"SGD.\n+DC: with DropCompute; drop: dropped local steps, %, at\nmost {100 * rate:g}, "
+        "because waits are whole seconds.",
         left=0,
     )
     for period in periods:
@@ -191,7 +191,7 @@ def table(
 def draw(
     setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]
 ) -> Figure:
-    """A panel for each kind of stragglers; below, how good the models are."""
+    """Draws a panel for each kind of stragglers, and below them the quality of the models."""
     sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey="row")
     x = np.array(periods, float)
     for column, stragglers in enumerate(both):
@@ -209,11 +209,11 @@ def draw(
         plots.draw_lines(ends, accuracies)
         exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
         speed.plot(x, exact, "o", markersize=4, color="0.3", label="local SGD, expected")
-        who = (
+        chance = (
             f"{stragglers.workers} of {setting.workers} workers, {100 * stragglers.chance:g}% each"
         )
-        speed.set_title(f"{stragglers.name} ({who})")
-        ends.set_xlabel("local steps from averaging to averaging")
+        speed.set_title(f"{stragglers.name} ({chance})")
+        ends.set_xlabel("local steps between two averagings")
     panels[0].set_ylabel("times as fast as synchronous")
     panels[2].set_ylabel(setting.quality.words)
     panels[0].legend(frameon=False, fontsize=9)

@@ -1,5 +1,5 @@
-"""How long the micro-batches of DropCompute's experiments take: distributions with what they are
-drawn from.
+"""Durations of micro-batches in DropCompute's experiments: distributions, and samplers for
+clusters.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from algorithms import dropcompute
 from dsgd import clusters
 
 ACCUMULATION = 0.45  # seconds of a micro-batch without noise (C.3)
-MEAN = 0.225  # of C.3's noises
-LEAST = ACCUMULATION / 10  # seconds of a micro-batch with normal noise
-# B.1's beta, accumulations that a delay lasts at most, and alpha
+MEAN = 0.225  # mean of C.3's noises
+LEAST = ACCUMULATION / 10  # minimal seconds of a micro-batch with normal noise
+# parameters of B.1: beta, the maximal delay in accumulations, and alpha
 MOST, ALPHA = 5.5, 2 * math.exp(4.5)
-DELAY = ACCUMULATION * math.exp(4) / ALPHA  # seconds of its median
-# how much workers differ, and one worker's micro-batches, where nothing is added: standard
-# deviation / mean
+DELAY = ACCUMULATION * math.exp(4) / ALPHA  # seconds of the median delay
+# relative standard deviations, over workers and over one worker's micro-batches, without added
+# noise
 OWN_MEANS, WITHIN = 0.03, 0.05
 
 
@@ -30,11 +30,11 @@ class Noise(NamedTuple):
     """Seconds of a micro-batch.
 
     Args:
-        name: for tables.
-        seconds: that a cluster draws.
-        below: P(t <= x), of x in seconds, an array.
-        longest: b, that none exceeds.
-        mean, std: of t.
+        name: name for tables.
+        seconds: the seconds, as drawn by a cluster.
+        below: P(t <= x), for an array x of seconds.
+        longest: b, the maximum.
+        mean, std: mean and standard deviation of t.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Noise(NamedTuple):
 
 
 def added(name: str, noise: clusters.Quantity, of: Any, longest: float = math.inf) -> Noise:
-    """0.45 s and a noise.
+    """Returns 0.45 s plus a noise.
 
     Args:
-        name: for tables.
-        noise: seconds, as a cluster draws them.
+        name: name for tables.
+        noise: seconds, as drawn by a cluster.
         of: its distribution in scipy.
-        longest: seconds that it lasts at most.
+        longest: maximal seconds of the noise.
     """
     seconds = clusters.constant(ACCUMULATION) + noise
     return Noise(
@@ -66,8 +66,8 @@ def added(name: str, noise: clusters.Quantity, of: Any, longest: float = math.in
 
 
 def delays() -> Noise:
-    r"""B.1's: $0.45\,\epsilon$ s with $\epsilon = \min(Z / \alpha, \beta)$, Z from LogNormal(4, 1),
-    $\alpha = 2 e^{4.5}$.
+    r"""Returns the delays of B.1: $0.45\,\epsilon$ s with $\epsilon = \min(Z / \alpha, \beta)$, Z
+    from LogNormal(4, 1), $\alpha = 2 e^{4.5}$.
     """
     most, whole = ACCUMULATION * MOST, delays_unbounded()
     mean, square = (cut_moment(power, most) for power in (1, 2))
@@ -83,7 +83,7 @@ def delays() -> Noise:
 
 
 def delays_unbounded() -> Noise:
-    """B.1's without its bound."""
+    """Returns the delays of B.1 without their bound."""
     return added(
         "B.1, unbounded",
         ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0),
@@ -92,15 +92,17 @@ def delays_unbounded() -> Noise:
 
 
 def cut_moment(power: int, most: float) -> float:
-    r"""$E \min(Z, \beta)^k$ of B.1's: $z^k$ times the density of a lognormal distribution is one
-    whose $\mu$ is larger by $k \sigma^2$.
+    r"""Returns $E \min(Z, \beta)^k$ of B.1: $z^k$ times the density of a lognormal distribution is
+    proportional to that of one whose $\mu$ is larger by $k \sigma^2$.
     """
     of, moved = stats.lognorm(1.0, scale=DELAY), stats.lognorm(1.0, scale=DELAY * math.exp(power))
     return float(of.moment(power) * moved.cdf(most) + most**power * of.sf(most))
 
 
 def lognormal(variance: float) -> Noise:
-    """C.3's, of its mean and variance: the parameters printed there are these, rounded."""
+    """Returns the lognormal noise of C.3 with its mean and variance; the parameters printed there
+    are these, rounded.
+    """
     sigma = math.sqrt(math.log1p(variance / MEAN**2))
     mu = math.log(MEAN) - sigma**2 / 2
     return added(
@@ -111,33 +113,35 @@ def lognormal(variance: float) -> Noise:
 
 
 def exponential(rate: float) -> Noise:
-    """C.3's, of the printed rate, 1/s."""
+    """Returns the exponential noise of C.3, with the printed rate, 1/s."""
     return added(f"exp({rate})", clusters.exponential(1 / rate), stats.expon(scale=1 / rate))
 
 
 def gamma(rate: float) -> Noise:
-    """C.3's, of the printed rate, 1/s; with its shape, 1, an exponential one."""
+    """Returns the gamma noise of C.3, with the printed rate, 1/s; with its shape, 1, it is
+    exponential.
+    """
     return added(
         f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate)
     )
 
 
 def bernoulli() -> Noise:
-    """C.3's: as long again, or nothing."""
+    """Returns the Bernoulli noise of C.3: 0.45 s, or 0."""
     of = stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))()
     return added("0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), of, longest=ACCUMULATION)
 
 
 def normal(variance: float = 0.05) -> Noise:
-    """C.3's, of the sum, which is at least a tenth of an accumulation: one micro-batch in 400 would
-    take less, some less than nothing.
+    """Returns the normal noise of C.3, with the sum of accumulation and noise truncated below at a
+    tenth of an accumulation; one micro-batch in 400 would be shorter, and some negative.
 
-    Where they may take no time, and T^c is 0, the best threshold is next to 0: next to nothing is
-    done then, in no time (assumption C.3).
+    If micro-batches could take no time and T^c is 0, the best threshold would be next to 0, at
+    which almost nothing is computed in almost no time (assumption C.3).
     """
     middle, sigma = ACCUMULATION + MEAN, math.sqrt(variance)
     of, least = stats.norm(middle, sigma), (LEAST - ACCUMULATION - MEAN) / sigma
-    # Of max(z, least) with z from N(0, 1).
+    # moments of max(z, least) with z from N(0, 1)
     density, below = stats.norm.pdf(least), stats.norm.cdf(least)
     first, second = density + least * below, least**2 * below + (1 - below) + least * density
     seconds = clusters.constant(LEAST) + clusters.normal(middle - LEAST, sigma)
@@ -152,12 +156,12 @@ def normal(variance: float = 0.05) -> Noise:
 def natural(
     iterations: int, workers: int, micro_batches: int, *, alike: bool
 ) -> Callable[[int], np.ndarray]:
-    """What stands for a cluster to which nothing is added, as a function of a seed: lognormal
-    micro-batches around each worker's own mean, which stays.
+    """Returns the substitute for a cluster without added noise, as a function of a seed: lognormal
+    micro-batches around each worker's own constant mean.
 
     Args:
         iterations, workers, micro_batches: I, N, M.
-        alike: all have the same mean, and micro-batches differ by as much as both do together.
+        alike: all workers have the same mean, and micro-batches have the sum of both variances.
     """
     sigma = math.sqrt(math.log1p(WITHIN**2 + (OWN_MEANS**2 if alike else 0)))
     draw = drawing(
@@ -177,7 +181,7 @@ def natural(
 def drawing(
     seconds: clusters.Quantity, iterations: int, workers: int, micro_batches: int
 ) -> Callable[[int], np.ndarray]:
-    """A function of a seed: seconds `[I, N, M]`, drawn as a run on that cluster draws them."""
+    """Returns a function of a seed: seconds `[I, N, M]`, drawn as in a run on that cluster."""
     cluster = clusters.Cluster(seconds)
     return lambda seed: dropcompute.latencies(
         cluster, workers, micro_batches, iterations=iterations, key=jax.random.key(seed)

@@ -1,5 +1,5 @@
-"""Table 1 of DropCompute: how good a model is at the end, over drop rates, and with what makes up
-for them.
+"""Table 1 of DropCompute: final quality of a model against drop rates, with compensations for the
+drops.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PAPER_COMPENSATED = {EXTRA: 91.40, LARGER: 91.38, AGAIN: 91.19}  # (b)
 
 
 def at(rate: float) -> str:
-    """Name of the history of this drop rate."""
+    """Returns the name of the history of this drop rate."""
     return f"{100 * rate:g}% dropped"
 
 
 def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Both halves of the table, and the run that drops nothing at a constant step size; step sizes
-    fall to 0 over a run's own rounds.
+    """Runs both halves of the table, and the run without drops at a constant step size; otherwise
+    step sizes decrease to 0 by the end of the run.
     """
     N, M = setting.workers, setting.micro_batches
     times = latencies(delayed(N), N, M, setting.seed)
@@ -59,21 +59,21 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
 
 
 def difference(setting: Setting, histories: Histories, name: str) -> np.ndarray:
-    """To the run that drops nothing, seed by seed."""
+    """Returns the difference to the run without drops, paired by seed."""
     return final(setting, histories[name]) - final(setting, histories[at(0.0)])
 
 
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
-    """Ours beside the paper's."""
+    """Tabulates our results and the paper's."""
     M, more = setting.micro_batches, dropcompute.larger_batch(setting.micro_batches, COMPENSATED)
     shown = tables.table(
         f"{setting.name}, {setting.steps} steps of {LAMB}, "
         f"{statistics.runs(setting.seeds)}:\n{setting.quality.words}",
         ("", "drop", "step", "ours", "diff.", "F1", "diff."),
-        "drop: micro-batches, in %. step: its seconds over those at 0%.\n"
-        "F1: of the paper, on SQuAD, another measure. diff.: to 0%.\n"
-        f"larger batch: {more} micro-batches, of which {M} on average are computed.\n"
-        "±: half the 95 % interval, of differences paired over seeds.",
+        "drop: dropped micro-batches, %. step: seconds relative to those at 0%.\nF1: the paper's "
+        f"measure, on SQuAD. diff.: difference to 0%.\nlarger batch: {more} micro-batches, of "
+        f"which {M} on average are computed.\n±: half-width of the 95 % interval, of differences "
+        "paired over seeds.",
     )
 
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
@@ -87,7 +87,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             change = signed(difference(setting, histories, name), digits)
         shown.add_row(
             label,
-            f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
+            f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # avoids -0.0
             f"{step:.2f}",
             statistics.within(final(setting, history), digits),
             change,
@@ -104,7 +104,9 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 
 
 def significant(setting: Setting, histories: Histories, names: Sequence[str]) -> list[str]:
-    """Those whose difference to 0 % is surely not 0, each with its sign."""
+    """Returns the names of the runs whose difference to 0 % is significant, each with the
+    difference.
+    """
     found = {name: difference(setting, histories, name) for name in names}
     sure = {
         name: each
@@ -115,7 +117,7 @@ def significant(setting: Setting, histories: Histories, names: Sequence[str]) ->
 
 
 def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[float]) -> None:
-    """Differences to the run that drops nothing, with their intervals, beside the paper's."""
+    """Draws the differences to the run without drops, with their intervals, and the paper's."""
     dropped = [rate for rate in rates if rate]
     names = [*map(at, dropped), EXTRA, LARGER, AGAIN]
     labels = [

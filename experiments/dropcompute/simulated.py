@@ -1,6 +1,4 @@
-"""DropCompute's speedup, measured: on latencies that are drawn as a run draws them, and by the
-clock of runs.
-"""
+"""Measured speedup of DropCompute: on latencies drawn as in a run, and by the clock of runs."""
 
 from __future__ import annotations
 
@@ -21,21 +19,22 @@ from experiments.dropcompute.exact import Sums
 from experiments.dropcompute.noises import Noise
 from experiments.shared import resuming
 
-NEVER = 1e6  # seconds: a threshold that drops nothing, as a number that a sweep takes
+NEVER = 1e6  # seconds: a threshold without drops, as a finite number for sweeps
 
-Draw = Callable[[int], np.ndarray]  # a seed -> seconds [I, N, M]
+Draw = Callable[[int], np.ndarray]  # a seed -> seconds `[I, N, M]`
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How often is measured, and of what.
+    """Settings of the measurements.
 
     Args:
         micro_batches: M.
         communication: T^c, seconds.
         stop: "preempt" or "between".
-        iterations: I, from which the threshold is chosen, and as many more on which it is used.
-        seeds: independent times, from `seed` on.
+        iterations: I, the number of iterations from which the threshold is chosen, and of those on
+            which it is evaluated.
+        seeds: seeds of the independent measurements.
     """
 
     micro_batches: int
@@ -46,13 +45,13 @@ class Setting:
 
 
 class Measured(NamedTuple):
-    """Of N workers, one number a seed, `[seeds]`.
+    """Measurements of N workers, one number per seed, `[seeds]`.
 
     Args:
         threshold: seconds.
-        speedup: S_eff with it.
-        drop_rate: share of micro-batches.
-        step_time: of the slowest worker, seconds.
+        speedup: S_eff with the threshold.
+        drop_rate: share of dropped micro-batches.
+        step_time: time of the slowest worker, seconds.
         without: the same without a threshold.
     """
 
@@ -64,7 +63,7 @@ class Measured(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What is simulated of a noise, beside its exact sums."""
+    """Simulated results of a noise, with its exact sums."""
 
     noise: Noise
     sums: Sums
@@ -73,13 +72,13 @@ class Sampled(NamedTuple):
 
 
 def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, Measured]:
-    """By number of workers, the first so many of those that are drawn, with thresholds chosen by
-    Algorithm 2 from other iterations.
+    """Returns measurements by number of workers, with thresholds chosen by Algorithm 2 from other
+    iterations; the first N of the drawn workers are used.
 
     Args:
-        setting: of it.
-        draw: twice as many iterations of as many workers as the largest of `counts`, or more.
-        counts: N.
+        setting: the settings.
+        draw: draws at least 2 I iterations of at least as many workers as the largest of `counts`.
+        counts: values of N.
     """
     rows: dict[int, list[Measured]] = {N: [] for N in counts}
     for seed in setting.seeds:
@@ -97,7 +96,7 @@ def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, M
 
 
 def used(setting: Setting, latencies: np.ndarray, threshold: float) -> Measured:
-    """What a threshold does to latencies `[I, N, M]`, as numbers."""
+    """Returns the effect of a threshold on latencies `[I, N, M]`."""
     step, without = dropcompute.step_time(latencies, [threshold, np.inf], setting.stop)
     gain = dropcompute.effective_speedup(latencies, setting.communication, threshold, setting.stop)
     return Measured(
@@ -106,13 +105,13 @@ def used(setting: Setting, latencies: np.ndarray, threshold: float) -> Measured:
 
 
 def of_seeds(found: Sequence[Measured]) -> Measured:
-    """One number a seed."""
+    """Stacks the results of all seeds."""
     return Measured(*(np.array(each, float) for each in zip(*found, strict=True)))
 
 
 def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-batches a second of all workers, without a threshold and with it, `[seeds, counts]`
-    each.
+    """Returns the micro-batches per second of all workers, without and with a threshold, `[seeds,
+    counts]` each.
     """
     both = []
     for N, each in found.items():
@@ -124,8 +123,9 @@ def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, 
 
 
 class Curves(NamedTuple):
-    """Over thresholds, seconds `[K]`: the speedup, the share of micro-batches that are computed,
-    and T + T^c over the step's seconds, each `[seeds, K]`; and E T, seconds, `[seeds]`."""
+    """Curves over thresholds, seconds `[K]`: the speedup, the share of computed micro-batches, and
+    T + T^c over the seconds of a step, each `[seeds, K]`; and E T, seconds, `[seeds]`.
+    """
 
     thresholds: np.ndarray
     speedup: np.ndarray
@@ -135,7 +135,7 @@ class Curves(NamedTuple):
 
 
 def over_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.ndarray) -> Curves:
-    """Of the first N workers, simulated."""
+    """Returns the simulated curves of the first N workers."""
     rows = []
     for seed in setting.seeds:
         latencies, T_c = draw(seed)[:, :workers], setting.communication
@@ -156,13 +156,13 @@ def over_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.n
 def over_drop_rates(
     setting: Setting, draw: Draw, workers: int, micro_batches: int, shares: np.ndarray
 ) -> np.ndarray:
-    """S_eff at thresholds that drop such shares, `[seeds, K]`.
+    """Returns S_eff at thresholds with the given drop rates, `[seeds, K]`.
 
     Args:
-        setting: whose micro-batches are not looked at.
-        draw: at least so many workers and micro-batches.
-        workers, micro_batches: the first so many of each.
-        shares: in [0, 1), in order, `[K]`.
+        setting: the settings; `micro_batches` is not used.
+        draw: draws at least the given workers and micro-batches.
+        workers, micro_batches: numbers of the first workers and micro-batches to use.
+        shares: drop rates in [0, 1), increasing, `[K]`.
     """
     rows = []
     for seed in setting.seeds:
@@ -170,7 +170,7 @@ def over_drop_rates(
         ends = np.quantile(np.cumsum(latencies, axis=-1), np.linspace(1, 0.5, 201))
         dropped = dropcompute.drop_rate(latencies, ends, setting.stop)
         gained = dropcompute.effective_speedup(latencies, setting.communication, ends, setting.stop)
-        # Where whole steps are cut off at once no threshold drops a share in between.
+        # If whole steps are cut off at once, no threshold has a drop rate in between.
         rows.append(np.interp(shares, np.append(0, dropped), np.append(1, gained)))
     return np.array(rows)
 
@@ -178,12 +178,12 @@ def over_drop_rates(
 def by_clock(
     setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float
 ) -> Measured:
-    """The same of runs with and without the threshold, by their clock and histories: of mini-batch
-    SGD on a quadratic, which matters not.
+    """Returns the same measurements from the clock and history of runs with and without the
+    threshold. The method is mini-batch SGD on a quadratic; the clock does not depend on it.
 
     Args:
-        setting: each run has as many rounds as iterations.
-        seconds: of a micro-batch.
+        setting: the settings; a run has as many rounds as iterations.
+        seconds: seconds of a micro-batch.
         workers: N.
         threshold: tau, seconds.
     """
@@ -204,7 +204,7 @@ def by_clock(
         mesh=1,
         threshold=[threshold, NEVER],
     ).history
-    # with T^c, [thresholds, seeds, rounds]
+    # with T^c, `[thresholds, seeds, rounds]`
     rounds = np.diff(np.asarray(history["clock"], float), axis=-1)
     computed = 1 - np.asarray(history["dropped"], float)[..., 1:]
     speedup = (computed[0] * rounds[1] / rounds[0]).mean(axis=-1)
@@ -215,7 +215,9 @@ def by_clock(
 
 
 class Predicted(NamedTuple):
-    """Of the normal model, `[counts]`: S_eff at the best threshold, and E T in seconds."""
+    """Predictions of the normal model, `[counts]`: S_eff at the best threshold, and E T in
+    seconds.
+    """
 
     speedup: np.ndarray
     without: np.ndarray
@@ -224,7 +226,9 @@ class Predicted(NamedTuple):
 def predicted(
     setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray
 ) -> Predicted:
-    """By equations 4, 5 and 11, for the best threshold of at least M mu / 2 (assumption C.3)."""
+    """Returns the predictions of equations 4, 5 and 11, for the best threshold of at least M mu / 2
+    (assumption C.3).
+    """
     M, N, T_c = setting.micro_batches, np.asarray(counts), setting.communication
     thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)[:, None]
     speedups = dropcompute.expected_speedup(

@@ -1,5 +1,5 @@
-"""Figures 1, 3, 4, 13 and 14 of DropCompute, how its speedup grows, and the numbers that the paper
-states, next to ours.
+"""Figures 1, 3, 4, 13 and 14 of DropCompute, the growth of its speedup with N, and the numbers
+stated in the paper, next to ours.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **look: Any) -> Non
 
 
 def linear(axes: Axes, setting: Setting, of: Sampled, N: np.ndarray, label: str | None) -> None:
-    """Draws micro-batches a second of workers that do not wait for each other."""
+    """Draws the micro-batches per second of workers that do not wait for each other."""
     each = setting.micro_batches / (of.sums.mean + setting.communication)
     axes.plot(N, N * each, label=label, **LINEAR)
     axes.set(xlim=(0, 1.02 * N[-1]), ylim=(0, None))
 
 
 def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
-    """A scale graph: micro-batches a second over workers, simulated where they were and exact."""
+    """Draws a scale graph: micro-batches per second against workers, simulated where available, and
+    exact.
+    """
     M, T_c = setting.micro_batches, setting.communication
     N = np.unique(np.linspace(1, most, 25).astype(int))
     best = [of.sums.best(n, T_c, setting.stop) for n in N]
@@ -69,7 +71,7 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
 
 
 def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
-    """The same by equations 4, 5 and 11 alone."""
+    """Draws the same by equations 4, 5 and 11 only."""
     N = np.unique(np.linspace(2, most, 50).astype(int))
     found = predicted(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
@@ -78,10 +80,11 @@ def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -
 
 
 def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) -> Figure:
-    """Scale graphs to as many workers as were simulated, and to `most` by theory, and the speedup
-    over workers; `counts` is where its lines have points.
+    """Draws scale graphs for the simulated numbers of workers and, by theory, up to `most`, and the
+    speedup against workers; `counts` are the points of its lines.
     """
-    sheet, (left, right, gains) = plots.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet, panels = plots.figure(2, 2, width=figures.WIDTH / 2, height=3.6, sharey=False)
+    left, right, gains, free = panels
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
         by_the_normal_model(axes, setting, of.noise, last)
@@ -96,7 +99,8 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     figures.describe(
         gains, "workers N", "effective speedup", "at the best threshold", log="x", legend=True
     )
-    figures.legend(sheet, 4, left, fontsize=9)
+    free.set_axis_off()
+    free.legend(*left.get_legend_handles_labels(), loc="center", frameon=False)
     figures.title(sheet, heading(setting, "B.1's delays (figure 1)"))
     return sheet
 
@@ -107,23 +111,25 @@ def figure_3(
     best: Measured,
     workers: int,
 ) -> Figure:
-    """Speedups over thresholds.
+    """Draws speedups against thresholds.
 
     Args:
-        setting: of all.
-        simulated: by panel, the curves, and beside them equation 11 with E T of equation 4, and
-            given E T.
-        best: what Algorithm 2 finds in the last panel's setting.
+        setting: the settings.
+        simulated: by panel, the curves, and equation 11 with E T of equation 4 and with the
+            simulated E T.
+        best: the result of Algorithm 2 in the last panel's setting.
         workers: N.
     """
-    sheet, axes = plots.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet = Figure(figsize=(figures.WIDTH, 7), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
+    axes, (last,) = plots.panels(above, 2, sharey=False), plots.panels(below, 1)
     dashed, x = {**BASELINE, "linestyle": "--"}, "threshold τ, seconds"
-    for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=False):
+    for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=True):
         with_band(panel, curves.thresholds, curves.speedup, label="simulation", **DROPPING)
         panel.plot(curves.thresholds, analytical, label="analytical", **dashed)
         panel.plot(curves.thresholds, given, label="analytical, given E[T]", **NORMAL)
         figures.describe(panel, x, "effective speedup", name, legend=True)
-    curves, last = list(simulated.values())[-1][0], axes[-1]
+    curves = list(simulated.values())[-1][0]
     last.axhline(1, color="black", linewidth=0.8)
     for values, label, look in (
         (curves.speedup, "effective speedup", DROPPING),
@@ -136,7 +142,7 @@ def figure_3(
     label = f"τ* = {tau:.2f} s"
     last.plot(tau, best.speedup.mean(), "*", color=colour, markersize=13, label=label)
     title = "B.1's delays: what the speedup is made of"
-    figures.describe(last, x, "share, or times as much", title, legend=True)
+    figures.describe(last, x, "share, or ratio", title, legend=True)
     figures.title(sheet, heading(setting, f"{workers} workers (figure 3)", "bands"))
     return sheet
 
@@ -144,13 +150,14 @@ def figure_3(
 def figure_4(
     setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str
 ) -> Figure:
-    """Speedups over the drop rate, `[seeds, K]` by line, by panel."""
-    sheet, axes = plots.figure(len(panels), width=4.8, height=4.0)
+    """Draws speedups against the drop rate, `[seeds, K]` by line, by panel."""
+    sheet, axes = plots.figure(len(panels), width=figures.WIDTH / len(panels), height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color="black", linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
             with_band(panel, 100 * shares, values, **figures.look(i, label=label))
-        figures.describe(panel, "drop rate, %", title=name, legend=True)
+        figures.describe(panel, "drop rate, %", title=name)
+        panel.legend(frameon=False, fontsize=9, loc="lower left")
     axes[0].set_ylabel("effective speedup")
     figures.title(sheet, heading(setting, title, "bands"))
     return sheet
@@ -163,10 +170,10 @@ def scale_graphs(
     what: str,
     approximated: str | None = None,
 ) -> Figure:
-    """Figures 13 and 14: a scale graph for each noise, and, if it has a title (`approximated`), one
-    more by equations 4, 5 and 11.
+    """Draws figures 13 and 14: a scale graph for each noise and, if `approximated` is a title,
+    another one by equations 4, 5 and 11.
     """
-    sheet, axes = plots.figure(3, 2, width=4.6, height=3.4, sharey=False)
+    sheet, axes = plots.figure(2, 3, width=figures.WIDTH / 2, height=2.9, sharey=False)
     for panel, (name, of) in zip(axes, panels.items(), strict=False):
         scale(panel, setting, of, most)
         panel.set_title(name, fontsize=10)
@@ -176,14 +183,14 @@ def scale_graphs(
         by_the_normal_model(last, setting, first.noise, most)
         last.set_title(approximated, fontsize=10)
         last.legend(frameon=False, fontsize=9)
-    for panel in axes[3:]:
+    for panel in axes[-2:]:
         panel.set_xlabel("workers N")
-    for panel in axes[::3]:
+    for panel in axes[::2]:
         panel.set_ylabel("micro-batches a second")
     top = max(panel.get_ylim()[1] for panel in axes)
     for panel in axes:
         panel.set_ylim(0, top)
-    figures.legend(sheet, 5, axes[0], fontsize=9)
+    figures.legend(sheet, 3, axes[0])
     figures.title(sheet, heading(setting, what))
     return sheet
 
@@ -194,12 +201,12 @@ def growth(
     limits: Mapping[str, float],
     counts: np.ndarray,
 ) -> Figure:
-    """Speedups over very many workers, and the bounds of those with bounded noise."""
+    """Draws speedups for very many workers, and the bounds for bounded noises."""
     sheet, (axes,) = plots.figure(1, width=9.0, height=4.4)
     for i, (name, values) in enumerate(lines.items()):
         words = name
         if name in limits:
-            words = f"{name}: never above {limits[name]:.2f}"
+            words = f"{name}: bound {limits[name]:.2f}"
             axes.axhline(limits[name], **figures.look(i, linewidth=0.9))
         axes.plot(counts, values, **figures.look(i, linewidth=1.8, label=words))
     axes.set(xscale="log", xlim=(1, counts[-1]))
@@ -207,40 +214,38 @@ def growth(
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figures.title(
         sheet,
-        f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = "
-        f"{setting.communication:g} s, preempting",
+        f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T$^c$ = "
+        f"{setting.communication:g}\u00a0s, preempting",
     )
     return sheet
 
 
 def heading(setting: Setting, what: str, intervals_are: str = "bars") -> str:
-    """A title."""
+    """Returns a title with the settings."""
     seeds = len(setting.seeds)
     sure = f"{intervals_are}: 95 % intervals over {seeds} seeds" if seeds > 1 else "one seed"
-    return f"{what}: T^c = {setting.communication:g} s, {STOPS[setting.stop]}; {sure}"
+    return f"{what}: T$^c$ = {setting.communication:g}\u00a0s, {STOPS[setting.stop]}; {sure}"
 
 
 def summary(
     setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natural: np.ndarray
 ) -> Table:
-    """What the paper states in numbers, and what it does not.
+    """Tabulates the numbers that the paper states, and some that it does not.
 
     Args:
-        setting: of it.
+        setting: the settings.
         of: B.1's delays.
-        worst: the noise of the largest variance.
+        worst: the noise with the largest variance.
         one_N: the N of C.3.
-        natural: speedups of `CLUSTER` workers where nothing is added, `[seeds]`.
+        natural: speedups of `CLUSTER` workers without added noise, `[seeds]`.
     """
     T_c = setting.communication
     table = tables.table(
         "DropCompute's speedup: the paper's figures, and ours",
         ("", "paper", "ours"),
-        f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing "
-        "else is said.\n"
-        "Figure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 - 0.87 / "
-        "1.03. *: exact.\n"
-        f"Others: {sureness(setting)}",
+        f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, unless stated "
+        "otherwise.\nFigure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 "
+        f"- 0.87 / 1.03. *: exact.\nOthers: {sureness(setting)}",
     )
 
     def rows(section: str, *lines: tuple[str, str, str]) -> None:
@@ -262,10 +267,10 @@ def summary(
     )
     rows(
         f"B.1's delays, {FIGURE_5} workers",
-        ("less time for as many samples, preempting", "13 %", less("preempt")),
-        ("the same, a check between micro-batches", "13 %", less("between")),
+        ("time saved for the same samples, preempting", "13 %", less("preempt")),
+        ("the same, clock read between micro-batches", "13 %", less("between")),
         (
-            "steps shorter by, where 3 % are dropped",
+            "steps shorter by, with 3 % dropped",
             "15.5 %",
             f"{100 * of.sums.shorter(0.03, FIGURE_5, T_c):.1f} % *",
         ),
@@ -279,19 +284,19 @@ def summary(
         "C.3",
         ("N of E[T] / E[T_i]", "-", f"{one_N.workers} (within {100 * one_N.off:.1f} %)"),
         ("effective speedup in 14f, preempting", "-", next(both)),
-        ("the same, a check between micro-batches", "-", next(both)),
+        ("the same, clock read between micro-batches", "-", next(both)),
     )
     rows(
-        f"nothing added, {CLUSTER} workers",
+        f"no added noise, {CLUSTER} workers",
         ("effective speedup (A.2)", "1.05", statistics.within(natural, 3)),
     )
     return table
 
 
-def runs_beside(
+def compare_runs(
     setting: Setting, clock: Measured, planned: Measured, exact: Best, workers: int
 ) -> Table:
-    """What runs took, beside the plan."""
+    """Tabulates the measurements of runs, next to the plan."""
     table = tables.table(
         f"{workers} workers with B.1's delays, {setting.stop}, τ = {clock.threshold[0]:.3f} s",
         ("", "runs", "planned", "exact"),
@@ -315,7 +320,7 @@ def runs_beside(
 
 
 def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
-    """Figure 1 in numbers."""
+    """Tabulates the numbers of figure 1."""
     table = tables.table(
         f"B.1's delays, {setting.stop}: seconds of a step, and the best speedup",
         (
@@ -328,7 +333,7 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
             "S_eff\neq. 11",
             "drop",
         ),
-        f"drop: % of micro-batches, of the exact one.\nSimulated: {sureness(setting)}",
+        f"drop: dropped micro-batches of the exact optimum, %.\nSimulated: {sureness(setting)}",
         left=0,
     )
     for N in (*of.found, *further):
@@ -347,20 +352,20 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
 
 
 def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) -> Table:
-    """C.3's two tables.
+    """Tabulates both tables of C.3.
 
     Args:
-        noises: by the paper's panel, what was found; the ratio that is printed; and the N that
-            alone would give it.
-        one_N: the N of all.
+        noises: by the paper's panel, the results, the printed ratio, and the N that alone would
+            give this ratio.
+        one_N: the common N.
     """
     N = one_N.workers
     table = tables.table(
-        f"C.3: E[T] / E[T_i], of which the paper does not state N:\nwith N = {N} all are met "
+        f"C.3: E[T] / E[T_i], for an N that the paper does not state:\nwith N = {N} all agree "
         f"within {100 * one_N.off:.1f} %",
         ("fig.", "ε", "paper", "exact", "off", "simulated", "alone", "gain"),
-        f"ε has the mean {MEAN:g} s. exact: for {N} workers. off: %, from the paper's.\n"
-        "alone: the N that gives the printed ratio exactly. gain: S_eff, simulated.",
+        f"ε has the mean {MEAN:g} s. exact: for {N} workers. off: deviation from the paper, %.\n"
+        "alone: the N that gives this printed ratio exactly. gain: S_eff, simulated.",
         left=2,
     )
     for panel, (of, paper, alone) in noises.items():
@@ -386,6 +391,8 @@ def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) ->
 
 
 def sureness(setting: Setting) -> str:
-    """What numbers of several seeds are."""
+    """Describes the numbers of several seeds."""
     seeds = len(setting.seeds)
-    return f"mean ± half the 95 % interval over {seeds} seeds." if seeds > 1 else "one seed."
+    if seeds == 1:
+        return "one seed."
+    return f"mean ± half-width of the 95 % interval over {seeds} seeds."

@@ -1,4 +1,4 @@
-"""What is trained with DropCompute, for how long workers compute, and the runs of figure 5 and of
+"""The problems trained with DropCompute, their compute times, and the runs of figure 5 and
 table 1.
 """
 
@@ -22,9 +22,9 @@ from dsgd import clusters, network
 from experiments.dropcompute import noises
 from experiments.shared import resuming, statistics, tuning
 
-# times what a time is: of float32, it is later, whatever order it was summed in
+# factor for float32 times, so that they are later than a sum in any order
 JUST_AFTER = 1 + 1e-4
-MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
+MEASURED = 200  # number of rounds from which thresholds for given drop rates are chosen
 COMPENSATED = 0.1  # the drop rate of table 1 (b)
 LAMB, SGD = "LAMB", "SGD"
 MOMENTUM = 0.9
@@ -33,13 +33,13 @@ Histories = dict[str, dict[str, np.ndarray]]
 
 
 class Quality(NamedTuple):
-    """What tells how good a model is at the end.
+    """Quality of a model at the end.
 
     Args:
-        metric: in the history.
-        factor: times it is what is shown.
-        words: with the unit.
-        digits: after the point.
+        metric: name in the history.
+        factor: factor of the shown value.
+        words: description with the unit.
+        digits: decimals.
     """
 
     metric: str
@@ -53,18 +53,18 @@ BITS = Quality("test_bits_per_byte", 1.0, "test bits per byte", 3)
 
 
 class Setting(NamedTuple):
-    """What is trained.
+    """A problem and the settings of its training.
 
     Args:
-        name: for titles.
-        problem: of N workers.
-        quality: of its models.
+        name: name for titles.
+        problem: the problem of N workers.
+        quality: quality of its models.
         micro_batches: M.
-        steps: rounds, without compensation.
-        learning_rates: of LAMB, and of SGD with momentum.
-        seeds: independent runs.
-        seed: of everything random.
-        progress: show bars.
+        steps: number of rounds, without compensation.
+        learning_rates: step sizes of LAMB, and of SGD with momentum.
+        seeds: number of independent runs.
+        seed: seed of all random numbers.
+        progress: whether to show progress bars.
     """
 
     name: str
@@ -79,18 +79,20 @@ class Setting(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """N."""
+        """Number of workers N."""
         assert self.problem.workers is not None
         return self.problem.workers
 
     @property
     def rounds(self) -> int:
-        """With as many more as make up for the drop rate of table 1 (b)."""
+        """Number of rounds including the extra ones that compensate for the drop rate of table 1
+        (b).
+        """
         return self.steps + dropcompute.extra_steps(self.steps, COMPENSATED)
 
 
 def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
-    """B.1's workers.
+    """Returns a cluster with B.1's delays.
 
     Args:
         workers: N.
@@ -105,7 +107,9 @@ def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
 def latencies(
     cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED
 ) -> np.ndarray:
-    """Seconds of micro-batches, `[rounds, N, M]`, of other rounds than the runs'."""
+    """Returns the seconds of micro-batches, `[rounds, N, M]`, in other rounds than those of the
+    runs.
+    """
     return dropcompute.latencies(
         cluster,
         workers,
@@ -116,11 +120,11 @@ def latencies(
 
 
 def dropping(times: np.ndarray, rate: float) -> float:
-    """The smallest threshold that drops at most this share of micro-batches; infinite where that is
-    none.
+    """Returns the smallest threshold that drops at most this share of micro-batches; infinite if
+    the share is 0.
 
     Args:
-        times: seconds of each, `[rounds, N, M]`.
+        times: seconds of each micro-batch, `[rounds, N, M]`.
         rate: in [0, 1).
     """
     ends = np.sort(np.cumsum(times, axis=-1), axis=None)
@@ -130,8 +134,8 @@ def dropping(times: np.ndarray, rate: float) -> float:
 
 
 def falling(optimizer: str, learning_rate: float, horizon: Any) -> optax.GradientTransformation:
-    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; where it is
-    infinite, all of the mean size.
+    """Returns step sizes that decrease linearly to 0 at the horizon, a number of rounds, and stay
+    there; constant with the same mean if it is infinite.
     """
 
     def rate(count):
@@ -146,9 +150,9 @@ class Point(NamedTuple):
     """One run of those that share a program.
 
     Args:
-        name: of its history.
+        name: name of its history.
         threshold: tau, seconds.
-        horizon: rounds until the step size is 0.
+        horizon: number of rounds until the step size is 0.
     """
 
     name: str
@@ -157,7 +161,7 @@ class Point(NamedTuple):
 
 
 def pick(table: Sequence[float], case: Any) -> Any:
-    """A number of a table by its place, which may be traced."""
+    """Returns an entry of a table by its index, which may be traced."""
     return jnp.asarray(table)[case] if isinstance(case, Tracer) else table[case]
 
 
@@ -169,7 +173,7 @@ def together(
     micro_batches: int | None = None,
     resample_dropped: bool = False,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """The histories of these points, without seconds of communication."""
+    """Returns the histories of these points, without communication time."""
     thresholds, horizons = (
         [point.threshold for point in points],
         [point.horizon for point in points],
@@ -200,8 +204,8 @@ def together(
 def by_itself(
     setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop
 ) -> dict[str, np.ndarray]:
-    """The history of DropCompute that chooses its threshold after so many rounds, at a constant
-    step size.
+    """Returns the history of DropCompute that chooses its threshold after the given rounds, at a
+    constant step size.
     """
     N, learning_rate = setting.workers, setting.learning_rates[optimizer]
     steps = falling(optimizer, learning_rate, math.inf)
@@ -219,8 +223,8 @@ def by_itself(
 
 
 def options(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Of runs; the whole objective is evaluated at the start and at the end, the batches' loss is
-    known in each round.
+    """Returns options of `dsgd.run`: the full objective is evaluated at the start and at the end,
+    the batches' loss in each round.
     """
     return {
         "steps": rounds,
@@ -236,7 +240,7 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
 def kept(
     history: dict[str, np.ndarray], setting: Setting, learning_rate: float
 ) -> dict[str, np.ndarray]:
-    """What figures, tables and the file show of it."""
+    """Returns the columns of a history that figures, tables and files use."""
     if not np.isfinite(history["loss"][:, -1]).all():
         raise ValueError(
             f"{setting.name} diverged at a step size of {learning_rate:g}; expected a smaller one"
@@ -246,10 +250,10 @@ def kept(
 
 
 def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
-    """Of the last models, `[seeds]`."""
+    """Returns the quality of the last models, `[seeds]`."""
     return setting.quality.factor * history[setting.quality.metric][:, -1]
 
 
 def signed(values: np.ndarray, digits: int) -> str:
-    """The mean of a difference with its sign, and half its 95 % interval."""
+    """Formats the mean of a difference with its sign, and the half-width of its 95 % interval."""
     return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"

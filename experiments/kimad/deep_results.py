@@ -1,4 +1,4 @@
-"""Figures 7 to 9 of Kimad, its tables 1 and 2, and what section 4.3 says of Kimad+: the paper's
+"""Figures 7 to 9 and tables 1 and 2 of Kimad, and its results on Kimad+ in section 4.3: the paper's
 numbers and ours.
 """
 
@@ -22,10 +22,10 @@ from experiments.kimad.deep_runs import (
     EF21,
     FASTEST,
     KIMAD,
+    ORACLE,
     PLUS,
     RESNET_18,
     SLOWEST,
-    TOLD,
     WHOLE,
     Case,
     Histories,
@@ -41,15 +41,15 @@ from experiments.shared import figures, statistics, tables
 STEPS = {1.0: (4.861, 3.852), 0.5: (3.606, 2.852), 0.2: (2.842, 2.252), 0.1: (2.580, 2.052)}
 # M: Table 2, EF21 and Kimad
 TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77.97)}
-# seconds, to all digits of Table 1: Kimad's column is 100 (1.852 + 2 T_comm)
+# seconds, with all digits of Table 1: Kimad's column is 100 (1.852 + 2 T_comm)
 PAPERS_COMPUTATION = 1.852
-PERIODS = 3  # of the bandwidth, in the panels over time
-LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
-LEAST = 1e-5  # of the largest compression error; smaller ones are not shown
+PERIODS = 3  # number of periods of the bandwidth in the panels over time
+LINES = (plots.STYLES[0], plots.STYLES[4])  # alternating, so that lines below others are visible
+LEAST = 1e-5  # relative to the largest compression error; smaller errors are not shown
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:
-    """T_comm, largest first."""
+    """Returns the values of T_comm, largest first."""
     N = setting.problem.workers
     return sorted(
         (case.seconds for case in histories if case.method == EF21 and case.workers == N),
@@ -58,7 +58,7 @@ def times_of(setting: Setting, histories: Histories) -> list[float]:
 
 
 def steps(setting: Setting, histories: Histories) -> Table:
-    """Table 1."""
+    """Tabulates table 1: seconds of a step."""
     N = setting.problem.workers
     table = tables.table(
         f"seconds of a step, {setting.problem.name}, {N} workers, {statistics.runs(setting.seeds)}",
@@ -68,65 +68,72 @@ def steps(setting: Setting, histories: Histories) -> Table:
             "EF21\nours",
             "Kimad\npaper",
             "Kimad\nours",
-            "Kimad\ntold",
+            "Kimad\noracle",
             "saved\npaper",
             "saved\nours",
-            "saved\ntold",
+            "saved\noracle",
         ),
-        "T: T_comm, s. paper: table 1 / 100. told: Kimad that is told the bandwidths.\n"
-        "saved: by Kimad of EF21's seconds, in %, ± half the 95 % interval over seeds.",
+        "T: T_comm, s. paper: table 1 / 100. oracle: Kimad that knows the bandwidths.\nsaved: % "
+        "of EF21's seconds, ± half-width of the 95 % interval over seeds.",
         left=0,
     )
     for seconds in times_of(setting, histories):
-        ef21, kimad, told = (
+        ef21, kimad, oracle = (
             step_time(setting, histories[Case(method, N, seconds)])
-            for method in (EF21, KIMAD, TOLD)
+            for method in (EF21, KIMAD, ORACLE)
         )
-        theirs = STEPS.get(seconds)
+        published = STEPS.get(seconds)
         paper = (
-            (f"{theirs[0]:.2f}", f"{theirs[1]:.2f}", f"{100 * (1 - theirs[1] / theirs[0]):.1f}")
-            if theirs
+            (
+                f"{published[0]:.2f}",
+                f"{published[1]:.2f}",
+                f"{100 * (1 - published[1] / published[0]):.1f}",
+            )
+            if published
             else 3 * ("-",)
         )
-        ours, adapting, knowing = (f"{each.mean():.2f}" for each in (ef21, kimad, told))
-        saved = (statistics.within(100 * (1 - each / ef21), 1) for each in (kimad, told))
-        table.add_row(f"{seconds:g}", paper[0], ours, paper[1], adapting, knowing, paper[2], *saved)
+        ours, adapting, informed = (f"{each.mean():.2f}" for each in (ef21, kimad, oracle))
+        saved = (statistics.within(100 * (1 - each / ef21), 1) for each in (kimad, oracle))
+        table.add_row(
+            f"{seconds:g}", paper[0], ours, paper[1], adapting, informed, paper[2], *saved
+        )
     return table
 
 
 def messages(setting: Setting, histories: Histories) -> Table:
-    """What EF21 sends, and for how long its messages take, beside Kimad."""
+    """Tabulates the sizes of EF21's messages and their durations, compared with Kimad."""
     N = setting.problem.workers
     table = tables.table(
-        "EF21 that sends as much as Kimad",
+        "EF21 with as many bits as Kimad",
         (
             "T",
             "K/d",
             "bits\nEF21",
-            "bits\ntold",
+            "bits\noracle",
             "slower\npaper",
             "slower\nours",
             "slower\nexpected",
             "p",
         ),
-        "K/d: the fixed ratio. bits: over those of Kimad.\nslower: seconds of EF21's messages "
-        "over 2 T_comm;\n"
-        "expected: by the pattern, without noise. p: of equal\nseconds of a step, in a paired "
-        "t-test over seeds.",
+        "K/d: the fixed ratio. bits: relative to Kimad's.\nslower: seconds of EF21's messages / 2 "
+        "T_comm;\nexpected: from the pattern, without noise. p: of equal\nseconds of a step, by a "
+        "paired t-test over seeds.",
         left=0,
     )
     for seconds in times_of(setting, histories):
-        ef21, kimad, told = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD, TOLD))
+        ef21, kimad, oracle = (
+            histories[Case(method, N, seconds)] for method in (EF21, KIMAD, ORACLE)
+        )
         sent = traffic(setting, kimad).mean()
         plain, adapting = (step_time(setting, each) for each in (ef21, kimad))
         p = stats.ttest_rel(plain, adapting).pvalue if setting.seeds > 1 else math.nan
-        theirs = STEPS.get(seconds)
+        published = STEPS.get(seconds)
         slower = (plain.mean() - COMPUTATION) / (2 * seconds)
         table.add_row(
             f"{seconds:g}",
             f"{ANY[fixed_choice(setting, sent)]:.3f}",
-            *(f"{traffic(setting, each).mean() / sent:.3f}" for each in (ef21, told)),
-            f"{(theirs[0] - PAPERS_COMPUTATION) / (2 * seconds):.2f}" if theirs else "-",
+            *(f"{traffic(setting, each).mean() / sent:.3f}" for each in (ef21, oracle)),
+            f"{(published[0] - PAPERS_COMPUTATION) / (2 * seconds):.2f}" if published else "-",
             f"{slower:.2f}",
             f"{expected(seconds):.2f}",
             f"{p:.1g}" if np.isfinite(p) else "-",
@@ -135,9 +142,9 @@ def messages(setting: Setting, histories: Histories) -> Table:
 
 
 def expected(seconds: float) -> float:
-    r"""Seconds of EF21's messages over $2 T_{comm}$ where each has Kimad's mean size and a whole
-    step the same bandwidth: steps follow each other, so that their mean is
-    $1 / E_t[1 / (T_{comp} + 2 c / B(t))]$.
+    r"""Returns the expected seconds of EF21's messages over $2 T_{comm}$, if each message has
+    Kimad's mean size and the bandwidth is constant during a step. Because steps follow each other,
+    their mean is $1 / E_t[1 / (T_{comp} + 2 c / B(t))]$.
     """
     bandwidth = pattern(1.0, np.arange(10_000) / 10_000)
     sizes = np.minimum(seconds * bandwidth, RESNET_18)
@@ -149,7 +156,7 @@ def expected(seconds: float) -> float:
 
 
 def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
-    """Table 2."""
+    """Tabulates table 2: test accuracies."""
     table = tables.table(
         f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, "
         f"{statistics.runs(setting.seeds)}",
@@ -163,9 +170,9 @@ def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
             "top-5\nEF21",
             "top-5\nKimad",
         ),
-        "paper: table 2, said to be top-5, of CIFAR-10. difference: Kimad - EF21,\n"
-        "top-1, ± half the 95 % interval over seeds. All have as many epochs:\nmore workers, "
-        "fewer steps.",
+        "paper: table 2, stated as top-5, CIFAR-10. difference: Kimad - EF21,\ntop-1, ± "
+        "half-width of the 95 % interval over seeds. The number of epochs\nis the same: more "
+        "workers, fewer steps.",
         left=0,
     )
     for N in sorted({case.workers for case in histories}):
@@ -181,15 +188,15 @@ def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
 
 
 def compression_errors(setting: Setting, histories: Histories, seconds: float) -> Table:
-    """Of figure 9, and the accuracies."""
+    """Tabulates the compression errors of figure 9, and the accuracies."""
     N = setting.problem.workers
     table = tables.table(
         f"compression errors, T_comm = {seconds:g} s, {N} workers",
         ("method", "error", "r", "bits", "step", "top-1", "more"),
-        "error: mean over rounds and workers of |seen - sent|^2, over Kimad's.\n"
-        "r: of its ranks with the bandwidth's. bits: of a message, of the model's.\n"
-        "step: seconds. more: top-1 than EF21. ±: half the 95 % interval over seeds,\n"
-        "of top-1 the standard error. coarse: Kimad with Kimad+'s 50 ratios.",
+        "error: mean over rounds and workers of |decoded - original|^2, relative to\nKimad's. r: "
+        "rank correlation with the bandwidth. bits: of a message, relative\nto the model's. step: "
+        "seconds. more: top-1 minus EF21's. ±: half-width of the\n95 % interval over seeds, for "
+        "top-1 the standard error.\ncoarse: Kimad with Kimad+'s 50 ratios.",
     )
     means = mean_errors(setting, histories, seconds)
     for method in means:
@@ -209,12 +216,14 @@ def compression_errors(setting: Setting, histories: Histories, seconds: float) -
 
 
 def over(errors: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Mean errors over others, all `[seeds]`; NaN where all messages are the whole model."""
+    """Returns the ratios of mean errors, `[seeds]`; NaN if all messages are the whole model."""
     return np.divide(errors, others, out=np.full_like(errors, np.nan), where=others > 0)
 
 
 def mean_errors(setting: Setting, histories: Histories, seconds: float) -> dict[str, np.ndarray]:
-    """Of each method's messages after the warm-up, over rounds and workers, `[seeds]`."""
+    """Returns the mean error of each method's messages after the warm-up, over rounds and workers,
+    `[seeds]`.
+    """
     of = {
         method: histories[Case(method, setting.problem.workers, seconds)]
         for method in (EF21, KIMAD, COARSE, PLUS, WHOLE)
@@ -226,19 +235,19 @@ def mean_errors(setting: Setting, histories: Histories, seconds: float) -> dict[
 
 
 def correlation(setting: Setting, history: dict[str, np.ndarray]) -> float:
-    """Of the ranks of a worker's bandwidths and compression errors after the warm-up, the mean over
-    seeds.
+    """Returns the rank correlation of a worker's bandwidths and compression errors after the
+    warm-up, averaged over seeds.
     """
     series = [history[name][:, setting.warm_up + 1 :] for name in ("bandwidth", "error")]
     ranks = (stats.rankdata(values, axis=1) for values in series)
-    # without errors, if all messages are the whole model, the correlation is not defined
+    # if all messages are the whole model, there are no errors, and the correlation is not defined
     with np.errstate(invalid="ignore"):
         each = [np.corrcoef(*pair)[0, 1] for pair in zip(*ranks, strict=True)]
     return float(np.mean(each))
 
 
 def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
-    """Where ours differ from the paper's, and why."""
+    """Explains the differences between our results and the paper's."""
     N = setting.problem.workers
     bandwidth = pattern(1.0, np.arange(10_000) / 10_000)
     most = float(bandwidth.mean() * (1 / bandwidth).mean())
@@ -262,38 +271,38 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         for method, other in ((EF21, KIMAD), (PLUS, WHOLE))
     )
     return [
-        f"T_comp is {COMPUTATION:.2f} s, the model over the mean of {SLOWEST / 1e6:g} to "
-        f"{FASTEST / 1e6:g} Mbit/s. The paper's table 1"
-        f" has, to all digits, 100 ({PAPERS_COMPUTATION} + 2 T_comm) s for Kimad: about 100 "
-        "steps, not one, at a mean of"
-        f" {RESNET_18 / PAPERS_COMPUTATION / 1e6:.0f} Mbit/s, by a Kimad that is told the "
+        f"T_comp is {COMPUTATION:.2f} s, the model's bits over the mean of {SLOWEST / 1e6:g} to "
+        f"{FASTEST / 1e6:g} Mbit/s. The paper's table 1 has exactly 100 ({PAPERS_COMPUTATION} + 2 "
+        "T_comm) s for Kimad: about 100 steps, not one, at a mean of "
+        f"{RESNET_18 / PAPERS_COMPUTATION / 1e6:.0f} Mbit/s, with a Kimad that knows the "
         "bandwidths.",
-        "The paper saves 20 % at every T_comm. Computing takes as long for both; with as many "
-        "bits, EF21's messages can take at most"
-        f" mean(B) mean(1/B) = {most:.2f} times Kimad's seconds, but for noise. The paper's take "
-        f"more at T_comm = {', '.join(beyond)} s.",
-        "The paper's top-5 of 80 % of 10 classes, where chance has 50 %, looks like a top-1.",
-        f"Kimad+ has {statistics.within(gain, 1)} % more than EF21 (paper: 1 %): {surely}.",
-        f"EF21's mean error is {smaller:.2f} of Kimad's, for as many bits: Kimad's is large where "
-        "the bandwidth is small.",
-        f"A place takes {whole} bits in the whole model, {layered:.1f} in its layers: of the same "
-        "bits there are"
-        f" {1 - (32 + layered) / (32 + whole):.1%} fewer elements, but no layer is bound to "
-        "another's ratio. Kimad+'s error is"
-        f" {better:.2f} of the whole model's; if places were free, no choice could be better than "
-        "that.",
+        "The paper saves 20 % at every T_comm. Computation takes the same time for both; with the "
+        f"same number of bits, EF21's messages take at most mean(B) mean(1/B) = {most:.2f} times "
+        "Kimad's seconds, apart from noise. The paper's take longer at T_comm = "
+        f"{', '.join(beyond)} s.",
+        "The paper's top-5 accuracy of 80 % with 10 classes, for which guessing has 50 %, is "
+        "probably a top-1 accuracy.",
+        f"The accuracy of Kimad+ differs from EF21's by {statistics.within(gain, 1)} % (paper: 1 "
+        f"%): {surely}.",
+        f"EF21's mean error is {smaller:.2f} times Kimad's with the same number of bits: Kimad's "
+        "error is large when the bandwidth is small.",
+        f"An index takes {whole} bits in the whole model and {layered:.1f} in a layer. With the "
+        "same number of bits the whole model therefore sends "
+        f"{1 - (32 + layered) / (32 + whole):.1%} fewer elements, but the ratios of its layers "
+        f"may differ. The error of Kimad+ is {better:.2f} times the whole model's, which would be "
+        "optimal if indices took no bits.",
     ]
 
 
 def place_bits(layers: tuple[int, ...]) -> float:
-    """Of an element's place in its layer, the mean over the model."""
+    """Returns the bits of an element's index in its layer, averaged over the model."""
     return sum(d * codecs.index_bits(d) for d in layers) / sum(layers)
 
 
 def draw(
     setting: Setting, histories: Histories, seconds: float, period: float, noise: float
 ) -> Figure:
-    """Messages, losses and compression errors over time, and seconds of a step."""
+    """Draws messages, losses and compression errors over time, and the seconds of a step."""
     N = setting.problem.workers
     times = times_of(setting, histories)
     sheet, (sizes, losses, errors, steps) = plots.figure(2, 2, width=5.6, height=4.0, sharey=False)
@@ -317,7 +326,7 @@ def draw(
     most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
     errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
     errors.set(
-        ylabel="compression error |seen - sent|²",
+        ylabel="compression error |decoded - original|²",
         title=f"One worker, T_comm = {seconds:g} s (figure 9)",
     )
 
@@ -335,8 +344,8 @@ def over_time(
     factor: float,
     period: float,
 ) -> None:
-    """The first seed's series after the warm-up, a line for each history; dashed, the bandwidth
-    without noise.
+    """Draws the first seed's series after the warm-up as one line per history, and the bandwidth
+    without noise as a dashed line.
     """
     began, last = next(iter(histories.values()))["clock"][0, setting.warm_up], 0.0
     for i, (label, history) in enumerate(histories.items()):
@@ -359,20 +368,19 @@ def over_time(
 
 
 def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequence[float]) -> None:
-    """Table 1: seconds of a step, ours and the paper's."""
-    N, theirs = setting.problem.workers, [time for time in times if time in STEPS]
-    for i, method in enumerate((EF21, KIMAD, TOLD)):
+    """Draws table 1: seconds of a step, ours and the paper's."""
+    N, published = setting.problem.workers, [time for time in times if time in STEPS]
+    for i, method in enumerate((EF21, KIMAD, ORACLE)):
         each = [step_time(setting, histories[Case(method, N, time)]) for time in times]
         middle, error = dsgd.mean_and_error(np.stack(each, axis=1))
-        label = f"{TOLD} the bandwidths" if method == TOLD else method
-        look = figures.look(i, marker="o", markersize=4, label=label)
-        if method == TOLD:
+        look = figures.look(i, marker="o", markersize=4, label=method)
+        if method == ORACLE:
             look["color"] = plots.COLOURS[4]
         axes.errorbar(times, middle, error, **look)
     for i, method in enumerate((EF21, KIMAD)):
         look = {"markersize": 7, "fillstyle": "none", "color": plots.COLOURS[i]}
         axes.plot(
-            theirs, [STEPS[time][i] for time in theirs], "s", label=f"{method}, paper", **look
+            published, [STEPS[time][i] for time in published], "s", label=f"{method}, paper", **look
         )
     axes.axhline(COMPUTATION, color="0.4", linewidth=0.8)
     title = "Table 1; grey: T_comp"

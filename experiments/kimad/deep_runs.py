@@ -1,7 +1,7 @@
-"""Sections 4.2 and 4.3 of Kimad: the links of a model, and the runs of each method.
+"""The links of a model and the runs of each method, for sections 4.2 and 4.3 of Kimad.
 
-A smaller model than the paper's ResNet-18 has bandwidths as much smaller, so that all seconds are
-as there: those of the paper's T_comm, of the computation, and of the bandwidth's period.
+A model that is smaller than the paper's ResNet-18 has proportionally smaller bandwidths, so that
+all durations are the same: the paper's T_comm, the computation, and the period of the bandwidth.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dsgd import clusters
 from experiments.kimad import quadratics
 from experiments.shared import resuming, tuning
 
-RESNET_18 = 32 * 11_173_962  # bits
+RESNET_18 = 32 * 11_173_962  # bits of the model
 SLOWEST, FASTEST = 30e6, 330e6  # bits per second of a link to a ResNet-18
-WARM_UP = 0.05  # of all rounds: 5 of 100 epochs
-ANY = np.arange(1, 1001) / 1000  # {Top-K | K > 0}
-RATIOS = 0.01 + 0.02 * np.arange(50)  # section 4.3's
+WARM_UP = 0.05  # share of the rounds: 5 of 100 epochs
+ANY = np.arange(1, 1001) / 1000  # ratios K/d of {Top-K | K > 0}
+RATIOS = 0.01 + 0.02 * np.arange(50)  # ratios of section 4.3
 RESOLUTION = 1000
-EVALUATIONS = 60  # of a run
+EVALUATIONS = 60  # number of evaluations in a run
 
-EF21, KIMAD, TOLD, COARSE, PLUS, WHOLE = (
+EF21, KIMAD, ORACLE, COARSE, PLUS, WHOLE = (
     "EF21",
     "Kimad",
-    "Kimad, told",
+    "Kimad, oracle",
     "Kimad, coarse",
     "Kimad+",
     "whole model",
@@ -41,7 +41,7 @@ EF21, KIMAD, TOLD, COARSE, PLUS, WHOLE = (
 
 
 class Case(NamedTuple):
-    """A method on so many workers, where a message has so many seconds."""
+    """A method with a number of workers and a message time T_comm, seconds."""
 
     method: str
     workers: int
@@ -52,18 +52,18 @@ class Case(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What is trained, on what.
+    """The problem and the settings of its training.
 
     Args:
-        problem: of M workers.
-        cluster: whose links follow the paper's pattern, scaled to the model.
-        layers: elements of each.
-        steps: rounds.
-        warm_up: the first of them, which send all.
+        problem: the problem of M workers.
+        cluster: a cluster with the paper's pattern of bandwidths, scaled to the model.
+        layers: number of elements of each layer.
+        steps: number of rounds.
+        warm_up: number of the first rounds, in which messages are not compressed.
         learning_rate: gamma.
-        seeds: independent runs.
-        seed: of everything random.
-        progress: show bars.
+        seeds: number of independent runs.
+        seed: seed of all random numbers.
+        progress: whether to show progress bars.
     """
 
     problem: dsgd.Problem
@@ -78,7 +78,7 @@ class Setting(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of the uncompressed model."""
+        """Bits of the uncompressed model."""
         return 32 * sum(self.layers)
 
 
@@ -88,38 +88,41 @@ Histories = dict[Case, dict[str, np.ndarray]]
 
 
 def among_5(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Whether fewer than 5 logits, `[m, classes]`, are larger than the target's, bool `[m]`."""
+    """Returns whether fewer than 5 logits, `[m, classes]`, are larger than the target's, bool
+    `[m]`.
+    """
     return jnp.sum(logits > jnp.take_along_axis(logits, targets[:, None], axis=1), axis=1) < 5
 
 
 def make_cluster(scale: float, period: float, noise: float) -> clusters.Cluster:
-    """Workers that compute as long as the paper's, on links that go up and down.
+    """Returns workers with the paper's computation time, on links whose bandwidth oscillates.
 
     Args:
-        scale: the model's bits over a ResNet-18's.
-        period: seconds from one maximum of the bandwidth to the next.
-        noise: of each worker's bandwidth in each round, as of `clusters.sinusoid`.
+        scale: the model's bits relative to a ResNet-18's.
+        period: period of the bandwidth, seconds.
+        noise: noise of each worker's bandwidth in each round, as for `clusters.sinusoid`.
     """
     link = clusters.sinusoid(scale * (FASTEST - SLOWEST), np.pi / period, scale * SLOWEST, noise)
     return clusters.Cluster(clusters.constant(COMPUTATION), up=link)
 
 
 def pattern(period: float, clock: np.ndarray) -> np.ndarray:
-    """Bits per second of a link to a ResNet-18, without noise."""
+    """Returns the bandwidth of a link to a ResNet-18 without noise, bits per second."""
     return SLOWEST + (FASTEST - SLOWEST) * np.sin(np.pi * clock / period) ** 2
 
 
 def across_times(
     setting: Setting, times: Sequence[float]
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Kimad, then EF21 that sends as much as Kimad: both are one program.
+    """Yields the histories of Kimad, then of EF21 with the same number of bits; both share one
+    program.
 
     Args:
-        setting: of the run.
-        times: T_comm, seconds.
+        setting: the setting.
+        times: values of T_comm, seconds.
     """
     N, round_times = setting.problem.workers, [COMPUTATION + 2 * seconds for seconds in times]
-    run = partial(_sweep, setting, partial(_any_ratio, setting), told=[0.0])
+    run = partial(_sweep, setting, partial(_any_ratio, setting), oracle=[0.0])
     adapting = list(run(round_time=round_times, fixed=[-1.0]))
     yield from (
         (Case(KIMAD, N, seconds), history) for seconds, history in zip(times, adapting, strict=True)
@@ -133,28 +136,31 @@ def across_times(
     )
 
 
-def told(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Kimad that is told the bandwidths: the same program again.
+def with_oracle(
+    setting: Setting, times: Sequence[float]
+) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Yields the histories of Kimad that knows the bandwidths; it shares the program of
+    `across_times`.
 
     Args:
-        setting, times: as of `across_times`.
+        setting, times: as for `across_times`.
     """
     round_times = [COMPUTATION + 2 * seconds for seconds in times]
     each = _sweep(
-        setting, partial(_any_ratio, setting), round_time=round_times, fixed=[-1.0], told=[1.0]
+        setting, partial(_any_ratio, setting), round_time=round_times, fixed=[-1.0], oracle=[1.0]
     )
     yield from (
-        (Case(TOLD, setting.problem.workers, seconds), history)
+        (Case(ORACLE, setting.problem.workers, seconds), history)
         for seconds, history in zip(times, each, strict=True)
     )
 
 
 def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
-    """Kimad and Kimad+ of the ratios of section 4.3, which are one program; then the K largest
-    elements of the whole model.
+    """Yields the histories of Kimad and Kimad+ with the ratios of section 4.3, which share one
+    program, and then of the K largest elements of the whole model.
 
     Args:
-        setting: of the run.
+        setting: the setting.
         seconds: T_comm.
     """
     N, round_time = setting.problem.workers, COMPUTATION + 2 * seconds
@@ -173,20 +179,20 @@ def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict
 
 
 def _any_ratio(
-    setting: Setting, round_time: jax.Array, fixed: jax.Array, told: jax.Array
+    setting: Setting, round_time: jax.Array, fixed: jax.Array, oracle: jax.Array
 ) -> dsgd.Algorithm:
-    """Kimad, or EF21 where the ratio is fixed: its number among all of them, from 0 on."""
+    """Returns Kimad, or EF21 if the ratio is fixed; `fixed` is the number of its ratio, or -1."""
 
     def rule(errors, sizes, budget):
         return jnp.where(
             fixed < 0, kimad.uniform(errors, sizes, budget), jnp.asarray(fixed, jnp.int32)
         )
 
-    return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(told))
+    return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(oracle))
 
 
 def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsgd.Algorithm:
-    """Kimad, or Kimad+."""
+    """Returns Kimad or Kimad+ with one compressor for each layer."""
 
     def rule(errors, sizes, budget):
         best = kimad.allocate(errors, sizes, budget, resolution=RESOLUTION)
@@ -216,7 +222,9 @@ def _method(
 def _sweep(
     setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: Any
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The history of each point, of what is said of each worker the first one's and the mean."""
+    """Yields the history of each point; of the workers' measurements, those of the first worker and
+    their mean.
+    """
     sweep = resuming.sweep(
         factory,
         setting.problem,
@@ -247,12 +255,12 @@ def _sweep(
 
 
 def traffic(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
-    """Bits that a worker sends and receives in a round after the warm-up, `[seeds]`."""
+    """Returns the bits that a worker sends and receives in a round after the warm-up, `[seeds]`."""
     return _each_round(setting, history["bits"])
 
 
 def step_time(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
-    """Seconds of a round after the warm-up, `[seeds]`."""
+    """Returns the seconds of a round after the warm-up, `[seeds]`."""
     return _each_round(setting, history["clock"])
 
 
@@ -261,12 +269,12 @@ def _each_round(setting: Setting, sums: np.ndarray) -> np.ndarray:
 
 
 def fixed_choice(setting: Setting, bits: float) -> int:
-    """Number of the ratio of which two messages have the nearest to so many bits."""
+    """Returns the number of the ratio at which two messages have most nearly the given bits."""
     return int(np.argmin(np.abs(2 * message_bits(setting) - bits)))
 
 
 def message_bits(setting: Setting) -> np.ndarray:
-    """Of a message at each of all ratios."""
+    """Returns the bits of a message at each ratio."""
     return header_bits(len(setting.layers), len(ANY)) + np.sum(
         [kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0
     )

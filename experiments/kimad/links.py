@@ -1,4 +1,4 @@
-"""Kimad and fixed ratios over real links whose rate changes while they train."""
+"""Kimad and fixed ratios over real links whose rate changes during training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from dsgd.machines.links import Rate
 from experiments.shared import figures, tables
 
 KIMAD = "Kimad"
-CHOICES = tuple(float(ratio) for ratio in np.geomspace(0.005, 1.0, 12))  # of Kimad
+CHOICES = tuple(float(ratio) for ratio in np.geomspace(0.005, 1.0, 12))  # ratios of Kimad
 CLASSES = 10
-# a message that fits into a link's bucket, and so seems fast for once, counts for little
+# A message that fits into a link's bucket seems fast once; small messages therefore have little
+# weight.
 MONITOR = kimad.harmonic_mean(3)
-LAST = 0.25  # of a training, whose mean loss decides between step sizes
+# share of a training run at its end, over which the mean loss decides between step sizes
+LAST = 0.25
 
 History = dict[str, np.ndarray]
 Runs = dict[tuple[str, float], History]  # by method and step size
 
 
 class Setting(NamedTuple):
-    """What is trained: arguments of the script."""
+    """Arguments of the script."""
 
     processes: int
     width: int
@@ -44,14 +46,16 @@ class Setting(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Of which ratios it chooses, to fill how many seconds."""
+    """A method: the ratios to choose from, and its round time, seconds."""
 
     ratios: tuple[float, ...]
     round_time: float
 
 
 def methods(setting: Setting) -> dict[str, Method]:
-    """By name. What has one ratio has nothing to choose, and rounds of any length."""
+    """Returns the methods by name. With one ratio there is no choice, and rounds have any
+    length.
+    """
     adapting = {
         f"{KIMAD}, {1e3 * seconds:g} ms": Method(CHOICES, seconds)
         for seconds in setting.round_times
@@ -63,8 +67,8 @@ def methods(setting: Setting) -> dict[str, Method]:
 
 
 def task(setting: Setting) -> dsgd.Problem:
-    """A network on digits; made before there are many processes, since the server is none of the
-    workers.
+    """Returns a network on digits; made before the processes join, because the server is not one of
+    the workers.
     """
     model = problems.MLP(CLASSES, (setting.width,))
     return problems.neural_network(
@@ -73,8 +77,8 @@ def task(setting: Setting) -> dsgd.Problem:
 
 
 def train(setting: Setting, problem: dsgd.Problem, rate: Rate) -> Runs | None:
-    """Called in every process: the server's histories. Each training begins at the same time of the
-    rate's period.
+    """Trains all methods; called in every process. Returns the server's histories. Each training
+    run starts at the same phase of the rate's period.
     """
     runs: Runs = {}
     for name, method in methods(setting).items():
@@ -95,8 +99,8 @@ def train(setting: Setting, problem: dsgd.Problem, rate: Rate) -> Runs | None:
 
 
 def best(runs: Runs) -> dict[str, tuple[float, History]]:
-    """Of each method the step size with the smallest mean loss in the last seconds, and its
-    history.
+    """Returns, for each method, the step size with the smallest mean loss in the last seconds, and
+    its history.
     """
     found: dict[str, tuple[float, History]] = {}
     for (name, learning_rate), history in runs.items():
@@ -111,7 +115,7 @@ def _end(history: History) -> float:
 
 
 def write(path: Path, runs: Runs) -> None:
-    """One row a method, step size and round."""
+    """Writes one row per method, step size and round."""
     names = ("seconds", "loss", "bits_up", "bits_down", "rate_up", "rate_down")
     rows = (
         (method, learning_rate, i + 1, *(f"{history[name][i]:.6g}" for name in names))
@@ -122,16 +126,17 @@ def write(path: Path, runs: Runs) -> None:
 
 
 def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: str) -> Table:
-    """Rounds, messages, and the seconds to one loss: the largest of those at the ends."""
+    """Tabulates rounds, messages, and the seconds to the same loss, which is the largest final
+    loss.
+    """
     ends = {name: _end(history) for name, (_, history) in found.items()}
     target = max(ends.values())
     table = tables.table(
         f"{setting.processes} workers and a server, {where}",
         ("", "step", "rounds", "ms", "Kbit", f"to {target:.3g}", "loss"),
         f"loss: mean over the last {LAST:.0%} of {setting.seconds:g} s. to {target:.3g}: seconds "
-        "until the"
-        "\nmean loss over a twentieth of the rounds is there. ms: of a round,\nmedian and 95th "
-        "percentile. Kbit: of a worker's message.",
+        "until the\nmean loss over a twentieth of the rounds is that small. ms: of a round,\n"
+        "median and 95th percentile. Kbit: of a worker's message.",
     )
     for name, (learning_rate, history) in found.items():
         each = 1e3 * np.diff(history["seconds"], prepend=0)
@@ -149,8 +154,8 @@ def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: s
 
 
 def reached(history: History, target: float) -> float:
-    """When the mean loss over a twentieth of the rounds is first at most the target; infinite where
-    it never is.
+    """Returns the seconds after which the mean loss over a twentieth of the rounds is first at most
+    the target; infinite if it never is.
     """
     width = max(1, len(history["loss"]) // 20)
     smooth = np.convolve(history["loss"], np.ones(width) / width, "valid")
@@ -159,7 +164,7 @@ def reached(history: History, target: float) -> float:
 
 
 def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) -> Figure:
-    """Loss over seconds, and messages over the rate of the links."""
+    """Draws the loss against seconds, and the messages with the rate of the links."""
     sheet, (losses, messages) = plots.figure(2, width=6, height=4.5, sharey=False)
     for i, (name, (learning_rate, history)) in enumerate(found.items()):
         seconds, look = history["seconds"], figures.look(i)
@@ -178,7 +183,7 @@ def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) 
     shape = ":".join(f"{bits / 1e6:g}" for bits in rate.bits)
     figures.title(
         sheet,
-        f"{setting.processes} workers, links of {shape} Mbit/s in turns, {rate.period:g} s: Kimad "
-        "and fixed ratios",
+        f"{setting.processes} workers, links of alternately {shape} Mbit/s, period "
+        f"{rate.period:g} s: Kimad and fixed ratios",
     )
     return sheet

@@ -1,5 +1,5 @@
-"""A fixed compressor against one that follows the bandwidth, on small quadratics, at equal seconds:
-what the scripts about Kimad share.
+"""Comparison of fixed compressors with Kimad on small quadratics at equal simulated seconds; shared
+by the commands on Kimad.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dsgd import clusters, compressors, plots, problems
 from experiments.shared import resuming, statistics, tuning
 
 DIMENSION = 30  # as in section 4.1 of Kimad
-ELEMENT = 32  # bits
-TIMES = 200  # at which losses are compared
-FREE = clusters.constant(1e15)  # bits per second: of the downlink, whose time is neglected
+ELEMENT = 32  # bits of a float32
+TIMES = 200  # number of times at which losses are compared
+FREE = clusters.constant(1e15)  # bits per second of the downlink, whose time is neglected
 LEARNING_RATES = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.55, 1.7, 1.85, 1.95)
 # seconds
 ROUND_TIMES = (
@@ -47,12 +47,14 @@ ROUND_TIMES = (
     15.0,
     23.0,
 )
-NEGLIGIBLE = 1.05  # a speedup below this is none
+NEGLIGIBLE = 1.05  # smaller speedups are neglected
 
 
 def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
-    r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 /
-    condition to 1, the logarithms uniform; from a start in N(0, I). They share their programs."""
+    r"""Returns problems $f(x) = \frac12 \sum a_i x_i^2$ of one worker that share their programs.
+    Each has its own spectrum from 1 / condition to 1 with uniform logarithms, and starts from N(0,
+    I).
+    """
 
     def one(i: int) -> dsgd.Problem:
         a = np.exp(-np.random.default_rng((seed, i)).uniform(0, math.log(condition), DIMENSION))
@@ -67,8 +69,8 @@ def _normal(key: jax.Array) -> jax.Array:
 
 
 def top_k(places: Literal["sent", "free"]) -> kimad.CompressorSet:
-    """K from 1 to all elements, with the bits that they have, or of their values alone, and then
-    nothing says how many they are.
+    """Returns Top-K for K from 1 to all elements, whose messages count all bits, or only those of
+    the values.
     """
     choices = kimad.top_k([k / DIMENSION for k in range(1, DIMENSION + 1)])
     if places == "sent":
@@ -85,7 +87,7 @@ def top_k(places: Literal["sent", "free"]) -> kimad.CompressorSet:
 
 
 def check_times(compute: float, round_times: Sequence[float]) -> None:
-    """Raises a ValueError where rounds have no time for a gradient and a message."""
+    """Raises a ValueError if rounds are too short for a gradient and a message."""
     if not min(round_times) > compute:
         raise ValueError(
             f"--round-times {min(round_times):g} with --compute {compute:g}: expected longer "
@@ -94,18 +96,18 @@ def check_times(compute: float, round_times: Sequence[float]) -> None:
 
 
 def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
-    """One worker, whose uplink is all that takes time besides its gradient."""
+    """Returns one worker, for which only the gradient and the uplink take time."""
     return clusters.Cluster(clusters.constant(compute), up=up, down=FREE)
 
 
 def fixed(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algorithm]:
-    """EF21 with one of these compressors, a function of the step size and of which; all know which
-    it is, so that no message says it.
+    """Returns EF21 as a function of the step size and of the number of its compressor, which is
+    known to both sides and not sent.
     """
 
     def build(learning_rate, choice):
         def always(errors, sizes, budget):
-            # the server's messages have one choice
+            # the server's messages have only one choice
             return jnp.full(len(sizes), jnp.minimum(choice, errors.shape[1] - 1), jnp.int32)
 
         one = choices._replace(number=1)
@@ -125,8 +127,8 @@ def fixed(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algo
 def adapted(
     choices: kimad.CompressorSet, warm_up: int, compute: float
 ) -> Callable[..., dsgd.Algorithm]:
-    """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the
-    bandwidth that there will be.
+    """Returns Kimad as a function of the step size, the seconds of a round, and whether (1 or 0) it
+    knows the future bandwidth.
     """
 
     def build(learning_rate, round_time, oracle):
@@ -142,7 +144,9 @@ def adapted(
 
 
 def last_or_oracle(oracle: jax.Array | float) -> kimad.Monitor:
-    """`kimad.oracle` where the flag is above 0, which may be swept, else `kimad.last`."""
+    """Returns `kimad.oracle` if the flag, which may be swept, is above 0; otherwise
+    `kimad.last`.
+    """
 
     def estimate(memory, true):
         return jnp.where(
@@ -153,7 +157,7 @@ def last_or_oracle(oracle: jax.Array | float) -> kimad.Monitor:
 
 
 def _uplink() -> dict[str, Any]:
-    """What comes from the server is sent as it is."""
+    """Returns a compressor set for the server, whose messages are sent uncompressed."""
     return {"down": [compressors.identity], "congestion": 0.0}
 
 
@@ -163,7 +167,7 @@ class Best(NamedTuple):
     Args:
         point: the hyperparameters.
         losses: log10 f(x) / f(x_0), `[problems, TIMES]`.
-        history: of the first problem, `[records]` each.
+        history: history of the first problem, `[records]` each.
     """
 
     point: dict[str, float]
@@ -172,12 +176,12 @@ class Best(NamedTuple):
 
     @property
     def end(self) -> np.ndarray:
-        """Over the last tenth of the seconds, `[problems]`."""
+        """Mean of the losses over the last tenth of the seconds, `[problems]`."""
         return dsgd.tail_mean(self.losses)
 
 
 def all_of(names: Sequence[str], found: Sequence[Best | None]) -> dict[str, Best] | None:
-    """Returns the methods by name; None if one diverged at every point."""
+    """Returns the methods by name; None if one of them diverged at every point."""
     there = {name: best for name, best in zip(names, found, strict=True) if best is not None}
     return there if len(there) == len(names) else None
 
@@ -187,8 +191,8 @@ class Race(NamedTuple):
 
     Args:
         grid: the values by name.
-        losses: as of `Best`, `[grid ..., problems, TIMES]`.
-        history: of the first problem, `[grid ..., records]`.
+        losses: as in `Best`, `[grid ..., problems, TIMES]`.
+        history: history of the first problem, `[grid ..., records]`.
     """
 
     grid: dict[str, np.ndarray]
@@ -196,8 +200,9 @@ class Race(NamedTuple):
     history: dict[str, np.ndarray]
 
     def best(self, **given: float) -> Best | None:
-        """Of the points with these values, the one with the least mean of logarithms over problems
-        and the last tenth of the seconds; None where all diverged."""
+        """Returns the point with these values that has the smallest mean of the losses, which are
+        logarithms, over problems and the last tenth of the seconds; None if all diverged.
+        """
         score = dsgd.tail_mean(self.losses).mean(axis=-1)
         axes = np.meshgrid(*self.grid.values(), indexing="ij")
         for (name, _), axis in zip(self.grid.items(), axes, strict=True):
@@ -227,17 +232,17 @@ def race(
     seed: int,
     **grid: Any,
 ) -> Race:
-    """Runs every point on every problem for so many simulated seconds at least: no round is shorter
-    than its gradient.
+    """Runs every point on every problem for at least the given simulated seconds; no round is
+    shorter than its gradient.
 
     Args:
         build: hyperparameters -> method.
         tasks: problems that share a program.
-        cluster: whose clock counts.
-        seconds: simulated.
+        cluster: the cluster with the clock.
+        seconds: simulated seconds.
         compute: seconds of a gradient.
-        seed: of starts and of the cluster's noise.
-        grid: as of `dsgd.sweep`.
+        seed: seed of the initial points and of the cluster's noise.
+        grid: as for `dsgd.sweep`.
     """
     losses, first = [], {}
     for i, task in enumerate(tasks):
@@ -267,13 +272,14 @@ def races(
     tasks: Sequence[dsgd.Problem],
     cluster: clusters.Cluster,
 ) -> tuple[Race, Race]:
-    """Fixed compressors, and Kimad without and with the oracle.
+    """Runs the fixed compressors, and Kimad without and with the oracle.
 
     Args:
-        args: of the script, with `seconds`, `compute`, `seed`, `learning_rates` and `round_times`.
+        args: arguments of the command, with `seconds`, `compute`, `seed`, `learning_rates` and
+            `round_times`.
         choices, places: the compressors, and the numbers of those that are used as fixed ones.
-        warm_up: messages that are sent whole at the start.
-        tasks, cluster: as of `race`.
+        warm_up: number of uncompressed messages at the start.
+        tasks, cluster: as for `race`.
     """
     options: dict[str, Any] = {
         "seconds": args.seconds,
@@ -287,18 +293,18 @@ def races(
 
 
 def adapting(moving: Race) -> tuple[Best | None, Best | None]:
-    """Returns Kimad at its best, without and with the oracle."""
+    """Returns the best Kimad, without and with the oracle."""
     return moving.best(oracle=0), moving.best(oracle=1)
 
 
 def times(seconds: float) -> np.ndarray:
-    """Those at which losses are compared, `[TIMES]`."""
+    """Returns the times at which losses are compared, `[TIMES]`."""
     return seconds * np.arange(1, TIMES + 1) / TIMES
 
 
 def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """log10 f(x) / f(x_0) of the model that was there at these times, `[..., records]` to
-    `[..., times]`; inf from where it diverged.
+    """Returns log10 f(x) / f(x_0) of the model at the given times, `[..., records]` to `[...,
+    times]`; inf after it has diverged.
     """
     relative = np.where(np.isfinite(loss), loss, np.inf) / loss[..., :1]
     done = np.empty((*loss.shape[:-1], len(at)), int)
@@ -310,12 +316,12 @@ def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
 def draw_messages(
     axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dict[str, tuple[Best, str]]
 ) -> None:
-    """The first problem's messages, in bits, and the bandwidth, in bits per second.
+    """Draws the first problem's messages, in bits, and the bandwidth, in bits per second.
 
     Args:
-        axes: where to.
-        seconds, level: of the bandwidth.
-        shown: whose messages, by label, and in which colour.
+        axes: the panel.
+        seconds, level: times and values of the bandwidth.
+        shown: the methods by label, with their colours.
     """
     axes.plot(seconds, level, color="black", linestyle="--", linewidth=1, label="bandwidth")
     for label, (best, colour) in shown.items():
@@ -326,8 +332,8 @@ def draw_messages(
 
 
 def speedups(slow: Best, fast: Best) -> np.ndarray:
-    """Seconds of one over those of the other, to the larger of the two losses that they end at,
-    problem by problem, `[problems]`.
+    """Returns the ratio of the seconds of two methods to the larger of their final losses,
+    `[problems]`.
     """
     target = np.maximum(slow.end, fast.end)[:, None]
     reached = [np.argmax(best.losses <= target, axis=1) + 1 for best in (slow, fast)]
@@ -335,8 +341,8 @@ def speedups(slow: Best, fast: Best) -> np.ndarray:
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms;
-    infinite of one problem.
+    """Returns the geometric mean over problems and its 95 % interval, by Student's t of the
+    logarithms; infinite for a single problem.
     """
     logs = np.log(ratios)
     half = statistics.half_interval(logs)
@@ -344,12 +350,14 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
 
 
 def shown(ratios: np.ndarray) -> str:
-    """The mean and its interval."""
+    """Formats the mean and its interval."""
     middle, low, high = interval(ratios)
     return f"{middle:.2f} ({low:.2f}–{high:.2f})" if len(ratios) > 1 else f"{middle:.2f}"
 
 
 def is_faster(ratios: np.ndarray) -> bool:
-    """Whether it is so beyond the spread over problems, and by more than a negligible factor."""
+    """Returns whether the speedup exceeds both its interval over problems and a negligible
+    factor.
+    """
     middle, low, _ = interval(ratios)
     return low > 1 and middle >= NEGLIGIBLE

@@ -1,5 +1,5 @@
-"""All experiments: the paper of each, small budgets with which they take from seconds to two
-minutes, and the runs that docs/ shows.
+"""All experiments: the paper of each, small budgets for runs of seconds to two minutes, and the
+runs that docs/ shows.
 
     python -m experiments.shared.catalogue
 
@@ -36,7 +36,7 @@ class Command(NamedTuple):
     """One command `python -m experiments.<name>`.
 
     Args:
-        paper: the paper that it is about, a page of docs/papers.
+        paper: the paper, a page of docs/papers.
         where: section, figure or table of the paper.
         quick: flags of a run with a small budget, for `python -m experiments.all --quick`; all
             commands together take a quarter of an hour on two cores.
@@ -154,7 +154,7 @@ METHODS = (
     "choco-sgd"
 )
 SIZES = "1024 4096 16384 65536 262144 1048576"
-DOCUMENTED = {  # run -> what follows `python -m experiments.`
+DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "asynchrony": "asynchrony",
     "availability": "availability",
     "benchmark_compression": "benchmark compression",

@@ -44,13 +44,15 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 DataDir = Annotated[
     Path | None,
-    tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV."),
+    tyro.conf.arg(
+        help="Folder with the files of --data: images in their published format, LIBSVM or CSV."
+    ),
 ]
 Cache = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="{off}|PATH",
-        help="Folder of compiled programs, for the next run to find; by default "
+        help="Folder of compiled programs, which later runs reuse; by default "
         f"{cache.VARIABLE} in the environment, or the user's cache.",
     ),
 ]
@@ -65,8 +67,8 @@ ClusterFile = Annotated[
 Resume = Annotated[
     bool | None,
     tyro.conf.arg(
-        help="Keep checkpoints, from which the same command continues after it was interrupted; "
-        "None: if there are several processes. (It costs about half a second for each run.)",
+        help="Keep checkpoints, from which the same command continues after an interruption. "
+        "By default only if there are several processes. Costs about half a second per run.",
     ),
 ]
 OF_SAMPLE = "seconds of a sample"  # marks a number in its annotation as seconds per sample
@@ -117,7 +119,7 @@ class Switch:
     """Flags of commands with a simulated network."""
 
     latency: NotNegative = 1e-4
-    """Seconds that a message takes besides its transfer."""
+    """Seconds of latency of a message, in addition to its transfer."""
     bandwidth: Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: ClusterFile = None
@@ -277,8 +279,8 @@ def on_cluster(args: Any) -> Any:
     for name in numbers:
         if getattr(args, name) != flags[name]:
             raise ValueError(
-                f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: "
-                "expected one of the two"
+                f"--{name} {getattr(args, name):g} and --cluster {path}: both set it; "
+                "pass only one of the two"
             )
     return dataclasses.replace(args, **numbers)
 
@@ -309,7 +311,9 @@ def _silent(args: Any) -> Iterator[Any]:
 
 
 def check_flags(args: Any) -> None:
-    """Raises a ValueError if a number is outside the bounds of its flag, or a flag has no value."""
+    """Raises a ValueError if a number is outside the bounds of its flag, or a flag has no
+    values.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in get_type_hints(type(args), include_extras=True).items():
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -385,17 +389,17 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
         there = {}
     free = ("out", "progress", "cache", "data_dir")
     if there.keys() - {"run"} != mine.keys():
-        whose = "another script, or of another version of it"
+        origin = "another script, or of another version of it"
     elif others := [
         f"{name} = {there[name]}, not {mine[name]}"
         for name in mine
         if name not in free and there[name] != mine[name]
     ]:
-        whose = f"another configuration ({'; '.join(others)})"
+        origin = f"another configuration ({'; '.join(others)})"
     else:
         return
     raise ValueError(
-        f"{out} has results of {whose}: expected another folder (--out), or that one removed"
+        f"{out} contains results of {origin}; pass another folder (--out), or remove this one"
     )
 
 
@@ -448,7 +452,7 @@ def collect(
                 found[case] = result
     if not found:
         raise ValueError(
-            f"{what}: all runs diverged at every step size of {args.learning_rates}; expected "
+            f"{what}: all runs diverged at every step size of {args.learning_rates}; pass "
             "smaller ones (--learning-rates)"
         )
     return found

@@ -1,5 +1,5 @@
-"""The parts that figures of experiments share: looks of lines, axes with their legend, panels of
-losses, titles, files. All else is in `dsgd.plots`.
+"""Parts that the figures of experiments share: styles of lines, axes with their legend, panels of
+losses, titles, files. Everything else is in `dsgd.plots`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from matplotlib.figure import Figure, FigureBase
 
 from dsgd import plots, records
 from experiments.shared import statistics
+
+# Inches. Pages show figures 832 pixels wide: a figure of this width has text of 13 pixels there.
+WIDTH = 9.0
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
@@ -52,7 +55,7 @@ def describe(
         x, y, title: labels; None leaves them as they are.
         log: axes with a logarithmic scale, which get a few plain numbers: "x", "y" or "xy".
         legend: whether the panel gets a legend of its lines.
-        others: properties, as of `Axes.set`.
+        others: properties, as for `Axes.set`.
     """
     labels = {"xlabel": x, "ylabel": y, "title": title}
     axes.set(**{name: text for name, text in labels.items() if text is not None})
@@ -70,7 +73,7 @@ def losses(
     target: float | None = None,
     **look: Any,
 ) -> None:
-    """Draws a panel of losses on a logarithmic axis, with bands over seeds.
+    """Draws a panel of losses on a logarithmic axis, with error bands over seeds.
 
     Args:
         axes: the panel.
@@ -90,9 +93,9 @@ def points(axes: Axes, x: Any, values: Sequence[np.ndarray], **look: Any) -> Non
 
     Args:
         axes: the panel.
-        x: places of the points.
+        x: positions of the points.
         values: numbers of the runs, one array for each point.
-        look: as of `Axes.errorbar`.
+        look: as for `Axes.errorbar`.
     """
     half = np.array([statistics.half_interval(each) for each in values])
     half[~np.isfinite(half)] = np.nan
@@ -105,9 +108,9 @@ def legend(sheet: FigureBase, columns: int, *panels: Axes, **options: Any) -> No
 
     Args:
         sheet: the figure, or a part of one.
-        columns: at most.
-        panels: whose lines.
-        options: as of `Figure.legend`.
+        columns: maximal number of columns.
+        panels: the panels with the lines.
+        options: as for `Figure.legend`.
     """
     found = [panel.get_legend_handles_labels() for panel in panels]
     handles, labels = (list(itertools.chain(*parts)) for parts in zip(*found, strict=True))

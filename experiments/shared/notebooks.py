@@ -2,8 +2,8 @@
 
     python -m experiments.shared.notebooks
 
-The beginning of each file, up to its title, is the same except for its name, and is also written by
-this command.
+This command also writes the beginning of each file, up to its title, which depends only on the name
+of the file and on `REPOSITORY`. When the project has a public address, set `REPOSITORY` and run it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from dsgd import records
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
-# "owner/name" on GitHub. The project has no public address yet. No account can have this name, so
-# that no foreign code is installed.
-REPOSITORY = "_owner_/dsgd"
+# The public address of the project, "owner/name" on GitHub. With an address, each notebook begins
+# with a badge that opens it in Colab, and its first cell installs from that address. With None it
+# has no badge, and its first cell installs a wheel that the reader uploads.
+REPOSITORY: str | None = None
 _HEADER = """\
 ---
 jupytext:
@@ -30,27 +31,35 @@ kernelspec:
   name: python3
 ---
 
-[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})
-
-```{{code-cell}} ipython3
+{badge}```{{code-cell}} ipython3
 :tags: [remove-cell]
 
 import sys
 
+SOURCE = "{source}"  # {advice}
 if "google.colab" in sys.modules:
-    %pip install -q "dsgd @ git+https://github.com/{repository}"
+    %pip install -q {{SOURCE}}
 ```
+
+"""
+_BADGE = """\
+[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})
 
 """
 
 
-def address(name: str) -> str:
+def address(name: str, repository: str) -> str:
     """Returns the address at which Colab opens the notebook."""
-    return f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/experiments/notebooks/{name}.ipynb"
+    return f"https://colab.research.google.com/github/{repository}/blob/main/experiments/notebooks/{name}.ipynb"
 
 
-def with_header(text: str, name: str) -> str:
+def with_header(text: str, name: str, repository: str | None = REPOSITORY) -> str:
     """Returns the notebook with the common beginning.
+
+    Args:
+        text: the notebook; everything before its title is replaced.
+        name: its file name without a suffix.
+        repository: see `REPOSITORY`.
 
     Raises:
         ValueError: if it has no title, a line that starts with "# ".
@@ -58,7 +67,14 @@ def with_header(text: str, name: str) -> str:
     _, found, body = text.partition("\n# ")
     if not found:
         raise ValueError(f"{name}.md has no title; expected a line that starts with '# '")
-    return f"{_HEADER.format(address=address(name), repository=REPOSITORY)}# {body}"
+    if repository is None:
+        badge, source = "", "dsgd-*.whl"
+        advice = "Colab: upload the wheel first; or put a path or URL here"
+    else:
+        badge = _BADGE.format(address=address(name, repository))
+        source = f"git+https://github.com/{repository}"
+        advice = "Colab: or a path, or another URL"
+    return f"{_HEADER.format(badge=badge, source=source, advice=advice)}# {body}"
 
 
 def converted(text: str) -> str:

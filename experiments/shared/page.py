@@ -110,17 +110,15 @@ def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
     )
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     sketch = (
-        " Budgets are small: these are sketches, full runs are in docs/papers." if quick else ""
+        " Budgets are small, so results are rough; full runs are in docs/papers." if quick else ""
     )
     return (
-        ". ".join([date, count, ", ".join([*devices, *tools]) or "no run got to its configuration"])
-        + "."
-        + sketch
+        ". ".join([date, count, ", ".join([*devices, *tools]) or "no run started"]) + "." + sketch
     )
 
 
 def _of_run(outcome: Outcome) -> dict[str, str]:
-    """Device and versions, from its config.json."""
+    """Returns device and versions of a run from its config.json."""
     try:
         return json.loads((outcome.folder / "config.json").read_text())["run"]
     except (OSError, ValueError, KeyError):

@@ -109,7 +109,7 @@ def _joined(comments: Sequence[str]) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     first, *others = map(_escaped, cells)
-    if others and not any(others):  # a heading of the rows below
+    if others and not any(others):  # the heading of a group of rows
         first = f"**{first}**"
     return f"| {' | '.join([first, *others])} |"
 

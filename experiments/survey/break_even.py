@@ -1,10 +1,11 @@
-"""When compression pays: the bandwidth below which a compressed round is faster than a plain one.
+"""Break-even bandwidth of compression: the bandwidth below which a compressed round is faster than
+an uncompressed one.
 
-Both send 2(N - 1) messages one after another, to servers and back, so that latency is the same. The
-compressed round saves the transfer of some bits and costs time to encode and decode: that of one
-worker, who encodes N parts, decodes N as a server, encodes their mean, and decodes the N parts of
-the result. It is what these take longer than in a plain round, which has the same arrays to copy
-and to average.
+Both rounds send 2(N - 1) messages one after another, to servers and back, so their latency is the
+same. The compressed round transfers fewer bits, and takes time to encode and decode: one worker
+encodes N parts, decodes N parts as a server, encodes their mean, and decodes the N parts of the
+result. The cost of the codec is the time of these operations beyond that of an uncompressed round,
+which copies and averages the same arrays.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from experiments.shared import tables, timing
 
 
 def bandwidth(compressor: Compressor, N: int, d: int, repeats: int = 9) -> float:
-    """Bits per second of a port, below which it pays; 0 where it never does, infinity where
-    encoding takes no longer than copying.
+    """Returns the bandwidth of a port, bits per second, below which compression pays; 0 if it never
+    pays, infinity if encoding takes no longer than copying.
 
     Args:
-        compressor: of both directions, without error memory.
+        compressor: compressor of both directions, without error memory.
         N: number of workers.
         d: elements of the model.
-        repeats: pairs of timings, of which the median difference counts.
+        repeats: pairs of timings; their median difference is used.
     """
     part = -(-d // N)
     saved = (
@@ -47,8 +48,9 @@ def bandwidth(compressor: Compressor, N: int, d: int, repeats: int = 9) -> float
 
 
 def codec_seconds(compressor: Compressor, N: int, d: int, repeats: int) -> float:
-    """What one worker's round takes longer than without compression."""
-    # a program is called in some 50 microseconds, which small vectors must not pay
+    """Returns the seconds by which one worker's round is longer than without compression."""
+    # A call of a program takes about 50 microseconds, which would distort the times of small
+    # vectors.
     rounds = max(4, 2**18 // d)
     plain, compressed = (
         exchange_loop(each, N, d, rounds) for each in (compressors.identity, compressor)
@@ -62,8 +64,8 @@ def codec_seconds(compressor: Compressor, N: int, d: int, repeats: int) -> float
 
 
 def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callable[[], object]:
-    """So many rounds of one worker's work, compiled. Every message is carried from one iteration to
-    the next, and so is really written.
+    """Returns a compiled program that does one worker's work of the given number of rounds. Every
+    message is carried from one iteration to the next, so that it is actually written to memory.
     """
     part = -(-d // N)
 
@@ -79,10 +81,10 @@ def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callab
         parts, up, down, key = carry
         key, up_key, down_key = jax.random.split(key, 3)
         answer = compress(down_key, jnp.mean(decompress(up), axis=0))
-        everybody = decompress(
+        decoded = decompress(
             jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (N, *leaf.shape)), down)
         )
-        parts = parts + 1e-6 * everybody  # no two rounds are the same
+        parts = parts + 1e-6 * decoded  # makes every round different
         return parts, compress_all(jax.random.split(up_key, N), parts), answer, key
 
     def loop(parts, key):
@@ -93,7 +95,7 @@ def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callab
 
 
 def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N: int) -> Table:
-    """One row a compressor, one column a size of the model.
+    """Tabulates one row per compressor, with one column per model size.
 
     Args:
         sizes: elements of the model by heading.
@@ -101,10 +103,10 @@ def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N:
         N: number of workers.
     """
     table = tables.table(
-        f"compression pays below this bandwidth, Mbit/s ({N} workers)",
+        f"bandwidth below which compression pays, Mbit/s ({N} workers)",
         ("compressor", *sizes),
-        "-: never; its messages are no shorter.\n"
-        "any: encoding and decoding take no longer than copying.",
+        "-: never (messages are not smaller).\nany: always (encoding and decoding are as fast as "
+        "copying).",
     )
     for name in dict.fromkeys(name for name, _ in pays):
         table.add_row(name, *(megabits(pays[name, d]) for d in sizes.values()))
@@ -112,7 +114,7 @@ def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N:
 
 
 def megabits(bandwidth: float) -> str:
-    """Bits per second as Mbit/s with three digits, "-" for 0, "any" for infinity."""
+    """Formats bits per second as Mbit/s with three digits; "-" for 0, "any" for infinity."""
     if not bandwidth:
         return "-"
     if not np.isfinite(bandwidth):

@@ -1,4 +1,4 @@
-"""What `calibrate` measures over real processes: seconds of JAX's collectives, and of rounds and
+"""Measurements of `calibrate` over real processes: seconds of JAX's collectives, and of rounds and
 their parts.
 """
 
@@ -28,16 +28,18 @@ from dsgd.machines import arrays, nodes
 from dsgd.runs.plans import ConstantFactory, make_plan
 from experiments.survey import break_even
 
-FEWEST = 3  # repeats of what takes long
-ELEMENT = 4  # bytes
+FEWEST = 3  # minimal number of repeats of a slow measurement
+ELEMENT = 4  # bytes of a float32
 CLASSES = 10
-MORE = 8  # times as many samples, from which follows what one takes
+# factor by which the second problem has more samples; the seconds per sample follow from the
+# difference
+MORE = 8
 STEP = optax.sgd(0.01)
 
 
 class Cost(NamedTuple):
-    """What a collective takes on the survey's switch: so many latencies, and the transfers of so
-    many whole vectors on a port.
+    """Cost of a collective on the survey's switch: a number of latencies, and a number of transfers
+    of the whole vector on a port.
     """
 
     latencies: float
@@ -45,14 +47,14 @@ class Cost(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One of JAX's, of a whole vector of b bytes.
+    """A collective of JAX on a vector of b bytes.
 
     Args:
-        run: the vector as this worker has it, float32 `[N, b / 4N]`, -> what the collective makes
-            of it.
-        own: the share of the vector that a worker begins with, as a function of N.
-        cost: N -> what it takes on the switch.
-        formula: the same in words; l: latency, r: transfer of the vector.
+        run: function of the vector as this worker has it, float32 `[N, b / 4N]`, that calls the
+            collective.
+        own: the share of the vector that a worker has at the start, as a function of N.
+        cost: N -> its cost on the switch.
+        formula: the cost as a formula; l: latency, r: transfer of the vector.
     """
 
     run: Callable[[jax.Array], jax.Array]
@@ -61,7 +63,9 @@ class Collective(NamedTuple):
     formula: str
 
     def columns(self, size: float, N: int) -> int:
-        """Of the vector as a worker has it, where it has about so many bytes in all."""
+        """Returns the number of columns of the worker's array if the whole vector has about the
+        given bytes.
+        """
         return max(1, round(size * self.own(N) / (ELEMENT * N)))
 
 
@@ -91,15 +95,15 @@ COLLECTIVES = {
     ),
     "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
 }
-"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers.
-Permute: every worker to the next on a ring.
+"""Collectives by name. All-reduce: around a ring. All-gather, all-to-all: the two halves of a round
+of N servers. Permute: every worker sends to the next on a ring.
 """
 
 Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
 
 
 class Method(NamedTuple):
-    """How it is made for N workers; and its compressor, of both directions."""
+    """A function of N that builds the method, and its compressor in both directions."""
 
     build: Callable[[int], dsgd.Algorithm]
     compressor: Compressor | None = None
@@ -120,15 +124,15 @@ METHODS = {
 
 
 class Parts(NamedTuple):
-    """Of one method at one model size.
+    """The parts of a round of one method at one model size.
 
     Args:
-        elements: of the model.
-        compute: seconds of one worker's gradient and step, without anybody else.
-        codec: seconds that compressing and decompressing take, 0 where nothing is compressed.
-        bits: that a worker sends in a round.
-        arrays: of which a message consists; each is sent by itself.
-        seconds: of every round, measured.
+        elements: elements of the model.
+        compute: seconds of one worker's gradient and step, without other workers.
+        codec: seconds that compressing and decompressing take; 0 if nothing is compressed.
+        bits: bits that a worker sends in a round.
+        arrays: number of arrays of a message; each is sent separately.
+        seconds: measured seconds of every round.
     """
 
     elements: int
@@ -140,16 +144,16 @@ class Parts(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """The median round."""
+        """Returns the median seconds of a round."""
         return float(np.median(self.seconds))
 
 
-Rounds = dict[tuple[str, int], Parts]  # by method and width
+Rounds = dict[tuple[str, int], Parts]  # by method and width of the network
 
 
 class Found(NamedTuple):
-    """What was measured: collectives, rounds, and seconds of a gradient, besides those of its
-    samples, and of each of these.
+    """Measurements: collectives, rounds, the fixed seconds of a gradient, and its seconds per
+    sample.
     """
 
     collectives: Times
@@ -159,11 +163,12 @@ class Found(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """What is computed, made before there are many processes, so that each can compute alone, too.
+    """The computations to measure. They are made before the processes join, so that each process
+    can also compute alone.
 
     Args:
-        networks: of one worker, and of all of them, by width.
-        few, many: logistic regression of one worker, and with `MORE` times as many samples.
+        networks: the problems of one worker and of all workers, by width.
+        few, many: logistic regression of one worker; the second has `MORE` times as many samples.
     """
 
     networks: dict[int, tuple[dsgd.Problem, dsgd.Problem]]
@@ -172,11 +177,11 @@ class Tasks(NamedTuple):
 
 
 def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
-    """On digits.
+    """Returns the computations on the digits data.
 
     Args:
-        widths: of the networks' hidden layers.
-        N: workers.
+        widths: widths of the networks' hidden layers.
+        N: number of workers.
         batch_size: samples of each worker's gradient.
     """
 
@@ -193,12 +198,12 @@ def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
 
 
 def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float) -> Found:
-    """Called in every process, of which each is a worker.
+    """Measures everything; called in every process, each of which is one worker.
 
     Args:
-        work: what is computed.
-        sizes: of `measure_collectives`.
-        repeats, longest: of every measurement.
+        work: the computations.
+        sizes: as for `measure_collectives`.
+        repeats, longest: as for `timed`.
     """
     seconds = measure_collectives(sizes, repeats, longest)
     rounds = measure_rounds(work, repeats, longest)
@@ -210,13 +215,14 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
 
 
 def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> Times:
-    """Called in every process, of which each is a worker.
+    """Measures the collectives; called in every process, each of which is one worker.
 
     Args:
-        sizes: bytes of the vector, rising.
-        repeats: of each, but fewer where that would take longer than `longest`.
-        longest: seconds for the repeats of one collective at one size; where three would take
-            longer, this size and larger ones are left out, but for the first two.
+        sizes: bytes of the vector, increasing.
+        repeats: repeats of each measurement; fewer if that would take longer than `longest`.
+        longest: maximal seconds for the repeats of one collective at one size. If three repeats
+            would take longer, this size and all larger ones are skipped, except for the first two
+            sizes.
     """
     mesh = nodes.mesh("calibrate", jax.process_count())
     return {
@@ -254,18 +260,18 @@ def _one(
 def timed(
     run: Callable[[], Any], repeats: int, longest: float, at_most: float | None
 ) -> np.ndarray | None:
-    """Seconds of every repeat, each the mean over processes, the same in all of them; None where
-    that would take too long.
+    """Returns the seconds of every repeat, averaged over processes and therefore equal in all of
+    them; None if it would take too long.
 
-    The first calls, which compile and open connections, do not count. One repeat begins where the
-    last one ended.
+    The first calls, which compile and open connections, are not counted. Each repeat starts when
+    the previous one has ended.
 
     Args:
-        run: what all processes call together.
-        repeats: at most.
-        longest: seconds of all repeats, unless these are the fewest.
-        at_most: seconds of the fewest repeats, above which nothing is measured; None: it is
-            measured anyway.
+        run: function that all processes call together.
+        repeats: maximal number of repeats.
+        longest: maximal seconds of all repeats; the minimal number of repeats is always made.
+        at_most: maximal seconds of the minimal number of repeats, above which nothing is measured;
+            None: always measure.
     """
     jax.block_until_ready(run())
     _, one = _clocked(run, 1)
@@ -279,7 +285,7 @@ def timed(
 
 
 def _clocked(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
-    """The last result, and the seconds of each call."""
+    """Returns the last result, and the seconds of each call."""
     result, seconds, last = None, [], time.perf_counter()
     for _ in range(count):
         result = jax.block_until_ready(run())
@@ -290,11 +296,11 @@ def _clocked(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
 
 
 def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
-    """Called in every process, of which each is a worker.
+    """Measures the rounds; called in every process, each of which is one worker.
 
     Args:
-        work: whose networks.
-        repeats, longest: as of `timed`.
+        work: the computations, which contain the networks.
+        repeats, longest: as for `timed`.
     """
     N = jax.process_count()
     mesh = nodes.mesh("calibrate", N)
@@ -315,12 +321,12 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
 
 
 def _arrays(compressor: Compressor, d: int) -> int:
-    """Of which a message is made."""
+    """Returns the number of arrays of a message."""
     return len(jax.tree.leaves(message_shape(compressor, d)))
 
 
 def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
-    """Seconds of one worker's gradient and step, while the other processes do the same."""
+    """Returns the seconds of one worker's gradient and step, while other processes do the same."""
     here = workers.mesh([jax.local_devices()[0]])
     return float(np.median(_round(METHODS["mb-sgd"], problem, here, repeats, longest)[1]))
 
@@ -328,8 +334,8 @@ def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
 def _round(
     method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float
 ) -> tuple[float, np.ndarray]:
-    """Bits that a worker sends in a round, and the seconds of every round; state in place, as in a
-    run.
+    """Returns the bits that a worker sends in a round, and the seconds of every round; the state is
+    updated in place, as in a run.
     """
     algorithm, key = method.build(problem.workers), jax.random.key(0)
     plan = make_plan(
@@ -352,7 +358,9 @@ def _round(
 def _placed(
     algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array
 ) -> tuple[State, Any, jax.Array]:
-    """The start, the data and the key on the processes' devices, of each process its own rows."""
+    """Returns the initial state, the data and the key on the devices of the processes; each process
+    holds its own rows.
+    """
     mine = jax.process_index() if mesh.size > 1 else 0
     state = jax.jit(lambda key: algorithm.init(problem.init(key), problem.workers))(key)
 

@@ -1,6 +1,4 @@
-"""What `calibrate` shows: measurements next to the switch's predictions, as tables and as a
-figure.
-"""
+"""Results of `calibrate`: measurements and the switch's predictions, as tables and as a figure."""
 
 from __future__ import annotations
 
@@ -22,27 +20,26 @@ from experiments.survey.calibrate_switch import (
     predicted,
 )
 
-PLAIN = "mb-sgd"  # what others are compared with
+PLAIN = "mb-sgd"  # the method to which others are compared
 
 
 def tabulate_collectives(result: Calibration, where: str) -> Table:
-    """Latency and bandwidth of the switch that explains each collective, and of the one that
-    explains all.
+    """Tabulates the fitted latency and bandwidth of each collective alone, and of all collectives
+    together.
     """
     formulas = "\n".join(f"{name}: {COLLECTIVES[name].formula}" for name in result.lines)
     table = tables.table(
-        f"{where}:\nlatency and bandwidth of the switch that explains each collective",
+        f"{where}:\nlatency and bandwidth of the switch fitted to each collective",
         ("collective", "l, µs", "Mbit/s", "x"),
-        f"{formulas}\nl: seconds of a message, r: of the vector on a port. [95 % interval].\nx: "
-        "measured over explained, smallest"
-        " to largest over sizes: of each\ncollective by its own switch, of all of them by the one "
-        "for all.",
+        f"{formulas}\nl: latency of a message, r: transfer of the vector on a port.\n[95 % "
+        "interval]. x: measured / fitted, smallest to largest over sizes: for each collective\n"
+        "with its own switch, in the last row with the common switch.",
     )
     for name, line in result.lines.items():
         table.add_row(name, *_numbers(line), _off(result, line, [name]))
     table.add_section()
     table.add_row(
-        "all of them", *_numbers(result.switch), _off(result, result.switch, list(result.lines))
+        "all collectives", *_numbers(result.switch), _off(result, result.switch, list(result.lines))
     )
     return table
 
@@ -57,7 +54,7 @@ def _within(estimate: Estimate) -> str:
 
 
 def short(number: float) -> str:
-    """Three digits, without an exponent."""
+    """Formats a number with three digits, without an exponent."""
     return (
         f"{float(f'{number:.3g}'):,.12g}"
         if 1e-3 <= number < 1e9
@@ -66,7 +63,7 @@ def short(number: float) -> str:
 
 
 def _off(result: Calibration, line: Line, names: list[str]) -> str:
-    """How far the measured medians are from these."""
+    """Returns the smallest and largest ratio of measured medians to the values of the line."""
     explained = result._replace(switch=line).explained
     ratios = [
         float(np.median(seconds)) / explained(name, size)
@@ -77,13 +74,13 @@ def _off(result: Calibration, line: Line, names: list[str]) -> str:
 
 
 def size_of(number: float) -> str:
-    """Bytes."""
+    """Formats a number of bytes."""
     unit = min(2, int(np.log10(number) // 3)) if number >= 1 else 0
     return f"{number / 1000**unit:.3g} {('B', 'KB', 'MB')[unit]}"
 
 
 def seconds_of(result: Calibration, name: str) -> tuple[list[float], list[float], list[float]]:
-    """Of a method: bytes of the models, seconds that are predicted, seconds that were measured."""
+    """Returns a method's model sizes in bytes, predicted seconds, and measured seconds."""
     mine = [parts for (method, _), parts in result.found.rounds.items() if method == name]
     expected = [predicted(name, parts, result.N, result.switch) for parts in mine]
     return (
@@ -94,12 +91,12 @@ def seconds_of(result: Calibration, name: str) -> tuple[list[float], list[float]
 
 
 def tabulate_rounds(result: Calibration, where: str) -> Table:
-    """Predicted and measured milliseconds of a round, one model size after the other."""
+    """Tabulates predicted and measured milliseconds of a round, by model size."""
     table = tables.table(
         f"{where}: ms of a round",
         ("model", "", *METHODS, "fastest"),
-        "predicted: gradient and codec as measured, messages on the switch that\n"
-        "explains all, a latency for each of their arrays. measured: medians.",
+        "predicted: measured gradient and codec, messages on the common switch,\nwith a latency "
+        "for each array of a message. measured: medians.",
         left=2,
     )
     by_method = {name: seconds_of(result, name) for name in METHODS}
@@ -113,9 +110,11 @@ def tabulate_rounds(result: Calibration, where: str) -> Table:
 
 
 def tabulate_crossovers(result: Calibration) -> Table:
-    """From which model size on a method is faster than mini-batch SGD, predicted and measured."""
-    title = f"model size at which a method overtakes {PLAIN}, or falls behind again"
-    table = tables.table(title, ("method", "predicted", "measured"), "-: not among these sizes.")
+    """Tabulates the model size above which a method is faster than mini-batch SGD, predicted and
+    measured.
+    """
+    title = f"model size at which a method becomes faster than {PLAIN}, or slower again"
+    table = tables.table(title, ("method", "predicted", "measured"), "-: not within these sizes.")
     _, *plain = seconds_of(result, PLAIN)
     for name in METHODS:
         if name != PLAIN:
@@ -138,7 +137,7 @@ def _always(plain: list[float], mine: list[float]) -> str:
 
 
 def draw(result: Calibration, where: str) -> Figure:
-    """Collectives and rounds: lines are what the switch says, points what was measured."""
+    """Draws collectives and rounds: the switch's times as lines, measured times as points."""
     sheet, (left, right) = plots.figure(2, width=6, height=5, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
         said = [result.explained(name, size) for size in by_size]
@@ -166,7 +165,7 @@ def draw(result: Calibration, where: str) -> Figure:
 def draw_one(
     axes: Axes, i: int, name: str, sizes: list[float], said: list[float], measured: list[np.ndarray]
 ) -> None:
-    """A line, and points with intervals, a little beside those of others."""
+    """Draws a line, and points with intervals, shifted slightly so that they do not overlap."""
     middle, low, high = np.array([median(seconds) for seconds in measured]).T
     axes.plot(sizes, said, **figures.look(i, linewidth=1.5))
     axes.errorbar(

@@ -1,11 +1,11 @@
-r"""The survey's switch as `calibrate` finds it: latency and bandwidth that explain measured
-seconds, and rounds predicted from them.
+r"""The survey's switch as fitted by `calibrate`: latency and bandwidth from measured seconds, and
+rounds predicted from them.
 
-$t = \alpha + \beta b$ of each collective, and one switch for all of them, fitted to the medians
-over repeats by robust least squares of $\log((\alpha + \beta b) / t)$: a kilobyte counts as much as
-a megabyte, and a size at which the machine was busy with something else does not move the line far.
-Intervals are percentiles of a bootstrap over sizes and repeats: a line that sizes do not lie on is
-less sure than its repeats.
+$t = \alpha + \beta b$ for each collective, and one switch for all of them, is fitted to the medians
+over repeats by robust least squares of $\log((\alpha + \beta b) / t)$: a kilobyte has the same
+weight as a megabyte, and a size that was measured while the machine was busy changes the fit
+little. Intervals are percentiles of a bootstrap over sizes and repeats, so that they are wide if
+the times do not lie on a line, even if the repeats agree.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import dsgd
 from dsgd import clusters, network, problems
 from experiments.survey.calibrate_measuring import COLLECTIVES, METHODS, Cost, Found, Parts
 
-DRAWS = 200  # of the bootstrap
+DRAWS = 200  # bootstrap samples
 LEVEL = 0.95
-BITS = 8  # of a byte
-USUAL = 0.1  # errors up to this, relative ones, count by their squares
-LEAST = 1e-4  # with which a part begins that would be 0: of the shortest or the longest time
-TINY = float(np.finfo(np.float32).tiny)  # seconds of a byte if bandwidth has no end
+BITS = 8  # bits of a byte
+USUAL = 0.1  # relative error up to which the loss is quadratic
+LEAST = 1e-4  # start of a coefficient that would be 0, relative to the shortest or longest time
+TINY = float(np.finfo(np.float32).tiny)  # seconds of a byte if the bandwidth is infinite
 
 
 class Estimate(NamedTuple):
@@ -38,30 +38,30 @@ class Estimate(NamedTuple):
     high: float
 
     def times(self, factor: float) -> Estimate:
-        """So many times it."""
+        """Returns the estimate multiplied by a factor."""
         return Estimate(*(factor * number for number in self))
 
     def inverse(self, factor: float) -> Estimate:
-        """So much over it."""
+        """Returns a factor divided by the estimate."""
         value, high, low = (factor / number if number > 0 else np.inf for number in self)
         return Estimate(value, low, high)
 
 
 class Line(NamedTuple):
-    """alpha, seconds, and beta, seconds of a byte."""
+    """A line: alpha, seconds, and beta, seconds per byte."""
 
     alpha: Estimate
     beta: Estimate
 
 
 class Calibration(NamedTuple):
-    """What was measured, and what the switch makes of it.
+    """The measurements, and the switch fitted to them.
 
     Args:
-        N: workers.
-        found: what was measured.
-        lines: latency and seconds of a byte that explain one collective alone, by name.
-        switch: those that explain all of them.
+        N: number of workers.
+        found: the measurements.
+        lines: latency and seconds per byte fitted to one collective alone, by name.
+        switch: those fitted to all collectives.
     """
 
     N: int
@@ -71,14 +71,14 @@ class Calibration(NamedTuple):
 
     @property
     def cluster(self) -> clusters.Equal:
-        """Of the fitted numbers."""
+        """Returns a cluster with the fitted numbers."""
         bandwidth = BITS / max(self.switch.beta.value, TINY)
         return clusters.Equal(
             self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample
         )
 
     def explained(self, name: str, size: float) -> float:
-        """Seconds of a collective on the switch."""
+        """Returns the seconds of a collective on the fitted switch."""
         cost = COLLECTIVES[name].cost(self.N)
         return (
             cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
@@ -86,12 +86,12 @@ class Calibration(NamedTuple):
 
 
 def explain(found: Found, N: int, seed: int) -> Calibration:
-    """The fits.
+    """Fits the switch.
 
     Args:
-        found: what was measured.
-        N: workers.
-        seed: of the intervals.
+        found: the measurements.
+        N: number of workers.
+        seed: seed of the intervals.
     """
     costs = {name: COLLECTIVES[name].cost(N) for name in found.collectives}
     lines = {name: switch({name: times}, costs, seed) for name, times in found.collectives.items()}
@@ -101,17 +101,17 @@ def explain(found: Found, N: int, seed: int) -> Calibration:
 def switch(
     times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, Cost], seed: int = 0
 ) -> Line:
-    r"""One latency l (`alpha`) and one byte's transfer (`beta`) for all: a collective of b bytes
-    takes $c\, l + v\, b\, \beta$.
+    r"""Fits one latency l (`alpha`) and one transfer time of a byte (`beta`) to all collectives: a
+    collective on b bytes takes $c\, l + v\, b\, \beta$.
 
     Args:
-        times: seconds of every repeat, by collective and bytes of the vector; each of at least two
-            sizes.
-        costs: by collective.
-        seed: of the bootstrap.
+        times: seconds of every repeat, by collective and bytes of the vector; at least two sizes of
+            each.
+        costs: cost by collective.
+        seed: seed of the bootstrap.
 
     Raises:
-        ValueError: fewer sizes; times that are not positive.
+        ValueError: if there are fewer sizes, or times that are not positive.
     """
     for name, by_size in times.items():
         if len(by_size) < 2:
@@ -135,7 +135,7 @@ def switch(
 
 
 def median(seconds: np.ndarray, seed: int = 0) -> Estimate:
-    """Of repeats."""
+    """Returns the median of the repeats with its interval."""
     drawn = np.random.default_rng(seed).choice(seconds, (DRAWS, len(seconds)))
     low, high = np.quantile(np.median(drawn, axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(float(np.median(seconds)), float(low), float(high))
@@ -145,7 +145,7 @@ Row = tuple[float, float, np.ndarray]
 
 
 def _resampled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
-    """As many rows, drawn with replacement, of at least two sizes; and so their repeats."""
+    """Draws as many rows with replacement, of at least two sizes, and then their repeats."""
     while True:
         chosen = rng.integers(len(rows), size=len(rows))
         if len({rows[i][1] for i in chosen}) > 1:
@@ -153,7 +153,7 @@ def _resampled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
 
 
 def _solve(rows: list[Row]) -> np.ndarray:
-    """alpha and beta through the medians; no less than 0."""
+    """Returns alpha and beta fitted to the medians; at least 0."""
     medians = np.array([np.median(repeats) for *_, repeats in rows])
     matrix = np.array([row[:2] for row in rows])
     scale = (matrix / medians[:, None]).max(axis=0)
@@ -174,14 +174,14 @@ def _solve(rows: list[Row]) -> np.ndarray:
 
 
 def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
-    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's
-    pattern, a latency for each array.
+    """Returns the seconds of a round on the switch: the gradient, the codec, and the messages in
+    the method's pattern, with a latency for each array.
 
     Args:
-        name: of the method.
-        parts: of which `seconds` are not looked at.
-        N: workers.
-        link: latency, and seconds of a byte.
+        name: name of the method.
+        parts: the parts of its round; `seconds` is not used.
+        N: number of workers.
+        link: latency, and seconds per byte.
     """
     pattern = _pattern(name, N)
     bandwidth = BITS / max(link.beta.value, TINY)
@@ -195,7 +195,9 @@ def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
 
 @cache
 def _pattern(name: str, N: int) -> dsgd.Pattern:
-    """Of the method's one exchange in a round; it does not depend on the problem."""
+    """Returns the pattern of the method's one exchange in a round; it does not depend on the
+    problem.
+    """
     problem = problems.quadratic(np.ones((N, N)), np.zeros((N, N)))
     (exchange,) = dsgd.exchanges(METHODS[name].build(N), problem)
     return exchange.pattern
@@ -204,12 +206,12 @@ def _pattern(name: str, N: int) -> dsgd.Pattern:
 def crossovers(
     sizes: Sequence[float], first: Sequence[float], second: Sequence[float]
 ) -> list[float]:
-    """The sizes at which the second method becomes faster than the first, or slower again: where
-    the logarithm of the ratio of their seconds, a line between two sizes, is 0.
+    """Returns the sizes at which the second method becomes faster than the first, or slower again:
+    the zeros of the logarithm of the ratio of their seconds, interpolated linearly between sizes.
 
     Args:
-        sizes: rising.
-        first, second: seconds of the two at these sizes.
+        sizes: increasing.
+        first, second: seconds of both methods at these sizes.
     """
     ratio = np.log(np.asarray(second) / np.asarray(first))
     logs = np.log(np.asarray(sizes, float))

@@ -1,4 +1,4 @@
-"""What an iteration of the survey's methods costs in messages: its closed form, bits of a run, and
+"""Communication cost of an iteration of the survey's methods: closed form, bits of a run, and
 seconds on a network.
 """
 
@@ -18,7 +18,7 @@ import dsgd
 from dsgd import network, problems
 from experiments.shared import tables
 
-# Names in `algorithms.ALGORITHMS`, and what the survey prints.
+# Names in `algorithms.ALGORITHMS`, and the printed costs of the survey.
 REGISTERED = {
     "GD": ("gd", "-"),
     "SGD": ("sgd", "-"),
@@ -31,21 +31,22 @@ REGISTERED = {
 
 
 class Link(NamedTuple):
-    """Seconds of a message's latency, bits per second of a port."""
+    """A network: seconds of latency per message, bits per second of a port."""
 
     latency: float
     bandwidth: float
 
 
 class Cost(NamedTuple):
-    """What a round costs one worker.
+    """Cost of a round for one worker.
 
     Args:
-        pattern: how messages flow; of several exchanges, all.
-        latencies, transfers: of full vectors, one after the other: alpha's and beta's factors.
-        vectors: that a worker sends, on average.
-        bits: that a worker sends and receives.
-        seconds: on the network.
+        pattern: communication pattern; with several exchanges, all of them.
+        latencies, transfers: number of latencies, and of transfers of full vectors, one after the
+            other: the factors of alpha and beta.
+        vectors: number of vectors that a worker sends, on average.
+        bits: bits that a worker sends and receives.
+        seconds: duration on the network.
     """
 
     pattern: str
@@ -57,7 +58,7 @@ class Cost(NamedTuple):
 
 
 def cost(name: str, workers: int, d: int, link: Link) -> Cost:
-    """Of a method with its usual compressors; its bits are those of a run.
+    """Returns the cost of a method with its usual compressors; the bits are those of a run.
 
     Args:
         name: as in the survey.
@@ -86,7 +87,7 @@ def cost(name: str, workers: int, d: int, link: Link) -> Cost:
         )
 
     vectors = float(sum(each.pattern.volume(workers) / each.period for each in exchanges))
-    # as much is received as sent
+    # a worker receives as many bits as it sends
     transfer = bits / 2 / vectors / link.bandwidth if vectors else 0.0
     names = ", ".join(each.pattern.name for each in exchanges) or network.local.name
     one, none = Fraction(1), Fraction(0)
@@ -101,12 +102,11 @@ def cost(name: str, workers: int, d: int, link: Link) -> Cost:
 
 
 def tabulate(costs: Mapping[str, Cost], workers: int, d: int, link: Link) -> Table:
-    """The survey's column of communication: as printed, exactly, and on a network."""
+    """Tabulates the communication per iteration: as printed, exact, and on a network."""
     caption = (
-        f"N = {workers}, blocking. α: latency, {link.latency * 1e6:g} µs. β: transfer of\n"
-        f"{d:,} float32, {link.bandwidth / 1e9:g} Gbit/s. Mbit: that a worker sends\n"
-        "and receives. η: those, relative to float32. The survey's\nGD is on one machine; here it "
-        "averages gradients."
+        f"N = {workers}, blocking. α: latency, {link.latency * 1e6:g} µs. β: transfer of\n{d:,} "
+        f"float32, {link.bandwidth / 1e9:g} Gbit/s. Mbit: sent and\nreceived by a worker. η: bits "
+        "relative to float32. The\nsurvey's GD runs on one machine; here it averages gradients."
     )
     table = tables.table(
         "communication of one iteration",

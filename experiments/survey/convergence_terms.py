@@ -1,5 +1,5 @@
-"""The terms of the rates, one problem for each that makes it the largest, and what they come to
-there: measured, and as bounded.
+"""The terms of the convergence rates: for each a problem that makes it the largest, with measured
+averages and the theorem's bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsgd.graphs.topology import Topology
 from experiments.survey import theorems
 from experiments.survey.theorems import Method
 
-# sigma, beside L = 1 and D = 1/2: the rates' 1 / sqrt(T) is the largest term from T = 32 on
+# sigma, with L = 1 and D = 1/2: 1 / sqrt(T) is the largest term of the rates from T = 32 on
 LARGE_NOISE = 4.0
 STALENESS = 4
 WORKERS = 4
@@ -25,16 +25,16 @@ SPARSE = compressors.random_sparsification(0.5)
 
 
 class Term(NamedTuple):
-    """One method where one term of its rate is the largest.
+    """A method on a problem in which one term of its rate is the largest.
 
     Args:
         panel: "inverse", "root", "workers", "two_thirds" or "staleness".
         method: its name.
-        x: T, N or tau + 1.
-        exact: averages of |f'|^2 at each x, without sampling noise; None where there are runs only.
+        x: values of T, N or tau + 1.
+        exact: averages of |f'|^2 at each x, without sampling noise; None if there are only runs.
         bounds: the theorem's right sides at each x.
-        sampled_x: where there are runs.
-        sampled: their averages `[seeds, len(sampled_x)]`.
+        sampled_x: the values of x with runs.
+        sampled: averages of these runs, `[seeds, len(sampled_x)]`.
     """
 
     panel: str
@@ -47,12 +47,12 @@ class Term(NamedTuple):
 
     @property
     def measured(self) -> np.ndarray:
-        """At each x: exact, or the mean of runs where there are only runs."""
+        """Returns the exact averages at each x; means of runs if there are only runs."""
         return self.sampled.mean(axis=0) if self.exact is None else self.exact
 
 
 class Budget(NamedTuple):
-    """How much is measured: see `convergence_rates.Args`."""
+    """Budget of the measurements, as in `convergence_rates.Args`."""
 
     steps: tuple[int, ...]
     longest_run: int
@@ -65,8 +65,10 @@ class Budget(NamedTuple):
 
 
 def bowl(workers: int, noise: float) -> Problem:
-    """All f_n = |x|^2 / 2 from |x| = 1: L = 1, D = 1/2. Most bounds are reached there."""
-    d = max(4, workers)  # error compensation keeps N parts of at least one element
+    """Returns the problem in which all f_n are |x|^2 / 2, started from |x| = 1: L = 1, D = 1/2. It
+    attains most of the bounds.
+    """
+    d = max(4, workers)  # error compensation needs N parts of at least one element
     return problems.quadratic(
         np.ones((workers, d, 1)) * np.eye(d),
         np.zeros((workers, d)),
@@ -76,8 +78,8 @@ def bowl(workers: int, noise: float) -> Problem:
 
 
 def opposed(workers: int) -> Problem:
-    """Neighbours with the Hessians I and I / 10 that pull in opposite directions: only if
-    Hessians differ does the mean feel it.
+    """Returns a problem whose neighbours have the Hessians I and I / 10 and pull in opposite
+    directions: heterogeneity affects the mean only if Hessians differ.
     """
     d, sign = 4, np.where(np.arange(workers) % 2, -1.0, 1.0)
     A = np.where(sign > 0, 1.0, 0.1)[:, None, None] * np.eye(d)
@@ -86,8 +88,8 @@ def opposed(workers: int) -> Problem:
 
 @cache
 def well_connected(workers: int) -> Topology:
-    """rho = 1/5 for every N: on a sparse graph rho grows with N, and consensus then takes part of
-    the speedup.
+    """Returns a graph with rho = 1/5 for every N: on a sparse graph rho increases with N, and
+    consensus then reduces the speedup.
     """
     return topologies.from_matrix(
         0.2 * np.eye(workers) + 0.8 / workers, f"well_connected({workers})"
@@ -98,7 +100,7 @@ Measure = Callable[[], Term]
 
 
 def everything(budget: Budget) -> list[Measure]:
-    """What there is to measure, panel by panel."""
+    """Yields all measurements, panel by panel."""
     stepwise = [("inverse", method) for method in _without_noise()] + [
         ("root", method) for method in _with_noise()
     ]
@@ -145,8 +147,8 @@ def _with_noise() -> list[Method]:
 
 
 def along_steps(panel: str, method: Method, budget: Budget) -> Term:
-    """At gamma(T), T by T: exact, and, where noise is the matter, runs at some T of the second
-    half.
+    """Measures at gamma(T) for each T: exactly and, if the panel is about gradient noise, by runs
+    at some T of the second half.
     """
     steps = budget.steps
     if method.exact is None:
@@ -179,7 +181,7 @@ def along_steps(panel: str, method: Method, budget: Budget) -> Term:
 
 
 def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
-    """At one T, for several N."""
+    """Measures at one T for several N."""
     T = (budget.fixed_steps,)
     methods = [build(bowl(N, LARGE_NOISE)) for N in budget.workers]
     exact = [method.averages(T)[0] for method in methods]
@@ -200,7 +202,9 @@ def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
 
 
 def along_staleness(budget: Budget) -> Term:
-    """At one T and without noise, for several tau: runs, which then are exact."""
+    """Measures at one T and without noise for several tau by runs, which are exact because nothing
+    is random.
+    """
     T = (budget.fixed_steps,)
     methods = [theorems.asynchronous_sgd(bowl(1, 0.0), tau) for tau in budget.staleness]
     sampled = np.stack([method.sampled(T, 1, budget.seed)[:, 0] for method in methods], axis=1)

@@ -1,6 +1,4 @@
-"""Timelines of the switch as pictures: what every worker computes, sends and receives, and when it
-waits.
-"""
+"""Timelines of the switch as figures: when each worker computes, sends, receives and waits."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ LOOKS = {  # colour and hatch of each kind of block
     "compute": (plots.COLOURS[2], ""),
     "wait": ("white", "/////"),
     "send": (plots.COLOURS[0], ""),
-    # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
+    # yellow of Okabe and Ito, which is too pale for lines and therefore not in COLOURS
     "latency": ("#F0E442", "...."),
     "receive": (plots.COLOURS[1], ""),
 }
 
 
 class Panel(NamedTuple):
-    """One timeline; the picture stops at `end`. An end that is no worker is the server."""
+    """One timeline, drawn until `end`. An endpoint that is not a worker is the server."""
 
     figure: str
     title: str
@@ -51,9 +49,9 @@ class Panel(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One block; `other` is whom its message is to, or from."""
+    """One block of a timeline; `other` is the receiver or the sender of its message."""
 
-    who: int
+    worker: int
     lane: str
     kind: str
     begin: Fraction
@@ -62,15 +60,15 @@ class Span(NamedTuple):
 
 
 def spans(passages: Iterable[Passage]) -> list[Span]:
-    """The blocks of a timeline; in one lane never two at once.
+    """Returns the blocks of a timeline; blocks in the same lane do not overlap.
 
-    A message leaves during the first `transfer` of its journey, and comes in during the last. In
-    the rest, latency holds the port. Where it does not ("pipelined"), it is seen on the receiver's
-    lane when nothing else is.
+    A message leaves its sender during the first `transfer` of its duration, and arrives during the
+    last. During the rest, latency occupies the port. If it does not ("pipelined"), it is drawn in
+    the receiver's lane if that lane is otherwise empty.
     """
-    # when a port has done with the last message
+    # time at which a port finishes its last message
     found, free = [], dict[tuple[int, str], Fraction]()
-    # in which messages leave one port, and reach one
+    # intervals in which messages leave a port, and arrive at one
     in_order = sorted(passages, key=lambda p: p.start)
     for i, p in enumerate(in_order):
         sender, receiver, left, comes = (
@@ -97,12 +95,12 @@ def spans(passages: Iterable[Passage]) -> list[Span]:
             Span(receiver, "receive", "receive", comes, p.arrived, sender),
         ]
         free[sender, "send"], free[receiver, "receive"] = p.sent, p.arrived
-    # two messages with one gradient: one block
+    # two messages with the same gradient are one block
     return [span for span in dict.fromkeys(found) if span.begin < span.end]
 
 
 def legend() -> list[Patch]:
-    """What the blocks are."""
+    """Returns the legend of the blocks."""
     style = {"edgecolor": "black", "linewidth": 0.6}
     return [
         Patch(facecolor=colour, hatch=hatch, label=kind, **style)
@@ -111,7 +109,7 @@ def legend() -> list[Patch]:
 
 
 def chart(axes: Axes, panel: Panel, longest: float) -> None:
-    """One timeline, on an axis for the longest."""
+    """Draws one timeline, on an axis that fits the longest."""
     apart = len(panel.lanes) + 0.4
     place = {
         (i, lane): i * apart + j
@@ -123,7 +121,7 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         left, width, y = (
             float(span.begin),
             float(min(span.end, panel.end) - span.begin),
-            place[span.who, span.lane],
+            place[span.worker, span.lane],
         )
         if width <= 0:
             continue
@@ -163,5 +161,5 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
 
 
 def shown(value: Fraction) -> str:
-    """A number of units, to four digits."""
+    """Formats a number of units with four digits."""
     return f"{float(value):.4g}"

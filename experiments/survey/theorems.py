@@ -1,5 +1,5 @@
-"""The survey's methods, each as its theorem sees it on a quadratic: step size, bound, rate, exact
-average, and runs.
+"""The survey's methods on a quadratic, as their theorems describe them: step size, bound, rate,
+exact average, and runs.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from theory_checks.machinery.rates import Rate
 from theory_checks.statements.error_compensated_sgd import any_compressor
 
 METHODS = ("GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21")
-MARKERS = "osD^vPX*"  # one a method, as colours in figures
-constant = cache(delays.constant)  # one object for each tau, so that it is compiled once
+MARKERS = "osD^vPX*"  # marker of each method, like its colour in figures
+constant = cache(delays.constant)  # one object for each tau, so that each is compiled once
 
 
 class Method(NamedTuple):
     r"""A method on one quadratic.
 
     Args:
-        name: as in the survey.
-        problem: which.
+        name: name in the survey.
+        problem: the quadratic.
         rate: the bound at the recommended step size.
         step_size: T -> gamma, as recommended.
         bound: (T, gamma) -> bound.
         factory: learning_rate -> the project's method.
         exact: (gamma, T) -> $E|f'(x_t)|^2$ of the T models before an update, without sampling
-            noise; None where a round is not affine.
-        random: whether anything is drawn at all; where not, one run is exact.
+            noise; None if a round is not affine.
+        random: whether anything is drawn; if not, one run is exact.
     """
 
     name: str
@@ -54,27 +54,27 @@ class Method(NamedTuple):
     random: bool
 
     def averages(self, steps: Sequence[int], longest: int = 1) -> np.ndarray:
-        r"""$\frac1T \sum_t E|f'(x_t)|^2$ at gamma(T), exact, for each T.
+        r"""Returns $\frac1T \sum_t E|f'(x_t)|^2$ at gamma(T), exactly, for each T.
 
         Args:
-            steps: T.
-            longest: steps that the compiled program has at least.
+            steps: values of T.
+            longest: minimal number of steps of the compiled program.
 
         Raises:
-            ValueError: there are no exact moments.
+            ValueError: if the method has no exact moments.
         """
         exact = self.exact
         if exact is None:
             raise ValueError(
                 f"{self.name} has no exact moments: its round is not affine; expected runs"
             )
-        # of one length: one program
+        # programs of equal length are compiled once
         squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))
         return np.array([squares(self.step_size(T))[:T].mean() for T in steps])
 
     def sampled(self, steps: Sequence[int], seeds: int, seed: int) -> np.ndarray:
-        """The same of runs through the project's loop, `[seeds, len(steps)]`; one run where nothing
-        is random.
+        """Returns the same averages from runs of the project's loop, `[seeds, len(steps)]`; one run
+        if nothing is random.
         """
 
         count = seeds if self.random else 1
@@ -95,7 +95,7 @@ class Method(NamedTuple):
         return np.stack([squares(self.step_size(T))[:, :T].mean(axis=1) for T in steps], axis=1)
 
     def bounds(self, steps: Sequence[int]) -> np.ndarray:
-        """The theorem's right side at gamma(T), for each T."""
+        """Returns the theorem's right side at gamma(T), for each T."""
         return np.array([self.bound(T, self.step_size(T)) for T in steps])
 
 
@@ -108,8 +108,8 @@ def _method(
     exact,
     random: bool | None = None,
 ) -> Method:
-    """A method whose theorem's three functions take the same constants. Unless said, it is random
-    where gradients are.
+    """Returns a method whose theorem's three functions take the same constants. By default it is
+    random if its gradients are.
     """
     return Method(
         name,
@@ -139,7 +139,7 @@ def _constants(problem: Problem, *names: str) -> dict[str, float]:
 
 
 def gradient_descent(problem: Problem) -> Method:
-    """GD."""
+    """Returns gradient descent (GD)."""
     theorem, constants = theory.gradient_descent, _constants(problem)
     method = algorithms.gradient_descent
     return Method(
@@ -155,7 +155,7 @@ def gradient_descent(problem: Problem) -> Method:
 
 
 def sgd(problem: Problem) -> Method:
-    """SGD: one worker's gradient a round."""
+    """Returns SGD: the gradient of one worker per round."""
     method, constants = (
         algorithms.sgd,
         _constants(problem) | {"noise": theory.sgd.total_noise(problem)},
@@ -165,7 +165,7 @@ def sgd(problem: Problem) -> Method:
 
 
 def minibatch_sgd(problem: Problem) -> Method:
-    """mb-SGD: the mean of all workers' gradients."""
+    """Returns mini-batch SGD (mb-SGD): the mean of all workers' gradients."""
     method, constants = (
         algorithms.minibatch_sgd,
         _constants(problem, "noise") | {"workers": problem.workers},
@@ -179,7 +179,7 @@ def minibatch_sgd(problem: Problem) -> Method:
 def compressed_sgd(
     problem: Problem, compression: float, via: theory.compressed_sgd.Via = "server"
 ) -> Method:
-    """CSGD with errors of mean square sigma'^2 = `compression`^2."""
+    """Returns CSGD with compression errors of mean square sigma'^2 = `compression`^2."""
     method, N = algorithms.compressed_sgd, problem.workers
     effect = theory.compressed_sgd.effect(
         noise=instances.known(problem).noise, workers=N, compression=compression, via=via
@@ -193,8 +193,8 @@ def compressed_sgd(
 
 
 def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
-    """CSGD through servers with a compressor whose errors are relative to what it compresses;
-    workers' f_n are equal.
+    """Returns CSGD through servers with a compressor whose errors are relative to its input; the
+    f_n of all workers are equal.
     """
     omega = theory.compressed_sgd.omega_of(compressor, problem) or 0.0
     effect = theory.compressed_sgd.effect(
@@ -228,7 +228,9 @@ def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bo
 
 
 def error_compensated_sgd(problem: Problem, compression: float) -> Method:
-    """EC-SGD, where what each message leaves out has the mean square sigma'^2 = `compression`^2."""
+    """Returns EC-SGD; the compression error of each message has the mean square sigma'^2 =
+    `compression`^2.
+    """
     method, N = any_compressor, problem.workers
     constants = _constants(problem, "noise") | {"workers": N, "compression": compression}
     exact = _affine(
@@ -245,7 +247,7 @@ def error_compensated_sgd(problem: Problem, compression: float) -> Method:
 
 
 def asynchronous_sgd(problem: Problem, staleness: int) -> Method:
-    """ASGD: every gradient is `staleness` updates old."""
+    """Returns ASGD in which every gradient is `staleness` updates old."""
     method, rule = algorithms.asynchronous_sgd, constant(staleness)
     constants = _constants(problem) | {
         "noise": theory.sgd.total_noise(problem),
@@ -258,8 +260,8 @@ def asynchronous_sgd(problem: Problem, staleness: int) -> Method:
 
 
 def decentralized_sgd(problem: Problem, topology: Topology) -> Method:
-    """DSGD. Where Hessians differ, varsigma is that at the minimiser, which the average along the
-    path tends to.
+    """Returns DSGD. If Hessians differ, varsigma is its value at the minimiser, to which the
+    average along the path tends.
     """
     method = algorithms.decentralized_sgd
     varsigma = float(problem.constants.heterogeneity or 0.0)
@@ -280,7 +282,9 @@ def decentralized_sgd(problem: Problem, topology: Topology) -> Method:
 
 
 def ef21(problem: Problem, up: Compressor) -> Method:
-    """EF21 of one node with exact gradients, compressed on the way up; the model is one layer."""
+    """Returns EF21 with one node and exact gradients, compressed on the way to the server; the
+    model is one layer.
+    """
     known = instances.known(problem)
     start = np.asarray(problem.init(jax.random.key(0)), float)
     alpha = stated(up.delta, start.size) or 0.0
@@ -302,11 +306,11 @@ def ef21(problem: Problem, up: Compressor) -> Method:
 
 
 def dithered(problem: Problem, compression: float) -> Compressor:
-    """Rounding to a grid, with a dither that the receiver subtracts: of a whole model, the error
-    has the mean square `compression`^2.
+    """Returns a compressor that rounds to a grid, with a dither that the receiver subtracts; the
+    error of a whole model has the mean square `compression`^2.
 
-    The error is uniform and independent of what is compressed: exactly what the theorems about
-    absolute errors ask for.
+    The error is uniform and independent of the compressed vector, exactly as the theorems on
+    absolute errors assume.
     """
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
     return _dithered(compression * float(np.sqrt(12 / d))) if compression else compressors.identity

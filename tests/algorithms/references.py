@@ -47,7 +47,7 @@ def quadratic() -> dsgd.Problem:
 
 @cache
 def robust(replacement: Any = True) -> dsgd.Problem:
-    """Ten samples for each worker, in batches of three."""
+    """Returns a problem with ten samples for each worker, in batches of three."""
     return problems.robust_regression(
         N, 6, samples=10, batch_size=3, replacement=replacement, seed=2
     )
@@ -62,7 +62,9 @@ def classes() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def weighted() -> dsgd.Problem:
-    """Numbers of samples that differ between workers, and weights in proportion."""
+    """Returns a problem in which workers have different numbers of samples, and weights in
+    proportion.
+    """
     return problems.logistic_regression(
         classes(), N, "dirichlet", alpha=0.7, weights="samples", batch_size=4, l2=0.01
     )
@@ -70,7 +72,7 @@ def weighted() -> dsgd.Problem:
 
 @cache
 def layers(replacement: Any = True) -> dsgd.Problem:
-    """A network of two layers."""
+    """Returns a network of two layers."""
 
     def init(key):
         first, second = jax.random.split(key)
@@ -98,8 +100,8 @@ STEADY = clusters.Cluster(
     down=clusters.constant([800.0, 520.0, 740.0, 870.0, 1100.0, 450.0, 750.0, 620.0]),
     latency=0.05,
 )
-# Seconds that are drawn, so that other workers are the last ones in other rounds, and the clock
-# depends on all of them.
+# Random seconds, so that the slowest workers change from round to round, and the clock depends on
+# all of them.
 UNSTEADY = replace(
     STEADY, compute=clusters.measured(np.random.default_rng(6).uniform(0.5, 2.0, (N, 5)))
 )
@@ -154,7 +156,10 @@ THIRD = {
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
+    **dict.fromkeys(("fed-nova", "fed-dyn"), "sampled-4"),
+    "scaffnew": "changing",
     "des-loc": "lossy",
+    "easgd": "lossy",
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
@@ -225,7 +230,7 @@ def registered() -> dict[str, Run]:
     return found
 
 
-# --- Factories that are not registered, and other arguments of those that are.
+# --- Factories that are not registered, and other arguments of registered ones.
 
 RING, PUSH, MATCHED = (
     topologies.ring(N),
@@ -247,7 +252,7 @@ WHOLE_SIGN, WHOLE_TOP, WHOLE_LOW_RANK = map(
 COUNTS = np.array([[3, 1], [2, 0], [0, 0], [3, 3], [1, 0], [3, 0], [2, 0], [3, 2]])
 SETS = kimad.top_k((0.1, 0.3, 1.0))
 
-Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # the clusters by name
+Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # names of clusters by case
 
 ON_QUADRATICS: Table = {
     "backup workers": (
@@ -417,6 +422,9 @@ ON_LAYERS: Table = {
         "changing",
     ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
+    "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
+    "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
+    "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),

@@ -1,6 +1,7 @@
-"""Iterates beside those of decent-bench, which others wrote: where its environment has been made.
+"""Iterates compared with those of decent-bench, an independent implementation, if its environment
+exists.
 
-`python -m experiments.benchmark peers` makes it, with a Python 3.13.
+`python -m experiments.benchmark peers` creates it, with Python 3.13.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ ROUNDS = 30
 
 @pytest.fixture(scope="module")
 def decent(tmp_path_factory):
-    """Method -> its models after 30 rounds, `[5, 7]`, of logistic regression on a ring."""
+    """Returns, by method, the models after 30 rounds, `[5, 7]`, of logistic regression on a
+    ring.
+    """
     folder = environments.default_folder()
     python = environments.found("decent-bench", folder)
     if python is None:

@@ -1,8 +1,8 @@
-"""Methods on events: what their recursions in `theory_checks` do not show, as further cases of the
-same machinery, compared with the event simulation, and with loops.
+"""Asynchronous methods: properties that their recursions in `theory_checks` do not show, compared
+with the event simulation and with loops.
 
-Seconds are dyadic and bandwidths powers of two, so that float32 has every time exactly, and
-Python's floats too. Iterates of cases are in float64.
+Seconds are dyadic and bandwidths powers of two, so that all times are exact in float32 and in
+Python's floats. Iterates of cases are in float64.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def noisy(N: int) -> dsgd.Problem:
 def history(
     method: dsgd.Algorithm, N: int, steps: int, cluster: clusters.Cluster | None = None
 ) -> dict[str, np.ndarray]:
-    """Of all rounds; what each worker sent is in it."""
+    """Returns the history of all rounds, including the bits that each worker sent."""
     run = {"steps": steps, "key": jax.random.key(0), "mesh": 1, "cluster": cluster}
     found = dsgd.run(algorithms.with_diagnostics(method), noisy(N), **run).history
     return {name: values[1:] for name, values in found.items()}
@@ -70,7 +70,7 @@ EMERGENT = next(case for case in CASES if case.name == "ASGD on a cluster")
 
 
 def read_by_parts(x: list[np.ndarray], ages: np.ndarray) -> np.ndarray:
-    """Each part of the model of so many updates ago, `[d]`."""
+    """Returns the model whose parts have the given ages in updates, `[d]`."""
     parts = [shard(x[-1 - age], len(ages))[part] for part, age in enumerate(ages)]
     return unshard(np.stack(parts), trajectories.D)
 
@@ -86,8 +86,8 @@ def assert_case(case: Case, seed: int = 0) -> None:
 def from_simulation(
     numbers: Numbers, latency: float, convention: Any, servers: int, expected: list[int]
 ) -> Schedule:
-    """From `network.simulate`, in fractions, of workers that compute as long in every lap, and make
-    one lap more than is expected.
+    """Returns the schedule from `network.simulate`, in fractions, of workers with equal computation
+    times in every lap, which make one lap more than needed.
     """
     workers, T = len(numbers.up), len(expected)
     messages = network.asynchronous_server_messages(
@@ -97,7 +97,7 @@ def from_simulation(
         ],
         servers,
     )
-    nothing = [Fraction(0)] * servers  # the servers' own ports are as fast as it takes
+    nothing = [Fraction(0)] * servers  # the servers' own ports are infinitely fast
     up, down = (
         [Fraction(64 * D) / Fraction(port) for port in ports.tolist()] + nothing
         for ports in (numbers.up, numbers.down)
@@ -126,13 +126,13 @@ def from_simulation(
 
 
 def naive(numbers: Numbers, latency: float, convention: str, servers: int) -> Schedule:
-    """The loop over updates, which `theory_checks` compares the methods with."""
+    """The loop over updates, with which `theory_checks` compares the methods."""
     options = {"servers": servers, "updates": 60, "bits": 64 * D}
     return server_schedule(numbers, latency=latency, convention=convention, **options)
 
 
 def random_cluster(seed: int) -> Numbers:
-    """All compute long, or all short, with many ties."""
+    """Returns a cluster whose workers compute for a long or for a short time, with many ties."""
     rng = np.random.default_rng(seed)
     up, down = (64.0 * D * 2.0 ** rng.integers(-1, 4, size=N) for _ in range(2))
     return Numbers((rng.integers(1, 41, size=(N, 1)) % rng.choice([3, 40]) + 1) / 8.0, up, down)
@@ -149,8 +149,8 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("servers", "convention", "latency"), COMBINATIONS)
 def test_the_loop_over_updates_is_the_event_simulation(servers, convention, latency):
-    """The oracle of what the simulation does not know: seconds that change with the time, and
-    bounds.
+    """The loop is the reference for cases that the simulation does not cover: seconds that change
+    with time, and bounds.
     """
     for seed in range(4):
         numbers = random_cluster(seed)
@@ -162,9 +162,9 @@ UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_unequal_work_arrives_when_it_is_done(seed):
-    """Worker, second and staleness of every update, with seconds of each micro-batch, and an eighth
-    of them for each of its samples.
+def test_gradients_of_unequal_work_arrive_when_they_are_computed(seed):
+    """Worker, second and staleness of every update, with seconds for each micro-batch, and an
+    eighth of them for each of its samples.
     """
     numbers = random_cluster(seed)
     compute, up, down = (clusters.constant(each) for each in (numbers.compute[:, 0], *numbers[1:]))
@@ -190,7 +190,7 @@ def test_unequal_work_arrives_when_it_is_done(seed):
 
 
 def takes(bits: float, begin: float, speeds: tuple[float, ...]) -> float:
-    """Seconds of a message from then on, where each speed is that of a second, in turn."""
+    """Returns the seconds of a message that starts then; each speed lasts one second, in turn."""
     now = begin
     while bits > 0:
         speed, left = speeds[int(now) % len(speeds)], int(now) + 1 - now
@@ -207,8 +207,10 @@ CHANGING = {
 }
 
 
-def test_a_trip_takes_what_its_bits_take_while_bandwidths_change():
-    """The gradient from when it leaves, the model from when it begins to arrive."""
+def test_a_round_trip_takes_the_time_of_its_bits_at_changing_bandwidths():
+    """The gradient takes the bandwidth from its departure on, the model from the start of its
+    arrival on.
+    """
     cluster = clusters.Cluster(clusters.constant(1.0), **CHANGING)
     ready, expected = 1.0, []
     for _ in range(20):
@@ -220,9 +222,7 @@ def test_a_trip_takes_what_its_bits_take_while_bandwidths_change():
 
 
 def test_an_exchange_takes_as_long_as_the_slowest_of_four_ports_while_bandwidths_change():
-    """Two workers, who compute for 1 and for 100 seconds: the first one exchanges, again and
-    again.
-    """
+    """Two workers that compute for 1 and for 100 seconds: the first one exchanges repeatedly."""
     cluster = clusters.Cluster(clusters.constant([1.0, 100.0]), **CHANGING)
     ready, expected = 1.0, []
     for _ in range(12):
@@ -237,7 +237,7 @@ def test_an_exchange_takes_as_long_as_the_slowest_of_four_ports_while_bandwidths
 
 
 def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound():
-    """Of two servers; a worker computes for 25 seconds."""
+    """Two servers; a worker computes for 25 seconds."""
 
     def with_a_slow_worker(draws):
         numbers = cluster(draws)
@@ -249,9 +249,9 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
         assert_case(case, seed)
 
 
-def test_who_was_held_goes_in_the_order_in_which_they_were_ready():
-    """Three gradients wait for a slow worker's: of worker 3 since 6.87, of 2 since 6.95, of 1 since
-    9.35.
+def test_delayed_gradients_are_applied_in_the_order_in_which_they_were_ready():
+    """Three gradients wait for that of a slow worker: those of worker 3 since 6.87, of 2 since
+    6.95, of 1 since 9.35.
     """
     slow = clusters.Cluster(clusters.constant([100.0, 3.1, 2.3, 1.7]), latency=0.01)
     found = history(asynchronous_sgd(STEP, bound=7), 4, 20, slow)
@@ -261,29 +261,30 @@ def test_who_was_held_goes_in_the_order_in_which_they_were_ready():
     assert worker[at + 1 : at + 4] == [3, 2, 1]
 
 
-# --- Times that are drawn.
+# --- Random times.
 
 
 def driven(
     method: dsgd.Algorithm, length: int, place: clusters.Cluster | None = None
 ) -> tuple[Instance, Trajectory]:
-    """Rounds one by one, and the instance that they are of."""
+    """Returns rounds one by one, and their instance."""
     of = trajectories.instance(ReplayableDraws(np.random.default_rng(0)))
     options = {} if place is None else {"place": lambda of: place}
     return of, trajectories.run(lambda of: method, of, length=length, **options)
 
 
 def apart(found: Trajectory) -> np.ndarray:
-    """Seconds between the updates of each worker."""
+    """Returns the seconds between the updates of each worker."""
     clocks = [found.clock[found.metrics["worker"] == n] for n in range(trajectories.N)]
     return np.concatenate([np.diff(clock, prepend=0.0) for clock in clocks])
 
 
-def test_no_model_that_somebody_computes_at_is_ever_overwritten():
-    """Over hundreds of updates with reads in every order, each gradient is of the model that its
-    staleness says. Every gradient takes its own time: the second is not the first again, and no two
-    workers draw the same. Where models are read at once, each of T updates makes N - 1 gradients
-    older: those that are applied, and those on their way."""
+def test_no_model_in_use_by_a_worker_is_overwritten():
+    """Over hundreds of updates with reads in every order, each gradient is that of the model given
+    by its staleness. Gradients take independent times, for different gradients and for different
+    workers. If models are read immediately, each of T updates makes N - 1 gradients older: those
+    that are applied, and those on their way.
+    """
     n, T, drawn = trajectories.N, 400, clusters.Cluster(clusters.lognormal(0.0, 1.0))
     of, found = driven(asynchronous_sgd(STEP), T, drawn)
     of = of._replace(learning_rate=np.float64(GAMMA))
@@ -292,7 +293,8 @@ def test_no_model_that_somebody_computes_at_is_ever_overwritten():
     x = stale_steps(given.x, given.G, n, given.step, worker, staleness[:, None])
     np.testing.assert_allclose(found.home, x[1:], rtol=1e-9, atol=1e-9)
     assert len(set(staleness)) > 12
-    on_the_way = [np.argmax(worker[::-1] == i) for i in range(n)]  # updates since the last
+    # updates since each worker's last
+    on_the_way = [np.argmax(worker[::-1] == i) for i in range(n)]
     assert staleness.sum() + sum(on_the_way) == (n - 1) * T
     assert (np.diff(found.clock) > 0).all()
     seconds = apart(found)
@@ -300,10 +302,10 @@ def test_no_model_that_somebody_computes_at_is_ever_overwritten():
     assert np.log(seconds).mean() == pytest.approx(0, abs=4 / np.sqrt(T))
 
 
-# --- Without a cluster, and given delays.
+# --- Without a cluster, and with given delays.
 
 
-def test_without_a_cluster_everybody_computes_for_a_second():
+def test_without_a_cluster_all_workers_compute_for_a_second():
     """Round robin, with a staleness of N - 1 from the second lap on; there is no clock."""
     found, t = history(asynchronous_sgd(STEP), N, 4 * N), np.arange(4 * N)
     assert "clock" not in found
@@ -337,7 +339,7 @@ def test_without_staleness_it_is_sgd_to_the_bit(workers, method):
 
 
 def test_the_worst_case_is_the_farthest_of_the_last_models():
-    """The loop finds it on its own, part by part."""
+    """The loop finds it independently, part by part."""
     bound, servers = 5, 2
 
     def rounds(inputs):
@@ -413,7 +415,7 @@ def test_a_custom_step_gets_the_model_that_the_gradient_was_computed_at():
     assert_case(EMERGENT._replace(make=method, rounds=rounds))
 
 
-def test_what_a_custom_step_gives_is_checked():
+def test_results_of_a_custom_step_are_checked():
     wrong = asynchronous_server(
         "mine", STEP, lambda model, gradient, arrival, read: model._replace(params=read[:1])
     )
@@ -426,9 +428,9 @@ def test_what_a_custom_step_gives_is_checked():
 # --- Asynchronous gossip.
 
 
-def test_partners_are_neighbours_each_as_likely():
-    """On a star, the hub asks each leaf as often, and leaves ask the hub. Without a cluster,
-    everybody computes for a second.
+def test_partners_are_neighbours_with_equal_probabilities():
+    """On a star, the hub contacts all leaves equally often, and leaves contact the hub. Without a
+    cluster, all workers compute for a second.
     """
     n, T = trajectories.N, 1_500
     found = driven(asynchronous_gossip_sgd(STEP, topologies.star(n)), T)[1]
@@ -436,7 +438,7 @@ def test_partners_are_neighbours_each_as_likely():
     assert (partner[worker != 0] == 0).all()
     counts = np.bincount(partner[worker == 0], minlength=n)
     assert counts[0] == 0
-    # of chi-squared with 4 degrees of freedom, 0.999
+    # 0.999 quantile of chi-squared with 4 degrees of freedom
     assert ((counts[1:] - 50) ** 2 / 50).sum() < 18.5
     np.testing.assert_array_equal(worker, np.arange(T) % n)
     np.testing.assert_array_equal(found.clock, 1 + np.arange(T) // n)
@@ -456,9 +458,10 @@ def test_in_gossip_every_first_partner_is_a_draw_and_every_gradient_takes_its_ow
 
 
 def test_backup_workers_drop_the_slowest_gradients_of_each_round():
-    """Of equally slow ones, the last. Each worker is a server, too: it sends its sum to 7 others,
-    and gets a part of each other gradient that counts. A round takes as long as the last of them,
-    and the messages. On eight devices."""
+    """Of equally slow gradients the last ones are dropped. Each worker is also a server: it sends
+    its sum to 7 others, and receives a part of each other accepted gradient. A round takes as long
+    as the last of these gradients, plus the messages. On eight devices.
+    """
     k, seconds = 3, np.array([3.0, 1.0, 2.0, 5.0, 2.0, 1.5, 2.0, 4.0])
     counts = np.isin(np.arange(8), np.argsort(seconds, kind="stable")[: 8 - k])
     problem = problems.random_quadratic(8, D, heterogeneity=1.0, seed=1)
@@ -482,7 +485,7 @@ def test_backup_workers_drop_the_slowest_gradients_of_each_round():
     np.testing.assert_allclose(found["clock"], (2.0 + messages) * np.arange(4), rtol=1e-6)
 
 
-def test_parts_that_do_not_come_out_even_are_rounded_up():
+def test_sizes_of_parts_are_rounded_up():
     """256 bits in three parts, of which two gradients go to two other servers, and three sums to
     two others.
     """
@@ -490,7 +493,7 @@ def test_parts_that_do_not_come_out_even_are_rounded_up():
     np.testing.assert_allclose(found["bits"], 2 * 86 * (2 * 2 + 3 * 2) / 3)
 
 
-# --- Refusals.
+# --- Invalid arguments.
 
 REFUSED = [
     (asynchronous_sgd, {"bound": 2}, None, "bound = 2 with 4 workers"),
@@ -508,6 +511,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "options", "place", "words"), REFUSED)
-def test_what_cannot_be_is_refused(method, options, place, words):
+def test_invalid_arguments_are_refused(method, options, place, words):
     with pytest.raises(ValueError, match=words):
         history(method(STEP, **options), 4, 1, place)

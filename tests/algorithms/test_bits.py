@@ -1,11 +1,11 @@
-r"""Bits of a round, up and down, of every worker: closed forms of every registered method, in N and
-d.
+r"""Bits of a round, up and down, of every worker: closed forms for every registered method, in N
+and d.
 
-Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What
-compresses through servers or around a ring has $p = \lceil d/N \rceil$ elements in each message,
-and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and N - 1 forwards.
-Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32 p; signs
-and a scale, $8 \lceil p/8 \rceil + 32$; k of p elements with their places, 32 k and those of k
+Models are float32 with d elements. An all-reduce sends each of N parts N - 1 times, twice. Methods
+that compress through servers or around a ring have $p = \lceil d/N \rceil$ elements in each
+message, and send 2 (N - 1) messages: to the servers and from their own, or in N - 1 hops and N - 1
+forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32
+p; signs and a scale, $8 \lceil p/8 \rceil + 32$; k of p elements with their indices, 32 k plus k
 indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
 """
 
@@ -31,38 +31,47 @@ Form = Callable[[int, int], float]  # (N, d) -> bits
 
 
 def all_reduce(N: int, d: int) -> float:
-    """Of one vector, each way."""
+    """Returns the bits of an all-reduce of one vector, in each direction."""
     return round(2 * (N - 1) / N * d * FLOAT)
 
 
 def degree(N: int) -> int:
-    """Neighbours on a ring."""
+    """Returns the number of neighbours on a ring."""
     return min(2, N - 1)
 
 
 def _parts(message: Callable[[int], int]) -> Form:
-    """2 (N - 1) messages of a part."""
+    """Returns the bits of 2 (N - 1) messages of a part."""
     return lambda N, d: 2 * (N - 1) * message(-(-d // N))
 
 
 def _models(number: float = 1) -> Form:
-    """So many models to each neighbour on the ring."""
+    """Returns the bits of the given number of models to each neighbour on the ring."""
     return lambda N, d: degree(N) * number * d * FLOAT
 
 
 def quantized(p: int) -> int:
-    """Of `random_quantization(4)`."""
+    """Returns the bits of a message of `random_quantization(4)`."""
     return packed(4, p) + 2 * FLOAT if p > 2 else p * FLOAT
 
 
 def signs(p: int) -> int:
-    """Of `sign`."""
+    """Returns the bits of a message of `sign`."""
     return packed(1, p) + FLOAT
 
 
 def largest(k: int, p: int) -> int:
-    """Of k of p elements, and their places."""
+    """Returns the bits of k of p elements with their indices."""
     return FLOAT * k + packed((p - 1).bit_length(), k)
+
+
+def frequencies(k: int, d: int) -> int:
+    """Of k coefficients of each chunk, the largest divisor of d that is at most 64, and their
+    places.
+    """
+    chunk = max(c for c in range(1, 65) if d % c == 0)
+    sent = d // chunk * k
+    return FLOAT * sent + packed((chunk - 1).bit_length(), sent)
 
 
 # Of every worker, each way, in a round in which it sends.
@@ -85,18 +94,22 @@ FORMS: dict[str, Form] = {
     "extra": _models(),
     "exact-diffusion": _models(),
     "gradient-tracking": _models(2),  # model and tracker
-    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which gets the weight, too
+    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
+    # vectors are not compressed
+    "powersgd": all_reduce,
+    "dion": all_reduce,
+    "demo": lambda N, d: (N - 1) * frequencies(4, d),
 }
-LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
-# how many send in a round, where not all do; their first round is tried
+LAST_OF_FOUR = {"local-sgd", "scaffold"}  # these methods send nothing in the other rounds
+# number of sending workers, if not all; their first round is tested
 FEW = {"asgd": 1, "ad-psgd": 2}
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
-    """Bits that each worker sends, and receives, in round t, in the order of their size, `[N]`."""
+    """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
     silent = name in LAST_OF_FOUR and (t + 1) % PERIOD
     senders = 0 if silent else min(N, FEW.get(name, N))
     return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
@@ -112,9 +125,7 @@ def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
 )
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_bits_of_a_round_are_the_closed_forms(name, N, d):
-    """In each round of a period. Of fewer elements than workers some have parts of padding
-    alone.
-    """
+    """In each round of a period. With fewer elements than workers some parts are only padding."""
 
     def one_round(t):
         method = algorithms.make(name, optax.sgd(0.1), N)
@@ -126,7 +137,7 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 
-    program = jax.jit(on_one_device(one_round))  # nothing but the bits is part of it
+    program = jax.jit(on_one_device(one_round))  # the program computes only the bits
     for t in range(1 if name in FEW else PERIOD):
         for sent in program(jnp.int32(t)):
             np.testing.assert_array_equal(

@@ -1,5 +1,5 @@
-"""Methods that compress: what their recursions (`theory_checks`) do not show. Padding, layers, warm
-starts, one worker, and refusals.
+"""Compressed methods: padding, layers, warm starts, a single worker, and invalid arguments, which
+their recursions (`theory_checks`) do not show.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WITH_MEMORY = pytest.mark.parametrize(
 def run(
     algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, steps: int, mesh: int = 1
 ) -> dsgd.Result:
-    """Of workers whose gradients `[N, ...]` do not depend on the model."""
+    """Runs workers whose gradients `[N, ...]` do not depend on the model."""
     problem = dsgd.Problem(
         init=lambda key: jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), gradients
@@ -58,10 +58,10 @@ def run(
     return dsgd.run(with_diagnostics(algorithm), problem, steps=steps, **options)
 
 
-# --- Parts of padding, and one worker.
+# --- Parts of padding, and a single worker.
 
-# gradients of fewer elements than workers, which draw for each, or send as many as they draw, or
-# start warm
+# gradients with fewer elements than workers: a compressor that draws, one with messages of random
+# size, and one with warm starts
 FEW = {
     "csgd": compressors.natural,
     "csgd-ring": compressors.natural,
@@ -70,11 +70,11 @@ FEW = {
 }
 
 
-# around the ring all N parts are made, also of padding
+# around the ring all N parts are built, including padding
 @pytest.mark.parametrize("name", smoke_cases(FEW, {"ec-sgd", "ef21"}))
-def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
-    """One device computes no more than elements, eight send each other padding: the numbers, and
-    the bits of every worker, are the same.
+def test_servers_without_elements_are_sent_padding_that_is_not_stored(name):
+    """One device computes only the elements, eight devices send each other padding: values and the
+    bits of every worker are the same.
     """
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -100,7 +100,7 @@ def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
 
 
 def rounding(x: np.ndarray) -> np.ndarray:
-    """Three quarters of the nearest multiple of 1/16: Q(Q(x)) is not Q(x)."""
+    """Returns three quarters of the nearest multiple of 1/16: Q(Q(x)) differs from Q(x)."""
     return np.round(x.astype(np.float32) * 16).astype(float) / 16 * 0.75
 
 
@@ -108,14 +108,14 @@ ROUNDING = dsgd.Compressor(
     compress=lambda key, x: jnp.round(x.astype(jnp.float32) * 16).astype(jnp.int16),
     decompress=lambda message, d: message.astype(jnp.float32) / 16 * 0.75,
     bits=lambda message: 16 * message.size,
-    delta=lambda d: 0.5,  # of all but the smallest
+    delta=lambda d: 0.5,  # for all but the smallest vectors
     name="rounding",
 )
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_worker_compresses_for_itself_and_sends_nothing(method):
-    """Twice through its own server, once around a ring of itself."""
+def test_a_single_worker_compresses_and_sends_nothing(method):
+    """Twice through its own server, once around a ring of one worker."""
     g = np.random.default_rng(0).normal(size=D).astype(np.float32)
     found = run(METHODS[method](STEP, ROUNDING), jnp.asarray(g)[None], steps=1)
     once = rounding(g)
@@ -137,13 +137,13 @@ NOISY = dsgd.Compressor(
     delta=lambda d: 1.0,
     name="noisy",
 )
-"""Shows what it has drawn."""
+"""A compressor that sends its random numbers."""
 
 
-def test_every_message_has_numbers_of_its_own():
-    """Of every worker, for every server, of every layer, on both ways. Around the ring of every
-    hop, too: were those of a worker the same, all parts would select the same. To neighbours, of
-    every worker."""
+def test_every_message_has_its_own_random_numbers():
+    """Independent for every worker, server, layer and direction, and around the ring for every hop:
+    otherwise all parts would select the same indices. To neighbours, independent for every worker.
+    """
     with jax.enable_x64(True):
         g = np.random.default_rng(0).normal(size=(N, 9))
         gradients = {"one": jnp.asarray(g), "other": jnp.asarray(g)}
@@ -164,8 +164,8 @@ def test_every_message_has_numbers_of_its_own():
 
 
 def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
-    """A message has one range. Of the model as one vector, in two parts of six, all small elements
-    share theirs with large ones.
+    """A message has one range. In the model as one vector, split into two parts of six, all small
+    elements share their range with large ones.
     """
     bits, workers = 6, 2
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
         errors[compressor.layer_wise] = {
             name: np.abs(found.params[name] + g.mean(axis=0)).max() for name, g in gradients.items()
         }
-    # up and down by at most a knob, of elements between -3 and 3
+    # each direction changes an element by at most a level, for elements between -3 and 3
     rounded = 2 * 2 * 3 / (2**bits - 1)
     assert errors[True]["large"] < rounded
     assert errors[True]["small"] < 1e-4 * rounded
@@ -192,8 +192,9 @@ def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
 
 
 def follows(v: np.ndarray, message: Factors, start: np.ndarray) -> None:
-    """One step of power iteration on the parts v `[..., 20]`, as matrices `[4, 5]`, from the right
-    factor `start` `[..., 5, 1]`, up to the sign of the left factor."""
+    """Returns one step of power iteration on the parts v `[..., 20]`, as matrices `[4, 5]`, from
+    the right factor `start` `[..., 5, 1]`, up to the sign of the left factor.
+    """
     v = v.reshape(*v.shape[:-1], 4, 5)
     left = v @ start
     left /= np.linalg.norm(left, axis=-2, keepdims=True)
@@ -205,7 +206,9 @@ def follows(v: np.ndarray, message: Factors, start: np.ndarray) -> None:
 
 @WITH_MEMORY
 def test_low_rank_messages_start_from_the_last_right_factor(method):
-    """Kept in the state, of every worker's message to every server and of every server's own."""
+    """The state keeps the factor of every worker's message to every server, and of every server's
+    own.
+    """
     rank_one = compressors.low_rank(1)
     gradients = jnp.asarray(np.random.default_rng(0).normal(size=(2, 40)), jnp.float32)
     method_ = method(STEP, rank_one, rank_one)
@@ -235,17 +238,17 @@ def test_low_rank_messages_to_neighbours_start_from_the_last_right_factor(method
     follows(np.asarray(sent), after.last[0], before.last[0].right)
 
 
-# --- What a memory is for.
+# --- The purpose of a memory.
 
 
 def test_only_with_memory_a_biased_compressor_converges_on_a_counterexample():
-    r"""Three workers in R^3 with $f_n(x) = \langle a_n, x\rangle^2 + \frac14 |x|^2$, three times
-    over: one for each of three servers.
+    r"""Three workers in R^3 with $f_n(x) = \langle a_n, x\rangle^2 + \frac14 |x|^2$, in three
+    copies, one for each of three servers.
 
-    From x = (1, 1, 1) t worker 1's gradient is t (-11/2, 9/2, 9/2): its largest element points the
-    wrong way, as do the others'. So each step along largest elements multiplies one coordinate by 1
-    + 11/6 gamma, whereas $f' = \frac76 t (1, 1, 1)$: after 4,000 steps of 0.004 gradient descent's
-    gap is e^-37 of what it was.
+    From x = (1, 1, 1) t the gradient of worker 1 is t (-11/2, 9/2, 9/2): its largest element has
+    the wrong sign, and the same holds for the others. Each step along largest elements therefore
+    multiplies one coordinate by 1 + 11/6 gamma, whereas $f' = \frac76 t (1, 1, 1)$: after 4,000
+    steps of 0.004 the gap of gradient descent has decreased by e^-37.
 
     Source: Beznosikov, Horvath, Richtarik and Safaryan, "On biased compression for distributed
     learning", 2020, example 1.
@@ -269,10 +272,10 @@ def test_only_with_memory_a_biased_compressor_converges_on_a_counterexample():
         assert gap(method(optax.sgd(0.004), largest, largest), 4_000)[-1] < 1e-6 < 1 < diverging[0]
 
 
-# --- Refusals.
+# --- Invalid arguments.
 
 
-def test_what_compressed_sgd_cannot_use_is_refused():
+def test_compressors_that_compressed_sgd_cannot_use_are_refused():
     biased = compressors.identity._replace(omega=None, name="biased")
     with pytest.raises(
         ValueError, match=r"compressed_sgd: the compressor biased is biased.*allow_biased"
@@ -286,8 +289,9 @@ def test_what_compressed_sgd_cannot_use_is_refused():
 
 @WITH_MEMORY
 def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(method):
-    """25 elements are parts of 9 for three servers. Biases of 7 are parts of 3, of which omega =
-    1/2 leaves a contraction, and weights of 18 parts of 6, of which omega = 2 leaves none."""
+    """25 elements are parts of 9 for three servers. Biases of 7 are parts of 3, for which omega =
+    1/2 gives a contraction, and weights of 18 are parts of 6, for which omega = 2 does not.
+    """
     one_vector = compressors.whole_model(compressors.top_k(0.1))
     for up, down in ((compressors.sign, one_vector), (one_vector, compressors.sign)):
         with pytest.raises(ValueError, match=f"{method.__name__}.* up and .* down"):

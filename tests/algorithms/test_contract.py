@@ -1,4 +1,4 @@
-"""What every registered method must hold. Registering a method puts it here."""
+"""The contract of every registered method; registering a method adds it to these tests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,19 @@ from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-# of a vector, that messages are: 6 values, their places, and which of the set it is
-SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}
+# Messages in models. Of Kimad: 6 values, their indices, and the choice of the compressor; of
+# FedNova and FedDyn: a model with two numbers, and with one.
+SHARES = {
+    "kimad": (6 * 32 + 32 + 8) / (32 * D),
+    "fed-nova": (D + 2) / D,
+    "fed-dyn": (D + 1) / D,
+}
 # other collectives stand for their messages
-SIMULATED = {"sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"}
+SIMULATED = {
+    *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
+    # clients of one server
+    *("easgd", *(name for name in NAMES if name.startswith("fed-"))),
+}
 CONTRACT = {
     "parameters",
     "returns",
@@ -39,7 +48,7 @@ CONTRACT = {
     "bits",
 }
 
-# what only some platforms have, or the host does
+# operations that exist only on some platforms, or call the host
 ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")
 ONE_OF_EACH_EXCHANGE = {*filter(None, multiprocess_cases.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
@@ -47,8 +56,8 @@ CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8)
 
 @pytest.fixture(scope="module", params=smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))
 def name(request) -> str:
-    """All tests of a method come one after the other, while its programs are kept. Without --long,
-    one of each exchange.
+    """The tests of a method run one after the other, while its programs are kept. Without --long,
+    one method of each exchange is tested.
     """
     return request.param
 
@@ -59,8 +68,8 @@ def problem() -> dsgd.Problem:
 
 
 def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
-    """Kimad is not registered, since the seconds of its rounds are of a cluster; without one its
-    messages are the best of the set.
+    """Returns the method. Kimad is not registered, because the seconds of its rounds belong to a
+    cluster; without one its messages are the best of the set.
     """
     if name == "kimad":
         return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k((0.1, 0.3)), 1.0)
@@ -73,28 +82,30 @@ def method(name: str) -> dsgd.Algorithm:
 
 
 def some(state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
-    """The batches of some of them count, one after the other. (Of more micro-batches a method would
-    see their sum, and of a draw its outcome: they would only take longer to compile.)"""
+    """Returns a round in which some batches have weight. (With more micro-batches a method would
+    see their sum, and with a draw its outcome: these would only take longer to compile.)
+    """
     return work.micro_batches((jnp.arange(N)[:, None] + round.step) % 3 > 0)
 
 
 @cache
 def unequal(name: str) -> dsgd.Algorithm:
-    """With Adam, whose state has a count, and whose steps do not forgive another gradient; and with
-    workers that do not all compute as much, which no method has a line for. (With one batch each,
-    all other tests run it.)"""
+    """Returns the method with Adam, whose state has a count and whose steps are sensitive to
+    additional gradients, and with workers that compute different amounts, which methods do not
+    handle themselves. (All other tests use one batch each.)
+    """
     return algorithms.with_local_work(made(name, optax.adam(0.05)), some)
 
 
 @cache
 def result(algorithm: dsgd.Algorithm) -> dsgd.Result:
-    """Leaves `[seeds, ...]`, on one device; of an `unequal` one, by the program that the contract
-    has compiled.
+    """Returns leaves `[seeds, ...]`, on one device; for an `unequal` method, from the program that
+    the contract has compiled.
     """
     return dsgd.run(algorithm, problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=1)
 
 
-def test_it_holds_the_contract(name, monkeypatch):
+def test_it_satisfies_the_contract(name, monkeypatch):
     lowered, content = [], programs._content
     monkeypatch.setattr(
         programs, "_content", lambda each, mesh: lowered.append(each) or content(each, mesh)
@@ -106,7 +117,7 @@ def test_it_holds_the_contract(name, monkeypatch):
     compiled = programs.compiled()
     result(unequal(name))
     assert programs.compiled() == compiled, "for another number of steps"
-    texts = [each.as_text() for each in lowered[:2]]  # start and advance
+    texts = [each.as_text() for each in lowered[:2]]  # programs of start and advance
     assert "stablehlo.while" in texts[1]
     assert not ELSEWHERE.findall("".join(texts))
 
@@ -114,7 +125,7 @@ def test_it_holds_the_contract(name, monkeypatch):
 def test_it_makes_progress_and_counts_its_rounds(name):
     history = result(unequal(name)).history
     assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
-    # own numbers begin with the first round
+    # the first round's own numbers
     records = [values[:, 1:] for key, values in history.items() if key != "step"]
     assert all(np.isfinite(values).all() for values in records)
     np.testing.assert_array_equal(result(unequal(name)).state.step, STEPS)
@@ -142,14 +153,20 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
 
 
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
-    """What is recorded is what crosses devices (`dsgd.check`); if other collectives stand for the
-    messages, it is what the pattern says.
+    """The recorded bits are those that cross devices (`dsgd.check`); if collectives are simulated,
+    they are those of the pattern.
     """
-    exchanges = dsgd.exchanges(method(name), problem())
-    period = max([1, *(exchange.period * exchange.turns for exchange in exchanges)])
     # messages that are chosen differ if a worker computes nothing
     chosen = method(name) if name in SHARES else unequal(name)
+    exchanges = dsgd.exchanges(chosen, problem())
+    assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
     sent = np.diff(result(chosen).history["bits"], axis=-1)
+    if any(exchange.period == 0 for exchange in exchanges):  # in rounds that the method chooses
+        assert [exchange.period for exchange in exchanges] == [0]
+        silent, loud = np.unique(sent)
+        assert silent == 0 < loud
+        return
+    period = max([1, *(exchange.period * exchange.turns for exchange in exchanges)])
     periods = sent[..., : STEPS // period * period].reshape(SEEDS, -1, period)
     np.testing.assert_array_equal(periods, np.broadcast_to(periods[0, 0], periods.shape))
     taking_place = [
@@ -160,18 +177,18 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         periods[0, 0] == 0,
         [not any(each.pattern.volume(N) for each in those) for those in taking_place],
     )
-    assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
     if name in SIMULATED:
-        vectors = sum(exchange.pattern.volume(N) for exchange in exchanges)
+        vectors = sum(exchange.pattern.volume(N) / exchange.period for exchange in exchanges)
         # up and down, on average
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))
 def test_its_loop_lowers_for_gpus_and_tpus(name):
-    """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks
-    the host (which of no method the contract's programs do). One of each exchange on several
-    devices with the clock, all others on one."""
+    """The whole loop of a sweep lowers on a machine with neither platform: it has no CPU-only
+    operations and no host callbacks. One method of each exchange lowers on several devices with the
+    clock, all others on one device.
+    """
     devices = 8 if name in ONE_OF_EACH_EXCHANGE else 1
     cluster = CLUSTER if devices > 1 else None
     traced = loops.swept(
@@ -189,16 +206,16 @@ def test_its_loop_lowers_for_gpus_and_tpus(name):
 
 
 def broken(how) -> dsgd.Algorithm:
-    """Mini-batch SGD that does this to its gradients."""
+    """Returns mini-batch SGD that applies this to its gradients."""
     plain = algorithms.minibatch_sgd(optax.sgd(0.1))
     return plain._replace(
         update=lambda state, gradients, round: plain.update(state, how(gradients), round)
     )
 
 
-def test_what_is_of_cpus_only_does_not_lower():
-    """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call
-    of a library by its name.
+def test_cpu_only_operations_do_not_lower_for_other_platforms():
+    """A callback, an operation that only CPUs have, and a call of a library by its name are found
+    by the tests of all methods.
     """
     same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     called = broken(

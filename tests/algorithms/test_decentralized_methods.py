@@ -1,5 +1,5 @@
-"""Methods on graphs: what their recursions (`theory_checks`) do not show. Runs on schedules,
-rounding, types, warm starts, and refusals.
+"""Decentralized methods: runs on schedules, rounding, types, warm starts, and invalid arguments,
+which their recursions (`theory_checks`) do not show.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def quadratic(n: int = N, seed: int = 1) -> dsgd.Problem:
 
 def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_path, mesh):
     """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23;
-    every other round averages. The same as the run without a stop, which `theory_checks` compares
-    with the recursion.
+    every other round averages. The result equals the run without a stop, which `theory_checks`
+    compares with the recursion.
     """
     method, options = local_sgd(STEP, 2, ONE_PEER), {"key": jax.random.key(0), "seeds": 2}
     straight = dsgd.run(method, quadratic(), steps=23, mesh=mesh, **options)
@@ -70,7 +70,7 @@ def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_pat
 
 
 def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
-    """Parameters one after another: one run is a run on each."""
+    """Returns parameters side by side: one run is a run on each of them."""
     A = [
         block_diag(*hessians)
         for hessians in zip(
@@ -84,8 +84,8 @@ def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
 
 @pytest.mark.parametrize("factory", [d2, extra])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory):
-    """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for
-    ever.
+    """Twelve workers: the mean of equal models is rounded, and the changes of all rounds
+    accumulate.
     """
     three = side_by_side(
         [problems.random_quadratic(12, 10, heterogeneity=1.0, seed=seed) for seed in range(3)]
@@ -98,9 +98,10 @@ def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory
 
 
 def test_in_float32_gradient_tracking_stays_at_the_optimum(mesh):
-    """Its trackers' mean is that of the gradients up to rounding, which must not add up: after
-    20,000 rounds a drift of a tenth of a rounding in each would show. Gradients are known up to a
-    few roundings of b, hence the optimum to that over mu."""
+    """The mean of its trackers is that of the gradients up to rounding, which must not accumulate:
+    after 20,000 rounds a drift of a tenth of a rounding in each would be visible. Gradients are
+    exact up to a few roundings of b, hence the optimum up to that over mu.
+    """
     problem = quadratic()
     result = dsgd.run(
         gradient_tracking(STEP, ONE_PEER),
@@ -122,7 +123,7 @@ def test_in_float32_gradient_tracking_stays_at_the_optimum(mesh):
 
 
 def in_bfloat16(start: float = 0.0) -> dsgd.Problem:
-    """Worker n pulls towards n, in three dimensions."""
+    """Returns a problem in which worker n pulls towards n, in three dimensions."""
 
     def loss(x, target):
         return jnp.sum((x - target) ** 2) / 2
@@ -150,7 +151,7 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
 
 
 @pytest.mark.parametrize("factory", SWEPT)
-def test_a_swept_number_leaves_the_models_their_type_and_gives_the_run_alone(factory, key):
+def test_a_swept_number_keeps_the_models_type_and_equals_a_single_run(factory, key):
     sweep = dsgd.sweep(SWEPT[factory], in_bfloat16(), steps=3, key=key, mesh=1, number=[0.125, 0.5])
     assert sweep.params.dtype == jnp.bfloat16
     alone = dsgd.run(SWEPT[factory](0.5), in_bfloat16(), steps=3, key=key, mesh=1).params
@@ -159,9 +160,9 @@ def test_a_swept_number_leaves_the_models_their_type_and_gives_the_run_alone(fac
     )
 
 
-def test_push_divides_by_the_mass_that_there_is(key):
-    """Mass that rounding has changed, here by a quarter: the model is that of what the workers
-    query, not of sums.
+def test_push_sum_divides_by_the_actual_weights(key):
+    """If rounding has changed the weights, here by a quarter, the models are those that workers
+    query, not the sums.
     """
     method = stochastic_gradient_push(optax.sgd(0.05), topologies.star(8, topologies.uniform))
     first = dsgd.run(method, in_bfloat16(3.5), steps=20, key=key, mesh=1).state
@@ -179,7 +180,7 @@ def test_push_divides_by_the_mass_that_there_is(key):
     )
 
 
-# --- Refusals.
+# --- Invalid arguments.
 
 DIRECTED = topologies.from_graph(
     nx.DiGraph([*((i, (i + 1) % N) for i in range(N)), (0, 2), (0, 3), (3, 1)]), name="directed"
@@ -201,8 +202,8 @@ SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 @pytest.mark.parametrize("name", ON_GRAPHS)
 def test_a_graph_that_a_method_cannot_use_is_refused(name):
-    """Rows that do not sum to 1, a W that is not symmetric, one that changes, and one of another
-    size.
+    """Rows that do not sum to 1, a W that is not symmetric, a schedule, and another number of
+    workers.
     """
     symmetric, exponential = name not in ANY_DOUBLY_STOCHASTIC, topologies.exponential(N)
     rows = "W of directed is not symmetric" if symmetric else "rows of W of directed do not sum"
@@ -247,8 +248,8 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
 
 
 def test_a_correction_loses_nothing_to_rounding():
-    """What is added up in float32 over 4,000 rounds is off by one rounding, not by one in each
-    round: what was lost comes back.
+    """The sum in float32 over 4,000 rounds has an error of one rounding instead of one in each
+    round, because rounding errors are compensated.
     """
     more = np.random.default_rng(0).uniform(0.5, 1, (4_000, 8)).astype(np.float32) / 1000
     start = start_corrected(Model(jnp.zeros(8, jnp.float32), ()))

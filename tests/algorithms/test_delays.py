@@ -1,4 +1,4 @@
-"""Rules for D(t): what they give, within which bounds, and what they refuse. How they are used:
+"""Rules for D(t): their values, bounds, and invalid rules. Their use is tested in
 test_asynchronous_methods.
 """
 
@@ -21,7 +21,7 @@ def nowhere():
 
 
 def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray:
-    """t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
+    """Returns t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
     keys = jax.random.split(KEY, T)
     found = jax.vmap(lambda key, t: rule.staleness(key, t, parts, moved))(
         keys, jnp.arange(T, dtype=jnp.int32)
@@ -31,7 +31,7 @@ def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray
     return np.asarray(found)
 
 
-def test_uniform_takes_each_staleness_as_often_for_each_part_on_its_own():
+def test_uniform_draws_each_staleness_equally_often_and_independently_for_each_part():
     rule, parts, runs = delays.uniform(4), 2, 4_000
     assert (rule.bound, rule.name) == (4, "uniform(4)")
     for t, most in [(0, 0), (2, 2), (4, 4), (50, 4)]:
@@ -44,8 +44,8 @@ def test_uniform_takes_each_staleness_as_often_for_each_part_on_its_own():
         assert chi_squared <= cells - 1 + 4 * np.sqrt(2 * (cells - 1))
 
 
-def test_worst_case_is_the_farthest_of_the_models_that_there_are():
-    """Part by part; of equally far ones, the youngest."""
+def test_worst_case_is_the_farthest_of_the_stored_models():
+    """Part by part; of equally distant models the youngest is used."""
     distances = jnp.array(
         [[0.0, 1.0, 3.0, 2.0, 9.0], [0.0, 5.0, 5.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
     )
@@ -62,17 +62,17 @@ SEQUENCE, BY_PART = [0, 0, 2, 0, 3], np.array([[0, 0], [0, 1], [2, 0]])
 @pytest.mark.parametrize(
     ("rule", "bound", "name", "staleness"),
     [
-        # as old as it can be until it is tau
+        # the largest possible age until it is tau
         (delays.constant(0), 0, "constant(0)", [[0, 0]] * 4),
         (delays.constant(2), 2, "constant(2)", [[0, 0], [1, 1], [2, 2], [2, 2]]),
-        # a sequence begins again; each part may have its own
+        # a sequence repeats; each part may have its own
         (delays.given(SEQUENCE), 3, "given(5)", [[0], [1], [0], [3], [1], [0], [1], [0], [3]]),
         (delays.given(SEQUENCE), 3, "given(5)", [[0, 0], [1, 1], [0, 0], [3, 3]]),
         (delays.given(SEQUENCE, bound=6), 6, "given(5)", [[0], [1]]),
         (delays.given(BY_PART), 2, "given(3)", [[0, 0], [1, 0], [0, 2], [0, 0]]),
     ],
 )
-def test_what_a_rule_gives(rule, bound, name, staleness):
+def test_results_of_a_rule(rule, bound, name, staleness):
     np.testing.assert_array_equal(of(rule, len(staleness), len(staleness[0])), staleness)
     assert (rule.bound, rule.name) == (bound, name)
 
@@ -94,6 +94,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("function", "arguments", "words"), REFUSED)
-def test_what_is_no_rule_is_refused(function, arguments, words):
+def test_invalid_rules_are_refused(function, arguments, words):
     with pytest.raises(ValueError, match=words):
         function(**arguments)

@@ -1,5 +1,5 @@
-"""Numbers near the limits of half precision and of small types, huge arguments, and users'
-functions that return what they must not.
+"""Numbers near the limits of half precision and of small types, huge arguments, and invalid results
+of users' functions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ run = partial(dsgd.run, problem=QUADRATIC, key=KEY, mesh=1)
 
 
 def steep_problem() -> dsgd.Problem:
-    """Workers' gradients are 40000, 30000, 40000 and 50000 everywhere: their mean is in the range
-    of float16, no sum of two is.
+    """Returns a problem whose workers have the gradients 40000, 30000, 40000 and 50000 everywhere:
+    their mean is in the range of float16, but no sum of two is.
     """
     slopes = jnp.tile(jnp.asarray([[40000.0], [30000], [40000], [50000]], jnp.float16), D)
     loss = dsgd.Loss(lambda params, batch: jnp.float32(0), lambda params, batch: batch)
@@ -61,7 +61,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sums_of_half_precision_over_workers_do_not_overflow(method):
-    """Of two workers on each of two devices; a ring sends its partial sums in float32."""
+    """Two workers on each of two devices; a ring sends its partial sums in float32."""
     cluster = CLUSTER if method in ("backup", "weighted") else None
     made = METHODS[method](optax.sgd(5e-5))
     result = run(made, problem=steep_problem(), steps=2, mesh=2, cluster=cluster)
@@ -86,7 +86,7 @@ def test_means_of_half_precision_are_rounded_once(mesh):
 
 
 def asking(**query: Any) -> dsgd.Algorithm:
-    """SGD with another query; functions are of the round."""
+    """SGD with another query, which depends on the round."""
 
     def asked(state, round):
         given = {name: value(round) if callable(value) else value for name, value in query.items()}
@@ -127,7 +127,7 @@ def later(round):
         (choice(-1, kimad.local_steps(SGD, 2)), "choice -1 for .* the server"),
     ],
 )
-def test_what_users_functions_must_not_return_is_found_between_records(method, words):
+def test_invalid_results_of_users_functions_are_found_between_records(method, words):
     cluster = CLUSTER if "choice" in words else None
     with pytest.raises(ValueError, match=words):
         run(method, steps=8, record_every=8, cluster=cluster)
@@ -142,9 +142,9 @@ def test_codes_that_do_not_fit_into_their_bits_are_refused(code, bits):
 # Huge numbers
 
 
-def test_as_many_servers_as_anybody_asks_for_are_compiled_once():
-    """One loop over the parts of 2,000 servers: an expression of that length takes minutes to
-    compile.
+def test_any_number_of_servers_compiles_once():
+    """There is one loop over the parts of 2,000 servers: an expression of that length would take
+    minutes to compile.
     """
     fast = clusters.constant(1e9)
     cluster = clusters.Cluster(clusters.constant(0.1), up=fast, down=fast)
@@ -156,7 +156,7 @@ def test_as_many_servers_as_anybody_asks_for_are_compiled_once():
     np.testing.assert_allclose(few.params, many.params, rtol=1e-5)
 
 
-def test_micro_batches_are_those_of_all_terms_of_the_sum():
+def test_micro_batches_are_counted_over_all_terms_of_the_sum():
     tau, M = np.linspace(0.0, 70.0, 300), 60
     terms = [ndtr((tau - m) / (np.sqrt(m) * 0.3)) for m in range(1, M + 1)]
     found = dropcompute.expected_micro_batches(tau, 1.0, 0.3, M)
@@ -185,7 +185,7 @@ def test_the_threshold_of_many_micro_batches_is_found_in_seconds():
     ],
 )
 def test_numbers_beyond_int32_are_refused_by_name(function, argument):
-    """Larger ones are among the bad calls that are drawn."""
+    """Larger numbers are covered by the random bad calls."""
     with pytest.raises(ValueError, match=f"{argument} = |micro-batches of 2147483648"):
         function(**{argument: 2**31})
 
@@ -224,7 +224,7 @@ def test_small_types_do_not_overflow(function, arguments):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_work_of_small_numpy_types_is_cut_as_all_other_is():
+def test_work_in_small_numpy_types_is_truncated_correctly():
     def params(kind):
         asked = dsgd.LocalWork(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
         method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), asked)

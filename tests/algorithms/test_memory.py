@@ -1,4 +1,4 @@
-"""What methods need besides their state, where models are large."""
+"""Memory of methods in addition to their state, for large models."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from dsgd import problems
 
 N, SAMPLES, INPUTS, WIDTH, CLASSES = 1024, 4, 64, 1000, 10
 SHAPES = {"first": (INPUTS, WIDTH), "second": (WIDTH, WIDTH), "last": (WIDTH, CLASSES)}
-PARAMETERS = sum(a * b for a, b in SHAPES.values())  # 1,074,000
+PARAMETERS = sum(a * b for a, b in SHAPES.values())  # 1,074,000 parameters
 
 
 def shapes_of_a_network() -> dsgd.Problem:
-    """Of 1 M parameters on 1,024 workers: 4.1 GiB of models, none of which is made here."""
+    """Returns the shapes of a network with 1 M parameters on 1,024 workers: 4.1 GiB of models,
+    which are not allocated here.
+    """
 
     def loss(params, batch):
         inputs, targets = batch
@@ -34,9 +36,11 @@ def shapes_of_a_network() -> dsgd.Problem:
     )
 
 
-def test_a_thousand_workers_of_a_million_parameters_need_their_state_and_their_gradients(optimised):
-    """Ring DSGD on one device: the state stays where it is, and nothing is as large, but for the
-    gradients.
+def test_a_thousand_workers_of_a_million_parameters_take_the_memory_of_state_and_gradients(
+    optimised,
+):
+    """Ring DSGD on one device: the state is updated in place, and no other array is as large,
+    except the gradients.
     """
     compiled = (
         loops.traced(algorithms.make("dsgd", optax.sgd(0.1, 0.9), N), shapes_of_a_network(), 1)
@@ -50,7 +54,7 @@ def test_a_thousand_workers_of_a_million_parameters_need_their_state_and_their_g
 
 
 def test_steps_in_the_gradients_place_are_the_same_steps(monkeypatch, mesh):
-    """To a rounding: in another place, sums may be contracted."""
+    """Up to rounding: in another buffer, sums may be contracted."""
     problem = problems.random_quadratic(4, 6, heterogeneity=1.0, noise=0.5)
 
     def run():

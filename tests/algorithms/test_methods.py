@@ -1,4 +1,4 @@
-"""Synchronous methods: what their recursions (`theory_checks`) do not show."""
+"""Synchronous methods: properties that their recursions (`theory_checks`) do not show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N, D, GAMMA = 6, 4, 0.2
 
 
 def test_sgd_takes_one_workers_gradient_drawn_uniformly(mesh):
-    """From x = 0 the first step is -gamma f_n'(0) for one n, and every n is as likely."""
+    """From x = 0 the first step is -gamma f_n'(0) for one n, and all n are equally likely."""
     problem = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
     after = dsgd.run(
         algorithms.sgd(optax.sgd(GAMMA)),

@@ -1,7 +1,7 @@
-"""Real asynchrony: what the machines did, in the order in which they did it, computed again by
-loops; and processes that are killed.
+"""Real asynchrony: the recorded events of processes, recomputed by loops in the same order; and
+killed processes.
 
-The machine decides which gradient is taken when. Each run is compared with the recursion on its own
+The order of gradients depends on the machine. Each run is compared with the recursion in its own
 order.
 """
 
@@ -47,11 +47,11 @@ def problem() -> dsgd.Problem:
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for the module, in a folder of its own: names of sockets are short."""
+    """One Ray cluster for the module, in its own folder, because names of sockets must be short."""
     pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    # Each of its some twenty processes imports jsonschema, which makes a parser of addresses for a
-    # second where Jupyter has brought one.
+    # Each of its about twenty processes imports jsonschema, which builds a parser of addresses for
+    # a second if Jupyter's packages are installed.
     Path(folder, "rfc3987_syntax.py").write_text("raise ImportError('not needed')")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
@@ -63,12 +63,12 @@ def ray():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- The oracles.
+# --- Reference loops.
 
 
 @cache
 def params():
-    """The start."""
+    """Returns the initial parameters."""
     return problem().init(jax.random.split(KEY)[0])
 
 
@@ -94,19 +94,19 @@ def flat(params) -> np.ndarray:
 
 
 def moved(by: float):
-    """The start, and so much in each element."""
+    """Returns the initial parameters plus a constant."""
     return jax.tree.map(lambda leaf: leaf + np.float32(by), params())
 
 
 def assert_columns(found, **expected) -> None:
-    """Of a history, or of updates, by name."""
+    """Checks the columns of a history, or of updates, by name."""
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def by_servers(updates, P: int, aware: bool) -> np.ndarray:
-    """Each server's steps in its own order, with the parts that each gradient was computed at; the
-    last model `[d]`.
+    """Returns the last model `[d]` after each server's steps in its own order, with the parts at
+    which each gradient was computed.
     """
     worker, draw, staleness = (
         updates[name].reshape(-1, P) for name in ("worker", "draw", "staleness")
@@ -123,7 +123,7 @@ def by_servers(updates, P: int, aware: bool) -> np.ndarray:
         return unshard(np.stack(rows), D)
 
     def one(p):
-        """The next step of a server, if what it is computed at is there."""
+        """Applies the next step of a server, if the model of its gradient exists."""
         t = len(parts[p]) - 1
         if t == len(worker) or any(v >= len(parts[q]) for q, v in enumerate(reads[t, p])):
             return False
@@ -141,12 +141,12 @@ def by_servers(updates, P: int, aware: bool) -> np.ndarray:
 
 
 def slow(worker: int, draw: int) -> float:
-    """Worker 0 is slower."""
+    """Makes worker 0 slower."""
     return 0.03 if worker == 0 else 0.005
 
 
 def assert_history(trained, steps) -> None:
-    """As `dsgd.run` would have it."""
+    """Checks that the history has the form of `dsgd.run`."""
     history = trained.history
     assert_columns(history, step=steps)
     assert all(len(values) == len(steps) for values in history.values())
@@ -176,7 +176,9 @@ def test_two_servers_make_the_steps_of_their_orders(ray):
 
 
 def kill_server(pattern: str) -> None:
-    """As a machine that fails would: SIGKILL to the processes of that name, beside this one."""
+    """Kills the processes with this name, except this one, by SIGKILL, as in a failure of the
+    machine.
+    """
     own = Path(f"/proc/{os.getpid()}/stat").read_text().rsplit(")", 1)[1].split()[1]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -195,8 +197,8 @@ def kill_self() -> None:
 
 
 def deadly(folder: str, kills: dict, worker: int, draw: int) -> float:
-    """Seconds of a draw, in which a worker may kill itself, or the server, once. However long
-    worker 1, which died, takes to be there again, the run has not come to its end.
+    """Returns the seconds of a draw, in which a worker may kill itself, or the server, once. The
+    run does not end before worker 1, which was killed, is back.
     """
     for (who, when), kill in kills.items():
         marker = Path(folder, str(who))
@@ -210,7 +212,7 @@ def deadly(folder: str, kills: dict, worker: int, draw: int) -> float:
 
 
 @pytest.mark.long
-def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path):
+def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     kills = {(1, 5): kill_self, (2, 12): partial(kill_server, "ray::Server")}
@@ -237,7 +239,7 @@ def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path)
 
 
 def by_pairs(updates, steps: int | None = None) -> np.ndarray:
-    """The recursion of AD-PSGD on an order of exchanges: the models then, `[N, d]`."""
+    """Returns the models by the recursion of AD-PSGD in an order of exchanges, `[N, d]`."""
     X = np.tile(flat(params()), (N, 1))
     read = X.copy()
     order = zip(*(updates[name][:steps] for name in ("worker", "partner", "draw")), strict=True)
@@ -250,7 +252,7 @@ def by_pairs(updates, steps: int | None = None) -> np.ndarray:
 
 
 @pytest.mark.long
-def test_pairs_average_in_an_order_that_all_have_seen(ray):
+def test_pairs_average_in_one_global_order(ray):
     run = {"steps": 60, "key": KEY, "record_every": 9, "delay": slow, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), **run)
     updates, steps = trained.updates, trained.history["step"].tolist()
@@ -268,7 +270,7 @@ def test_pairs_average_in_an_order_that_all_have_seen(ray):
 
 
 @pytest.mark.long
-def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
+def test_neighbours_continue_without_a_killed_worker_which_rejoins(ray, tmp_path):
     delay = partial(deadly, str(tmp_path), {(1, 5): kill_self})
     run = {"steps": 500, "key": KEY, "delay": delay, "record_every": 60, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), **run)
@@ -276,7 +278,7 @@ def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path)
     assert trained.history["loss"][-1] < 0.5 * trained.history["loss"][0]
 
 
-# --- A server on its own, in this process: whose gradients it takes when.
+# --- A server by itself, in this process: the gradients that it applies, and when.
 
 PART = {"w": np.array([1.0, -2.0], np.float32)}
 
@@ -297,7 +299,7 @@ def rules(**options) -> server.Rules:
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Makes servers that are no actors."""
+    """Returns a factory of servers that are not actors."""
     monkeypatch.setattr(server, "reconstructed", lambda: False)
     return lambda workers=2, **options: server.Server(PART, rules(**options), workers)
 
@@ -309,7 +311,7 @@ def gradient(value: float) -> dict[str, np.ndarray]:
 async def pushed(
     to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0
 ) -> server.Reply:
-    """A gradient at the model of that reply; None: the first one."""
+    """Pushes a gradient at the model of that reply; None: the first gradient."""
     version, era = (0, 0) if reply is None else (reply.version, reply.era)
     return await to.push(
         gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan)
@@ -317,7 +319,7 @@ async def pushed(
 
 
 def story(tell):
-    """A test that runs this coroutine function, for at most 30 s."""
+    """Runs this coroutine function as a test, for at most 30 s."""
 
     @wraps(tell)
     def test(**fixtures):
@@ -327,14 +329,14 @@ def story(tell):
 
 
 async def held(waiting) -> bool:
-    """Whether it waits, when all others have had their turns."""
+    """Returns whether it still waits when all other tasks have run."""
     for _ in range(5):
         await asyncio.sleep(0)
     return not waiting.done()
 
 
 @story
-async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old(alone):
+async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_old(alone):
     to = alone(bound=2)
     fast = await pushed(to, 0, await pushed(to, 0, None))
     third = asyncio.ensure_future(pushed(to, 0, fast))
@@ -355,7 +357,7 @@ async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old
 
 
 @story
-async def test_held_gradients_are_answered_and_not_taken_when_the_server_is_done(alone):
+async def test_delayed_gradients_are_answered_and_not_applied_when_the_server_is_done(alone):
     to = alone(bound=2, steps=3)
     fast = await pushed(to, 0, await pushed(to, 0, None))
     third = asyncio.ensure_future(pushed(to, 0, fast))
@@ -367,7 +369,7 @@ async def test_held_gradients_are_answered_and_not_taken_when_the_server_is_done
 
 
 @story
-async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken(alone):
+async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_applied(alone):
     to = alone(bound=3)
     one = await pushed(to, 0, None)
     assert (await pushed(to, 0, None)).version == 1, "of the version before"
@@ -382,7 +384,7 @@ async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken
 
 
 @story
-async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there(alone):
+async def test_a_synchronous_server_averages_all_live_workers(alone):
     to = alone(3, together=True)
     first = [
         asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)
@@ -403,7 +405,7 @@ async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there
 
 
 @story
-async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_worker_comes_back(
+async def test_a_gradient_of_a_dead_process_is_not_applied_when_its_worker_rejoins(
     alone,
 ):
     to = alone(together=True)
@@ -416,7 +418,7 @@ async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_wor
 
 
 @story
-async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(
+async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradients(
     alone, tmp_path, monkeypatch
 ):
     first = alone(folder=str(tmp_path))
@@ -443,7 +445,7 @@ async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_compute
     assert len((await second.history())[1]) == 4
     second.checkpoint.__exit__()
     monkeypatch.setattr(server, "reconstructed", lambda: True)
-    for era in (2, 3):  # it dies again before it has made an update
+    for era in (2, 3):  # it is killed again before it has made an update
         again = server.Server(PART, first.rules, 2)
         assert (await again.news({})).era == era
         again.checkpoint.__exit__()
@@ -468,11 +470,11 @@ async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
     assert not (await broken.news({})).finite
 
 
-# --- A worker of AD-PSGD on its own, in this process.
+# --- A worker of AD-PSGD by itself, in this process.
 
 
 class Named:
-    """Of an actor, what a peer calls: each member answers with what a function gives."""
+    """The methods of an actor that a peer calls: each member returns the result of a function."""
 
     def __init__(self, **members) -> None:
         for name, answer in members.items():
@@ -480,18 +482,18 @@ class Named:
 
 
 class Dead(Exception):
-    """Stands for Ray's RayActorError."""
+    """Replaces Ray's RayActorError."""
 
 
 class Answer:
-    """A future of Ray's, which is there when it is asked for; before that, if it is not late."""
+    """Replaces a future of Ray, which is ready when it is awaited, or earlier if it is not late."""
 
     def __init__(self, value=None, late: bool = False) -> None:
         self.value, self.late = value, late
 
 
 def found(answers, timeout=None):
-    """Stands for `ray.get`; what is no future is itself."""
+    """Replaces `ray.get`; other objects than futures are returned unchanged."""
     return (
         [found(each) for each in answers]
         if isinstance(answers, list)
@@ -511,7 +513,7 @@ NO_RAY = SimpleNamespace(
 
 @pytest.fixture
 def lonely(monkeypatch):
-    """Makes workers that are no actors; their slope is 1 everywhere."""
+    """Returns a factory of workers that are not actors, with gradient 1 everywhere."""
     monkeypatch.setattr(peer, "reconstructed", lambda: False)
     monkeypatch.setattr(peer, "require_ray", lambda: NO_RAY)
     first = jax.tree.map(np.asarray, params())
@@ -520,7 +522,7 @@ def lonely(monkeypatch):
 
 
 def neighbour(asked: list, answer) -> Named:
-    """A peer that notes what it is asked, and gives this answer: a result, an exception, or a
+    """Returns a peer that records its calls, and returns this answer: a result, an exception, or a
     future.
     """
 
@@ -536,7 +538,7 @@ def neighbour(asked: list, answer) -> Named:
 
 
 def knows(one: peer.Peer, **peers: Named) -> None:
-    """Gives a peer its neighbours, `_2=` that of number 2."""
+    """Gives a peer its neighbours; `_2=` is number 2."""
     one.peers = {int(name[1:]): other for name, other in peers.items()}
     one.there = set(one.peers)
 
@@ -546,8 +548,8 @@ ABOUT = peer.Exchange(0, 2, 1, 4, 0.5, 0.25, 0.0, 3)
 
 @story
 async def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
-    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet
-    been answered.
+    """Worker 2 calls worker 1 while worker 1 is about to call it, and worker 0, which was first,
+    has not yet been answered.
     """
     one, answer = lonely(1), Future()
     one.ready, model = True, one.model.params
@@ -567,7 +569,7 @@ async def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
 
 
 @story
-async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
+async def test_a_worker_that_rejoins_waits_for_a_model(lonely):
     one = lonely(1)
     one.restarted = True
     with pytest.raises(peer.Restarted):
@@ -612,7 +614,7 @@ async def test_a_partner_averages_with_a_stamp_above_both_once_it_has_begun(lone
 
 
 def actor(of: peer.Peer) -> Named:
-    """As its neighbours call it."""
+    """Returns the actor as its neighbours call it."""
 
     def average(*given):
         loop = asyncio.get_running_loop()
@@ -625,9 +627,9 @@ def actor(of: peer.Peer) -> Named:
 
 @pytest.mark.parametrize("dead", [(), (2,), (1, 2)])
 @story
-async def test_peers_average_in_an_order_that_all_have_seen(lonely, dead):
-    """Those that have died are left out until they ask; alone, a worker gives itself the next
-    stamp. Models are kept at the stamps of records, before what comes after.
+async def test_peers_average_in_one_global_order(lonely, dead):
+    """Killed workers are left out until they call again; a worker without partners gives itself the
+    next stamp. Models are stored at the stamps of records, before later updates.
     """
     peers, asked = [lonely(n) for n in range(N)], []
     actors = [neighbour(asked, Dead()) if n in dead else actor(one) for n, one in enumerate(peers)]
@@ -663,9 +665,9 @@ async def test_peers_average_in_an_order_that_all_have_seen(lonely, dead):
 # --- The driver of AD-PSGD.
 
 
-def test_what_is_heard_last_is_not_lost():
-    """The run has its updates while one worker's answer, with an exchange that it tells once, is
-    under way.
+def test_the_last_message_is_not_lost():
+    """The run reaches its number of updates while the answer of one worker, with an exchange that
+    it reports once, is still in flight.
     """
 
     def worker(number: int) -> Named:
@@ -688,14 +690,14 @@ def test_what_is_heard_last_is_not_lost():
 
 
 def test_staleness_counts_from_the_model_that_was_read():
-    """Worker 1 died after its update of stamp 2, and came back with a model of stamp 5: two updates
-    were made since.
+    """Worker 1 was killed after its update of stamp 2, and rejoined with a model of stamp 5: two
+    updates were made in between.
     """
     worker, read = np.array([0, 1, 0, 2, 0, 2, 0, 1, 1]), np.array([0] * 7 + [5, 0])
     assert gossip._staleness(worker, np.arange(1, 10), read).tolist() == [0, 1, 1, 3, 1, 1, 1, 2, 0]
 
 
-# --- Refusals.
+# --- Invalid arguments.
 
 
 REFUSED = [
@@ -713,13 +715,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "wrong", "words"), REFUSED)
-def test_what_cannot_be_is_refused_before_a_process_starts(method, wrong, words, monkeypatch):
+def test_invalid_arguments_are_refused_before_a_process_starts(method, wrong, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=words):
         method(problem(), STEP, steps=5, key=KEY, **wrong)
 
 
-# --- What was measured, as a cluster.
+# --- Measurements as a cluster.
 
 
 def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
@@ -745,7 +747,7 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
         on_ray.measured_cluster(trained._replace(workers=4))
 
 
-# --- What servers and workers have noted, put together.
+# --- Records of servers and workers, combined.
 
 
 def update(
@@ -759,8 +761,8 @@ def put_together(P: int, parts, **given) -> on_ray.Trained:
 
 
 def test_bits_count_gradients_and_not_steps():
-    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has
-    died.
+    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker was
+    killed.
     """
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
@@ -781,8 +783,8 @@ def test_bits_count_gradients_and_not_steps():
     assert_columns(found.updates, worker=[worker for _, worker in taken])
 
 
-def test_of_several_servers_the_oldest_part_and_the_last_count():
-    """One has seen an update more than the other."""
+def test_with_several_servers_staleness_is_that_of_the_oldest_part():
+    """One server has one update more than the other."""
     one = [
         update(0, 0, 0, 1.0),
         update(1, 1, 0, 2.5, 3),
@@ -814,7 +816,7 @@ def test_of_several_servers_the_oldest_part_and_the_last_count():
 
 
 def test_gossip_is_put_in_the_order_of_stamps():
-    """Three workers, records at every second stamp; one has ended at the last of them."""
+    """Three workers, records at every second stamp; one worker has ended at the last of them."""
     run = gossip._Run(None, "gossip", [None] * 3, topologies.ring(3), 5, 1.0)
     # stamp, worker, partner, seconds
     exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]
@@ -842,8 +844,8 @@ def test_gossip_is_put_in_the_order_of_stamps():
 
 
 def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
-    """With two servers; its stream continues after the largest number of draws that a server knows.
-    Of a trip, what the slower server had is not counted.
+    """With two servers, its stream continues after the largest number of draws that a server knows.
+    Only updates known to both servers count for a message.
     """
     monkeypatch.setattr(on_worker, "require_ray", lambda: NO_RAY)
     asked, parts = {0: [], 1: []}, on_worker.parted(params(), 2)

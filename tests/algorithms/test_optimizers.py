@@ -1,4 +1,4 @@
-"""Optimizers as people write them: each works in every method, or is refused in one line that names
+"""Optimizers as users write them: each works in every method, or is refused in one line that names
 it.
 """
 
@@ -24,7 +24,7 @@ NOISE = optax.add_noise(1.0, 0.0, KEY)
 
 
 def problem(slopes: Any, n: int = 1) -> dsgd.Problem:
-    """Its gradient is the same everywhere."""
+    """Returns a problem with a constant gradient."""
     slopes = jnp.asarray(slopes, jnp.float32)
     return dsgd.Problem(
         init=lambda key: jnp.zeros(len(slopes)),
@@ -36,7 +36,9 @@ def problem(slopes: Any, n: int = 1) -> dsgd.Problem:
 
 
 def custom_noise(key: jax.Array, in_state: bool) -> optax.GradientTransformation:
-    """Adds N(0, 1) to gradients, from a key in its state; or from one that is not, and counts."""
+    """Adds N(0, 1) to gradients, from a key in its state; or, incorrectly, from a key outside the
+    state, with a counter.
+    """
 
     def init(params):
         return key if in_state else jnp.int32(0)
@@ -54,7 +56,7 @@ def gossip(noise: optax.GradientTransformation) -> dsgd.Algorithm:
 
 
 def mean_after(noise: Any = NOISE, *, seed: int = 0, **options: Any) -> np.ndarray:
-    """The mean of 16 models after one step of size 1 along noise."""
+    """Returns the mean of 16 models after one step of size 1 along noise."""
     options = {"mesh": 1, "steps": 1, "key": jax.random.key(seed), **options}
     return np.asarray(dsgd.run(gossip(noise), problem(np.zeros(4000), N), **options).params)
 
@@ -73,7 +75,7 @@ def test_noise_in_an_optimizer_is_independent_over_workers(noise):
     assert np.var(mean_after(noise)) == pytest.approx(1 / N, rel=0.12)
 
 
-def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed_and_not_of_the_devices():
+def test_noise_in_an_optimizer_depends_on_the_run_and_the_seed_but_not_on_the_devices():
     one, other = mean_after(), mean_after(seed=1)
     np.testing.assert_array_equal(one, mean_after())
     np.testing.assert_allclose(one, mean_after(mesh=4), atol=1e-6)
@@ -81,14 +83,14 @@ def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed_and_not_of_the_devi
     assert abs(correlations).max() < 0.08
 
 
-def test_the_server_s_noise_is_of_the_run_and_of_the_seed():
+def test_the_server_s_noise_depends_on_the_run_and_the_seed():
     method = algorithms.minibatch_sgd(optax.chain(NOISE, optax.sgd(1.0)))
     params = dsgd.run(method, problem(np.zeros(4000)), steps=1, key=KEY, mesh=1, seeds=2).params
     assert np.var(params, axis=1) == pytest.approx(1.0, rel=0.12)
     assert abs(np.corrcoef(params)[0, 1]) < 0.08
 
 
-def test_random_keys_go_on_where_a_run_goes_on():
+def test_random_keys_continue_when_a_run_continues():
     options = {"key": KEY, "steps": 2}
     half = dsgd.run(gossip(NOISE), problem(np.zeros(8), N), **options)
     again = dsgd.run(gossip(NOISE), problem(np.zeros(8), N), **options, start=half.state)
@@ -104,7 +106,7 @@ def test_a_key_that_is_not_in_the_state_is_refused(key):
 
 
 def noisy_method(start: Any) -> dsgd.Algorithm:
-    """A custom method with random keys `[N]` in its state."""
+    """Returns a custom method with random keys `[N]` in its state."""
 
     def init(params, n):
         return dsgd.State(workers=(workers.replicate(params, n), start(n)))
@@ -150,14 +152,15 @@ def test_check_finds_random_keys_that_are_shared(words):
 
 
 class Torch:
-    """As `torch.optim.SGD` shows itself, in several lines."""
+    """An object with the multi-line representation of `torch.optim.SGD`."""
 
     def __repr__(self):
         return "SGD (\nParameter Group 0\n    lr: 0.1\n)"
 
 
 PRIVATE = optax.contrib.differentially_private_aggregate(1e9, 0.0, KEY)
-# Those that are refused where the method is made, and those whose parameters must be known.
+# Optimizers that are refused when the method is built, and those that are refused when the
+# parameters are known.
 WHERE_MADE: list[tuple[Any, str]] = [
     (
         optax.sgd(None),
@@ -179,7 +182,8 @@ WHERE_RUN: list[tuple[Any, str]] = [
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "optimizer lookahead fails"),
     (optax.sgd(lambda count: jnp.ones(2)), r"optimizer chain\(.*scale_by_schedule\) fails"),
     (optax.sgd("0.1"), r"optimizer chain\(identity, scale\) fails"),
-    # Per-sample clipping takes the elements of a vector for samples; its mean would be broadcast.
+    # Per-sample clipping would interpret the elements of a vector as samples; its mean would be
+    # broadcast.
     (
         optax.chain(PRIVATE, optax.sgd(0.1)),
         r"optimizer chain\(differentially_private.*float32\[\].*float32\[3\].*per-sample",

@@ -1,4 +1,4 @@
-"""Methods when workers do not participate and messages are lost, each against a readable numpy loop
+"""Methods with partial participation and lost messages, each compared with a readable numpy loop
 with the same masks.
 
 Models are the rows of X `[N, d]`. A round takes a second, so that masks are recordings by the
@@ -24,8 +24,10 @@ import topologies
 from dsgd import clusters, compressors, problems
 from dsgd.communication.communicator import GOES_ON
 from theory_checks.recursions.compressed import largest_half
+from theory_checks.recursions.outer import averaging, nesterov
 
 N, D, T, H, GAMMA, BETA = 8, 4, 12, 3, 0.1, 0.5
+INCLUSION = np.linspace(0.3, 0.9, N)
 DRAW = np.random.default_rng(3)
 HERE = DRAW.random((T, N)) < 0.6
 HERE[4:6] = False  # no worker participates, also in a round in which local methods average
@@ -54,30 +56,30 @@ RING, COMPLETE, PUSH, MATCHED = (
 
 
 def slopes(X: np.ndarray) -> np.ndarray:
-    """Every worker's gradient at its own model."""
+    """Returns every worker's gradient at its own model."""
     return np.einsum("nij,nj->ni", A, X) - B
 
 
 def counted(t: int) -> np.ndarray:
-    """Workers that participate and whose part of a sum arrives, bool `[N]`."""
+    """Returns the workers that participate and whose messages arrive, bool `[N]`."""
     return HERE[t] & ARRIVES[t, :N]
 
 
 def ring_bits(t: int, vectors: int = 1) -> int:
-    """Sent by all in an all-reduce among the workers that participate."""
+    """Returns the bits that participating workers send in an all-reduce."""
     m = HERE[t].sum()
     return m * round(2 * (m - 1) / m * vectors * WORD) if m else 0
 
 
 def gossip(t: int, topology: dsgd.Topology, columns: bool = False) -> tuple[np.ndarray, int]:
-    """W', whose rows sum to 1 (or its columns), and the messages sent and received."""
+    """Returns W', whose rows (or columns) sum to 1, and the messages sent and received."""
     W = topology.matrices[t % topology.period].toarray()
     mixed, messages = np.zeros_like(W), 0
     for i in range(N):
         for j in range(N):
             if i == j or not W[i, j] or not (HERE[t, i] and HERE[t, j]):
                 continue
-            messages += 1  # j has sent it
+            messages += 1  # j has sent its message
             if ARRIVES[t, min(i, j) * N + max(i, j)]:
                 messages += 1
                 mixed[i, j] = W[i, j]
@@ -95,8 +97,8 @@ def gradients_averaged() -> tuple[dict, float]:
 
 
 def averaged_every(period: int) -> Iterator[np.ndarray]:
-    """X before the first round, and after each. With clients that are drawn once for every
-    averaging: FedAvg.
+    """Yields X before the first round, and after each. With clients that are drawn once per
+    averaging it is FedAvg.
     """
     X = np.zeros((N, D))
     yield X
@@ -124,7 +126,7 @@ def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
 
 
 def controlled() -> tuple[dict, float]:
-    """If a worker misses a round, its control variate stands for the gradient."""
+    """If a worker misses a round, its control variate replaces the gradient."""
     Y, own, c, total, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0.0
     for t in range(T):
         g = slopes(Y)
@@ -137,6 +139,98 @@ def controlled() -> tuple[dict, float]:
             if S.any():
                 Y = np.tile(Y[S].mean(axis=0), (N, 1))
     return {"params": Y, "control": own, "server": c}, bits
+
+
+def outer_steps(outer: Callable[[np.ndarray, np.ndarray], np.ndarray], ratio: bool) -> np.ndarray:
+    """Every worker's model: all continue from the server's model after each H rounds.
+
+    Args:
+        outer: (x, Delta) -> the next x, if any message arrives.
+        ratio: whether Delta is the mean over the workers whose messages arrive, or a sum of the
+            changes divided by N and the probabilities `INCLUSION`.
+    """
+    X, x = np.zeros((N, D)), np.zeros(D)
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            S = counted(t)
+            if S.any():
+                changes = (x - X)[S]
+                parts = changes / S.sum() if ratio else changes / (N * INCLUSION[S, None])
+                x = outer(x, parts.sum(axis=0))
+            X = np.tile(x, (N, 1))
+    return X
+
+
+def outer_momentum() -> tuple[dict, float]:
+    X = outer_steps(nesterov(0.7, 0.9), ratio=True)
+    return {"params": X}, models_averaged(H)[1]
+
+
+def unbiased() -> tuple[dict, float]:
+    """Each client sends its model to the server, and receives the server's."""
+    X = outer_steps(averaging, ratio=False)
+    return {"params": X}, sum(2 * HERE[t].sum() * WORD for t in range(H - 1, T, H))
+
+
+def normalized() -> tuple[dict, float]:
+    """FedNova: the server averages the changes per step, over clients that made a step."""
+    X, x, tau, bits = np.zeros((N, D)), np.zeros(D), np.zeros(N), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        tau += HERE[t]
+        if (t + 1) % H == 0:
+            S = counted(t) & (tau > 0)
+            if S.any():
+                d = (x - X)[S] / (GAMMA * tau[S, None])
+                x = x - GAMMA * tau[S].mean() * d.mean(axis=0)
+            X, tau, bits = np.tile(x, (N, 1)), np.zeros(N), bits + 2 * HERE[t].sum() * (WORD + 64)
+    return {"params": X}, bits
+
+
+def regularized(alpha: float) -> tuple[dict, float]:
+    """FedDyn: a client whose message is lost keeps its memory."""
+    X, x, h, memory, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        step = slopes(X) - memory + alpha * (X - x)
+        X = np.where(HERE[t][:, None], X - GAMMA * step, X)
+        if (t + 1) % H == 0:
+            S = counted(t)
+            memory = np.where(S[:, None], memory - alpha * (X - x), memory)
+            h = h - alpha / N * (X - x)[S].sum(axis=0)
+            if S.any():
+                x = X[S].mean(axis=0) - h / alpha
+            X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * (WORD + 32)
+    np.testing.assert_allclose(h, memory.mean(axis=0))
+    return {"params": X, "memory": memory}, bits
+
+
+def desynced() -> tuple[dict, float]:
+    """Models are averaged every H rounds, momenta every second round."""
+    X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        S, there = counted(t), HERE[t][:, None]
+        memory = np.where(there, BETA * memory + slopes(X), memory)
+        X = np.where(there, X - GAMMA * memory, X)
+        if (t + 1) % H == 0:
+            X, bits = np.tile(X[S].mean(axis=0), (N, 1)) if S.any() else X, bits + 2 * ring_bits(t)
+        if (t + 1) % 2 == 0:
+            bits += 2 * ring_bits(t)
+            memory = np.where(there, memory[S].mean(axis=0), memory) if S.any() else memory
+    return {"params": X, "momentum": memory}, bits
+
+
+def elastic() -> tuple[dict, float]:
+    """A worker whose message is lost is not pulled, so that models and center keep their sum."""
+    X, center, bits = np.zeros((N, D)), np.zeros(D), 0
+    for t in range(T):
+        moved = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            pull = np.where(counted(t)[:, None], 0.8 / N * (X - center), 0)
+            moved, center = moved - pull, center + pull.sum(axis=0)
+            bits += 2 * HERE[t].sum() * WORD
+        X = moved
+    return {"params": X, "server": center}, bits
 
 
 def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
@@ -221,6 +315,12 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
+    "diloco": (algorithms.diloco(SGD, H), outer_momentum),
+    "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
+    "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
+    "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
+    "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
+    "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "streaming-diloco": (
         algorithms.streaming_diloco(SGD, 1, H, compressor=None),
         streamed,
@@ -251,20 +351,23 @@ def run(
 
 
 def named(result: dsgd.Result) -> dict[str, np.ndarray]:
-    """What the state has, by the names of the numpy loops."""
+    """Returns the leaves of the state by the names of the numpy loops."""
     server, rows = result.state.server, result.state.workers
     parts = rows._asdict() if hasattr(rows, "_asdict") else {"params": server.params}
+    momentum = optax.tree.get(parts.get("optimizer", ()), "trace")
+    if momentum is not None:
+        parts["momentum"] = momentum
     return {**parts, "server": server}
 
 
 @cache
 def masked(name: str) -> dsgd.Result:
-    """On two devices: of a worker's neighbours some are on its own, and some on the other."""
+    """On two devices: some neighbours of a worker are on its own device, and some on the other."""
     return run(METHODS[name][0], mesh=2, train_loss=name == "local-sgd")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_goes_on_with_the_workers_that_participate(name):
+def test_a_method_continues_with_the_workers_that_participate(name):
     expected, bits = METHODS[name][1]()
     result = masked(name)
     found = named(result)
@@ -276,7 +379,7 @@ def test_a_method_goes_on_with_the_workers_that_participate(name):
 
 
 def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
-    """S is drawn once for each averaging, H local steps at a time."""
+    """S is drawn once for each averaging, for H local steps."""
     S = np.array([np.random.default_rng(t).permutation(N) < 3 for t in range(T // H)])
     cluster = clusters.Cluster(
         clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H))
@@ -296,7 +399,7 @@ def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
     np.testing.assert_allclose(found.state.workers.control, own, rtol=2e-5, atol=1e-6)
 
 
-def test_the_training_loss_is_of_the_workers_that_participate():
+def test_the_training_loss_is_that_of_the_workers_that_participate():
     found = masked("local-sgd").history["train_loss"]
     for t, X in zip(range(T), averaged_every(H), strict=False):
         losses = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
@@ -304,8 +407,8 @@ def test_the_training_loss_is_of_the_workers_that_participate():
         np.testing.assert_allclose(found[t + 1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
-    """Of micro-batches with weights, those of the others count, and the mean is over them."""
+def test_a_worker_that_does_not_participate_has_no_work():
+    """With weighted micro-batches, the mean is over those of the participating workers."""
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
     cluster = clusters.Cluster(
@@ -324,13 +427,13 @@ def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
 
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
-    *("d2", "extra", "exact-diffusion", "choco-sgd"),
+    *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on(name):
+def test_methods_that_require_all_workers_are_refused_and_the_error_names_others(name):
     method = algorithms.make(name, SGD, N)
     with pytest.raises(ValueError, match="workers do not participate") as error:
         dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
@@ -338,7 +441,7 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on(name
     assert str(error.value).endswith(GOES_ON)
 
 
-def test_the_methods_that_errors_name_go_on():
+def test_the_methods_that_errors_name_support_partial_participation():
     named = {
         algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0]
         for name in algorithms.ALGORITHMS.keys() - REFUSED
@@ -353,10 +456,10 @@ NEGATIVE = topologies.from_matrix(
 )
 ONE_SIDED = r"W of one_peer_exponential\(8\) is not symmetric"
 UNFIT = [
-    # a worker without all messages of the server no longer has its estimate of the model
+    # a worker that misses a message of the server no longer has its estimate of the model
     (KIMAD, {"present": CERTAIN}, "misses a message of the server"),
     (KIMAD, {"delivered": CERTAIN}, "misses a message of the server"),
-    # directed graphs are for push-sum, which needs positive weights: masses must stay above 0
+    # directed graphs are for push-sum, whose weights must remain positive
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
@@ -376,14 +479,14 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("method", "missing", "words"), UNFIT)
-def test_what_does_not_fit_the_cluster_is_refused(method, missing, words):
+def test_methods_that_do_not_fit_the_cluster_are_refused(method, missing, words):
     with pytest.raises(ValueError, match=words):
         run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
 
 def test_states_are_kept_without_participation_unless_the_method_says_otherwise():
-    """Of a method that counts rounds: a worker's in which it participates, the server's in which
-    any does.
+    """A method that counts rounds: a worker counts those in which it participates, the server those
+    in which any worker does.
     """
     counting = dsgd.Algorithm(
         "counting",

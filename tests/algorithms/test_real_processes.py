@@ -20,10 +20,10 @@ from algorithms.kimad.wire import Wire
 from dsgd import clusters, problems, work
 
 KEY = 3
-RATIOS, ROUNDS = (0.01, 1.0, 0.1), 6  # of Kimad
+RATIOS, ROUNDS = (0.01, 1.0, 0.1), 6  # ratios and rounds of Kimad
 # seconds of a micro-batch of DropCompute's process 1, and of all others
 SLOW, FAST, M, MEASURED, STEPS = 0.03, 0.005, 4, 3, 9
-# of Cannikin's nodes, with cut and whole pieces of 4 samples, and none
+# batches of Cannikin's nodes, with truncated and whole pieces of 4 samples, and none
 SIZES, PIECES = ((11, 7, 0), (9, 8, 7), (12, 5, 3)), 3
 
 
@@ -32,7 +32,7 @@ def task(workers: int) -> dsgd.Problem:
 
 
 def following(sizes: Any, log: list[cannikin.Observation]) -> cannikin.System:
-    """A system with these batches; what it sees is kept."""
+    """Returns a system with these batches that stores its observations."""
 
     def observe(epoch, seen):
         log.append(seen)
@@ -57,9 +57,10 @@ EPOCHS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def ran() -> list[Any]:
-    """Results of three processes: Kimad's with one ratio, and with several but no time;
-    DropCompute's without a threshold, and with one that is chosen; Cannikin's with given batches,
-    and what its nodes saw."""
+    """Returns results of three processes: Kimad with one ratio, and with several but no time;
+    DropCompute without a threshold, and with a chosen one; Cannikin with given batches, and the
+    observations of its nodes.
+    """
     two, three, follow, key = task(2), task(3), following, jax.random.key_data(jax.random.key(KEY))
     epochs, sizes, pause = EPOCHS, SIZES, (FAST, SLOW, FAST)
     ratios, rounds, M_, measured, steps = RATIOS, ROUNDS, M, MEASURED, STEPS
@@ -92,7 +93,7 @@ def simulated(method: dsgd.Algorithm, workers: int, steps: int) -> dsgd.Result:
 
 
 def alike(processes: list[Any]) -> None:
-    """In all processes, to the bit."""
+    """Checks that all processes have bit-identical results."""
     for other in processes[1:]:
         jax.tree.map(np.testing.assert_array_equal, processes[0], other)
 
@@ -132,7 +133,7 @@ def test_dropcompute_without_drops_is_minibatch_sgd(ran):
     )
 
 
-def test_dropcomputes_threshold_is_chosen_and_the_slow_one_drops_more(ran):
+def test_dropcomputes_threshold_is_chosen_and_the_slow_process_drops_more(ran):
     alike(ran[3])
     history = ran[3][0].history
     tau = dropcompute.threshold(

@@ -1,9 +1,8 @@
-"""Every method's history, on clusters and where workers do not participate, as it was when it was
-recorded.
+"""Every method's history, on clusters and with partial participation, compared with a recorded one.
 
 `reference_histories.json` has the history and the final parameters of each case in `references.py`.
-To replace some, delete them, give the reason in the commit message, and run
-`python -m tests.algorithms.test_reference_histories`, which records the cases that are missing.
+To replace some, delete them, give the reason in the commit message, and run `python -m
+tests.algorithms.test_reference_histories`, which records the cases that are missing.
 
 Bits and other integers are equal. Real numbers differ by rounding only: a sum of eight float32
 terms in another order differs by about 5e-7 of its terms, and eight rounds of step size 0.1 add
@@ -40,7 +39,7 @@ EXACT = (
     "batches",
     "rounds",
 )
-# the latter of differences between models that agree, which are rounding errors
+# the second tolerance is for differences between equal models, which are rounding errors
 RELATIVE, ABSOLUTE = 2e-5, 1e-9
 BRIEFLY = {
     "Cannikin in epochs",
@@ -55,7 +54,7 @@ BRIEFLY = {
 
 
 def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
-    """Of the case; that it was refused if it raises a ValueError."""
+    """Returns the outcome of the case; a ValueError is recorded as a refusal."""
     try:
         return CASES[name](devices)
     except ValueError:
@@ -63,8 +62,8 @@ def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
 
 
 def brief(name: str) -> bool:
-    """Whether it runs without --long: one method of each exchange on a cluster, with partial
-    participation if accepted.
+    """Returns whether it runs without --long: one method of each exchange on a cluster, with
+    partial participation if supported.
     """
     method, _, cluster = name.rpartition(", ")
     if method not in multiprocess_cases.METHODS.values():
@@ -105,7 +104,7 @@ def test_a_history_is_the_recorded_one_on_four_devices(name):
     assert_same(outcome(name, 4), REFERENCES[name])
 
 
-def test_each_record_is_of_a_case():
+def test_each_recorded_history_belongs_to_a_case():
     assert list(REFERENCES) == list(CASES)
 
 
@@ -124,8 +123,8 @@ def as_lists(values: np.ndarray, key: str) -> Any:
 
 
 def record() -> None:
-    """Writes the file, in the order of the cases, one line for each array; cases that it has stay
-    as they are.
+    """Writes the file in the order of the cases, one line for each array; existing cases stay
+    unchanged.
     """
     texts = []
     for name in CASES:

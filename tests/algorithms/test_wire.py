@@ -1,8 +1,8 @@
-"""The wire is true: the bits that a method records are the bytes that its compiled program sends.
+"""The recorded bits of a method are the bytes that its compiled program sends.
 
-N workers on D = N devices, so that whatever one worker sends another crosses devices. A round is
-compiled as the loop compiles it, and the collectives are read in XLA's optimised program
-(`dsgd.workers.traffic`): nothing that the library says of itself is believed.
+N workers on D = N devices, so that every message between workers crosses devices. A round is
+compiled as in the loop, and the collectives are read from XLA's optimized program
+(`dsgd.workers.traffic`), independently of the library's own records.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dsgd import compressors
 from dsgd.compressors.sparsification import capacity
 
 N, D = 8, 77
-# that a worker sends in a round: one to every other server and one to every other worker; or one a
-# hop
+# messages that a worker sends in a round: one to every other server and one to every other worker;
+# or one per hop
 MESSAGES = 2 * (N - 1)
-FLOAT = 4  # bytes
+FLOAT = 4  # bytes of a float32
 STEP = optax.sgd(0.1)
 
 METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
@@ -48,19 +48,21 @@ COLLECTIVES = {
 
 
 def code_bytes(codes: int, bits: int) -> int:
-    """Of so many codes of so many bits, in planes of 8, 4, 2 and 1 bits, each in whole bytes."""
+    """Returns the bytes of the given codes, in planes of 8, 4, 2 and 1 bits, each in whole
+    bytes.
+    """
     return bits // 8 * codes + sum(ceil(codes * width / 8) for width in (4, 2, 1) if bits & width)
 
 
 def compiled_round(
     algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0
 ):
-    """Round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled program;
-    and its arguments.
+    """Returns round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled
+    program, and its arguments.
     """
     problem = dsgd.Problem(
         init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients),
-        # any model's gradient is the worker's data
+        # the gradient of any model is the worker's data
         loss=dsgd.Loss(lambda params, batch: jnp.zeros(()), lambda params, batch: batch),
         sample=lambda key, mine: mine,
         data=gradients,
@@ -92,8 +94,8 @@ def vector() -> jax.Array:
 
 @cache
 def tree() -> dict[str, jax.Array]:
-    """A layer: 5 x 7 weights, of which servers have parts of 5, and 13 biases, of which they have
-    parts of 2.
+    """Returns a layer: 5 x 7 weights, split into parts of 5 for the servers, and 13 biases, split
+    into parts of 2.
     """
     return {
         "weights": jax.random.normal(jax.random.key(3), (N, 5, 7)),
@@ -104,8 +106,8 @@ def tree() -> dict[str, jax.Array]:
 def sent_and_recorded(
     algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0
 ):
-    """Bytes that cross devices, by collective; the state after the round; the bits that each worker
-    sent, and received.
+    """Returns the bytes that cross devices, by collective; the state after the round; the bits that
+    each worker sent, and received.
     """
     program, args = compiled_round(algorithm, gradients, devices, step)
     state, statistics = program(*args)
@@ -120,8 +122,8 @@ def assert_sent(
     bits: int,
     devices: int = N,
 ) -> None:
-    """Each worker sends so many bits, by these collectives and no others: no float gradient crosses
-    on the side.
+    """Checks that each worker sends the given bits by these collectives and no others, so that no
+    float gradient crosses devices.
     """
     traffic, _, up, down = sent_and_recorded(method, gradients, devices)
     assert set(traffic) == collectives
@@ -136,7 +138,7 @@ QUANTIZED = compressors.random_quantization(3)
 
 @pytest.mark.parametrize("part", [1, 2])
 def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(part):
-    """Nothing is recorded that the compiler finds twice, or constant, and leaves out."""
+    """The compiler removes nothing that is recorded, as a duplicate or as a constant."""
     for method in ("csgd-ring", "ec-sgd"):
         assert_sent(
             METHODS[method](QUANTIZED),
@@ -146,9 +148,10 @@ def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(pa
         )
 
 
-def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
-    """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is
-    that of the elements, with all that is drawn."""
+def test_padded_messages_are_recorded_and_not_built_on_one_device():
+    """With 100 workers and 9 elements 91 servers have no elements: all send them headers, and the
+    cost of a round, including random numbers, is that of the elements.
+    """
     workers, elements = 100, 9
     gradients = jax.random.normal(jax.random.key(5), (workers, elements))
     program, (state, *rest) = compiled_round(
@@ -162,9 +165,10 @@ def test_messages_of_padding_are_recorded_and_not_made_on_one_device():
 
 
 @pytest.mark.parametrize("devices", [1, N])
-def test_places_are_found_only_where_they_are_sent(devices):
-    """On one device EF21 counts out the largest of 16,384 elements, by their bits, and never names
-    them; on several, where they are named, whoever sends them does not count them out again."""
+def test_indices_are_computed_only_if_they_are_sent(devices):
+    """On one device EF21 selects the largest of 16,384 elements by counting their bits, without
+    computing indices; on several, the senders compute indices and do not count.
+    """
     gradients = jax.random.normal(jax.random.key(5), (N, 1 << 14))
     program, _ = compiled_round(METHODS["ef21"](compressors.top_k(0.1)), gradients, devices=devices)
     assert ("TopK" in program.as_text()) == (devices > 1)
@@ -174,7 +178,7 @@ def test_places_are_found_only_where_they_are_sent(devices):
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
 @pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd"])
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):
-    """Signs of parts of 2 and 5 elements are a byte and a scale each; as one vector of 48, parts of
+    """Signs of parts of 2 and 5 elements are a byte and a scale each; in one vector of 48, parts of
     6 are a byte and a scale together.
     """
     compressor, messages = (
@@ -188,21 +192,24 @@ def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, wh
     )
 
 
-# kept of each part's elements; a message has room for fewer than all of them
+# share of each part's elements that are kept; the array of a message has fewer entries than the
+# part
 SHARE, LONG = 0.05, 77
 RANDOM = compressors.random_sparsification(SHARE)
-ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value, its place
+ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value and its index
 
 
 @cache
 def long_vector() -> jax.Array:
-    """Without padding, of which nobody can say whether it was kept: it is 0."""
+    """Returns a vector without padding; padding is 0, so that it could not be distinguished from
+    dropped elements.
+    """
     return jax.random.normal(jax.random.key(5), (N, N * LONG))
 
 
 def room() -> int:
-    """Bits of a message's arrays: how many elements are kept, and places and values for as many as
-    there will ever be.
+    """Returns the bits of a message's arrays: the number of kept elements, and indices and values
+    for the maximal number.
     """
     elements = capacity(SHARE, LONG)
     assert elements < LONG
@@ -210,26 +217,27 @@ def room() -> int:
 
 
 @pytest.mark.parametrize("method", ["csgd-ring", "ef21"])
-def test_messages_of_random_size_travel_in_room_for_the_largest_and_count_what_they_use(method):
-    """Whatever is sent is received."""
-    sparse = compressors.contraction(RANDOM) if method == "ef21" else RANDOM  # the same messages
+def test_messages_of_random_size_are_sent_in_arrays_for_the_largest_and_count_the_used_bits(method):
+    """All sent elements are received."""
+    # with the same messages
+    sparse = compressors.contraction(RANDOM) if method == "ef21" else RANDOM
     traffic, _, up, down = sent_and_recorded(METHODS[method](sparse), long_vector())
     assert set(traffic) == COLLECTIVES[method]
     assert 8 * sum(traffic.values()) == MESSAGES * room()
     assert (up < MESSAGES * room()).all()
     assert up.sum() == down.sum()
-    assert len({*up.tolist()}) > 1  # one's own: not a mean
+    assert len({*up.tolist()}) > 1  # bits of each worker, not a mean
     assert ((up - MESSAGES * 32) % ELEMENT == 0).all()
     # N (N - 1) messages go to one receiver, the N others to N - 1: a binomial share of all
-    # elements, of which the others count N - 1 times.
+    # elements, where the others count N - 1 times.
     kept = (int(up.sum()) - N * MESSAGES * 32) / ELEMENT
     variance = (N * (N - 1) + N * (N - 1) ** 2) * LONG * SHARE * (1 - SHARE)
     assert abs(kept - N * MESSAGES * LONG * SHARE) < 4.5 * np.sqrt(variance)
 
 
-def test_what_a_worker_records_is_what_it_kept_for_others():
-    """Its memory is what it has left out: the rest of its gradient has been sent, but for what it
-    keeps for its own part.
+def test_a_worker_records_the_bits_that_it_sends_to_others():
+    """Its memory is the compression error: the rest of its gradient has been sent, except for its
+    own part.
     """
     method = error_compensated_sgd(STEP, RANDOM, compressors.identity, allow_expanding=True)
     _, state, up, down = sent_and_recorded(method, long_vector())
@@ -260,15 +268,15 @@ read off the bits.
 
 
 def numbers() -> dict[str, np.ndarray]:
-    """For two layers, part j of worker n: one number, a multiple of N so that means are whole. Sums
-    are below 2^24, exact as float32.
+    """Returns numbers for two layers: part j of worker n is one number, a multiple of N so that
+    means are integers. Sums are below 2^24, exact in float32.
     """
     rng = np.random.default_rng(0)
     return {name: N * rng.integers(1, 1 << 17, (N, N)) for name in ("biases", "weights")}
 
 
 def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bits that each worker sends and receives where worker n's part j is g[n, j]."""
+    """Returns the bits that each worker sends and receives if part j of worker n is g[n, j]."""
     up, down = np.zeros(N, int), np.zeros(N, int)
     for sender in range(N):
         for receiver in range(N):
@@ -281,8 +289,8 @@ def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same: every part on its way from the worker of its number, first growing, then as it
-    ended.
+    """Returns the same for a ring: every part starts at the worker of its number, is first
+    accumulated, and then forwarded.
     """
     up, down = np.zeros(N, int), np.zeros(N, int)
     for part in range(N):
@@ -325,11 +333,11 @@ GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = 
 
 
 @pytest.mark.parametrize("method", GOSSIP)
-def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what_they_use(
+def test_random_messages_to_neighbours_are_sent_in_arrays_for_the_largest_and_count_the_used_bits(
     method, any_mesh
 ):
-    """Both neighbours get the same; what has been kept is what is known of a model that was 0, or
-    what is not in its error.
+    """Both neighbours receive the same message; the kept elements are those of the estimate of a
+    model that was 0, or those outside the error.
     """
     sparse = compressors.contraction(RANDOM)
     traffic, state, up, down = sent_and_recorded(
@@ -356,7 +364,7 @@ def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what
 def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arrives(
     method, graph, any_mesh
 ):
-    """Of two layers. With a step size of -1 from 0, what is sent is the gradient."""
+    """Two layers. With a step size of -1 from 0, the message is the gradient."""
     layers = {name: g[:, 0] for name, g in numbers().items()}
     gradients = {
         name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32)

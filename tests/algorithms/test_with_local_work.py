@@ -1,5 +1,5 @@
-"""Methods whose workers do not all compute as much, compared with the same methods on a problem
-that gets the weighted samples.
+"""Methods with unequal local work, compared with the same methods on a problem that gets the
+weighted samples.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from algorithms import delays, with_diagnostics, with_local_work
 from dsgd import LocalWork, compressors, problems, work, workers
 
 N, D, B, M, STEPS = 8, 6, 3, 4, 6
-SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # in turn
+SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # used in turn
 SGD = optax.sgd(0.05, momentum=0.5)
 METHODS = {
     "mb-sgd": algorithms.minibatch_sgd(SGD),
     "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
     "local-sgd": algorithms.local_sgd(
-        optax.sgd(0.05), 2
-    ),  # a worker that computes nothing makes no step: with momentum a gradient of 0 makes one
+        optax.sgd(0.05),
+        2,
+        # a worker that computes nothing makes no step; with momentum, a gradient of 0 makes one
+    ),
     "dsgd": algorithms.decentralized_sgd(optax.sgd(0.05), topologies.ring(N)),
-    # (whose turn it is hangs on the work where staleness emerges)
+    # (with emergent staleness, the order of workers depends on the work)
     "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),
 }
 
 
 class Batch(NamedTuple):
-    """Samples of one worker `[m, ...]`, with the weights of their losses, of which those of a batch
-    add up to 1.
+    """Samples of one worker `[m, ...]`, with the weights of their losses, which add up to 1 in a
+    batch.
     """
 
     a: jax.Array
@@ -54,7 +56,7 @@ def loss(x: jax.Array, batch: Batch) -> jax.Array:
 
 @cache
 def items() -> tuple[np.ndarray, np.ndarray]:
-    """Of all rounds, a `[rounds, N, M B, d]` and y `[rounds, N, M B]`."""
+    """Returns a `[rounds, N, M B, d]` and y `[rounds, N, M B]` of all rounds."""
     rng = np.random.default_rng(2)
     a = rng.normal(size=(STEPS, N, M * B, D))
     return a, a @ rng.normal(size=D) + rng.normal(size=(STEPS, N, M * B)) + np.arange(N)[
@@ -71,22 +73,23 @@ def problem(**fields: Any) -> dsgd.Problem:
 
 
 def in_turn(state: dsgd.State, round: dsgd.Round) -> LocalWork:
-    """Sizes that change from round to round."""
+    """Returns sizes that change from round to round."""
     return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
 
 
 @pytest.mark.parametrize("name", ["ec-sgd", "local-sgd", "asgd"])
-def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
-    """The one splits each worker's item into micro-batches, of which the first samples count, on
-    two devices; the other, which knows nothing of work, has each sample with the weight that it
-    then has."""
+def test_a_method_with_local_work_equals_one_on_the_weighted_samples(name):
+    """The first method splits each worker's item into micro-batches, whose first samples are used,
+    on two devices; the second, without local work, gets each sample with the resulting weight.
+    """
     method = METHODS[name]
     with jax.enable_x64(True):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
         cuttable = problem(batch_size=B, truncate=cut)
         run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
         ours = run(with_local_work(method, in_turn), cuttable, batches=plain, mesh=2)
-        counts = np.arange(M * B)[None] < SIZES[:, :, None]  # the first ones, [2, N, M B]
+        # mask of the first samples, [2, N, M B]
+        counts = np.arange(M * B)[None] < SIZES[:, :, None]
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
         weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
         theirs = run(method, problem(), batches=weighted, mesh=1)
@@ -107,9 +110,9 @@ def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
     np.testing.assert_array_equal(computed, expected)
 
 
-def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
-    """Whose gradient arrives next is found in the query, and once more in the update: both see the
-    same work.
+def test_methods_with_their_own_clock_are_queried_with_the_work(mesh, key):
+    """The worker whose gradient arrives next is found in the query, and again in the update: both
+    use the same work.
     """
     seen = []
 
@@ -133,16 +136,16 @@ def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
 
 
 def norms(tree: Any) -> np.ndarray:
-    """Of rows, squared, `[n]`."""
+    """Returns squared norms of rows, `[n]`."""
     return sum(
         np.sum(np.asarray(leaf).reshape(leaf.shape[0], -1) ** 2, axis=1)
         for leaf in jax.tree.leaves(tree)
     )
 
 
-def test_observed_norms_are_those_of_the_gradients(key):
-    """At the start, of batches that are handed in: beside the gradients in numpy. Without a clock
-    nobody measures seconds.
+def test_recorded_norms_are_those_of_the_gradients(key):
+    """At the start, with streamed batches, compared with gradients in numpy. Without a clock no
+    seconds are measured.
     """
     a, y = items()
     outside = [
@@ -157,7 +160,7 @@ def test_observed_norms_are_those_of_the_gradients(key):
     # at x = 0
     sums = np.stack([-2 * (a[0, n, :size].T @ y[0, n, :size]) for n, size in enumerate(SIZES[0])])
     with np.errstate(invalid="ignore"):
-        # NaN of who has none
+        # NaN for workers without work
         np.testing.assert_allclose(
             history["local_sqnorms"][1], norms(sums / SIZES[0][:, None]), rtol=1e-4
         )
@@ -168,7 +171,7 @@ def test_observed_norms_are_those_of_the_gradients(key):
     assert not [name for name in history if name.startswith("measured")]
 
 
-def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
+def test_norms_of_an_asynchronous_method_are_those_of_one_worker(mesh, key):
     history = dsgd.run(
         with_diagnostics(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh
     ).history
@@ -208,7 +211,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_what_is_no_work_for_a_method_is_refused(mistake):
+def test_local_work_that_a_method_cannot_do_is_refused(mistake):
     wrong, message = REFUSED[mistake]
     with pytest.raises(ValueError, match=message):
         wrong()

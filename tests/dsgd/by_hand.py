@@ -1,4 +1,4 @@
-"""Mini-batch SGD as a user writes it, with mistakes in one place if a test asks for them."""
+"""Mini-batch SGD as a user writes it, with a mistake in one place if a test requests it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import dsgd
 def method(
     mean: Callable = lambda gradient, round: round.mean(gradient), **members: Any
 ) -> dsgd.Algorithm:
-    """Mini-batch SGD.
+    """Returns mini-batch SGD.
 
     Args:
         mean: (one leaf of the gradients `[n, ...]`, Communicator) -> the mean of all workers
             `[...]`.
-        members: of `dsgd.Algorithm`, in place of its own.
+        members: members of `dsgd.Algorithm` that replace its own.
     """
 
     def update(state, gradients, round):
@@ -40,5 +40,5 @@ KEY = jax.random.key(0)
 
 
 def run(method: dsgd.Algorithm, problem: dsgd.Problem, steps: int, **options: Any) -> dsgd.Result:
-    """`dsgd.run` on one device with key 0, unless the options are others."""
+    """Calls `dsgd.run` on one device with key 0, unless the options differ."""
     return dsgd.run(method, problem, steps=steps, **({"key": KEY, "mesh": 1} | options))

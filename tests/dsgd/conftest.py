@@ -1,4 +1,4 @@
-"""What the tests of the loop run on."""
+"""Problems for the tests of the loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dsgd import problems
 
 @pytest.fixture(scope="module")
 def problem() -> dsgd.Problem:
-    """Four workers, three dimensions, with noise."""
+    """A quadratic with four workers, three dimensions, and noise."""
     return problems.random_quadratic(4, 3, noise=0.3, seed=0)
 
 
 @pytest.fixture(scope="module")
 def gradient_is_batch() -> dsgd.Problem:
-    """Four workers, one parameter, which is the loss that is evaluated."""
+    """A problem with four workers and one parameter, which is the evaluated loss; the gradient is
+    the batch.
+    """
     return dsgd.Problem(
         init=lambda key: jnp.zeros(()),
         loss=lambda params, batch: params * batch,

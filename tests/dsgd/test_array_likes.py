@@ -1,4 +1,4 @@
-"""Data that people have: every value is kept, or refused with the reason and the remedy."""
+"""Data of users: every value is kept, or refused with the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class OnlyDLPack:
 
 
 class Tensor:
-    """As PyTorch's, which is not converted while it takes part in gradients, or lies on a GPU."""
+    """An object like PyTorch's tensors, which are not converted while they require gradients, or
+    are on a GPU.
+    """
 
     dtype = "torch.float32"
 
     def detach(self) -> None:
-        """Marks a tensor."""
+        """Marks the tensor as detached."""
 
     def __array__(self, *options: Any, **more: Any) -> np.ndarray:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
@@ -69,7 +71,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_holds_numbers_is_converted(name):
+def test_containers_of_numbers_are_converted(name):
     found = array_likes.numbers(name, ALIKE[name])
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, [1, 2])
@@ -94,7 +96,7 @@ def test_other_libraries_are_converted():
             array_likes.numbers("table", wrong)
 
 
-@pytest.mark.long  # to import PyTorch takes a second
+@pytest.mark.long  # importing PyTorch takes a second
 def test_tensors_are_converted():
     torch = pytest.importorskip("torch")
     found = array_likes.numbers("tensor", [torch.ones(2), torch.zeros(2)])
@@ -185,7 +187,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *BEYOND])
-def test_what_holds_no_numbers_is_refused_with_the_remedy(name):
+def test_containers_without_numbers_are_refused_with_a_remedy(name):
     values, words = (REFUSED | BEYOND)[name]
     assert (array_likes.refusal(values) is None) == (name in BEYOND)
     remedy = ".*jax_enable_x64" if name in BEYOND else ""
@@ -255,7 +257,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_values_that_do_not_fit_are_refused_at_every_door(door):
+def test_values_that_do_not_fit_are_refused_by_every_function(door):
     where = door if ":" in door else r"mask|got the entry|1e\+300"
     with pytest.raises(ValueError, match=where):
         DOORS[door]()

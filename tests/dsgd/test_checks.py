@@ -1,4 +1,4 @@
-"""What users pass to public functions: numbers of other types and sizes, and functions of other
+"""Arguments of public functions: numbers of other types and sizes, and functions with other
 arguments or results.
 """
 
@@ -61,15 +61,15 @@ SMALL = np.int8(100), np.uint64(100), np.array(100, np.int16), jnp.int8(100)
         ("truth", np.array(False), False),
         ("several", [np.int8(1), 2], [1, 2]),
         ("either", np.int8(3), 3),
-        ("exact", Fraction(1, 3), Fraction(1, 3)),  # exact where it may be
+        ("exact", Fraction(1, 3), Fraction(1, 3)),  # exact if allowed
         ("seed", 2**100, 2**100),  # as numpy's SeedSequence draws them
     ],
 )
-def test_numbers_become_those_of_python_which_do_not_overflow(argument, value, expected):
+def test_numbers_become_python_numbers_which_do_not_overflow(argument, value, expected):
     assert repr(door(**{argument: value})[argument]) == repr(expected)
 
 
-def test_what_may_be_an_array_of_jax_is_not_converted():
+def test_arguments_that_may_be_jax_arrays_are_not_converted():
     array = jnp.asarray(3)
     assert door(either=array, step=array).items() >= {"either": array, "step": array}.items()
 
@@ -119,7 +119,7 @@ def test_other_numbers_and_functions_are_refused_by_name(argument, value, messag
         lambda huge: problems.random_quadratic(huge, 2),
     ],
 )
-def test_what_is_counted_in_int32_is_refused_beyond(call):
+def test_counts_beyond_int32_are_refused(call):
     with pytest.raises(ValueError, match=r"= \d+; expected .*at most \d+"):
         call(2**31)
 
@@ -130,7 +130,7 @@ class TakesTwo:
 
 
 def outer(function):
-    """A decorator that keeps the signature of what it wraps."""
+    """A decorator that keeps the signature of the wrapped function."""
     return functools.wraps(function)(lambda *args: function(*args, 3))
 
 
@@ -147,15 +147,15 @@ def outer(function):
         np.add,
     ],
 )
-def test_functions_that_take_the_arguments_are_taken(function):
+def test_functions_that_accept_the_arguments_are_accepted(function):
     assert door(function=function)["function"] is function
 
 
-# --- What users' functions take and return.
+# --- Arguments and results of users' functions.
 
 
 def changed(**members: Any) -> Any:
-    """A run of a problem with other members."""
+    """Runs a problem with other members."""
     return run(METHOD, PROBLEM._replace(**members), 1)
 
 
@@ -170,7 +170,7 @@ def delayed(staleness: Callable) -> Any:
 
 
 def at(sample: Callable, integral: Any = None) -> Any:
-    """A run on a cluster with such bandwidths."""
+    """Runs on a cluster with such bandwidths."""
     quantity = clusters.Quantity(sample, "mine", True, integral=integral)
     return run(METHOD, PROBLEM, 1, cluster=clusters.Cluster(clusters.constant(1.0), up=quantity))
 
@@ -231,12 +231,12 @@ USERS = {
 
 
 @pytest.mark.parametrize("message", USERS)
-def test_what_users_functions_and_codes_are_is_checked(message):
+def test_users_functions_and_codes_are_checked(message):
     with pytest.raises(ValueError, match=message):
         USERS[message]()
 
 
-def test_counts_take_small_integers():
+def test_counts_accept_small_integer_types():
     assert counts.to_int(counts.table([np.int8(100), 1])).tolist() == [100, 1]
 
 

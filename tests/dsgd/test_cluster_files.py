@@ -1,4 +1,4 @@
-"""Clusters in files: what is saved is loaded, and what is no cluster is refused."""
+"""Clusters in files: saved clusters are loaded, and invalid files are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsgd.clusters import Equal
 MEASURED = Equal(latency=1.25e-4, bandwidth=3.1e9, compute=2.0e-4, per_sample=7.3e-7)
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_a_saved_cluster_is_loaded(tmp_path):
     path = tmp_path / "cluster.json"
     clusters.save(path, MEASURED, {"what": "2 processes", "interval": (1.0, math.inf)})
     assert clusters.load(path) == MEASURED
@@ -40,7 +40,7 @@ def test_what_is_saved_is_loaded(tmp_path):
         ("missing", "missing latency; expected a number"),
     ],
 )
-def test_what_is_no_cluster_is_refused(text, message, tmp_path):
+def test_invalid_cluster_files_are_refused(text, message, tmp_path):
     path = tmp_path / "cluster.json"
     clusters.save(path, MEASURED)
     found = json.loads(path.read_text())
@@ -55,7 +55,7 @@ def test_what_is_no_cluster_is_refused(text, message, tmp_path):
         clusters.load(path)
 
 
-def test_no_cluster_is_saved_of_numbers_that_are_none(tmp_path):
+def test_clusters_with_invalid_numbers_are_not_saved(tmp_path):
     with pytest.raises(
         ValueError, match=r"clusters.save: bandwidth = inf; expected a finite number > 0"
     ):

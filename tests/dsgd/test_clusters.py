@@ -1,4 +1,4 @@
-"""Quantities against their distributions and formulas, and what clusters refuse."""
+"""Quantities compared with their distributions and formulas, and invalid clusters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPONENTIAL = exponential(1.0)
 
 @cache
 def sampler(quantity: Quantity):
-    """(keys, clock) -> `[DRAWS, WORKERS]`."""
+    """Returns a program (keys, clock) -> `[DRAWS, WORKERS]`."""
     workers = jnp.arange(WORKERS if quantity.workers is None else quantity.workers)
     of_all = jax.vmap(quantity.sample, (None, None, 0))
     return jax.jit(jax.vmap(lambda key, clock: of_all(key, clock, workers), (0, None)))
@@ -46,7 +46,7 @@ def sampler(quantity: Quantity):
 
 @cache
 def draws(quantity: Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
-    """`[DRAWS, WORKERS]`, in float64."""
+    """Returns draws `[DRAWS, WORKERS]`, in float64."""
     return np.asarray(
         sampler(quantity)(jax.random.split(jax.random.key(seed), DRAWS), jnp.float32(clock)),
         np.float64,
@@ -54,7 +54,7 @@ def draws(quantity: Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
 
 
 def at(quantity: Quantity, clocks, worker: int = 0) -> np.ndarray:
-    """At one worker, with one key, `[clocks]`."""
+    """Returns the values for one worker, with one key, `[clocks]`."""
     sample = jax.jit(jax.vmap(lambda clock: quantity.sample(jax.random.key(0), clock, worker)))
     return np.asarray(sample(jnp.asarray(clocks, jnp.float32)), np.float64)
 
@@ -77,7 +77,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_draws_have_the_distribution(name):
-    """And its moments within 5 standard errors; those of the variance from the draws' own fourth
+    """Moments are within 5 standard errors; those of the variance come from the draws' own fourth
     moments. Workers draw independently, and another key gives other draws.
     """
     quantity, distribution = DISTRIBUTIONS[name]
@@ -96,8 +96,8 @@ def test_draws_have_the_distribution(name):
     assert (each != draws(quantity, seed=1)).any(axis=0).all()
 
 
-def test_no_worker_takes_less_than_no_time():
-    """Of a wide normal distribution the part below 0 is at 0."""
+def test_no_worker_takes_negative_time():
+    """A wide normal distribution is truncated below at 0."""
     values = draws(normal(0.5, 1.0)).ravel()
     part = scipy.stats.norm.cdf(-0.5)
     assert values.min() == 0
@@ -106,7 +106,7 @@ def test_no_worker_takes_less_than_no_time():
     assert abs(values.mean() - mean) <= 5 * values.std() / np.sqrt(values.size)
 
 
-def test_a_workers_draw_depends_on_the_key_and_its_number_only():
+def test_a_workers_draw_depends_only_on_the_key_and_its_number():
     keys = jax.random.split(jax.random.key(0), DRAWS)
     alone = [float(EXPONENTIAL.sample(keys[3], jnp.float32(0), n)) for n in range(WORKERS)]
     np.testing.assert_allclose(draws(EXPONENTIAL)[3], alone, rtol=1e-6)
@@ -114,7 +114,7 @@ def test_a_workers_draw_depends_on_the_key_and_its_number_only():
     np.testing.assert_array_equal(draws(EXPONENTIAL), again)
 
 
-# What is drawn, from the draws of EXPONENTIAL; and for how many workers the quantity is.
+# Draws, from the draws of EXPONENTIAL; and the number of workers of the quantity.
 FORMULAS = {
     "of all": (constant(2.5), lambda x: 2.5 + 0 * x, None),
     "of each": (constant([1, 2, 4]), lambda x: [1, 2, 4] + 0 * x[:, :3], 3),
@@ -138,14 +138,14 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_what_is_made_of_quantities_draws_what_its_formula_does(name):
+def test_arithmetic_of_quantities_draws_the_values_of_its_formula(name):
     quantity, expected, workers = FORMULAS[name]
     np.testing.assert_array_equal(draws(quantity), expected(draws(EXPONENTIAL)))
     assert quantity.workers == workers
 
 
 def test_samples_without_replacement():
-    """Exactly k, each worker as often as another, and each pair: within 5 standard errors."""
+    """Exactly k workers, all workers equally often, and all pairs: within 5 standard errors."""
     quantity = sampled(3, of=8)
     values = draws(quantity)
     assert set(values.ravel()) == {0, 1}
@@ -173,7 +173,7 @@ WAVE = square_wave(9.0, 1.0, 4.0, duty=0.25)
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_what_changes_goes_by_the_clock_and_begins_again(quantity, worker, at_clocks):
+def test_changing_quantities_follow_the_clock_and_are_periodic(quantity, worker, at_clocks):
     assert at(quantity, list(at_clocks), worker).tolist() == list(at_clocks.values())
 
 
@@ -232,7 +232,7 @@ ZERO = [
 
 @pytest.mark.parametrize("quantity", [*POSITIVE, *ZERO], ids=lambda quantity: quantity.name)
 def test_bandwidths_are_never_0(quantity):
-    """An exponential one can be as near to 0 as you like."""
+    """An exponential draw can be arbitrarily close to 0."""
     assert quantity.positive == (quantity in POSITIVE)
     for port in ("up", "down"):
         if quantity.positive:
@@ -261,7 +261,7 @@ ARGUMENTS = {
 
 
 def changed(make, arguments):
-    """The quantity, and those that differ from it in one argument each."""
+    """Returns the quantity, and those that differ from it in one argument each."""
     yield make(*arguments)
     for i, value in enumerate(arguments):
         other = [*value, 5] if isinstance(value, list) else 2 * value
@@ -293,8 +293,8 @@ CLUSTERS = [
 ]
 
 
-def test_names_tell_all_parameters():
-    """A checkpoint knows a cluster by its name."""
+def test_names_contain_all_parameters():
+    """A checkpoint identifies a cluster by its name."""
     one, two = exponential(1), exponential(2)
     made = [each for make, given in ARGUMENTS.items() for each in changed(make, given)]
     made += [constant(1), constant([2, 1]), measured([1, 3]), trace([1, 3], 1)]
@@ -318,13 +318,13 @@ def test_names_tell_all_parameters():
         (lambda: Cluster(constant([1, 2]), per_sample=constant([1, 2, 3])), "different numbers"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, error):
+def test_invalid_arguments_are_refused(make, error):
     with pytest.raises(ValueError, match=error):
         make()
 
 
 def test_a_clusters_convention_is_a_known_one():
-    """Under pytest the annotation would catch it first."""
+    """Under pytest the annotation would refuse it first."""
     fresh = Cluster(EXPONENTIAL)
     object.__setattr__(fresh, "convention", "duplex")
     with pytest.raises(ValueError, match="'duplex'"):
@@ -349,7 +349,7 @@ def test_a_workers_seconds_are_those_of_its_micro_batches():
     assert not np.isin(latencies, cluster.latencies(round_at(0, seed=1), jnp.arange(4))).any()
 
 
-def test_ports_have_their_own_draws_and_go_by_the_clock():
+def test_ports_have_their_own_draws_and_follow_the_clock():
     random, wave = lognormal(0, 1), square_wave(4.0, 1.0, 2.0)
     cluster = Cluster(random, up=random, down=random)
     seconds, (up, down) = (
@@ -364,8 +364,8 @@ def test_ports_have_their_own_draws_and_go_by_the_clock():
         assert both.seconds(round_at(clock), jnp.arange(2)).tolist() == [level] * 2
 
 
-def test_ports_that_are_not_given():
-    """Sending takes no time, and receiving as long as sending."""
+def test_defaults_of_ports():
+    """Sending takes no time, and receiving takes as long as sending."""
     up, down = Cluster(EXPONENTIAL).bandwidths(round_at(0), jnp.arange(2))
     assert up.tolist() == down.tolist() == [np.inf] * 2
     up, down = Cluster(EXPONENTIAL, up=lognormal(0, 1)).bandwidths(round_at(0), jnp.arange(2))
@@ -384,7 +384,7 @@ PARTS = (
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part)))
-def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
+def test_a_cluster_has_the_number_of_workers_of_its_parts(part):
     cluster = Cluster(**{"compute": ONE, **part})
     assert (cluster.workers, Cluster(ONE).workers) == (3, None)
     cluster.require_workers(3)
@@ -404,7 +404,7 @@ def test_a_cluster_is_for_as_many_workers_as_its_parts(part):
         (per_server(LATE, 2), 4),
     ],
 )
-def test_a_cluster_that_names_a_worker_needs_it(quantity, last):
+def test_a_cluster_that_names_a_worker_requires_it(quantity, last):
     for part in ("up", "per_sample"):
         cluster = Cluster(ONE, **{part: quantity})
         cluster.require_workers(last + 1)

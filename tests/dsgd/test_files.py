@@ -1,5 +1,5 @@
-"""Files of users: paths, and files of clusters that are damaged. One line has the file's name and
-what was expected.
+"""Files of users: paths, and damaged files of clusters. One line has the file's name and the
+expected contents.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PATHS = {
     ("path", "message"),
     [("a\0b", "expected a path without null"), ("~nobody-there/x", "home folder of '~' is not")],
 )
-def test_paths_that_cannot_be_are_refused_in_one_line(call, path, message):
+def test_invalid_paths_are_refused_in_one_line(call, path, message):
     with pytest.raises(ValueError, match=message):
         PATHS[call](path)
 
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_name(damage, tmp_path):
     assert str(raised.value).startswith(f"clusters.load: {path}: ")
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400 + len(str(path))
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # a byte order mark is no damage
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # a byte order mark is valid
     assert clusters.load(path) == EQUAL
 
 
@@ -144,7 +144,7 @@ NO_JSON = [circle(), {(1, 2): 3}, {"deep": {b"bytes": 1}}, {"long": 10**5000}, {
         *((EQUAL, about, "cluster.json: the data cannot be represented") for about in NO_JSON),
     ],
 )
-def test_what_is_no_number_or_has_no_form_in_json_is_not_saved(cluster, about, message, tmp_path):
+def test_values_without_a_json_form_are_not_saved(cluster, about, message, tmp_path):
     with pytest.raises(ValueError, match=message) as raised:
         clusters.save(tmp_path / "cluster.json", cluster, about)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Frames have every number of a history, once, in its own row."""
+"""Frames contain every number of a history once, in its own row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sweep_has_a_row_for_each_point_seed_and_record(swept):
             assert getattr(row, name) == swept.history[name][at]
 
 
-def test_a_run_without_seeds_is_seed_0_and_one_number_a_worker_is_a_column_a_worker():
+def test_a_run_without_seeds_is_seed_0_and_each_worker_has_a_column():
     columns = ["samples[0]", "samples[1]", "samples[2]"]
     for seeds in (None, 2):
         given = history(seeds)
@@ -68,7 +68,7 @@ def test_a_run_without_seeds_is_seed_0_and_one_number_a_worker_is_a_column_a_wor
         np.testing.assert_array_equal(found[columns], given["samples"].reshape(-1, 3))
 
 
-def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
+def test_methods_are_concatenated_with_gaps_for_missing_columns(swept):
     short = {name: values for name, values in history(seeds=3).items() if name != "samples"}
     found = dsgd.frame({"swept": swept, "short": short})
     assert found.method.tolist() == 36 * ["swept"] + 12 * ["short"]
@@ -76,7 +76,7 @@ def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
     assert not found.loss.isna().any()
 
 
-def test_refusals(swept, monkeypatch):
+def test_invalid_arguments_are_refused(swept, monkeypatch):
     twice = {"loss": swept.grid["learning_rate"], "period": swept.grid["period"]}
     for runs, words in (
         *((runs, "frame: runs") for runs in ({}, {"a": 3}, {"a": {}}, {"loss": np.ones(3)})),

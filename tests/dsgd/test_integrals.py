@@ -1,5 +1,5 @@
-"""What comes by a time, and when so much has come: against sums in float64, piece by piece, at
-early and late clocks.
+"""Amounts up to a time, and times of an amount: compared with piecewise sums in float64, at early
+and late clocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY = jax.random.key(0)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(30)
 VALUES = np.array([3.0, 1.0, 4.0, 1.5, 9.0])
 LONG = np.random.default_rng(0).uniform(0.5, 2.0, (2, 10_000))
-# dyadic: float32 has them, and what is left of a period of them
+# dyadic numbers: float32 represents them and the remainders of their periods
 CLOCKS = [0.0, 0.75, 3.0, 10.375, 12288.0, 12289.125]
 SECONDS = [1e-4, 0.03, 0.5, 2.0, 47.0]
 
@@ -47,7 +47,7 @@ def sinus(t):
     return 300.0 * np.sin(0.5 * t) ** 2 + 0.5
 
 
-# The quantity, what it is in numpy, and between which times it is smooth.
+# The quantity, its numpy version, and the times between which it is smooth.
 CASES: dict[str, tuple[Quantity, Callable, float]] = {
     "trace": (trace(VALUES, 0.25), trace_of(VALUES, 0.25), 0.25),
     "each one's trace": (trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Quantity, Callable, float]] = {
         trace_of(LONG[1], 0.125),
         0.125,
     ),
-    "one's own": (
+    "custom": (
         Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True),
         lambda t: 2 + np.sin(t),
         1.0,
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Quantity, Callable, float]] = {
 
 
 def integral(rate: Callable, piece: float, clock: float, seconds: float) -> float:
-    """In float64, from one multiple of `piece` to the next."""
+    """Returns the integral in float64, from one multiple of `piece` to the next."""
     first = np.floor(clock / piece) + 1
     ends = np.arange(first, np.ceil((clock + seconds) / piece)) * piece
     ends = np.concatenate(
@@ -93,8 +93,8 @@ def integral(rate: Callable, piece: float, clock: float, seconds: float) -> floa
 
 
 def grid(quantity: Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable]:
-    """Clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for worker
-    1.
+    """Returns clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for
+    worker 1.
     """
     clocks, seconds = (np.float32(each).ravel() for each in np.meshgrid(CLOCKS, SECONDS))
     amount, needed = (
@@ -111,13 +111,13 @@ def grid(quantity: Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable
 
 @pytest.mark.parametrize("name", CASES)
 def test_integrals_are_those_of_the_quantity(name):
-    """Also of the shortest message at a late clock. One's own is summed at 64 places, to rounding
-    over a few of its periods.
+    """Also for the shortest message at a late clock. A custom quantity is summed at 64 points,
+    accurate to rounding over a few of its periods.
     """
     quantity, rate, piece = CASES[name]
     clocks, seconds, amount, needed = grid(quantity)
     late = clocks > 1000
-    if name == "one's own":
+    if name == "custom":
         clocks, seconds = clocks[~late], seconds[~late]
 
     def exactly(seconds):
@@ -128,8 +128,8 @@ def test_integrals_are_those_of_the_quantity(name):
 
     expected = exactly(seconds)
     np.testing.assert_allclose(amount(clocks, seconds), expected, rtol=5e-6)
-    # Where little comes just then, the last bits of the amount are many of the seconds: what has
-    # come by then is compared.
+    # At small rates, the last bits of the amount are many seconds: the amount at the computed time
+    # is compared instead.
     np.testing.assert_allclose(exactly(needed(clocks, np.float32(expected))), expected, rtol=5e-6)
     assert needed(clocks, np.zeros_like(clocks)).max() == 0
     assert not quantity.time_invariant
@@ -176,8 +176,8 @@ STEADY = [
 
 
 @pytest.mark.parametrize("quantity", STEADY, ids=lambda quantity: quantity.name)
-def test_what_does_not_change_is_divided_by(quantity):
-    """To the bit."""
+def test_bits_over_a_constant_bandwidth_are_divided_by_it(quantity):
+    """Exactly."""
     bits, clock = jnp.float32(37.0), jnp.float32(5.3)
     rate = quantity.sample(KEY, clock, 1)
     assert quantity.seconds(KEY, clock, bits, 1) == bits / rate
@@ -186,7 +186,7 @@ def test_what_does_not_change_is_divided_by(quantity):
     assert not (quantity + trace([1.0, 2.0], 1.0)).time_invariant
 
 
-def test_what_never_comes_takes_no_finite_time():
+def test_a_transfer_at_bandwidth_0_takes_infinite_time():
     gone = Quantity(lambda key, clock, worker: jnp.exp(-clock), "gone", positive=True)
     assert float(gone.seconds(KEY, jnp.float32(0), jnp.float32(2.0), 0)) > 1e30
 
@@ -195,8 +195,8 @@ def round_at(clock: float) -> Round:
     return Round(jnp.int32(0), 2, KEY, now=Now(None, jnp.float32(clock)))
 
 
-def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
-    """And takes no time if there are none at all."""
+def test_the_receiving_bandwidth_is_by_default_the_sending_bandwidth():
+    """Receiving takes no time if there are no bandwidths."""
     wave = square_wave(8.0, 2.0, 4.0)
     for up, cluster in ((True, Cluster(constant(1.0), up=wave)), (False, Cluster(constant(1.0)))):
         assert cluster.time_invariant == (not up)
@@ -208,8 +208,8 @@ def test_receiving_is_by_the_sending_ports_if_there_are_no_others():
 
 
 def test_a_windows_bandwidth_is_its_mean():
-    """8 for two seconds, then 2 for two; a window without length is a moment. Windows are each
-    worker's own, or of all.
+    """8 for two seconds, then 2 for two; a window without length is a point in time. Windows are
+    separate for each worker, or common.
     """
     cluster = Cluster(constant(1.0), up=constant(4.0), down=square_wave(8.0, 2.0, 4.0))
 
@@ -230,15 +230,15 @@ PORTS = {
     "constant": constant([3.0, 7.0]),
     "sinusoid with noise": sinusoid(30.0, 0.5, 0.5, noise=0.4),
     "square wave": slow(square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
-    "one's own": Quantity(
+    "custom": Quantity(
         lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True
     ),
 }
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_bits_take_their_number_over_the_mean_bandwidth_meanwhile(name):
-    """Each worker's own bits from its own moment on, by what the round has drawn for its port."""
+def test_a_transfer_takes_its_bits_over_the_mean_bandwidth_during_it(name):
+    """Each worker's bits start at its own time; the round's draws of its port are used."""
     cluster = Cluster(constant(1.0), up=PORTS[name], down=PORTS[name])
     after, bits = np.array([0.25, 1.5]), np.array([6.0, 20.0])
 

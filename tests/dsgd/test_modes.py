@@ -38,7 +38,7 @@ def assert_same(one: dsgd.Result, other: dsgd.Result) -> None:
 
 @contextmanager
 def strictly():
-    """All flags at once that make JAX refuse more."""
+    """Sets all flags with which JAX is stricter."""
     with (
         jax.numpy_dtype_promotion("strict"),
         jax.transfer_guard("disallow"),
@@ -98,7 +98,7 @@ def test_flags_are_the_users_again_after_a_run():
 
 
 @pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs])
-def test_a_diverging_run_is_said_to_diverge(flag):
+def test_a_diverging_run_is_reported(flag):
     with flag(True), pytest.raises(dsgd.Diverged, match=r"the loss is (nan|inf|-inf) after round"):
         run(algorithms.minibatch_sgd(optax.sgd(1e30)))
 
@@ -114,7 +114,7 @@ def test_a_clock_with_workers_that_do_not_participate_stays_single_precision_wit
 
 
 def test_precision_changes_from_run_to_run_in_one_process():
-    """In float64 gradient descent ends as near to the minimum as float64 can tell."""
+    """In float64 gradient descent ends as close to the minimum as float64 can represent."""
     single = run()
     with jax.enable_x64(True):
         problem = problems.random_quadratic(N, 3, seed=0)

@@ -1,5 +1,5 @@
-"""What figures show is what histories have: lines are means over seeds, bands standard errors, in
-the axes' units.
+"""Figures show the numbers of histories: lines are means over seeds, bands standard errors, in the
+axes' units.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def history(seeds: int = 3, records: int = 5) -> dict[str, np.ndarray]:
 
 
 def band(axes, line: int = 0) -> np.ndarray:
-    """Lower and upper edge, `[2, records]`."""
+    """Returns the lower and upper edge, `[2, records]`."""
     (path,) = [one for one in axes.collections if isinstance(one, PolyCollection)][line].get_paths()
     x = np.unique(path.vertices[:, 0])
     edges = [path.vertices[path.vertices[:, 0] == at, 1] for at in x]
@@ -84,24 +84,31 @@ def test_each_point_of_a_sweep_is_a_line():
     np.testing.assert_allclose(axes.lines[2].get_ydata(), records["loss"][1, 0].mean(axis=0))
 
 
-def test_only_what_was_evaluated_is_drawn_and_what_diverged_ends():
+def test_sixteen_lines_all_look_different():
+    (axes,) = plots.figure(1)[1]
+    plots.draw_lines(axes, {str(i): (np.arange(3), np.ones((1, 3))) for i in range(16)})
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
+    assert len(looks) == 16
+
+
+def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     each = history(seeds=1, records=5)
     each["evaluated"] = np.array([[True, False, True, False, True]])
     each["loss"][0, [1, 3]], each["loss"][0, 4] = np.nan, np.inf
     (axes,) = plots.curves(each).axes
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0, 20, 40])
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
-    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # not what cost nothing
+    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # methods without cost are omitted
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 
-def test_a_run_without_a_name_has_a_legend_where_it_has_seeds():
+def test_a_run_without_a_name_has_a_legend_if_it_has_seeds():
     (legend,) = plots.curves(history()).legends
     assert [text.get_text() for text in legend.get_texts()] == ["mean of 3 seeds"]
     assert not plots.curves(history(seeds=1)).legends
 
 
-def test_refusals():
+def test_invalid_arguments_are_refused():
     short = {name: history()[name] for name in ("step", "loss")}
     for runs, arguments, words in (
         (history(), {"x": "seconds"}, "x = 'seconds'"),

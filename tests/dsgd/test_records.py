@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and hold every digit."""
+"""Files appear completely or not at all, and contain every digit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_replacing_shows_the_old_file_until_the_new_one_is_whole(tmp_path):
-    """It makes the folder, and leaves only the file in it."""
+    """It creates the folder, and leaves only the file in it."""
     path = tmp_path / "a" / "b" / "table.csv"
     for old, new in (
         (None, "old, and longer than the new"),
@@ -34,7 +34,7 @@ def test_replacing_shows_the_old_file_until_the_new_one_is_whole(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("before", ["old", None])
-def test_replacing_leaves_everything_as_it_was_if_the_block_fails(tmp_path, error, before):
+def test_replacing_changes_nothing_if_the_block_fails(tmp_path, error, before):
     path = tmp_path / "table.csv"
     if before:
         path.write_text(before)
@@ -66,7 +66,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_rows_keep_what_needs_quotes(tmp_path):
+def test_rows_quote_special_characters(tmp_path):
     path = tmp_path / "table.csv"
     records.write_rows(path, ["name", "value"], [['dsgd, "ring"', 0.1], ["two\nlines", None]])
     assert read(path) == [

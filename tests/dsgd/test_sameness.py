@@ -1,4 +1,4 @@
-"""Users' objects that can be neither compared nor hashed: runs on them work, and the same ones
+"""Users' objects that can be neither compared nor hashed: runs on them work, and identical ones
 compile once.
 """
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
 @dataclass
 class Weighted:
-    """A function of a user's: its comparison gives an array, and it has no hash."""
+    """A user's function whose comparison returns an array, and which has no hash."""
 
     weights: Any
     function: Callable[..., Any]
@@ -33,7 +33,7 @@ class Weighted:
 
 @dataclass(eq=False)
 class Broken:
-    """Whose comparison and hash fail."""
+    """An object whose comparison and hash fail."""
 
     function: Callable[..., Any]
 
@@ -54,13 +54,13 @@ def squared(outputs, targets, weights):
 
 
 def make() -> dsgd.Problem:
-    """A problem of such objects, as a cell of a notebook makes it each time that it is run."""
+    """Returns a problem of such objects, as a cell of a notebook builds it each time."""
     scale = np.arange(1, 4, dtype=np.float32)
     model = problems.Model(Broken(lambda key: jnp.zeros(3)), Broken(lambda w, x: x @ w))
     return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
 
 
-def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(mesh, key):
+def test_runs_on_objects_that_cannot_be_compared_can_be_repeated_and_compile_once(mesh, key):
     method, results, problem = algorithms.minibatch_sgd(optax.sgd(0.1)), [], make()
     cluster = clusters.Cluster(clusters.constant(np.array([1.0, 2.0])))
     for each in (problem, problem, make()):
@@ -73,7 +73,7 @@ def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(mes
     np.testing.assert_array_equal(results[0], results[2])
 
 
-def test_what_cannot_be_compared_is_the_same_only_if_it_is_one_object():
+def test_objects_that_cannot_be_compared_are_equal_only_if_identical():
     arrays = np.zeros(2), np.zeros(2)
     broken = Broken(abs), Broken(abs)
     for one, other in (arrays, broken, (Weighted(arrays[0], abs), Weighted(arrays[1], abs))):
@@ -82,7 +82,7 @@ def test_what_cannot_be_compared_is_the_same_only_if_it_is_one_object():
         assert {sameness.Key((one,)): 1}[sameness.Key((one,))] == 1
 
 
-def test_what_can_be_compared_is_the_same_if_it_is_equal_and_of_one_type():
+def test_objects_that_can_be_compared_are_equal_if_their_values_and_types_are():
     assert sameness.same((1, [2, {"a": (3,)}]), (1, [2, {"a": (3,)}]))
     assert sameness.Key(("a", 2)) == sameness.Key(("a", 2))
     assert not sameness.same(1, True)

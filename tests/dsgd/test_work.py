@@ -1,6 +1,4 @@
-"""What workers compute: constructors, against sums over samples written out; and what they
-refuse.
-"""
+"""Local work: constructors, compared with explicit sums over samples; and invalid work."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ COUNTED = np.array([[1, 1, 1], [0, 0, 0], [1, 0, 1], [0, 1, 0]], bool)
 
 @pytest.mark.parametrize("average", ["samples", "workers"])
 def test_local_batches_average_samples_or_workers(average):
-    """Of draws that are numbers: the mean over workers of what each adds up is the mean over
-    samples, or the mean of their means.
+    """Draws are numbers: the mean over workers of their sums is the mean over samples, or the mean
+    of their means.
     """
     made = work.local_batches(SIZES, batch_size=4, micro_batches=3, average=average)
     np.testing.assert_array_equal(made.samples, [[4, 4, 1], [1, 0, 0], [0, 0, 0], [4, 2, 0]])
@@ -38,7 +36,7 @@ def test_local_batches_average_samples_or_workers(average):
         np.testing.assert_allclose(work.of_each(made), SIZES > 0, rtol=1e-6)
 
 
-def test_micro_batches_average_those_that_count_or_workers():
+def test_micro_batches_average_weighted_ones_or_workers():
     means = np.arange(12.0).reshape(4, 3)
     by_samples, by_workers = (
         work.micro_batches(COUNTED, average=average) for average in ("samples", "workers")
@@ -48,14 +46,14 @@ def test_micro_batches_average_those_that_count_or_workers():
     np.testing.assert_array_equal(by_samples.samples, COUNTED)
 
 
-def test_weighted_micro_batches_are_computed_where_they_have_weight():
+def test_only_micro_batches_with_weight_are_computed():
     made = work.weighted(COUNTED * 0.5)
     np.testing.assert_array_equal(made.samples, COUNTED)
     np.testing.assert_array_equal(work.in_samples(made, 16).samples, COUNTED * 16)
     np.testing.assert_array_equal(work.in_samples(made, None).samples, COUNTED)
 
 
-def test_traced_sizes_are_those_of_known_ones_and_cut_to_what_there_is():
+def test_traced_sizes_equal_known_ones_and_are_truncated_to_the_batch():
     def make(sizes):
         return work.local_batches(sizes, batch_size=4, micro_batches=3)
 
@@ -86,14 +84,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "given", "message"), REFUSED)
-def test_what_cannot_be_computed_is_refused(make, given, message):
+def test_impossible_work_is_refused(make, given, message):
     with pytest.raises(ValueError, match=message):
         make(**given)
 
 
 @pytest.mark.parametrize("average", ["samples", "workers"])
-def test_of_those_who_are_there_the_mean_is_the_estimate(average):
-    """Over whom methods take it; also where who that is is known only when it runs."""
+def test_the_estimate_is_the_mean_over_participating_workers(average):
+    """The workers over which methods average; also if participation is known only at run time."""
     sizes, there, g = (
         np.array([8, 3, 5, 1]),
         np.array([True, False, True, True]),

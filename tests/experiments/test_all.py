@@ -30,7 +30,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
 def parsed(name: str, flags: list[str]):
-    """The arguments of a command, which are valid."""
+    """Returns the arguments of a command, which must be valid."""
     module = importlib.import_module(
         f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}"
     )
@@ -61,7 +61,7 @@ def test_the_readme_has_every_command_with_its_paper():
 
 
 def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch, capsys):
-    """But for the usage of a few, which tyro does not break. One is run as a script is."""
+    """Except for the usage of a few, which tyro does not wrap. One command is run as a script."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["", "--help"])
     for name in NAMES - {"benchmark"}:
@@ -82,13 +82,13 @@ def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch,
         )
 
 
-def test_each_has_a_small_budget_that_its_flags_take():
+def test_each_command_accepts_the_flags_of_its_small_budget():
     for name, command in catalogue.COMMANDS.items():
         assert parsed(name, [*shlex.split(command.quick), "--out", "there"]).out == Path("there")
 
 
-def test_docs_shows_what_its_runs_write():
-    """Each figure and table is of one run; flags of runs are flags of their commands."""
+def test_docs_shows_the_files_written_by_its_runs():
+    """Each figure and table belongs to one run; flags of runs are flags of their commands."""
     for run in catalogue.DOCUMENTED.values():
         name, *flags = shlex.split(run)
         parsed(name, flags)
@@ -145,7 +145,7 @@ def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
 
 
 def headings(text: str) -> list[str]:
-    """The runs on a page, each with a heading that the list of contents links to."""
+    """Returns the runs on a page, each with a heading that is linked in the list of contents."""
     found = re.findall(r'<h2 id="(\w+)">', text)
     assert re.findall(r'href="#(\w+)"', text) == found
     return found
@@ -153,7 +153,7 @@ def headings(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """One that ends well, and one that does not, in processes of their own."""
+    """One run that succeeds, and one that fails, in separate processes."""
     out = tmp_path_factory.mktemp("all")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSGD_CACHE", "off")
@@ -169,7 +169,7 @@ def ran(tmp_path_factory, long):
     return out, end.value.code, (out / "index.html").read_text(encoding="utf-8")
 
 
-def test_one_that_fails_is_reported_and_the_others_are_on_the_page_with_every_figure_and_table(ran):
+def test_a_failure_is_reported_and_the_other_runs_are_on_the_page_with_every_figure_and_table(ran):
     out, status, text = ran
     assert status == 1
     assert headings(text) == ["topology", "switch_timelines"]
@@ -192,7 +192,9 @@ def test_one_that_fails_is_reported_and_the_others_are_on_the_page_with_every_fi
 
 def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"--docs: .* has no docs/; expected the sources' folder"):
+    with pytest.raises(
+        ValueError, match=r"--docs: .* has no docs/; run in the folder of the sources"
+    ):
         everything.main(everything.Args(docs=True))
     for folder in ("tables", "figures"):
         (tmp_path / "docs" / folder).mkdir(parents=True)
@@ -235,7 +237,7 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     assert "Trains with DropCompute." in text
 
 
-def test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption():
+def test_an_experiment_over_its_time_limit_is_interrupted():
     code = "import time, sys; print('so far', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
@@ -246,8 +248,8 @@ def test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption():
     assert status is None
 
 
-def test_what_was_done_is_on_the_page_before_all_is_done(tmp_path, monkeypatch):
-    """All are run if none is named; the third is interrupted."""
+def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
+    """By default all are run; the third is interrupted."""
     ran = []
 
     def run(args, name):

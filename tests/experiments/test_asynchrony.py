@@ -1,5 +1,5 @@
-"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and where the
-server is saturated.
+"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and the saturation
+of the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.asynchrony import Args
 
 
 def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
-    """Instead of logistic regression, as many parameters in programs of half the size."""
+    """Replaces logistic regression: equally many parameters in programs of half the size."""
     assert (data, partition, batch_size, seed, data_dir) == ("digits", "iid", 16, 0, None)
     inputs, noise = np.random.default_rng(0).normal(size=(2, workers, 8, 650)).astype(np.float32)
     return dsgd.Problem(
@@ -31,8 +31,8 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 
 def quick(args: Args) -> Args:
-    """With gradients so short that 2.1 workers saturate the server: few numbers of workers are
-    tried, each another program.
+    """Gradients are so short that 2.1 workers saturate the server: few numbers of workers are
+    tried, each of which is a separate program.
     """
     return replace(args, compute=0.1 * (args.latency + 650 * 32 / args.bandwidth))
 
@@ -72,7 +72,7 @@ def ran(tmp_path_factory, full):
     return args
 
 
-def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran):
+def test_stragglers_slow_down_only_methods_that_wait(ran):
     last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
     assert len(last) == 2 * len(ran.methods)
     slower = {
@@ -84,7 +84,7 @@ def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran)
     assert slower["bounded"] > slower["asynchronous"]
 
 
-def test_the_bounded_method_keeps_its_bound(ran):
+def test_staleness_of_the_bounded_method_is_within_its_bound(ran):
     stale = dict(zip(asynchrony.CLUSTERS, STALE, strict=True))["stragglers"]
     assert stale["bounded"].max() == 6 < stale["asynchronous"].max()
     assert stale["asynchronous"].shape == (4 * 20,)
@@ -96,8 +96,8 @@ def test_twice_as_many_workers_as_saturate_the_server_add_staleness(ran):
     assert (int(twice["workers"]), int(twice["staleness"])) == (6, 4), "of no more than 5 workers"
 
 
-def test_the_server_is_saturated_where_its_ports_say(full):
-    """Until then each worker adds its own rate; from then on the staleness is all that grows."""
+def test_the_server_saturates_at_the_workers_given_by_its_ports(full):
+    """Below this number each worker adds its own rate; above it only the staleness grows."""
     args = quick(SMALL)
     message = args.latency + BITS / args.bandwidth
     assert len(full.workers) == 5

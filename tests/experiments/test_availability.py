@@ -1,6 +1,4 @@
-"""The script about workers that are away and messages that are lost, with a tiny budget: its files,
-its tables, and what it refuses.
-"""
+"""`python -m experiments.availability` with a tiny budget: its files and its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ METHODS = ("local-sgd", "sgp")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """Two of the methods, so that few programs are compiled; printed lines too."""
+    """Two of the methods, so that few programs are compiled; also the printed lines."""
     out = tmp_path_factory.mktemp("availability")
     args = availability.Args(
         shares=(0.5, 1.0),
@@ -48,7 +46,7 @@ def test_it_writes_a_history_for_each_share_and_a_figure(ran):
                 for case in ("present 1", "delivered 1", "present 0.5", "delivered 0.5")
             )
             assert whole == alike
-            assert away["clock"] < whole["clock"], "nobody waits for those who are away"
+            assert away["clock"] < whole["clock"], "the round does not wait for absent workers"
             assert away["bits"] < whole["bits"]
             assert lost["clock"] == pytest.approx(whole["clock"], rel=1e-5), (
                 "who waits for a message that is lost waits as long"

@@ -1,4 +1,4 @@
-"""The benchmarks: their versions do the same mathematics, and what cannot be timed is refused."""
+"""The benchmarks: their versions compute the same, and impossible timings are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_versions_make_the_same_iterates(method, versions, data):
 
 
 def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
-    """Numpy's alone: the others are processes like it."""
+    """Only the numpy version: the others are processes like it."""
     monkeypatch.setitem(peers.VERSIONS, "dsgd", ("numpy",))
     monkeypatch.setattr(peers, "MOST", 80)
     peers.main(
@@ -71,7 +71,7 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
         and float(row["apart"]) == 0
         for row in rows
     )
-    # numpy alone, whatever this process has
+    # only numpy, for all libraries that this process has
     assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)
     assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
     assert (tmp_path / "peers.png").exists()
@@ -80,7 +80,9 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
-    """Versions that tell at once models `[3, 2]` of one number, but for one that takes too long."""
+    """Replaces versions by ones that immediately report models `[3, 2]` of one number, except for
+    one that takes too long.
+    """
 
     def timed(version, longest, **what):
         name = version.command[-1]
@@ -93,7 +95,7 @@ def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
     monkeypatch.setattr(peers, "timed", timed)
 
 
-def test_versions_that_differ_are_told(tmp_path, monkeypatch):
+def test_versions_that_differ_are_reported(tmp_path, monkeypatch):
     args = peers.Args(
         methods=("dsgd",),
         versions=("dsgd", "numpy"),
@@ -105,15 +107,15 @@ def test_versions_that_differ_are_told(tmp_path, monkeypatch):
     fake(monkeypatch, {"dsgd": 1.0, "numpy": 1 + 2e-13})
     with pytest.raises(
         RuntimeError,
-        match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: expected 1e-13",
+        match="numpy differs by 2e-13 from the first version; expected at most 1e-13",
     ):
         peers.main(args)
     fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})
-    with pytest.raises(RuntimeError, match="numpy is nan from the first version"):
+    with pytest.raises(RuntimeError, match="numpy differs by nan from the first version"):
         peers.main(args)
 
 
-def test_what_takes_too_long_or_cannot_be_had_is_told(tmp_path, monkeypatch, capsys):
+def test_versions_that_are_too_slow_or_unavailable_are_reported(tmp_path, monkeypatch, capsys):
     def made(name, folder):
         raise environments.Unavailable(f"{name} needs more")
 
@@ -178,9 +180,9 @@ def test_a_process_that_takes_too_long_is_ended():
     )
 
 
-def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
-    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of
-    two elements would have no noise.)
+def test_hand_written_compressed_sgd_reaches_the_same_loss(mesh, key):
+    """Random numbers differ: means over the last rounds agree up to their spread. (Parts of two
+    elements would have no noise.)
     """
     problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
     method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
@@ -194,7 +196,7 @@ def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
+def test_the_benchmark_of_mixing_times_the_given_rounds_of_dsgd(rows):
     graph, rounds = topologies.random_regular(16, 4), 4
     A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
     many = jax.jit(
@@ -205,15 +207,13 @@ def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
     np.testing.assert_allclose(many, x, atol=1e-6)
 
 
-def test_where_the_device_is_no_cpu_copies_are_its_own(monkeypatch):
+def test_on_other_devices_than_cpus_copies_are_made_there(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     np.testing.assert_array_equal(by_hand.copies(4, 2, 3)(3), -np.ones(12))
     assert isinstance(by_hand.copies(4, 2, 3)(2), jnp.ndarray)
 
 
-def test_an_environment_is_made_once_and_only_one_that_was_installed_is_found(
-    tmp_path, monkeypatch
-):
+def test_an_environment_is_created_once_and_found_only_if_it_was_installed(tmp_path, monkeypatch):
     python = tmp_path / "near" / "bin" / "python"
     steps, fails = [], [True]
 
@@ -239,12 +239,12 @@ def test_an_environment_is_made_once_and_only_one_that_was_installed_is_found(
     assert len(steps) == 4
 
 
-def test_a_step_that_fails_says_why():
+def test_a_failed_step_reports_its_reason():
     with pytest.raises(environments.Unavailable, match=r"near: .* failed: no such package"):
         environments._do("near", ["sh", "-c", "echo no such package >&2; exit 1"])
 
 
-def test_a_python_on_the_path_that_does_not_start_is_none(tmp_path, monkeypatch):
+def test_a_python_that_does_not_start_is_ignored(tmp_path, monkeypatch):
     peer = environments.Peer("near_peer", ("near",), (3, 99))
     monkeypatch.setitem(environments.PEERS, "near", peer)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -285,8 +285,8 @@ TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of po
 def test_a_benchmark_times_all_versions(
     benchmark, arguments, file, count, columns, tmp_path, monkeypatch
 ):
-    """With few compressors, which need all of the other programs between them, two graphs, and
-    numpy in the place of the other versions that start.
+    """With few compressors, which require all of the other programs together, two graphs, and numpy
+    instead of the other versions of the start.
     """
     some = [each for each in throughput.CANDIDATES if each.compressor.name in FEW]
     graphs = [topologies.ring(8), topologies.random_regular(12, 9)]
@@ -305,7 +305,7 @@ def test_a_benchmark_times_all_versions(
         assert few[str(mixing.MOST)] == "nan", "so many elements are too many"
 
 
-def test_benchmark_of_rounds_tells_each_number_in_its_unit():
+def test_the_benchmark_of_rounds_shows_each_number_in_its_unit():
     row = rounds.Row(
         "dsgd",
         16,
@@ -325,9 +325,9 @@ def test_benchmark_of_rounds_tells_each_number_in_its_unit():
 
 
 @pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
-def test_the_benchmarks_versions_do_the_same_mathematics(name, mesh, key):
-    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as
-    long.
+def test_the_benchmarks_versions_compute_the_same(name, mesh, key):
+    """After the same rounds, f, |f'|^2 and the consensus distance are equal; parts have different
+    lengths.
     """
     problem = problems.random_quadratic(8, 12, diagonal=True, seed=2)
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), 8)
@@ -349,16 +349,16 @@ def test_a_job_that_fails_is_reported(capfd):
 
 
 @pytest.mark.long
-def test_jobs_by_hand_do_what_the_framework_does():
-    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of
-    each other.
+def test_hand_written_jobs_compute_the_same_as_dsgd():
+    """The same problem with another partition and other draws: after 1,000 rounds, losses are
+    within 5 % of each other.
     """
     with jax.numpy_rank_promotion("allow"):
         ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]
     assert max(ends) < 1.05 * min(ends)
 
 
-def test_what_the_benchmark_of_mixing_times_is_the_same(key):
+def test_both_sums_of_the_benchmark_of_mixing_are_equal(key):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     graph = topologies.random_regular(16, 4)
     np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)

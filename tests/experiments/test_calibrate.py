@@ -1,5 +1,5 @@
-"""The script that measures this machine: fits of known switches, what they predict, and a
-calibration of two processes.
+"""`python -m experiments.calibrate`: fits of known switches, their predictions, and a calibration
+of two processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COSTS = {name: each.cost(N) for name, each in measuring.COLLECTIVES.items()}
 
 
 def times(name, noise, seed, repeats=15):
-    """Of a switch with this latency and bandwidth."""
+    """Returns times of a switch with this latency and bandwidth."""
     rng, cost = np.random.default_rng(seed), COSTS[name]
     return {
         size: (cost.latencies * LATENCY + cost.vectors * 8 * size / BANDWIDTH)
@@ -50,7 +50,7 @@ def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
     assert np.mean(inside) > 0.7
 
 
-def test_one_switch_explains_all_collectives_and_ignores_a_busy_moment():
+def test_one_switch_fits_all_collectives_and_ignores_a_busy_moment():
     measured = {name: times(name, 0.05, 1) for name in COSTS}
     fit = switch.switch(measured, COSTS)
     assert fit.alpha.value == pytest.approx(LATENCY, rel=0.1)
@@ -61,8 +61,8 @@ def test_one_switch_explains_all_collectives_and_ignores_a_busy_moment():
 
 
 def test_costs_are_those_of_the_patterns():
-    """An all-reduce is the ring's; all-to-all and all-gather together are a round of N servers; on
-    a ring, a permute is half of a round.
+    """An all-reduce is that of a ring; all-to-all and all-gather together are a round of N servers;
+    on a ring, a permute is half of a round.
     """
     for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
 
@@ -148,10 +148,10 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
     assert commands.on_cluster(without) is without
 
 
-def test_numbers_are_not_given_twice(measured):
+def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
     with pytest.raises(
         ValueError,
-        match=r"--latency 1 and --cluster .*, which has it, too: expected one of the two",
+        match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
     ):
         commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
 
@@ -201,7 +201,7 @@ def test_a_calibration_has_all_rows_in_80_columns(ran):
         assert len(scripts.rows(args.out / f"{name}.csv")) == heading
 
 
-def test_what_a_calibration_predicts_is_of_its_cluster(ran):
+def test_predictions_of_a_calibration_use_its_cluster(ran):
     args, _ = ran
     cluster = clusters.load(args.out / "cluster.json")
     assert cluster.latency > 0

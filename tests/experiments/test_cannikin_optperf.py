@@ -1,4 +1,4 @@
-"""What OptPerf brings: a small run of the script, its clusters, and how it drives the systems."""
+"""Gains of OptPerf: a small run of the command, its clusters, and the systems without training."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ SMALL = {
 FEW = ("ResNet-50", "BERT")
 
 
-def test_cannikin_is_tuned_first_and_settles_at_optperf_and_the_others_above_it(
-    tmp_path, monkeypatch, long
-):
-    """Two workloads, in epochs that take what the model says."""
+def test_cannikin_settles_first_and_at_optperf_and_the_others_above_it(tmp_path, monkeypatch, long):
+    """Two workloads, in epochs with the times of the model."""
     monkeypatch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
     lines = scripts.ran(
         script.main, script.Args(out=tmp_path, repeats=1, progress=False, cache="off", **SMALL)
     )
-    assert scripts.figures(tmp_path) == {"epochs", "batch_time", "studies"}
+    assert scripts.figures(tmp_path) == {"epochs", "batch_time", "studies", "overhead"}
     cells = scripts.cells(lines)
     assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == [
         "-",
@@ -99,7 +97,7 @@ def test_devices_are_those_of_the_paper():
             assert 2 * len(limits) <= totals[0] >= workload.first_batch
 
 
-def test_lb_bsp_settles_where_the_next_step_is_one_too_many():
+def test_lb_bsp_settles_before_the_step_that_overshoots():
     model = devices.make_model("A", "ResNet-50")
     silent = replace(model, gamma=1.0, t_overlap=0.0, t_last=0.0)
     batches = driving.settled(cannikin.lb_bsp(171), model)
@@ -108,7 +106,7 @@ def test_lb_bsp_settles_where_the_next_step_is_one_too_many():
         assert silent.batch_time(other) > silent.batch_time(batches)
 
 
-def test_exact_times_predict_exactly_and_inverse_variances_help_where_a_node_is_noisy():
+def test_exact_times_predict_exactly_and_inverse_variances_help_with_a_noisy_node():
     model, workload = devices.make_model("A", "ResNet-18"), devices.WORKLOADS["ResNet-18"]
     assert max(driving.prediction_errors(model, workload, Noise(), 0, 4).values()) < 1e-9
     noise = Noise(0.02, np.array([0.02, 0.02, 1.0]))

@@ -1,5 +1,5 @@
-"""The script about Cannikin in real processes: two of them, started once, with a tiny budget; and
-what it makes of times that are exact.
+"""`python -m experiments.cannikin_processes`: two processes, started once, with a tiny budget; and
+its results for exact times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_it_tries_all_splits_in_real_processes(ran):
 
 
 def trial(batches, slower=1.0):
-    """An epoch of three rounds that take what the model says, all times longer by a factor."""
+    """An epoch of three rounds with the times of the model, all longer by a factor."""
     b = np.array(batches)
     backward = slower * np.tile(MODEL.k * b + MODEL.m, (3, 1))
     compute = backward + slower * np.tile(MODEL.q * b + MODEL.s, (3, 1))
@@ -61,7 +61,7 @@ def trial(batches, slower=1.0):
 
 
 def test_a_split_is_not_predicted_from_itself():
-    """One split takes twice as long as the model says: the others know nothing of it."""
+    """One split takes twice the time of the model: predictions of the others do not use it."""
     trials = [
         trial((32, 32)),
         trial((44, 20)),
@@ -78,7 +78,7 @@ def test_a_split_is_not_predicted_from_itself():
     assert abs(even.errors()[1]) > 0.01
 
 
-def test_the_family_of_splits():
+def test_the_curve_of_splits():
     shares, seconds = cannikin_processes.family(MODEL, 64)
     i = 57
     assert seconds[i] == pytest.approx(MODEL.batch_time([64 * shares[i], 64 * (1 - shares[i])]))
@@ -86,7 +86,7 @@ def test_the_family_of_splits():
 
 
 def fails_among(started):
-    """In the block."""
+    """An error in the block."""
     with competitors.competing((0, 2), nice=19) as cores:
         assert len(cores) == len(started) == 2
         assert set(cores) <= os.sched_getaffinity(0)
@@ -94,7 +94,7 @@ def fails_among(started):
 
 
 def test_competitors_end_with_the_block(monkeypatch):
-    """Whatever ends it."""
+    """For any reason."""
     started, really = [], subprocess.Popen
 
     def start(*args, **options):

@@ -1,5 +1,5 @@
-"""The script about training on unequal machines, with a tiny budget: its files, its tables, and
-whose clock it has.
+"""`python -m experiments.cannikin_training` with a tiny budget: its files, its tables, and its
+clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.cannikin import devices, race, race_results
 from experiments.cannikin.race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
 
 TOTALS = (32, 181, 1024)
-PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest parts padded
+PER_EPOCH = 3 * 479  # samples of three workers: 1,437, and padding of the smallest parts
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def ran(tmp_path_factory, long):
 
 
 def test_the_clock_is_that_of_the_devices(ran):
-    """An equal split's seconds, by equation 7; of AdaptDL's other total batches, too."""
+    """Seconds of an equal split, by equation 7, also for AdaptDL's other total batches."""
     setting, rows, _ = ran
     rounds = np.ceil(PER_EPOCH / np.array(TOTALS))
     parts = np.stack([[11, 11, 10], [61, 60, 60], [342, 341, 341]])
@@ -59,7 +59,8 @@ def test_the_clock_is_that_of_the_devices(ran):
         zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True)
     )
     np.testing.assert_array_equal(setting.totals, TOTALS)
-    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024  # of its samples, for one of ours
+    # number of its samples for one of ours
+    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024
     np.testing.assert_allclose(
         setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k)
     )
@@ -68,7 +69,7 @@ def test_the_clock_is_that_of_the_devices(ran):
         np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)
 
 
-def test_the_table_is_of_the_rows(ran):
+def test_the_table_has_one_row_for_each_system(ran):
     _, rows, lines = ran
     for each in rows.values():
         good = [float(row["quality"]) >= 0.91 for row in each]
@@ -112,13 +113,13 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
     assert race_results.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
 
 
-def test_bits_are_to_be_few_and_accuracies_large():
+def test_bits_are_minimized_and_accuracies_maximized():
     tasks = race.TASKS
     assert (tasks["text"].good(0.9, 1.0), tasks["text"].good(1.1, 1.0)) == (True, False)
     assert (tasks["cnn"].good(0.9, 1.0), tasks["cnn"].good(1.1, 1.0)) == (False, True)
 
 
-def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
+def test_links_are_slower_by_the_factor_by_which_the_model_is_smaller():
     args = cannikin_training.Args(cluster="A", choices=4, noise=0.0)
     setting = cannikin_training.setting_of(args, "text")
     assert setting.problem.name == "language_model(grammar, blocks)"

@@ -1,6 +1,4 @@
-"""What all commands do with what a user got wrong, with results that are there already, and with an
-interruption.
-"""
+"""Behavior of all commands for invalid input, for existing results, and for interruptions."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ BENCHMARKS = (throughput, mixing, peers, rounds, start, workarounds)
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Of a script."""
+    """Arguments of a command."""
 
     out: Path
     steps: int = 3
@@ -52,9 +50,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def launch(capsys):
-    """Runs a script that does not end well; its exit status, and the lines that it says on standard
-    error.
-    """
+    """Runs a command that fails; returns its exit status, and its lines on standard error."""
 
     def run(main, args) -> Ended:
         with pytest.raises(SystemExit) as end:
@@ -64,7 +60,7 @@ def launch(capsys):
     return run
 
 
-def test_a_message_of_several_lines_is_one(launch, tmp_path):
+def test_an_error_message_is_printed_as_one_line(launch, tmp_path):
     script = {"__name__": "experiments.some"}
     exec("def main(args): raise ValueError('steps = -1:\\n  need more')", script)
     assert launch(script["main"], Args(tmp_path)) == (2, ["Error: steps = -1: need more"])
@@ -89,7 +85,7 @@ def test_a_run_that_diverges_is_one_line(launch, tmp_path):
 
 
 def test_a_librarys_error_keeps_its_traceback(tmp_path):
-    """It would be a mistake of ours, which nobody could find without."""
+    """It is a mistake of the library, which could not be found without the traceback."""
     with pytest.raises(ValueError, match="could not be broadcast"):
         commands.launch(
             lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path)
@@ -127,7 +123,7 @@ CHECKED = {  # by the commands themselves
 
 
 def test_every_number_of_a_flag_has_a_bound_that_its_default_keeps():
-    """But for those that depend on other flags."""
+    """Except for those that depend on other flags."""
     for script in (*SCRIPTS, *BENCHMARKS):
         commands.check_flags(script.Args())
         name = script.__name__.rsplit(".", 1)[-1]
@@ -139,7 +135,7 @@ def test_every_number_of_a_flag_has_a_bound_that_its_default_keeps():
             ), f"{name}: --{flag} has no bound"
 
 
-def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
+def test_the_configuration_records_the_command_and_the_environment(tmp_path):
     commands.begin(Args(tmp_path / "new"))
     config = json.loads((tmp_path / "new/config.json").read_text())
     assert config["steps"] == 3
@@ -162,7 +158,7 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     commands.begin(Args(tmp_path, steps=4, progress=False))  # the same
     with pytest.raises(
         ValueError,
-        match=r"has results of another configuration \(steps = 4, not 3\): expected another folder",
+        match=r"results of another configuration \(steps = 4, not 3\); pass another folder",
     ):
         commands.begin(Args(tmp_path, steps=3))
     assert (
@@ -172,16 +168,16 @@ def test_results_of_another_configuration_are_not_overwritten(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="has results of another script, or of another version of it: expected another folder",
+        match="results of another script, or of another version of it; pass another folder",
     ):
         commands.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="has results of another script"):
+    with pytest.raises(ValueError, match="contains results of another script"):
         commands.begin(Args(tmp_path))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeypatch):
+def test_an_interrupted_command_keeps_its_results(sent, launch, tmp_path, monkeypatch):
     """The second method never ends."""
     before = signal.getsignal(signal.SIGTERM)
 
@@ -210,7 +206,7 @@ def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeyp
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_nothing_is_written_where_nothing_was_found(tmp_path):
+def test_nothing_is_written_without_results(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
         commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []),
@@ -224,8 +220,8 @@ def test_nothing_is_written_where_nothing_was_found(tmp_path):
     [Path(compare.__file__).parent, Path(throughput.__file__).parent],
     ids=lambda folder: folder.name,
 )
-def test_no_file_beside_a_script_is_taken_for_a_module_that_jax_looks_for(folder):
-    """As where a script is run by its path."""
+def test_no_file_next_to_a_script_shadows_a_module_that_jax_imports(folder):
+    """As if the script is run by its path."""
     command = [
         sys.executable,
         "-c",

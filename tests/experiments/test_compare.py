@@ -1,5 +1,5 @@
-"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned
-step sizes and statistics.
+"""`python -m experiments.compare` with a tiny budget, and tuning and statistics that other commands
+also use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def test_it_writes_its_config_history_figure_and_table(compared):
 
 
 def test_seconds_are_those_of_the_networks_closed_form(compared):
-    """mb-sgd: 2(N-1)(l + r/N) a round, with r the model over the bandwidth, besides the compute."""
+    """mb-sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the compute
+    time.
+    """
     args, _ = compared
     last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
     each = 2 * 3 * (args.latency + 650 * 32 / args.bandwidth / 4) + args.batch_size * args.compute
@@ -73,7 +75,7 @@ def test_a_delay_is_added_to_the_seconds_of_a_batch():
     )
 
 
-def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
+def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch):
     monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
     made = compare.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
     assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
@@ -85,7 +87,7 @@ def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
 
 
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Of one seed, with a bit and a second a round."""
+    """Histories of one seed, with a bit and a second per round."""
     return [
         {
             "step": np.arange(loss.shape[-1]),
@@ -97,7 +99,7 @@ def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
+def test_diverged_methods_are_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
     tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
     args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
@@ -110,7 +112,7 @@ def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, 
         "-",
         "100.0 ± 0.0 %",
     ]
-    assert "Left out, since every step size diverged: sgd." in str(table.caption)
+    assert "Omitted, because every step size diverged: sgd." in str(table.caption)
     assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
     assert statistics.first_reaching(history["loss"], 1.0) is None
     monkeypatch.setattr(compare, "tune", lambda *_: None)
@@ -118,7 +120,7 @@ def test_what_diverges_is_left_out_and_a_target_not_reached_is_marked(tmp_path, 
         compare.main(args)
 
 
-def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
+def test_a_method_that_diverges_at_every_step_size_has_no_result(monkeypatch):
     monkeypatch.setattr(
         dsgd,
         "sweep",
@@ -127,7 +129,7 @@ def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
     assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
-def test_the_default_target_is_reached_by_all_and_at_once_by_few():
+def test_the_default_target_is_reached_by_all_and_immediately_by_few():
     falling, stuck = np.geomspace(1, 0.01, 101)[None, :], np.full((1, 101), 0.95)
     fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
     target = compare.default_target({"fast": fast, "slow": slow})
@@ -141,29 +143,33 @@ def test_the_default_target_is_reached_by_all_and_at_once_by_few():
     assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
 
 
-def test_every_method_is_drawn_in_its_familys_colour_with_its_name():
+def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
     step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
     histories = {
         name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step}
         for name in algorithms.ALGORITHMS
     }
     histories["sgd"]["bits"] = noisy * 0
-    first, bits, _ = compare.draw(
-        compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4
-    ).axes
-    lines = {line.get_label(): line for line in first.lines}
-    assert set(lines) >= set(algorithms.ALGORITHMS), "each has a family"
+    sheet = compare.draw(compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4)
+    first, bits, _ = sheet.axes
+    lines = {line.get_label(): line for line in first.lines if line.get_label() in histories}
+    assert set(lines) == set(algorithms.ALGORITHMS), "each has a family"
     for name, family in {
         "gd": "synchronous",
         "ad-psgd": "asynchronous",
         "ef21": "compressed",
         "d2": "decentralized",
     }.items():
-        assert lines[name].get_color() == compare.FAMILIES[family]
+        assert lines[name].get_linestyle() == compare.FAMILIES[family]
+    assert lines["local-sgd"].is_dashed(), "of local_updates, not of synchronous"
+    looks = {(line.get_color(), line.get_marker()) for line in lines.values()}
+    assert len(looks) == len(lines), "colour and marker alone name a method"
     np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
-    heights = sorted(name.xyann[1] for name in first.texts)
-    assert len(heights) == len(algorithms.ALGORITHMS) == len(bits.texts) + 1
-    assert np.diff(heights).min() >= compare.LABEL_HEIGHT - 1e-9
+    (legend,) = sheet.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    columns = np.array(names).reshape(len(compare.FAMILIES), -1)
+    assert columns[:, 0].tolist() == [name.replace("_", " ") for name in compare.FAMILIES]
+    assert sorted(columns[:, 1:][columns[:, 1:] != " "]) == sorted(algorithms.ALGORITHMS)
     assert bits.get_title() == "sgd sends nothing"
 
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.compression` with a tiny budget, and when compression pays."""
+"""`python -m experiments.compression` with a tiny budget, and the break-even of compression."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_it_writes_its_histories_break_even_and_figures(compressed):
 
 
 def test_memory_makes_sign_learn(compressed):
-    """By label the loss of sign without memory stays near ln 10 where all else falls."""
+    """With data by label, the loss of sign without memory stays near ln 10, whereas all others
+    decrease.
+    """
     args = compressed
     last = {row["method"]: float(row["loss"]) for row in scripts.rows(args.out / "history.csv")}
     assert len(last) == 2 * len(args.compressors)
@@ -72,9 +74,9 @@ def test_its_tables_have_bits_and_bandwidths(compressed):
     )
 
 
-def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
-    """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so
-    many bits a second.
+def test_at_break_even_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
+    """2(N - 1) messages of 125 floats compared with 125 bits and a float, if encoding takes a
+    second.
     """
     monkeypatch.setattr(break_even, "codec_seconds", lambda *_: 1.0)
     assert break_even.bandwidth(compressors.sign, 8, 1000) == 2 * 7 * (32 * 125 - (128 + 32))
@@ -88,9 +90,9 @@ def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
-def test_a_timed_round_writes_its_messages_and_returns_what_all_workers_see_every_time():
-    """With the identity everybody gets the parts of the iteration before, a millionth of their mean
-    on top.
+def test_a_timed_round_writes_its_messages_and_returns_the_decoded_result():
+    """With the identity all workers get the parts of the previous iteration, plus a millionth of
+    their mean.
     """
     run = break_even.exchange_loop(compressors.identity, N=4, d=12, rounds=2)
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""The scripts about decentralized methods, with tiny budgets: their files, their tables, and what
-they find.
+"""The commands on decentralized methods, with tiny budgets: their files, their tables, and their
+results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from experiments import heterogeneity, topology
 
 @pytest.fixture(scope="module")
 def on_graphs(tmp_path_factory, long):
-    """Two of the graphs, so that few programs are compiled; printed lines too."""
+    """Two of the graphs, so that few programs are compiled; also the printed lines."""
     out = tmp_path_factory.mktemp("topology")
     args = topology.Args(
         workers=(8,), steps=60, seeds=1, learning_rates=(0.3, 1.0), out=out, progress=False
@@ -29,8 +29,9 @@ def on_graphs(tmp_path_factory, long):
     return args
 
 
-def test_topology_writes_its_histories_graphs_and_figure(on_graphs):
+def test_topology_writes_its_histories_graphs_and_figures(on_graphs):
     args = on_graphs
+    assert scripts.figures(args.out) == {"figure-8", "pictures-8"}
     rows = scripts.rows(args.out / "history-8.csv")
     assert {row["method"] for row in rows} == {
         f"{partition} {graph}"
@@ -66,7 +67,7 @@ def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
 
 
 @pytest.mark.parametrize("N", [4, 6, 16])
-def test_every_topology_is_there_for_any_number_of_workers(N):
+def test_all_possible_topologies_are_built_for_any_number_of_workers(N):
     graphs = topology.graphs(N, seed=0)
     assert all(graph.n == N for graph in graphs)
     assert (
@@ -122,8 +123,8 @@ def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
 
 
 def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monkeypatch):
-    """After 10,000 partitions, each of another seed: in odd ones somebody has nothing, in even ones
-    a sample too few.
+    """After 10,000 partitions, each with another seed: with odd seeds a worker has no samples, with
+    even ones a sample too few.
     """
     tried = []
 
@@ -136,7 +137,7 @@ def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monk
     monkeypatch.setattr(heterogeneity.problems, "split", split)
     with pytest.raises(
         ValueError,
-        match=r"alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each",
+        match=r"alpha = 0.01: none of 10,000 partitions gives each of 64 workers 16 samples",
     ):
         heterogeneity.main(
             heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False)

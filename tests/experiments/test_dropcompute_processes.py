@@ -1,5 +1,5 @@
-"""The script about DropCompute in real processes: two of them, started once, with a tiny budget;
-and how it judges what they measured.
+"""`python -m experiments.dropcompute_processes`: two processes, started once, with a tiny budget;
+and the comparison of measurements with plans.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_it_measures_both_runs_in_real_processes(ran):
 
 
 def history(latencies, communication=0.5, tau=math.inf, loss=None):
-    """Of a run in which each micro-batch took this long, `[steps, N, M]`, stopped between
+    """History of a run in which micro-batches took these times, `[steps, N, M]`, stopped between
     micro-batches.
     """
     starts = np.cumsum(latencies, axis=-1) - latencies
@@ -71,9 +71,9 @@ def history(latencies, communication=0.5, tau=math.inf, loss=None):
     }
 
 
-def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
-    """The machine is twice as slow once the threshold is there: but for the half second of
-    communication, so is each step.
+def test_plans_use_the_first_steps_and_comparisons_the_later_ones():
+    """The machine is twice as slow after the threshold is chosen: so is each step, except for the
+    half second of communication.
     """
     latencies = np.ones((40, 2, 4))
     latencies[:, 1] = 2
@@ -85,8 +85,10 @@ def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
     assert found["dropped"] == pytest.approx((0.25, 0.625, 0.625, 0))
 
 
-def test_a_race_is_to_the_loss_that_both_reach():
-    """Losses fall by 1 a step without, by 1/2 with, whose steps take half as long."""
+def test_a_race_ends_at_the_loss_that_both_reach():
+    """Losses decrease by 1 per step without the threshold, and by 1/2 with it, in steps of half the
+    time.
+    """
     slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
     steps = np.arange(40.0)
     pair = script.Pair(
@@ -100,8 +102,8 @@ def test_a_race_is_to_the_loss_that_both_reach():
 
 
 def test_delays_are_those_of_the_paper():
-    """Its noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
-    all.
+    """The noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
+    everything.
     """
     setting = replace(ARGS, steps=20_000, micro_batches=5)
     fast, slow = (script.delays(setting, process, 0.01) for process in (0, 1))
@@ -115,7 +117,7 @@ def test_delays_are_those_of_the_paper():
     assert not np.array_equal(slow, 2 * fast + 0.01), "of its own"
 
 
-def test_plans_are_the_planners():
+def test_plans_are_those_of_the_planner():
     latencies = np.random.default_rng(0).gamma(2, 1, (6, 3, 5))
     run = history(latencies, 0.25)
     found = script.of_plan(run, slice(2, None), 4.0)

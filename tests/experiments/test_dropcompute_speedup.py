@@ -1,5 +1,5 @@
-"""What DropCompute gains: a small run of the script, exact sums against closed forms and
-quadratures, runs against the plan.
+"""Speedups of DropCompute: a small run of the command, exact sums compared with closed forms and
+quadratures, and runs compared with the plan.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ SMALL = {
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
 # never near 0
 NORMAL = noises.normal()._replace(below=stats.norm(0.675, 0.1).cdf, mean=0.675, std=0.1)
-LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # as rounded to cells
+LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # of times rounded to cells
 PRINTED = dict(script.PRINTED)
 
 
 def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_plan(
     tmp_path, monkeypatch, long
 ):
-    """All noises of C.3 are drawn as one is, so that few programs are compiled: what is exact
-    stays. The runs that are compared at the end have the same programs, and draws of their own."""
+    """All noises of C.3 are drawn like one of them, so that few programs are compiled; exact
+    results do not change. The runs compared at the end have the same programs, and independent
+    draws.
+    """
     seconds = noises.bernoulli().seconds
     monkeypatch.setattr(
         script,
@@ -97,10 +99,12 @@ def delays():
     return exact.sums(noises.delays(), 12, 10_000)
 
 
-def test_thresholds_are_not_used_on_what_they_are_chosen_from():
-    """Of the first half all is cut at 1 s, where the second has nothing done."""
+def test_thresholds_are_evaluated_on_other_iterations():
+    """In the first half everything is cut at 1 s, at which nothing is computed in the second
+    half.
+    """
     early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
-    early[:, 0] = 5.0  # without whom it is five times as fast
+    early[:, 0] = 5.0  # without this worker it is five times as fast
     setting = Setting(2, 0.0, "preempt", 2, range(1))
     found = simulated.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
     assert list(found) == [3, 2]
@@ -110,8 +114,8 @@ def test_thresholds_are_not_used_on_what_they_are_chosen_from():
     assert found[2].step_time == pytest.approx(1, abs=1e-5)
 
 
-def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
-    """Within 2 %, and no other N does better."""
+def test_one_n_fits_all_ratios_of_the_papers_tables(sums):
+    """Within 2 %, and no other N is better."""
     found = [(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()]
     one = exact.common_workers(found)
 
@@ -127,8 +131,8 @@ def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
         assert each.ratio(N) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
-    """Preempting and between micro-batches, with and without communication."""
+def test_exact_speedups_of_normal_times_are_those_of_quadrature(normal):
+    """With preemption and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):
         assert normal.without(N) == pytest.approx(
             dropcompute.expected_step_time(*LIKE, N), rel=1e-5
@@ -148,7 +152,7 @@ def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
                 assert best.speedup > around.max() * (1 - rel)
 
 
-def test_steps_that_drop_a_share_are_so_much_shorter(normal):
+def test_a_step_is_shorter_by_the_share_that_its_threshold_saves(normal):
     tau = CELL * np.searchsorted(normal.share, 0.97)
     assert dropcompute.expected_micro_batches(tau, *LIKE) / 12 == pytest.approx(0.97, abs=2e-3)
     step, whole = (dropcompute.expected_step_time(*LIKE, 64, threshold=t) for t in (tau, np.inf))
@@ -156,7 +160,7 @@ def test_steps_that_drop_a_share_are_so_much_shorter(normal):
 
 
 def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
-    """Bernoulli's reach it; without a bound there is none."""
+    """Bernoulli delays attain it; unbounded ones have no bound."""
     for T_c in (0.0, 2.0):
         limit, bernoulli = delays.limit(2.925, T_c), sums["13c"].limit(0.9, T_c)
         gains = [delays.best(N, T_c).speedup for N in (2, 10, 1_000, 1e6, 1e9)]
@@ -164,14 +168,13 @@ def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
         assert gains[-1] < limit < (12 * 2.925 + T_c) / (12 * 0.45 + T_c)
         assert sums["13c"].best(1e9, T_c).speedup == pytest.approx(bernoulli, rel=1e-3)
         assert sums["13c"].best(1_000, T_c).speedup < bernoulli
-    # By hand: all take 0.9 s, and tau = 6.3 s lets through a micro-batch m with at most 14 - m of
-    # 0.9 s.
+    # By hand: all take 0.9 s, and tau = 6.3 s allows a micro-batch m with at most 14 - m of 0.9 s.
     share = np.mean([stats.binom(m, 0.5).cdf(14 - m) for m in range(1, 13)])
     assert sums["13c"].limit(0.9, 0.0) == pytest.approx(share * 10.8 / 6.3, rel=2e-3)
     assert exact.sums(noises.lognormal(0.05), 12, 1e9).best(1e9, 0.0).speedup > 5
 
 
-def test_noises_are_drawn_as_their_distributions_say():
+def test_noises_are_drawn_from_their_distributions():
     """One program for all."""
     those = {noise.name: noise for noise, _ in PRINTED.values()} | {
         each.name: each for each in (noises.delays(), noises.delays_unbounded())
@@ -202,7 +205,7 @@ def test_noises_are_drawn_as_their_distributions_say():
         )
 
 
-def test_workers_to_whom_nothing_is_added_have_their_own_means():
+def test_workers_without_added_noise_have_their_own_means():
     own, alike = (noises.natural(60, 20, 12, alike=same)(3) for same in (False, True))
     for latencies, between in ((own, noises.OWN_MEANS), (alike, 0.0)):
         assert latencies.shape == (60, 20, 12)
@@ -222,5 +225,5 @@ def test_speedups_over_drop_rates_are_those_of_thresholds():
     assert gains[0] == 1
     ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
     for share, gain in zip(shares[1:], gains[1:], strict=True):
-        tau = ends[round((1 - share) * ends.size)]  # of which so many are not before it
+        tau = ends[round((1 - share) * ends.size)]  # this share of the ends is not before it
         assert gain == pytest.approx(dropcompute.effective_speedup(latencies, 0.5, tau), rel=5e-3)

@@ -1,5 +1,5 @@
-"""The script about training with DropCompute, with a tiny budget: its files, its tables, and what
-they show.
+"""`python -m experiments.dropcompute_training` with a tiny budget: its files, its tables, and its
+results.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ ARGS = dropcompute_training.Args(
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """A linear model, with one optimiser for each part, one way to stop, and the same stragglers
-    twice: half as many programs; its histories, and the printed lines."""
+    """A linear model, with one optimizer for each part, one way to stop, and the same stragglers
+    twice, which halves the number of programs; its histories, and the printed lines.
+    """
     out = tmp_path_factory.mktemp("dropcompute_training")
     args = dataclasses.replace(ARGS, out=out)
     found = {}
@@ -97,7 +98,7 @@ def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
     assert papers["larger batch"] == ["91.38", "+0.06"]
 
 
-def test_rates_are_what_they_are_called(ran):
+def test_drop_rates_are_those_in_the_names(ran):
     _, _, found, _ = ran
     for rate in (0.0, 0.1, 0.4):
         assert found[quality.at(rate)]["dropped"][:, 1 : STEPS + 1].mean() == pytest.approx(
@@ -132,7 +133,7 @@ def test_expected_seconds_of_local_sgd_are_those_of_many_draws():
     )
 
 
-def test_a_single_server_has_as_many_stragglers_which_are_all_its_own():
+def test_a_single_server_has_the_same_mean_number_of_stragglers():
     uniform, single = local_sgd.scenarios(32, 8, 0.04, 0.15)
     assert uniform.workers * uniform.chance == pytest.approx(single.workers * single.chance)
     times = latencies(single.cluster, 32, 1, seed=0, rounds=500)[..., 0]
@@ -149,7 +150,7 @@ def test_a_threshold_drops_at_most_its_share():
 
 
 def test_steps_to_a_loss_are_found_between_rounds():
-    """A loss that falls 1.03 times as slowly, in rounds of 0.8 seconds instead of 1."""
+    """A loss that decreases 1.03 times as slowly, in rounds of 0.8 seconds instead of 1."""
     rounds = np.arange(301)
     curves = {factor: np.exp(-rounds / (100 * factor))[None] for factor in (1.0, 1.03)}
     first, second = (
@@ -157,7 +158,7 @@ def test_steps_to_a_loss_are_found_between_rounds():
         for losses, seconds in zip(curves.values(), (1.0, 0.8), strict=True)
     )
     gain = convergence.gain(first, second, 0.15)
-    # a window's mean is that of its middle, as many rounds before its end
+    # the mean of a window belongs to its middle, half a window before its end
     middle = (convergence.WINDOW - 1) / 2
     exact = (100 * 1.03 * math.log(1 / 0.15) + middle) / (100 * math.log(1 / 0.15) + middle)
     assert gain.steps[0] == pytest.approx(exact, rel=1e-3)

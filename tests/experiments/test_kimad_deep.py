@@ -1,5 +1,5 @@
-"""The script about Kimad on a neural network, with a tiny budget: its files, its tables, and the
-regime that it is about.
+"""`python -m experiments.kimad_deep` with a tiny budget: its files, its tables, and the regime of
+its bandwidths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsgd.problems import models
 from experiments import kimad_deep
 from experiments.kimad import deep_results, deep_runs
 
-METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
+METHODS = {"Kimad", "Kimad, oracle", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
 T_COMP = 357_566_784 / 180e6  # a ResNet-18's bits over the mean of 30 and 330 Mbit/s
 LINEAR = 32 * 650  # bits of the model that these tests train
@@ -48,7 +48,7 @@ def ran(tmp_path_factory, long):
 
 @pytest.fixture(scope="module")
 def series(ran):
-    """Numbers of each case's first seed, by name, after the warm-up's 4 of 90 rounds."""
+    """Numbers of each case's first seed, by name, after the warm-up of 4 of 90 rounds."""
     args, _ = ran
     rows = scripts.rows(args.out / "history.csv")
     assert {(row["method"].split("; ")[0]) for row in rows} == METHODS
@@ -65,11 +65,11 @@ def series(ran):
     return found
 
 
-def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(series):
-    """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the
+def test_messages_with_a_known_bandwidth_fill_their_seconds_exactly(series):
+    """A step takes T_comp + 2 T_comm, because ratios differ by a thousandth and no message is the
     whole model.
     """
-    history = series["Kimad, told", "0.2 s"]
+    history = series["Kimad, oracle", "0.2 s"]
     taken = np.diff(history["clock"])[5:]
     assert taken.max() <= (T_COMP + 0.4) * 1.0001
     assert taken.min() > T_COMP + 0.3
@@ -78,7 +78,7 @@ def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(ser
     assert late.max() > (T_COMP + 0.4) * 1.01, "the last message's rate is not the next one's"
 
 
-def test_links_are_as_slow_as_the_model_is_small(series):
+def test_bandwidths_scale_with_the_model(series):
     rates = (
         np.concatenate([history["bandwidth"][5:] for history in series.values()])
         * 357_566_784
@@ -113,8 +113,8 @@ def test_its_tables_have_the_papers_numbers(ran):
     assert any("in its layers: of the same" in line for line in lines)
 
 
-def test_what_ef21_needs_is_expected_where_links_have_no_noise():
-    """Step after step of the same size, each with the bandwidth at its start."""
+def test_seconds_of_ef21_are_those_expected_without_noise():
+    """Steps of the same size follow each other, each with the bandwidth at its start."""
     for seconds in (1.0, 0.1):
         level = partial(deep_runs.pattern, 1e4)
         clock, sizes = 0.0, []

@@ -1,5 +1,5 @@
-"""The scripts about Kimad on quadratics, with a tiny budget: their files, their tables, what they
-refuse; and what they measure with.
+"""The commands on Kimad with quadratics, with a tiny budget: their files, their tables, invalid
+arguments, and their measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TINY = {
 
 
 def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, monkeypatch, long):
-    """Two of the regimes, from the gradient."""
+    """Two of the regimes, started from the gradient."""
     monkeypatch.setattr(kimad_quadratic, "REGIMES", {"small": "faster", "high": "no gain"})
     scripts.ran(
         kimad_quadratic.main, kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path, **TINY)
@@ -57,7 +57,7 @@ def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, mo
 
 
 def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
-    """A bandwidth that stays, and a recording; bits that are fast to compile."""
+    """A constant bandwidth, and a recording; compressors that compile quickly."""
     (tmp_path / "recorded.csv").write_text("1, 4\n10\n2\n")
     monkeypatch.setitem(
         kimad_variability.FAMILIES,
@@ -84,7 +84,7 @@ def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
     assert max(still) <= 1.05, "fixed compressors have the finer grid, and no header"
 
 
-def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
+def test_patterns_have_equal_means_and_the_stated_range(tmp_path):
     (tmp_path / "recorded.csv").write_text("1,4,10,2")
     args = kimad_variability.Args(
         ratios=(3.0, 30.0), periods=(5.0,), trace=tmp_path / "recorded.csv", interval=3.0
@@ -98,7 +98,7 @@ def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
         assert values.max() / values.min() == pytest.approx(ratio, rel=1e-3)
 
 
-def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_seconds():
+def test_gradient_descent_is_a_fixed_compressor_and_losses_follow_its_seconds():
     """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the
     bandwidth.
     """
@@ -128,7 +128,7 @@ def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_se
     }
 
 
-def test_free_places_cost_nothing_where_any_are_sent():
+def test_indices_that_are_not_counted_cost_no_bits():
     sent, free = (
         quadratics.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free")
     )
@@ -140,10 +140,10 @@ def best_of(losses) -> quadratics.Best:
     return quadratics.Best({}, np.array(losses, float), {})
 
 
-def test_speedups_compare_seconds_to_what_both_reach():
-    falling = -np.arange(1, 101) / 10  # in a hundredth of the seconds each
+def test_speedups_compare_seconds_to_a_loss_that_both_reach():
+    falling = -np.arange(1, 101) / 10  # each takes a hundredth of the seconds
     slow, fast = best_of([falling, falling]), best_of([2 * falling, falling / 2])
-    target = falling[-10:].mean()  # of the slow one; half of it of the one at half the pace
+    target = falling[-10:].mean()  # of the slow run; half of it for the run at half the speed
     at = np.argmax(falling <= target) + 1
     at_twice, at_half = np.argmax(2 * falling <= target) + 1, np.argmax(falling <= target / 2) + 1
     np.testing.assert_allclose(quadratics.speedups(slow, fast), [at / at_twice, at_half / at])
@@ -171,11 +171,11 @@ def test_intervals_are_of_students_t_of_logarithms():
         ((3.0,), False),
     ],
 )
-def test_faster_is_more_than_the_spread_and_more_than_a_trifle(ratios, faster):
+def test_faster_means_beyond_the_interval_and_beyond_5_percent(ratios, faster):
     assert quadratics.is_faster(np.array(ratios)) == faster
 
 
-def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
+def test_the_best_point_has_the_smallest_finite_mean_of_logarithms():
     losses = np.full((2, 2, 3, 10), -1.0)
     losses[0, 1] = np.array([-9, -1, np.inf])[:, None]
     losses[1, 0] = np.array([-2, -3, -1])[:, None]

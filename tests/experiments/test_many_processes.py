@@ -1,5 +1,5 @@
-"""Experiments as several processes, from their command lines: what Slurm tells, or flags; process 0
-alone prints and writes.
+"""Experiments as several processes, from their command lines: with Slurm's variables, or flags;
+only process 0 prints and writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL = [
 
 
 def free_port() -> int:
-    """One of those of which JAX takes one for a Slurm job."""
+    """A free port among those that JAX chooses for a Slurm job."""
     for port in random.sample(range(61440, 65536), 100):
         with socket.socket() as held:
             try:
@@ -86,7 +86,7 @@ def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.long
-def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path):
+def test_two_processes_find_the_same_as_one_and_only_the_first_prints(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
     (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
@@ -111,12 +111,12 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(tmp_path)
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
 
 
-def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
-    for machines, told in [
+def test_incomplete_flags_of_processes_are_refused(tmp_path, monkeypatch, capsys):
+    for machines, message in [
         (commands.Machines("127.0.0.1:1", 2), "process_id = None; expected all three"),
         (commands.Machines(lost_after=0.0), "lost_after = 0; expected finite seconds > 0"),
     ]:
         with pytest.raises(SystemExit) as end:
             commands.launch(print, compare.Args(out=tmp_path, cache="off"), machines)
         assert end.value.code == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Each notebook is what its text gives, and says where it comes from; their cells are run where the
-documentation is built.
+"""Each notebook is made from its text, and can install the framework in Colab. Building the
+documentation runs the cells.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -17,18 +19,18 @@ NAMES = [path.stem for path in TEXTS]
 
 
 def code(notebook) -> list[str]:
-    """Cells of code, without the lines that are not Python's."""
+    """Cells of code, without the lines that are not Python."""
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.MULTILINE) for cell in cells]
 
 
-def test_there_are_seven():
+def test_there_are_seven_notebooks():
     assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, 8)]
     assert sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb")) == NAMES
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_the_notebook_is_what_the_text_gives_and_whole(path):
+def test_the_notebook_is_the_one_made_of_its_text(path):
     import nbformat  # takes a second, which each process of tests would wait before its first test
 
     text = path.read_text()
@@ -45,31 +47,36 @@ def test_the_notebook_is_what_the_text_gives_and_whole(path):
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     cells = code(notebook)
-    assert len(cells) <= 16  # with the one that installs
+    assert len(cells) <= 16  # including the one that installs
     for cell in cells:
         ast.parse(cell)
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (path.parent / link).exists(), link
 
 
-def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
-    for path in TEXTS:
-        badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
-        address = notebooks.address(path.stem)
-        assert f"({address})" in "".join(badge["source"])
-        assert (
-            f"blob/main/{path.relative_to(notebooks.FOLDER.parents[1]).with_suffix('.ipynb')}"
-            in address
-        )
-        assert "".join(title["source"]).startswith("# ")
-        assert f"git+https://github.com/{notebooks.REPOSITORY}" in "".join(install["source"])
-        (body,) = (
-            node
-            for node in ast.parse(code({"cells": [install]})[0]).body
-            if not isinstance(node, ast.Import)
-        )
-        assert isinstance(body, ast.If)
-        assert ast.unparse(body.test) == "'google.colab' in sys.modules"
+@pytest.mark.parametrize("repository", [None, "owner/name"])
+def test_the_first_cell_installs_on_colab_only(repository, monkeypatch):
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    text = notebooks.with_header("\n# A title\n", "one", repository)
+    *badge, install, title = json.loads(notebooks.converted(text))["cells"]
+    assert title["source"] == ["# A title"]
+    link = "https://colab.research.google.com/github/owner/name/blob/main/experiments/notebooks/one"
+    assert [f"({link}.ipynb)" in "".join(cell["source"]) for cell in badge] == (
+        [] if repository is None else [True]
+    )
+    cell = TransformerManager().transform_cell("".join(install["source"]))
+    commands = []
+    shell = SimpleNamespace(run_line_magic=lambda *command: commands.append(command))
+    variables = {"get_ipython": lambda: shell}
+    exec(cell, variables)
+    assert commands == []
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    exec(cell, variables)
+    assert commands == [("pip", "install -q {SOURCE}")]
+    assert variables["SOURCE"] == (
+        "dsgd-*.whl" if repository is None else "git+https://github.com/owner/name"
+    )
 
 
 def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
@@ -77,10 +84,9 @@ def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
     for path in TEXTS:
         (title,) = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
         assert f"[{title}](../../experiments/notebooks/{path.name})" in page
-        assert notebooks.address(path.stem) in page
 
 
-def test_a_cells_name_changes_with_the_cell_only():
+def test_the_id_of_a_cell_changes_only_with_the_cell():
     cell = "```{code-cell} ipython3\nx = 1\n```\n"
     text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
     other = text.replace("Words.", "Other words.")
@@ -89,10 +95,9 @@ def test_a_cells_name_changes_with_the_cell_only():
         True,
         True,
         True,
-        True,
         False,
         True,
     ]
-    assert len({cell["id"] for cell in before}) == 6
+    assert len({cell["id"] for cell in before}) == 5
     with pytest.raises(ValueError, match=r"one\.md has no title"):
         notebooks.with_header("no title", "one")

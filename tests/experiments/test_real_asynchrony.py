@@ -1,5 +1,5 @@
-"""The script about real asynchrony: two processes and their server, started once for each of three
-methods, with a tiny budget.
+"""`python -m experiments.real_asynchrony`: two processes and their server, started once for each of
+three methods, with a tiny budget.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_its_table_has_every_method(ran):
     assert all(float(row["updates/s"]) > 0 for row in rows)
 
 
-def test_an_address_that_is_none_is_refused(tmp_path):
+def test_an_invalid_address_is_refused(tmp_path):
     pytest.importorskip("ray")
     with pytest.raises(ValueError, match="Ray cannot be reached at address = 'nonsense'"):
         real_asynchrony.main(real_asynchrony.Args(address="nonsense", out=tmp_path, progress=False))
@@ -87,8 +87,8 @@ def test_any_number_of_servers_goes_with_all_methods():
     assert "3 servers" in real_asynchrony.methods(real_asynchrony.Args(servers=3))
 
 
-def test_what_is_simulated_for_its_clock_does_not_diverge():
-    """At the largest steps with which the real problem still converges."""
+def test_simulations_for_the_clock_do_not_diverge():
+    """With the largest step sizes for which the real problem converges."""
     args = real_asynchrony.Args(workers=3, learning_rate=2.0)
     worker = np.arange(300) % 3
     updates = {

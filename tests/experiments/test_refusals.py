@@ -1,4 +1,4 @@
-"""What experiments refuse: one line, status 2, and nothing is written or started."""
+"""Invalid arguments of experiments: one line, status 2, and nothing is written or started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REFUSED = {
     "all": [
         (
             {"quick": True, "docs": True},
-            "--quick and --docs: docs/ shows no sketches; expected one",
+            "--quick and --docs: docs/ shows only full runs; pass one",
         ),
         ({"only": ("nothing",)}, "--only nothing: expected some of compare, "),
     ],
@@ -38,16 +38,25 @@ REFUSED = {
     ],
     "benchmark.rounds": [
         ({"repeats": 0}, "--repeats 0: expected whole numbers, at least 1"),
-        ({"workers": (4, 4), "dimensions": (5,)}, "2 workers for 1 dimensions: expected as many"),
+        (
+            {"workers": (4, 4), "dimensions": (5,)},
+            "2 workers for 1 dimensions: expected one dimension",
+        ),
         ({"methods": ("gd",)}, "--methods gd: expected some of mb-sgd, dsgd"),
     ],
     "calibrate": [
         ({"processes": 1}, "--processes 1: expected whole numbers, at least 2"),
-        ({"sizes": (1024,)}, "--sizes 1024: expected at least 2 whole numbers, rising"),
-        ({"sizes": (1024, 512)}, "--sizes 1024 512: expected at least 2 whole numbers, rising"),
-        ({"sizes": (1, 2)}, "all the same to all-reduce, whose vectors are multiples of 8 bytes"),
-        ({"sizes": (8, 16)}, "all the same to all-gather, whose vectors are multiples of 16 bytes"),
-        ({"widths": (8, 8)}, "--widths 8 8: expected at least 1 whole number, rising"),
+        ({"sizes": (1024,)}, "--sizes 1024: expected at least 2 whole numbers, increasing"),
+        ({"sizes": (1024, 512)}, "--sizes 1024 512: expected at least 2 whole numbers, increasing"),
+        (
+            {"sizes": (1, 2)},
+            "all round to the same size for all-reduce, whose vectors are multiples of 8 bytes",
+        ),
+        (
+            {"sizes": (8, 16)},
+            "all round to the same size for all-gather, whose vectors are multiples of 16 bytes",
+        ),
+        ({"widths": (8, 8)}, "--widths 8 8: expected at least 1 whole number, increasing"),
         ({"ratios": (0.1, 2.0)}, "--ratios (0.1, 2.0): expected shares above 0, at most 1"),
         *(
             ({"shape": text}, f"--shape {text}: ")
@@ -60,11 +69,11 @@ REFUSED = {
         ({"iterations": 2}, "--iterations 2: expected at least 3"),
     ],
     "cannikin_processes": [
-        ({"competitors": (1,)}, "--competitors (1,): expected two numbers"),
+        ({"competitors": (1,)}, "--competitors (1,): expected at least two numbers"),
         ({"competitors": (0, -1)}, "--competitors (0, -1): expected finite numbers, at least 0"),
         ({"shares": (0.5, 1.0)}, "--shares (0.5, 1.0): expected shares above 0, below 1"),
         ({"nice": 20}, "--nice 20: expected 0 to 19"),
-        ({"total": 63}, "--total 63: expected 64"),
+        ({"total": 63}, "--total 63: expected at least 64"),
     ],
     "compare": [
         ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad'; expected one of gd,"),
@@ -81,7 +90,7 @@ REFUSED = {
         ({"seed": -1}, "--seed -1: expected finite numbers, at least 0"),
     ],
     "complexity_table": [
-        ({"epsilons": epsilons}, "expected at least 2 positive numbers, falling")
+        ({"epsilons": epsilons}, "expected at least 2 decreasing positive numbers")
         for epsilons in ((0.1,), (0.1, 0.2), (0.1, 0.0))
     ],
     "compression": [
@@ -90,9 +99,9 @@ REFUSED = {
         ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
     ],
     "convergence_rates": [
-        ({"steps": (4, 8)}, "expected at least 4 numbers, rising, from 1 on"),
-        ({"workers": (2, 1)}, "expected at least 2 numbers, rising"),
-        ({"staleness": (-1, 0, 1, 2)}, "expected at least 4 numbers, rising, from 0 on"),
+        ({"steps": (4, 8)}, "expected at least 4 increasing numbers, at least 1"),
+        ({"workers": (2, 1)}, "expected at least 2 increasing numbers"),
+        ({"staleness": (-1, 0, 1, 2)}, "expected at least 4 increasing numbers, at least 0"),
         (
             {"fixed_steps": 100},
             "fixed-steps = 100 with a staleness of 255: expected more than twice",
@@ -109,9 +118,12 @@ REFUSED = {
         ({"run_workers": 1}, "--run-workers 1: expected whole numbers, at least 2"),
     ],
     "dropcompute_training": [
-        ({"drop_rates": (0.1,)}, "--drop-rates (0.1,): expected 0 among them"),
-        ({"drop_rates": (0.0, 0.2)}, "expected 0.1, at which compensations are compared"),
-        ({"corrected_rates": (0.5,)}, "--corrected-rates (0.5,): expected 0 among them"),
+        ({"drop_rates": (0.1,)}, "--drop-rates (0.1,): must contain 0"),
+        (
+            {"drop_rates": (0.0, 0.2)},
+            "must contain 0.1, the rate at which compensations are compared",
+        ),
+        ({"corrected_rates": (0.5,)}, "--corrected-rates (0.5,): must contain 0"),
         ({"periods": (1, 7)}, "--periods (1, 7)"),
         ({"server": 1}, "--server 1"),
         ({"local_drop_rate": 1.0}, "--local-drop-rate 1.0: expected shares of at least 0, below 1"),
@@ -163,7 +175,7 @@ REFUSED = {
         for i, row in enumerate(rows)
     ],
 )
-def test_bad_flags_are_one_line_and_status_2(name, flags, words, tmp_path, capsys):
+def test_invalid_flags_print_one_line_and_exit_with_status_2(name, flags, words, tmp_path, capsys):
     module = importlib.import_module(f"experiments.{name}")
     with pytest.raises(SystemExit) as end:
         commands.launch(module.main, module.Args(out=tmp_path / "out", **flags))

@@ -1,6 +1,4 @@
-"""A script that was ended before its time goes on, when the same command is given again, from what
-its runs have kept.
-"""
+"""An interrupted command that is run again resumes from the checkpoints of its runs."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def launched(out, machines=KEPT):
 
 
 @pytest.mark.long
-def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
+def test_the_same_command_resumes_and_finds_the_same(tmp_path, monkeypatch):
     launched(tmp_path / "whole", commands.Machines())
     assert not (tmp_path / "whole" / resuming.FOLDER).exists()
     real, calls = dsgd.sweep, []
@@ -60,18 +58,18 @@ def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
     assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
 
 
-def test_another_configuration_does_not_take_them_up(tmp_path, monkeypatch, capsys):
+def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dsgd, "sweep", interrupted)
     (tmp_path / resuming.FOLDER).mkdir()
-    for steps, told in (
+    for steps, message in (
         (6, "Interrupted"),
-        (7, "has results of another configuration (steps = 6, not 7)"),
+        (7, "contains results of another configuration (steps = 6, not 7)"),
     ):
         with pytest.raises(SystemExit):
             commands.launch(
                 compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT
             )
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""`python -m experiments.stragglers` with a tiny budget: its files, its tables, and how seconds are
-counted.
-"""
+"""`python -m experiments.stragglers` with a tiny budget: its files, its tables, and its seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from experiments import stragglers
 from experiments.stragglers import Args
 
 SHOWN = ("synchronous", "DropCompute", "asynchronous")
-BATCHES: list[int] = []  # samples of the fixture's batches
+BATCHES: list[int] = []  # number of samples of the fixture's batches
 
 
 def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
-    """Instead of logistic regression, without data to load."""
+    """Replaces logistic regression, without loading data."""
     assert (data, partition, seed, data_dir) == ("digits", "iid", 0, None)
     BATCHES.append(batch_size)
     inputs, noise = np.random.default_rng(0).normal(size=(2, workers, 8, 4)).astype(np.float32)
@@ -35,8 +33,8 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
-    """With one kind of stragglers and three of the methods: fewer programs; what was found, and the
-    printed lines.
+    """With one kind of stragglers and three of the methods, for fewer programs; the results, and
+    the printed lines.
     """
     args = Args(
         workers=4,
@@ -83,7 +81,7 @@ def test_each_method_has_a_history_and_a_row(ran):
     assert [row["method"] for row in scripts.rows(args.out / "delays.csv")] == list(SHOWN)
 
 
-def test_all_run_for_about_as_many_seconds(ran):
+def test_all_methods_run_for_about_the_same_seconds(ran):
     _, found = ran
     ends = {name: one.history["clock"][:, -1].mean() for name, one in found.items()}
     assert all(0.75 < end / ends["synchronous"] < 1.35 for end in ends.values())
@@ -92,8 +90,8 @@ def test_all_run_for_about_as_many_seconds(ran):
     assert steps["DropCompute"] > steps["synchronous"]
 
 
-def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
-    """Without a wait each takes as long; DropCompute drops those that wait only."""
+def test_a_gradient_has_the_same_micro_batches_and_samples_for_every_method(ran):
+    """Without waiting all take the same time; DropCompute drops only micro-batches that wait."""
     args, found = ran
     shortest = {
         name: np.diff(found[name].history["clock"]).min() for name in ("synchronous", "DropCompute")

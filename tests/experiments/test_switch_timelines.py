@@ -1,4 +1,4 @@
-"""The survey's timelines: what is printed there, what is simulated, and what is drawn."""
+"""The survey's timelines: printed, simulated, and drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Of a run, its arguments and printed lines."""
+    """The files of a run, its arguments and printed lines."""
     args = Args(workers=3, out=tmp_path_factory.mktemp("timelines"))
     return args, scripts.ran(switch_timelines.main, args)
 
@@ -47,7 +47,7 @@ def test_its_timeline_has_every_passage(written):
     assert receivers == {"worker 1", "worker 2", "worker 3", "server"}
 
 
-def test_its_costs_are_what_the_survey_prints(written):
+def test_its_costs_are_those_printed_in_the_survey(written):
     args, lines = written
     cells = {
         tuple(row.values())[:2]: list(row.values())[2:]
@@ -63,7 +63,7 @@ def test_its_costs_are_what_the_survey_prints(written):
 
 
 @pytest.mark.parametrize("args", SETTINGS, ids=str)
-def test_every_formula_is_what_is_simulated(args):
+def test_every_formula_agrees_with_the_simulation(args):
     rows = switch_timelines.rows(args)
     assert len(rows) == 10
     for row in rows:
@@ -72,18 +72,18 @@ def test_every_formula_is_what_is_simulated(args):
 
 @pytest.mark.parametrize("args", SETTINGS, ids=str)
 def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
-    """All that is sent and received has a block as long as its transfer, and what is not held by a
-    port has none.
-    """
+    """Each transfer has a block of its length, and messages that occupy no port have none."""
     for panel in switch_timelines.panels(args):
         spans = sorted(
-            switch_charts.spans(panel.passages), key=lambda span: (span.who, span.lane, span.begin)
+            switch_charts.spans(panel.passages),
+            key=lambda span: (span.worker, span.lane, span.begin),
         )
         for span, after in itertools.pairwise(spans):
             assert span.begin < span.end
-            assert (span.who, span.lane) != (after.who, after.lane) or span.end <= after.begin, (
-                panel.figure
-            )
+            assert (span.worker, span.lane) != (
+                after.worker,
+                after.lane,
+            ) or span.end <= after.begin, panel.figure
         transfers = sum(passage.transfer for passage in panel.passages)
         for kind in ("send", "receive"):
             assert sum(span.end - span.begin for span in spans if span.kind == kind) == transfers
@@ -104,7 +104,9 @@ def test_in_the_example_only_the_third_message_waits():
         for span in switch_charts.spans(by_figure(Args())["1.3"].passages)
         if span.kind == "wait"
     ]
-    assert [(span.who, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
+    assert [(span.worker, span.lane, span.begin, span.end) for span in waits] == [
+        (2, "send", 6, 12.5)
+    ]
 
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
@@ -136,7 +138,7 @@ def test_the_next_round_begins_when_all_have_the_model():
     }
 
 
-def test_a_round_with_computing_is_computing_and_then_the_messages():
+def test_a_round_with_computation_is_computation_and_then_messages():
     panels = by_figure(Args(compute=7.0))
     assert panels["3.4"].end == 7 + 2 * 3 * (Fraction(3, 2) + Fraction(5, 4))
     assert panels["5.3"].end == 7 + 13

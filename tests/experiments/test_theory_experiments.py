@@ -32,7 +32,7 @@ BUDGET = Budget(
 
 @pytest.fixture(scope="module")
 def slopes(tmp_path_factory, long):
-    """One measure of each kind."""
+    """One measurement of each kind."""
     args = convergence_rates.Args(
         **BUDGET._asdict(), out=tmp_path_factory.mktemp("rates"), progress=False
     )
@@ -63,9 +63,10 @@ def slopes(tmp_path_factory, long):
     return args, {(row["panel"], row["method"]): row for row in rows}
 
 
-# Of T = 256 on, but for terms that fall faster: with noise gamma L T > 10, and LD / T is 2 % of the
-# noise's share. For DSGD the bound itself is 0.05 steeper, since (1 + rho) / (1 - rho) = 2 is not
-# far below the other parts of 1 / gamma. With staleness gamma (tau + 1) L = 1/2, up to O(1).
+# From T = 256 on, except for terms that decrease faster: with noise gamma L T > 10, and LD / T is 2
+# % of the noise's share. For DSGD the bound itself is 0.05 steeper, because (1 + rho) / (1 - rho) =
+# 2 is not far below the other terms of 1 / gamma. With staleness gamma (tau + 1) L = 1/2, up to
+# O(1).
 SLOPES = [
     ("inverse", "GD", -1, 1e-6),
     ("inverse", "EF21", -1, 1e-6),
@@ -107,8 +108,8 @@ def test_an_interval_covers_the_slope_that_seeds_have():
     slope, low, high = convergence_rates.interval(x, values, 0)
     assert low < slope < high
     assert low < -0.5 < high
-    # Of log y the mean over 40 seeds varies by 0.05 / sqrt(40), the slope by that over |log x -
-    # mean| = 1.55.
+    # The mean of log y over 40 seeds has standard deviation 0.05 / sqrt(40), the slope this over
+    # |log x - mean| = 1.55.
     assert high - low == pytest.approx(2 * 1.96 * 0.05 / math.sqrt(40) / 1.55, rel=0.4)
 
 
@@ -117,14 +118,14 @@ def test_runs_with_a_dithered_grid_have_the_computed_moments(key):
     compressor = theorems.dithered(problem, 2.0)
     x = np.linspace(-3, 3, 4000, dtype=np.float32)
     error = np.asarray(jax.jit(lambda x: compressors.encode(compressor, key, x).decoded)(x)) - x
-    # four standard errors; sigma'^2 is of four elements
+    # four standard errors; sigma'^2 is that of four elements
     assert np.mean(error**2) * 4 == pytest.approx(4.0, rel=0.06)
     method = theorems.compressed_sgd(problem, 2.0)
     sampled = method.sampled([64], 64, 0)[:, 0]
     assert sampled.mean() == pytest.approx(method.averages([64])[0], abs=4 * sampled.std() / 8)
 
 
-def test_methods_without_exact_moments_say_so():
+def test_methods_without_exact_moments_raise():
     with pytest.raises(
         ValueError, match="EF21 has no exact moments: its round is not affine; expected runs"
     ):
@@ -159,7 +160,7 @@ def test_fewer_iterations_are_needed_than_predicted(table):
     }
     assert len(rows) == 6
     assert all(0 < int(row["measured"]) <= int(row["predicted"]) for row in rows.values())
-    # On |x|^2 / 2 the first step of GD ends all: 1 / T is reached exactly.
+    # On |x|^2 / 2 the first step of GD reaches the minimum: 1 / T is attained exactly.
     assert [int(rows["GD", epsilon]["measured"]) for epsilon in args.epsilons] == [10, 20]
     assert float(rows["CSGD", 0.05]["ratio"]) < 1.5, "the bound is nearly reached"
 
@@ -171,7 +172,7 @@ def test_iterations_are_the_least(table):
     assert there <= 0.1 < before
 
 
-def test_communication_is_what_the_patterns_cost(table):
+def test_communication_is_the_cost_of_the_patterns(table):
     args = table
     rows = {row["method"]: row for row in scripts.rows(args.out / "communication.csv")}
     assert float(rows["DSGD"]["bits"]) == 2 * 2 * 32 * 256, "two neighbours, both ways"

@@ -1,7 +1,7 @@
-"""A test of the tests: mistakes planted in the source one at a time, each of which the tests that
-it names must find.
+"""A test of the tests: mistakes are planted in the source one at a time, and each must be found by
+the tests that it names.
 
-A file `test_<area>.py` beside this one has the mistakes of one area:
+A file `test_<area>.py` in this folder has the mistakes of one area:
 
     def test_mistakes_are_found(long):
         assert mistakes.survivors(MISTAKES) == []
@@ -37,7 +37,7 @@ WRONG = {
     4: "there is no such test",
     5: "no test is run",
 }
-SECONDS = 120  # until a test that does not end counts as one that fails
+SECONDS = 120  # time limit of a test; a slower test counts as failed
 LIBRARIES = (
     "jax",
     "matplotlib.pyplot",
@@ -56,9 +56,9 @@ class Mistake(NamedTuple):
     Args:
         file: relative to the repository's root.
         right: text that occurs in it exactly once.
-        wrong: what takes its place.
+        wrong: its replacement.
         tests: node ids for pytest, separated by spaces, those with spaces in quotes; the fewest and
-            fastest that find it.
+            fastest that find the mistake.
     """
 
     file: str
@@ -68,8 +68,8 @@ class Mistake(NamedTuple):
 
 
 def survivors(mistakes: Iterable[Mistake]) -> list[str]:
-    """The mistakes that no test finds, and those that cannot be planted any more, each with the
-    reason.
+    """Returns the mistakes that no test finds, and those that can no longer be planted, each with
+    the reason.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
@@ -89,7 +89,7 @@ def survivors(mistakes: Iterable[Mistake]) -> list[str]:
 
 
 def _reason(mistake: Mistake) -> str | None:
-    """Why it is a survivor; None where the tests find it."""
+    """Returns why the mistake is a survivor; None if the tests find it."""
     text = (ROOT / mistake.file).read_text()
     if text.count(mistake.right) != 1:
         return f"the text occurs {text.count(mistake.right)} times"

@@ -49,6 +49,18 @@ MISTAKES = [
         f"{CONTRACT} -k counts_elements",
     ),
     Mistake(
+        "dsgd/compressors/dct.py",
+        "np.sqrt(1 / c), np.sqrt(2 / c)",
+        "np.sqrt(2 / c), np.sqrt(2 / c)",
+        "tests/dsgd/compressors/test_dct.py -k largest",
+    ),
+    Mistake(
+        "dsgd/compressors/dct.py",
+        "reshape(down, across, first, second)",
+        "reshape(across, down, first, second)",
+        "tests/dsgd/compressors/test_dct.py -k largest",
+    ),
+    Mistake(
         "dsgd/compressors/combinators.py",
         "(min(d, size), d % size)",
         "(min(d, size),)",
@@ -62,7 +74,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/compressors/low_rank.py",
-        "jnp.where(size > 0, start, cold(key, x))",
+        "jnp.where(size > 0, start, normal(key, last.shape, last.dtype))",
         "start",
         f"{LOW_RANK} -k starts_cold",
     ),

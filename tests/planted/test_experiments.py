@@ -1,4 +1,4 @@
-"""Mistakes in what all experiments share, and in those of the survey."""
+"""Mistakes in the code shared by all experiments, and in the survey's experiments."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ MISTAKES = [
         "np.flatnonzero(values.mean(axis=0) <= target)",
         "np.flatnonzero(values.mean(axis=0) < target)",
         TESTS
-        + "test_compare.py::test_what_diverges_is_left_out_and_a_target_not_reached_is_marked",
+        + "test_compare.py::test_diverged_methods_are_left_out_and_a_target_not_reached_is_marked",
     ),
     Mistake(
         "experiments/compare.py",
         "2 * sum(loss <= end",
         "sum(loss <= end",
-        TESTS + "test_compare.py::test_the_default_target_is_reached_by_all_and_at_once_by_few",
+        TESTS + "test_compare.py::test_the_default_target_is_reached_by_all_and_immediately_by_few",
     ),
     Mistake(
         "experiments/compare.py",
         'np.minimum.accumulate(history["loss"].mean(axis=0))[1:]',
         'history["loss"].mean(axis=0)[1:]',
-        TESTS + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name",
+        TESTS
+        + "test_compare.py::test_every_method_is_drawn_in_the_colour_of_its_folder_with_its_name",
     ),
     Mistake(
         "experiments/shared/statistics.py",
@@ -48,7 +49,7 @@ MISTAKES = [
         "experiments/asynchrony.py",
         "full.rate >= FULL * full.rate.max()",
         "full.rate >= full.rate.mean()",
-        TESTS + "test_asynchrony.py::test_the_server_is_saturated_where_its_ports_say",
+        TESTS + "test_asynchrony.py::test_the_server_saturates_at_the_workers_given_by_its_ports",
     ),
     Mistake(
         "experiments/switch_timelines.py",
@@ -73,8 +74,7 @@ MISTAKES = [
         "experiments/survey/calibrate_switch.py",
         "value, high, low = (factor",
         "value, low, high = (factor",
-        TESTS
-        + "test_calibrate.py::test_one_switch_explains_all_collectives_and_ignores_a_busy_moment",
+        TESTS + "test_calibrate.py::test_one_switch_fits_all_collectives_and_ignores_a_busy_moment",
     ),
     Mistake(
         "experiments/survey/calibrate_measuring.py",
@@ -98,8 +98,7 @@ MISTAKES = [
         "experiments/survey/break_even.py",
         "* (N - 1)\n",
         "* N\n",
-        TESTS
-        + "test_compression.py::test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec",
+        TESTS + "test_compression.py::test_at_break_even_the_saved_bits_take_as_long_as_the_codec",
     ),
     Mistake(
         "experiments/topology.py",
@@ -137,7 +136,7 @@ MISTAKES = [
         "experiments/all.py",
         "return _ended(process), None",
         "return _ended(process), 0",
-        TESTS + "test_all.py::test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption",
+        TESTS + "test_all.py::test_an_experiment_over_its_time_limit_is_interrupted",
     ),
     Mistake(
         "experiments/shared/commands.py",
@@ -150,7 +149,8 @@ MISTAKES = [
         "experiments/shared/commands.py",
         "0 < number < math.inf",
         "0 <= number < math.inf",
-        TESTS + "test_refusals.py::test_bad_flags_are_one_line_and_status_2[compare-6]",
+        TESTS
+        + "test_refusals.py::test_invalid_flags_print_one_line_and_exit_with_status_2[compare-6]",
     ),
     Mistake(
         "experiments/shared/tables.py",

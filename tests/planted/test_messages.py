@@ -1,6 +1,4 @@
-"""Mistakes in what workers send: packed codes, counts of bits, collectives, gossip, the calls of a
-round.
-"""
+"""Mistakes in messages: packed codes, counts of bits, collectives, gossip, the calls of a round."""
 
 from __future__ import annotations
 
@@ -95,8 +93,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/communicator.py",
-        "(self.step + 1) % period == 0",
-        "self.step % period == 0",
+        "(later + 1) % period == 0",
+        "later % period == 0",
         f"{CALLS} -k every",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Mistakes in methods: their equations, their events, their exchanges, their refusals, and their
+"""Mistakes in methods: their equations, their events, their exchanges, their validation, and their
 actors on Ray.
 """
 
@@ -9,7 +9,7 @@ from planted.mistakes import Mistake
 
 
 def history(case: str) -> str:
-    """The test of a recorded history."""
+    """Returns the test of a recorded history."""
     return of("algorithms/test_reference_histories", f"a_history_is_the_recorded_one[{case}]")
 
 
@@ -20,6 +20,7 @@ def of(file: str, test: str) -> str:
 ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
     f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized")
 )
+MATRICES = "algorithms/test_matrices"
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
     "algorithms/test_optimizers",
@@ -30,8 +31,28 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+LOCAL = "algorithms/test_local_updates"
+
 MISTAKES = [
     # Equations.
+    Mistake(
+        "algorithms/local_updates/fed_avg.py",
+        "g + proximal * (y - x[None])",
+        "g + proximal * y",
+        of(LOCAL, "the_outer_step_does_not_change_the_limit[FedProx]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/post_local_sgd.py",
+        "(round.step < switch) |",
+        "(round.step <= switch) |",
+        of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
+        "before, center",
+        "y.params, center",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[easgd]"),
+    ),
     Mistake(
         "algorithms/local_updates/scaffold.py",
         "g - c_n + c[None]",
@@ -68,7 +89,7 @@ MISTAKES = [
         "maximum(1, 1 + staleness)",
         history("asgd, staleness aware, blocking"),
     ),
-    # Rounding, warm starts, masses.
+    # Rounding, warm starts, push-sum weights.
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "x + (u + c), x.params",
@@ -94,10 +115,34 @@ MISTAKES = [
         of(COMPRESSED, "low_rank_messages_start_from_the_last_right_factor"),
     ),
     Mistake(
+        "algorithms/matrices.py",
+        "workers.where_delivered(memory, state.workers)",
+        "memory",
+        of(MATRICES, "workers_without_a_part_in_the_mean_keep_their_memory"),
+    ),
+    Mistake(
+        "algorithms/matrices.py",
+        "workers.if_nonempty(Factored(*model, Q), x)",
+        "Factored(*model, Q)",
+        of(MATRICES, "a_round_in_which_no_message_arrives_changes_nothing"),
+    ),
+    Mistake(
+        "algorithms/matrices.py",
+        "min(cuts, key=sum",
+        "min(cuts, key=min",
+        of(MATRICES, "axes_are_cut_where_the_sides_of_the_matrix_are_shortest"),
+    ),
+    Mistake(
+        "dsgd/compressors/low_rank.py",
+        "jnp.where(size > 0, start, normal(key, last.shape, last.dtype))",
+        "start",
+        of(MATRICES, "the_first_factor_is_drawn_from_the_runs_key"),
+    ),
+    Mistake(
         "algorithms/decentralized/stochastic_gradient_push.py",
         "lambda x: x / w.astype(x.dtype), x)",
         "lambda x: x / 8, x)",
-        of(DECENTRALIZED, "push_divides_by_the_mass_that_there_is"),
+        of(DECENTRALIZED, "push_sum_divides_by_the_actual_weights"),
     ),
     # Events.
     Mistake(
@@ -113,19 +158,19 @@ MISTAKES = [
         "algorithms/asynchronous/arrivals.py",
         "jnp.argmin(taken, axis=1)",
         "jnp.argmax(taken, axis=1)",
-        of(ASYNCHRONOUS, "no_model_that_somebody_computes_at_is_ever_overwritten"),
+        of(ASYNCHRONOUS, "no_model_in_use_by_a_worker_is_overwritten"),
     ),
     Mistake(
         "algorithms/asynchronous/arrivals.py",
         "bits, reading + latency)",
         "bits, reading)",
-        of(ASYNCHRONOUS, "a_trip_takes_what_its_bits_take_while_bandwidths_change"),
+        of(ASYNCHRONOUS, "a_round_trip_takes_the_time_of_its_bits_at_changing_bandwidths"),
     ),
     Mistake(
         "algorithms/asynchronous/arrivals.py",
         "jnp.where(fresh, round.step + 1, events.version)",
         "jnp.where(fresh, round.step, events.version)",
-        of(ASYNCHRONOUS, "no_model_that_somebody_computes_at_is_ever_overwritten"),
+        of(ASYNCHRONOUS, "no_model_in_use_by_a_worker_is_overwritten"),
     ),
     Mistake(
         SERVER,
@@ -143,7 +188,7 @@ MISTAKES = [
         GOSSIP,
         "jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])",
         "0 * jnp.asarray(self.degrees)[ids]",
-        of(ASYNCHRONOUS, "partners_are_neighbours_each_as_likely"),
+        of(ASYNCHRONOUS, "partners_are_neighbours_with_equal_probabilities"),
     ),
     Mistake(
         GOSSIP,
@@ -157,35 +202,38 @@ MISTAKES = [
         "jnp.maximum(jnp.minimum(t, bound), 1)",
         of(
             "algorithms/test_delays",
-            "uniform_takes_each_staleness_as_often_for_each_part_on_its_own",
+            "uniform_draws_each_staleness_equally_often_and_independently_for_each_part",
         ),
     ),
-    # Who is away, and who computes nothing.
+    # Participation, and workers without work.
     Mistake(
         "algorithms/methods.py",
         "before._replace(params=after.params)",
         "before",
-        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[local-sgd]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[local-sgd]"),
     ),
     Mistake(
         "algorithms/local_updates/scaffold.py",
         "round.if_active(gradients, y.control)",
         "gradients",
-        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[scaffold]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[scaffold]"),
     ),
     Mistake(
         "algorithms/with_diagnostics.py",
         "jnp.nan) ** 2",
         "jnp.nan)",
-        of("algorithms/test_with_local_work", "observed_norms_are_those_of_the_gradients"),
+        of("algorithms/test_with_local_work", "recorded_norms_are_those_of_the_gradients"),
     ),
     Mistake(
         "algorithms/with_local_work.py",
         "method.query(state, round._replace(work=in_samples(own, *sizes)))",
         "method.query(state, round)",
-        of("algorithms/test_with_local_work", "who_keeps_its_own_time_is_asked_with_the_work"),
+        of(
+            "algorithms/test_with_local_work",
+            "methods_with_their_own_clock_are_queried_with_the_work",
+        ),
     ),
-    # Refusals.
+    # Validation.
     Mistake(
         "algorithms/optimizers.py",
         "if step > 0 and _ascends",
@@ -209,7 +257,7 @@ MISTAKES = [
         "algorithms/asynchronous/on_ray/server.py",
         "about.era == self.era and ",
         "",
-        of(ON_RAY, "a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before"),
+        of(ON_RAY, "a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradients"),
     ),
     Mistake(
         "algorithms/asynchronous/on_ray/peer.py",

@@ -1,4 +1,4 @@
-"""Mistakes in graphs, in what messages cost on the switch, and in clusters."""
+"""Mistakes in graphs, in costs of messages on the switch, and in clusters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HISTORY = f"{UNIT}weights.py::test_the_history_has_the_weighted_objective_and_it
 CLIPPED = f"{UNIT}per_sample.py::test_gradients_are_clipped_sample_by_sample_before_their_mean"
 PADDED = f"'{UNIT}pooled.py::test_runs_are_those_of_padded_arrays[exact at local models]'"
 KEPT = f"{LIKES}values_that_jax_stores_are_kept_up_to_rounding"
-REFUSED = f"{LIKES}what_holds_no_numbers_is_refused_with_the_remedy"
+REFUSED = f"{LIKES}containers_without_numbers_are_refused_with_a_remedy"
 DAMAGED = f"{READ}damaged_files_are_named_and_not_unpacked"
 MISTAKES = [
     Mistake(
@@ -49,19 +49,19 @@ MISTAKES = [
         SUM,
         "value / len(test.weights)",
         "value",
-        f"{UNIT}adapters.py::test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home",
+        f"{UNIT}adapters.py::test_evaluation_is_that_of_flax_with_the_averaged_statistics",
     ),
     Mistake(
         SUM,
         "[values(m) for m in (2, 3)]",
         "[values(m) for m in (2, 2)]",
-        f"{UNIT}finite_sum.py::test_what_does_not_fit_is_refused",
+        f"{UNIT}finite_sum.py::test_arguments_that_do_not_fit_are_refused",
     ),
     Mistake(
         DRAWN,
         "counted = jnp.arange(B) < size",
         "counted = jnp.arange(B) <= size",
-        f"{DRAW}workers_draw_their_own_samples_and_small_ones_each_once_without_replacement",
+        f"{DRAW}workers_draw_their_own_samples_without_replacement",
     ),
     Mistake(
         DRAWN,
@@ -156,7 +156,7 @@ MISTAKES = [
         LIKE,
         "MaskedArray) and np.ma.is_masked(values)",
         "MaskedArray)",
-        f"{LIKES}what_holds_numbers_is_converted",
+        f"{LIKES}containers_of_numbers_are_converted",
     ),
     Mistake(
         SETS,
@@ -168,7 +168,7 @@ MISTAKES = [
         SETS,
         "targets != np.round(targets)).any()",
         "targets != np.round(targets)).all()",
-        f"{READ}data_that_are_none_are_refused",
+        f"{READ}invalid_data_are_refused",
     ),
     Mistake(
         SETS,
@@ -234,7 +234,7 @@ MISTAKES = [
         "dsgd/problems/quadratic.py",
         "smoothness=float(np.abs(A",
         "smoothness=float((A",
-        f"{UNIT}quadratic.py::test_constants_are_those_of_brute_force",
+        f"{UNIT}quadratic.py::test_constants_agree_with_brute_force",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Mistakes in runs, the engine, machines, and what stands directly in `dsgd`."""
+"""Mistakes in runs, the engine, machines, and the modules directly in `dsgd`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planted.mistakes import Mistake
 RUNS, ENGINE = "tests/dsgd/runs", "tests/dsgd/engine"
 OF_STAGES = (
     f"{RUNS}/test_checkpoints.py"
-    "::test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one"
+    "::test_a_run_that_ended_between_records_continues_with_the_records_of_an_uninterrupted_one"
 )
 OF_CLOCKS = f"{ENGINE}/test_clock.py"
 
@@ -24,13 +24,13 @@ MISTAKES = [
         "dsgd/runs/chunks.py",
         "job.feed.skip(queue.sent - job.before)",
         "job.feed.skip(0)",
-        f"{RUNS}/test_checkpoints.py::test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on",
+        f"{RUNS}/test_checkpoints.py::test_a_run_interrupted_by_its_batches_is_saved_and_resumes",
     ),
     Mistake(
         "dsgd/runs/chunks.py",
         "rounds = evaluated - sent",
         "rounds = left",
-        f"{RUNS}/test_evaluate_every.py::test_until_is_asked_where_the_last_record_has_a_loss",
+        f"{RUNS}/test_evaluate_every.py::test_until_is_called_if_the_last_record_has_a_loss",
     ),
     Mistake(
         "dsgd/runs/history.py",
@@ -72,13 +72,13 @@ MISTAKES = [
         "dsgd/runs/checkpoints.py",
         "array.shape != kept.shape or array.dtype != kept.dtype",
         "array.shape != kept.shape",
-        f"{RUNS}/test_checkpoints.py::test_what_is_restored_is_what_was_saved_and_once",
+        f"{RUNS}/test_checkpoints.py::test_the_saved_state_is_restored_once",
     ),
     Mistake(
         "dsgd/runs/checkpoints.py",
         "time.monotonic() - self._written > _SECONDS",
         "time.monotonic() - self._written > 2 * _SECONDS",
-        f"{RUNS}/test_checkpoints.py::test_a_checkpoint_is_due_after_as_long_as_an_interruption_may_cost",
+        f"{RUNS}/test_checkpoints.py::test_a_checkpoint_is_due_after_the_time_that_an_interruption_may_lose",
     ),
     Mistake(
         "dsgd/runs/interrupts.py",
@@ -96,31 +96,31 @@ MISTAKES = [
         "dsgd/runs/starts.py",
         "measured = filled(np.nan, like.clock.timings)",
         "measured = filled(0, like.clock.timings)",
-        f"{ENGINE}/test_measurements.py::test_a_run_that_goes_on_from_another_has_measured_nothing",
+        f"{ENGINE}/test_measurements.py::test_a_run_that_continues_another_has_no_measurements_at_first",
     ),
     Mistake(
         "dsgd/engine/clock.py",
         "return up, down + lost",
         "return up, down",
-        f"{OF_CLOCKS}::test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured",
+        f"{OF_CLOCKS}::test_lost_bits_occupy_the_port_and_are_not_measured",
     ),
     Mistake(
         "dsgd/engine/clock.py",
         "return _moved(clock, seconds, seconds - done, timings)",
         "return _moved(clock, seconds, done - seconds, timings)",
-        f"{OF_CLOCKS}::test_a_worker_that_was_done_earlier_begins_earlier",
+        f"{OF_CLOCKS}::test_a_worker_that_finished_earlier_starts_earlier",
     ),
     Mistake(
         "dsgd/engine/clock.py",
         "return finish - (1 - round.cluster.overlap.first)",
         "return finish - round.cluster.overlap.first",
-        f"{ENGINE}/test_work_clock.py::test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient",
+        f"{ENGINE}/test_work_clock.py::test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_the_gradient",
     ),
     Mistake(
         "dsgd/engine/measurements.py",
         "overlap.first * backward",
         "backward / overlap.first",
-        f"{ENGINE}/test_work_clock.py::test_pieces_of_one_batch_take_what_the_batch_takes",
+        f"{ENGINE}/test_work_clock.py::test_pieces_of_a_batch_take_as_long_as_the_batch",
     ),
     Mistake(
         "dsgd/engine/participation.py",
@@ -132,7 +132,7 @@ MISTAKES = [
         "dsgd/engine/oracle.py",
         "jnp.where(work.weights > 0, work.samples, 0)",
         "jnp.where(work.weights >= 0, work.samples, 0)",
-        f"{ENGINE}/test_oracle.py::test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count",
+        f"{ENGINE}/test_oracle.py::test_the_loss_of_queried_workers_is_over_their_weighted_samples",
     ),
     Mistake(
         "dsgd/engine/units.py",
@@ -156,25 +156,25 @@ MISTAKES = [
         "dsgd/engine/protocol.py",
         'for part in ("server", "workers"):',
         'for part in ("server",):',
-        f"{ENGINE}/test_protocol.py::test_what_a_member_returns_is_refused_by_name",
+        f"{ENGINE}/test_protocol.py::test_invalid_results_of_members_are_refused_by_name",
     ),
     Mistake(
         "dsgd/contract/collectives.py",
         "if MESSAGE in scopes:\n            continue",
         "if UPDATE in scopes:\n            continue",
-        "tests/dsgd/contract/test_forgotten_messages.py::test_a_collective_that_is_no_call_of_the_round_is_found_by_name_and_line",
+        "tests/dsgd/contract/test_forgotten_messages.py::test_a_collective_outside_the_communicator_is_found_by_name_and_line",
     ),
     Mistake(
         "dsgd/machines/local_processes.py",
         "first = min(logs",
         "first = max(logs",
-        "tests/dsgd/machines/test_local_processes.py::test_the_first_to_fail_is_told_of",
+        "tests/dsgd/machines/test_local_processes.py::test_the_first_failure_is_reported",
     ),
     Mistake(
         "dsgd/machines/heartbeat.py",
         "watch.words(0) in (ended, left)",
         "watch.words(0) in (ended,)",
-        "tests/dsgd/machines/test_runtime.py::test_what_process_0_has_said_is_not_said_again",
+        "tests/dsgd/machines/test_runtime.py::test_messages_of_process_0_are_not_repeated",
     ),
     Mistake(
         "dsgd/work.py",

@@ -1,4 +1,4 @@
-"""Mistakes in methods that theory finds, in bounds, and in what left sides are measured with."""
+"""Mistakes in methods that theory finds, in bounds, and in the computation of left sides."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ M = "theory_checks/machinery"
 
 
 def holds(name: str) -> str:
-    """The test of a statement."""
+    """Returns the test of a statement."""
     return f"'{TESTS}/test_statements.py::test_statement_holds[{name}]'"
 
 
 METHODS = [
+    Mistake(
+        "algorithms/local_updates/des_loc.py",
+        '("mu", "trace"), ("nu", "nu_max")',
+        '("nu", "trace"), ("mu", "nu_max")',
+        holds("DES-LOC, every round"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_opt.py",
+        "jnp.sign(v - delta**2)",
+        "jnp.sign(delta**2 - v)",
+        holds("FedYogi, every round"),
+    ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "lambda pull: share * pull",
@@ -60,6 +72,42 @@ METHODS = [
         "estimates.model, mean)",
         "estimates.model, estimates.mean)",
         holds("EF21, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/powersgd.py",
+        "D - delta[None], D, delta",
+        "D - delta[None] / 2, D, delta",
+        holds("PowerSGD, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/powersgd.py",
+        "optax.tree.add(updates, m)",
+        "m",
+        holds("PowerSGD, rank 1, momentum, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/dion.py",
+        "jnp.asarray(1 - momentum, M.dtype)",
+        "jnp.asarray(1, M.dtype)",
+        holds("Dion, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/demo.py",
+        "jnp.mean(each.received, axis=0)",
+        "jnp.mean(jnp.sign(each.received), axis=0)",
+        holds("DeMo, columns, every round"),
+    ),
+    Mistake(
+        "algorithms/compressed/demo.py",
+        "jnp.asarray(decay, m.dtype) * m + g",
+        "m + g",
+        holds("DeMo, blocks, every round"),
+    ),
+    Mistake(
+        "theory_checks/recursions/compressed.py",
+        "q.mean(axis=0)",
+        "(q.sum(axis=0) / np.maximum(1, np.count_nonzero(q, axis=0)))",
+        holds("DeMo, blocks, every round"),
     ),
     Mistake(
         "algorithms/local_updates/scaffold.py",

@@ -1,4 +1,4 @@
-"""Mistakes in the operations for CPUs, and in what decides which form runs."""
+"""Mistakes in the operations for CPUs, and in the choice of the form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAMS, MODELS = "dsgd/engine/programs.py", "dsgd/problems/models.py"
 
 IN = "tests/dsgd/xla/"
 ROWS = IN + "test_sums.py::test_sums_of_any_number_of_rows[17]"
-SPOILT = IN + "test_sums.py::test_rows_that_are_counted_once_spoil_their_sum_only[nan]"
+SPOILT = IN + "test_sums.py::test_a_row_that_is_not_finite_affects_only_its_own_sum[nan]"
 CLOSE = (
     IN
     + "test_sums.py"
@@ -25,13 +25,13 @@ CLOSE = (
 ELEMENTS = IN + "test_sums.py::test_sums_of_elements_are_those_of_numpy[float32]"
 HALVES = IN + "test_sums.py::test_inner_products_are_those_of_numpy_in_float32_at_least[bfloat16]"
 SORTED = IN + "test_selection.py"
-DERIVATIVES = IN + "test_barriers.py::test_it_is_the_identity_for_derivatives_and_of_nothing"
-BITS = IN + "test_barriers.py::test_all_bits_stay_as_they_are"
-BOTH = IN + "test_forms.py::test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs"
-FEW = IN + "test_forms.py::test_few_elements_have_the_plain_form"
+DERIVATIVES = IN + "test_barriers.py::test_it_is_the_identity_for_derivatives_and_empty_arrays"
+BITS = IN + "test_barriers.py::test_materialize_changes_no_bit"
+BOTH = IN + "test_forms.py::test_both_forms_are_bit_identical_and_only_cpus_use_theirs"
+FEW = IN + "test_forms.py::test_few_elements_use_the_plain_form"
 VALUES = IN + "test_forms.py::test_a_wrong_value_of_the_variable_is_refused"
 DRAWS = IN + "test_threefry.py::test_draws_are_those_of_jax_to_the_bit"
-PLAIN = IN + "test_threefry.py::test_elsewhere_in_haste_and_where_it_is_off_jax_lowers_it"
+PLAIN = IN + "test_threefry.py::test_other_platforms_and_fast_compilation_use_the_lowering_of_jax"
 HIDDEN = IN + "test_threefry.py::test_without_private_names_of_jax_the_plain_form_runs"
 
 MISTAKES = [

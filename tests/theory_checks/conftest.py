@@ -1,4 +1,4 @@
-"""All of it in float64."""
+"""Runs all tests of this folder in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right-hand sides, step sizes and rates: numbers computed by hand, what each refuses by name, and
+"""Right-hand sides, step sizes and rates: numbers computed by hand, invalid arguments by name, and
 hypotheses that fail.
 """
 
@@ -40,7 +40,7 @@ SLIGHTLY = 1 + 1e-6
 # local SGD, H = 2, the mean of 4 workers
 HALVES = local_sgd.Memory(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.0, sqrt(3) / 2]))
 FOURS = {"memory": local_sgd.Memory(4 * np.ones((1, 1)), np.ones(1))}
-# One of each name, with letters of the papers: D, L, T, sigma, varsigma, ...
+# One value for each name, with the letters of the papers: D, L, T, sigma, varsigma, ...
 BASE: Numbers = {
     "gap": 3.0,
     "distance": 2.0,
@@ -68,8 +68,8 @@ RING: Numbers = {"noise": 1.0, "heterogeneity": 0.0, "via": "ring"}
 STOPPING: Numbers = {"noise": 3.0, "batch_size": 3, "stopping": True}
 FASTER: Numbers = {"gap": 4.0, "steps": 16}
 
-# What is other than in BASE, and the value. Step sizes and rates of families that are not here
-# have no slack in the test below.
+# Differences from BASE, and the value. Step sizes and rates of families that are missing here have
+# no slack in the test below.
 VALUES: list[tuple[str, Numbers, Any]] = [
     ("bounds.gradient_descent", {}, 1.6),  # 3 / (2.5 * 0.75)
     ("bounds.sgd", {}, 44 / 15),  # (2.4 + 2) / 1.5
@@ -149,7 +149,7 @@ def function(where: str) -> Callable:
 
 
 def called(of: Callable, numbers: Numbers, **more: Any) -> Any:
-    """With those numbers that it takes."""
+    """Calls the function with those numbers that it accepts."""
     taken = inspect.signature(of).parameters
     return of(**{name: value for name, value in (numbers | more).items() if name in taken})
 
@@ -161,7 +161,7 @@ def test_values_are_those_computed_by_hand(where, given, value):
         assert one == pytest.approx(other, rel=1e-12)
 
 
-def test_of_variable_steps_the_bound_and_the_largest_step_are_those_computed_by_hand():
+def test_with_variable_steps_the_bound_and_the_largest_step_are_those_computed_by_hand():
     """(6 + 1 + 1/2) / (1/2), where gamma_0 L + 2 L^2 gamma_0 gamma_1 = 1."""
     assert staleness_aware.bound(**STALE) == pytest.approx(15, rel=1e-12)
     assert staleness_aware.largest_step(2.0, STALE["staleness"]) == pytest.approx(0.25, rel=1e-12)
@@ -171,12 +171,12 @@ def test_of_variable_steps_the_bound_and_the_largest_step_are_those_computed_by_
 
 
 def spread(rng: np.random.Generator, low: float = -4, high: float = 4) -> float:
-    """Over many orders of magnitude."""
+    """Returns a number over many orders of magnitude."""
     return float(10 ** rng.uniform(low, high))
 
 
 def constants(rng: np.random.Generator) -> Numbers:
-    """One of each name; what is only bad may be 0."""
+    """Returns one value for each name; nuisances may be 0."""
     names = ("noise", "heterogeneity", "compression")
     bad = {name: float(rng.choice([0.0, spread(rng)])) for name in names}
     sizes = {
@@ -217,14 +217,14 @@ REACHED = {
     **dict.fromkeys(("error_compensated_sgd", "asynchronous_sgd", "decentralized_sgd"), 0.5),
     "local_sgd": 0.9,
 }
-"""Of each family, how near to its rate the bound at the recommended step size comes: constants of
+"""For each family, the ratio of the bound at the recommended step size to its rate: constants of
 rates are not too large.
 """
 
 
 @pytest.mark.parametrize("family", REACHED)
 def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
-    """And the step size is one that the bound takes."""
+    """The step size is also one that the bound accepts."""
     module, rng, closest = getattr(theory_checks, family), np.random.default_rng(11), 0.0
     for _ in range(500):
         of = constants(rng)
@@ -236,7 +236,7 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
             of["effect"] = called(compressed_sgd.effect, of)
         gamma = called(module.step_size, of)
         if family == "dropcompute_convex":
-            gamma *= 1 - 1e-12  # 1 / (L b) where there is no noise
+            gamma *= 1 - 1e-12  # 1 / (L b) without noise
         time = of["total" if "total" in inspect.signature(module.bound).parameters else "steps"]
         ratio = called(module.bound, of, learning_rate=gamma) / called(module.rate, of)(time)
         assert ratio <= 1 + 1e-9
@@ -244,9 +244,9 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
     assert closest > REACHED[family]
 
 
-def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
-    """All together take at least what the worst alone does, at most what it takes to a third of the
-    accuracy.
+def test_iterations_are_minimal_and_within_a_factor_of_those_of_the_terms():
+    """The number for all terms is at least that for the worst term alone, and at most that for a
+    third of the accuracy.
     """
     rng = np.random.default_rng(20)
     for _ in range(200):
@@ -270,12 +270,12 @@ def test_iterations_are_the_fewest_and_those_of_the_terms_up_to_a_factor():
         for rate in (Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0))
     ],
 )
-def test_what_has_no_iterations_is_refused(rate, epsilon, says):
+def test_rates_without_a_number_of_iterations_are_refused(rate, epsilon, says):
     with pytest.raises(ValueError, match=says):
         rate.iterations(epsilon)
 
 
-# --- Numbers that there cannot be, and steps that are too long.
+# --- Impossible numbers, and steps that are too long.
 
 OUTSIDE: Numbers = {
     **{
@@ -315,8 +315,8 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("where", FUNCTIONS)
-def test_numbers_that_there_cannot_be_are_refused_by_name(where):
-    """Whatever the argument, and never by a division by zero."""
+def test_impossible_numbers_are_refused_by_name(where):
+    """For every argument, and never by a division by zero."""
     parameters = inspect.signature(function(where)).parameters
     assert parameters.keys() - {"via", "stopping"} <= ranges.RANGES.keys() == OUTSIDE.keys()
     for name in parameters.keys() & OUTSIDE.keys():
@@ -466,16 +466,16 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("says", "call"), REFUSED)
-def test_what_cannot_be_is_refused(says, call):
+def test_invalid_arguments_are_refused(says, call):
     with pytest.raises(ValueError, match=re.escape(says)):
         call()
 
 
-# --- What checks know of problems.
+# --- Known properties of problems.
 
 
 def test_known_constants_are_those_of_the_problem():
-    """The gap is f(x_1) - f*; heterogeneity holds everywhere only where Hessians are equal."""
+    """The gap is f(x_1) - f*; heterogeneity holds everywhere only if Hessians are equal."""
     # x* = (1, 1)
     A, b, start = (
         np.tile(np.diag([1.0, 3.0]), (2, 1, 1)),
@@ -498,7 +498,7 @@ def test_known_constants_are_those_of_the_problem():
 
 
 def test_the_gap_of_a_quadratic_loses_no_digits():
-    """f* = -1e6, where f(x_1) - f* is 5e-7."""
+    """f* = -1e6, whereas f(x_1) - f* is 5e-7."""
     problem = problems.quadratic(
         np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001)
     )

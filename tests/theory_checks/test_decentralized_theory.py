@@ -1,4 +1,4 @@
-"""Theorems of methods on graphs: what their bounds are made of, beside plain sums."""
+"""Theorems of decentralized methods: the terms of their bounds, compared with plain sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from theory_checks.statements import (
 @pytest.mark.parametrize(
     ("period", "topology"), [*local_sgd.schedules(), *local_sgd.local()], ids=repr
 )
-def test_the_memory_is_at_least_the_sum_and_hardly_more(period, topology):
+def test_the_memory_is_at_least_the_sum_and_nearly_equal(period, topology):
     memory = local_sgd.memory(topology, period)
     matrices = [
         W
@@ -79,7 +79,7 @@ def test_the_largest_step_of_gradient_tracking_is_where_the_spectral_radius_is_1
 
 
 def test_compressed_gossip_converges_at_larger_steps_than_its_paper_has():
-    """Below the step that the module's docstring derives."""
+    """Below the step size derived in the module's docstring."""
     for topology in compressed_gossip.graphs():
         delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
         s = math.sqrt(1 - omega)
@@ -110,7 +110,7 @@ def test_the_rate_of_exact_diffusion_is_that_of_its_slowest_part():
     )
 
 
-def test_a_dobrushin_coefficient_is_0_of_equal_rows_and_1_of_rows_with_nothing_in_common():
+def test_a_dobrushin_coefficient_is_0_for_equal_rows_and_1_for_disjoint_rows():
     assert push_sum.dobrushin(np.full((3, 3), 1 / 3)) == 0
     assert push_sum.dobrushin(np.eye(3)) == 1
     assert push_sum.dobrushin(np.array([[0.9, 0.1], [0.3, 0.7]])) == pytest.approx(0.6)
@@ -137,7 +137,7 @@ def test_hypotheses_of_linear_rates_are_named():
 # --- Paths.
 
 
-def test_the_worst_of_arrays_is_found_with_its_place():
+def test_the_worst_entry_of_arrays_is_found_with_its_index():
     (outcome,) = paths.worst(
         np.array([[1.0, 3.0], [1.0, 2.0]]), np.array([[2.0, 4.0], [1.0, 9.0]]), case="here"
     )

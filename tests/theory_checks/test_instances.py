@@ -1,4 +1,4 @@
-"""Problems that statements are tried on: what they know of themselves."""
+"""Constants of the problems on which statements are tested."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from theory_checks.machinery import instances
 
 
 def test_constants_of_wells_are_exact_everywhere():
-    """The gradient is L sin(x + s), samples' differ by constants, f is 0 at -s and f'' has the
-    eigenvalue L there and -L on a hilltop.
+    """The gradient is L sin(x + s), and differs between samples by constants; f is 0 at -s, and f''
+    has the eigenvalue L there and -L at a maximum.
     """
     L, d, start, batch_size = 1.7, 3, np.array([0.1, 2.0, np.pi]), 4
     problem = instances.wells(

@@ -1,4 +1,4 @@
-"""`python -m theory_checks`: its tables, its exit status, and that broken methods change it."""
+"""`python -m theory_checks`: its tables, its exit status, and that incorrect methods change it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
 
 
 def documented(row):
-    """A misprint's row on the page of its paper."""
+    """Returns the row of a misprint on the page of its paper."""
     formulas = (
         f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example")
     )
@@ -59,7 +59,7 @@ def documented(row):
     return f"| {' | '.join(cells)} |"
 
 
-def test_only_some(capsys):
+def test_only_the_chosen_statements_are_checked(capsys):
     assert main(Args(trials=3, only="lemma 5.2.3", progress=False)) == 0
     shown = capsys.readouterr().out
     assert "discounted sums" in shown
@@ -71,7 +71,7 @@ def test_only_some(capsys):
     ("arguments", "says"),
     [(Args(only="nonesuch"), "nonesuch"), (Args(trials=0), "--trials 0: need at least 1")],
 )
-def test_refuses(arguments, says, capsys):
+def test_invalid_arguments_are_refused(arguments, says, capsys):
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -110,7 +110,7 @@ def test_a_violated_bound_is_named_and_fails(capsys):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_fails_and_is_null_in_json(value, capsys, tmp_path):
+def test_results_that_are_not_finite_fail_and_are_null_in_json(value, capsys, tmp_path):
     path = tmp_path / "found.json"
     assert main(Args(trials=1, progress=False, json=path), [_at_most(value, 1.0)], []) == 1
     assert "no number" in capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_what_is_not_finite_fails_and_is_null_in_json(value, capsys, tmp_path):
     assert not row["holds"]
 
 
-def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
+def test_a_check_that_raises_fails_and_the_others_are_run(capsys):
     def refuse(*draws):
         raise ValueError("rounds differ from one another")
 
@@ -141,7 +141,7 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
 
 
 @pytest.mark.long
-def test_another_process_finds_what_this_one_does():
+def test_checks_give_the_same_results_in_another_process():
     chosen = [
         statement
         for statement in registry.STATEMENTS
@@ -155,7 +155,7 @@ def test_another_process_finds_what_this_one_does():
         assert finding.worst.measured == pytest.approx(alone.worst.measured, rel=1e-12)
 
 
-def test_a_misprint_that_is_none_fails(capsys):
+def test_a_correct_formula_listed_as_a_misprint_fails(capsys):
     right = Misprint(
         "(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0))
     )

@@ -1,5 +1,5 @@
-"""Exact moments: the project's own methods, differentiated, beside recursions from the papers'
-equations in numpy, of which each number of the noise is tried alone.
+"""Exact moments: the project's methods, differentiated, compared with recursions from the papers'
+equations in numpy, in which each number of the noise is tried separately.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from theory_checks.statements.error_compensated_sgd import any_compressor
 N, D, STEPS = 4, 4, 40
 GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9
 RING = topologies.ring(N)
-SEEDS, LIMIT = 1_500, 5  # runs of a Monte Carlo estimate; standard errors that it may be off
+SEEDS, LIMIT = 1_500, 5  # runs of a Monte Carlo estimate; maximal deviation in standard errors
 
 
 class Numbers:
-    """Of f_n(x) = x^T A_n x / 2 - b_n^T x, from x_0."""
+    """Numbers of f_n(x) = x^T A_n x / 2 - b_n^T x, from x_0."""
 
     def __init__(self, equal: bool) -> None:
         rng = np.random.default_rng(3)
@@ -50,11 +50,12 @@ def numbers() -> Callable[[bool], Numbers]:
 
 # --- Second moments of affine recursions, in numpy.
 
-Rounds = tuple[np.ndarray, np.ndarray]  # the model [T + 1, D], and what each worker is asked at
+# the model [T + 1, D], and the points at which workers are queried
+Rounds = tuple[np.ndarray, np.ndarray]
 
 
 def vectors(of: Numbers, x: np.ndarray, asked: np.ndarray) -> dict[str, np.ndarray]:
-    """What squares are taken of, `[T + 1, ...]`."""
+    """Returns the vectors whose squares are computed, `[T + 1, ...]`."""
     slope = x @ of.mean_A.T - of.mean_b
     local = np.einsum("nij,tnj->tni", of.A, asked) - of.b
     there = np.einsum("nij,tj->tni", of.A, x) - of.b
@@ -73,8 +74,8 @@ def vectors(of: Numbers, x: np.ndarray, asked: np.ndarray) -> dict[str, np.ndarr
 def second_moments(
     of: Numbers, rounds: Callable[[np.ndarray], Rounds], *shape: int
 ) -> dict[str, np.ndarray]:
-    """Of rounds that are affine in independent noise of variance 1, `[T, *shape]`: each number of
-    it adds the square of what it alone changes.
+    """Returns second moments of rounds that are affine in independent noise of variance 1, `[T,
+    *shape]`: each number of the noise adds the square of its own effect.
     """
 
     def at(noise):
@@ -89,7 +90,9 @@ def second_moments(
 
 
 def steps(of: Numbers, direction: Callable) -> Rounds:
-    """x_{t+1} = x_t - gamma direction(t, models until t), all workers asked at the last one."""
+    """Returns x_{t+1} = x_t - gamma direction(t, models until t), with all workers queried at the
+    last model.
+    """
     x = [of.start]
     for t in range(STEPS):
         x.append(x[t] - GAMMA * direction(t, x))
@@ -100,7 +103,7 @@ def agree(of: Numbers, build: Callable, rounds: Callable, *shape: int, **options
     found = moments.second_moments(build, of.problem, GAMMA, steps=STEPS, **options)
     expected = second_moments(of, rounds, *shape)
     assert found.keys() == expected.keys()
-    if options.get("one_worker"):  # where what workers differ in is noise
+    if options.get("one_worker"):  # if the differences between workers are noise
         expected = {name: expected[name] for name in ("slope", "gap", "asked", "stale")}
     for name in expected:
         np.testing.assert_allclose(
@@ -109,13 +112,15 @@ def agree(of: Numbers, build: Callable, rounds: Callable, *shape: int, **options
 
 
 def of_one_worker(of: Numbers, z: np.ndarray) -> np.ndarray:
-    r"""$\xi + b_n - \bar b$ with n uniform, of the covariance of a draw, from D + N numbers."""
+    r"""Returns $\xi + b_n - \bar b$ with uniform n, with the covariance of a draw, from D + N
+    numbers.
+    """
     return SIGMA / np.sqrt(D) * z[:D] + z[D:] @ (of.b - of.mean_b) / np.sqrt(N)
 
 
 @pytest.mark.long
 def test_sgd_draws_a_worker(numbers):
-    """What workers differ in is noise: with one Hessian, it is that of b_n."""
+    """The differences between workers are noise: with equal Hessians, that of b_n."""
     of = numbers(True)
 
     def rounds(z):
@@ -192,7 +197,7 @@ def test_decentralized_sgd_on_a_ring(numbers):
 
 
 def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
-    """The loop that everybody uses; every round's mean is within 5 standard errors."""
+    """The project's loop; every round's mean is within 5 standard errors."""
     of = numbers(True)
     exact = moments.second_moments(
         moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS
@@ -211,7 +216,7 @@ def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
 
 
 def first_worker_only(optimizer):
-    """SGD that asks one worker, always the same."""
+    """Returns SGD that always queries the same worker."""
     inner = algorithms.sgd(optimizer)
     return inner._replace(
         query=lambda state, round_: inner.query(state, round_)._replace(
@@ -221,7 +226,7 @@ def first_worker_only(optimizer):
 
 
 def now_and_then(optimizer):
-    """Mini-batch SGD that rests in round 3."""
+    """Returns mini-batch SGD that makes no step in round 3."""
     inner = algorithms.minibatch_sgd(optimizer)
 
     def update(state, gradients, round):
@@ -235,7 +240,7 @@ def now_and_then(optimizer):
 
 
 def at_random(optimizer):
-    """Mini-batch SGD that rests every other time, by chance."""
+    """Returns mini-batch SGD that makes a step with probability 1/2."""
     inner = algorithms.minibatch_sgd(optimizer)
 
     def update(state, gradients, round):
@@ -260,8 +265,8 @@ def mantissas(optimizer):
         (mantissas, "not affine"),
     ],
 )
-def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
-    """Each has a round that looks affine at t = 0, with one key, or on small numbers."""
+def test_rounds_that_are_not_one_affine_map_are_refused(numbers, method, says):
+    """Each has a round that looks affine at t = 0, with one key, or for small numbers."""
     one_worker = method is first_worker_only
     with pytest.raises(ValueError, match=says):
         moments.second_moments(
@@ -309,7 +314,7 @@ def test_problems_that_have_no_exact_moments_are_refused(numbers, says):
     ],
 )
 def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):
-    """With N * N + N - 1, too, although two of the messages share a row with the first key that is
+    """Also with N * N + N - 1 messages, although two of them share a row with the first key that is
     tried.
     """
     build = moments.with_compressor(algorithms.compressed_sgd, "server")

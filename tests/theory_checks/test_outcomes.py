@@ -1,4 +1,4 @@
-"""What draws are, and what it is for an outcome to hold."""
+"""Random draws of instances, and the comparison of both sides of an outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from theory_checks.machinery.statement import ROUNDING, STANDARD_ERRORS, Conditi
 # --- Draws.
 
 
-def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
+def test_a_fifth_of_random_reals_are_at_an_end_of_their_range():
     draws, count = ReplayableDraws(np.random.default_rng(0)), 20_000
     found = np.array([draws.real(-2.0, 5.0) for _ in range(count)])
     assert found.min() == -2.0
@@ -23,7 +23,7 @@ def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
     assert abs(inside.mean() - 1.5) <= 5 * 7 / np.sqrt(12 * inside.size)
 
 
-def test_random_integers_and_choices_are_all_that_there_are():
+def test_random_integers_and_choices_take_all_values():
     draws = ReplayableDraws(np.random.default_rng(0))
     assert {draws.integer(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
     assert all(type(draws.integer(0, 2**32 - 1)) is int for _ in range(5))
@@ -68,7 +68,7 @@ def test_random_draws_are_those_of_the_seed():
     ],
 )
 def test_an_outcome_holds_up_to_rounding_and_noise(outcome, holds):
-    """What is not finite shows nothing."""
+    """Values that are not finite prove nothing."""
     assert outcome.holds is holds or outcome.holds == np.bool_(holds)
 
 
@@ -86,7 +86,7 @@ def test_ratio_is_0_where_both_sides_are(outcome, ratio):
     assert outcome.ratio == ratio
 
 
-def test_need_names_the_first_hypothesis_that_fails():
+def test_the_first_hypothesis_that_fails_is_named():
     need("here", [Condition("a", True, "a = 1")])
     with pytest.raises(ValueError, match=r"^here: b = 2; expected b$"):
         need(

@@ -1,5 +1,5 @@
-"""Graphs have the edges that networkx gives them, the weights of their formulas, edge by edge, and
-the rho of the literature.
+"""Graphs have the edges of networkx, the weights of their formulas, edge by edge, and the rho of
+the literature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topologies import from_graph, from_matrix
 
 
 def by_hand(graph: nx.Graph, weights: str) -> np.ndarray:
-    """W of a graph whose nodes are numbers, from a loop over its edges."""
+    """Returns W of a graph whose nodes are numbers, from a loop over its edges."""
     links = nx.DiGraph(graph.to_directed())
     links.remove_edges_from(list(nx.selfloop_edges(links)))
     degree, n = dict(links.out_degree), len(links)
@@ -44,7 +44,7 @@ def numbered(graph: nx.Graph) -> nx.Graph:
 
 
 def waves(n: int) -> list[float]:
-    """1 + 2 cos(2 pi k / n), k < n."""
+    """Returns 1 + 2 cos(2 pi k / n), k < n."""
     return [1 + 2 * math.cos(2 * math.pi * k / n) for k in range(n)]
 
 
@@ -54,7 +54,7 @@ def torus_rho(rows: int, columns: int) -> float | None:
     return max(abs(a + b - 1) / 5 for a in waves(rows) for b in waves(columns) if a + b < 6)
 
 
-# The graph of networkx, rho in closed form (None: it has none), and arguments.
+# The graph of networkx, rho in closed form (None if there is none), and arguments.
 FAMILIES = {
     topologies.ring: (
         nx.cycle_graph,
@@ -106,7 +106,7 @@ NOT_WEIGHTED = (topologies.complete, topologies.exponential)
     ("make", "arguments"), GRAPHS, ids=[f"{make.__name__}{given}" for make, given in GRAPHS]
 )
 def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments):
-    """With each kind of weights, which its name tells if they are not the usual ones."""
+    """With each kind of weights, which the name contains unless they are the default."""
     graph, rho = (function(*arguments) for function in FAMILIES[make][:2])
     usual = "uniform" if graph.is_directed() else "metropolis"
     shown = f"{make.__name__}({', '.join(map(str, arguments))}"
@@ -129,7 +129,7 @@ def test_a_hypercube_of_no_dimension_is_one_worker():
 
 
 def test_exponential_sends_forward():
-    """Worker 0 sends to 1, 2 and 4, and what arrives at 4 has its weight in row 4."""
+    """Worker 0 sends to 1, 2 and 4, and the weight of its message to 4 is in row 4."""
     W = topologies.exponential(8).W
     assert np.flatnonzero(W[:, 0]).tolist() == [0, 1, 2, 4]
     assert np.flatnonzero(W[0]).tolist() == [0, 4, 6, 7]
@@ -143,7 +143,7 @@ def test_spectral_gap_of_a_large_ring_is_not_what_the_survey_prints():
 
 
 def test_a_large_random_regular_graph_is_an_expander():
-    """Friedman: within a little of the bound of Alon and Boppana."""
+    """Friedman: rho is slightly above the bound of Alon and Boppana."""
     bound = (1 + 2 * math.sqrt(4 - 1)) / (4 + 1)
     assert topologies.random_regular(300, 4).rho == pytest.approx(bound, abs=0.02)
 
@@ -164,7 +164,7 @@ def test_custom_weights_are_named_and_are_on_edges():
     assert from_graph(nx.path_graph(4), topologies.lazy, "mine").name == "mine, lazy"
 
 
-# --- Graphs of networkx: which worker a node is, which weight an edge has.
+# --- Graphs of networkx: nodes as workers, and weights of edges.
 
 
 class Site:
@@ -187,7 +187,7 @@ SITES = [Site(), Site(), Site()]
     ],
     ids=str,
 )
-def test_nodes_that_are_numbers_keep_them_and_others_keep_their_names(graph, names):
+def test_integer_nodes_are_worker_numbers_and_other_nodes_are_names(graph, names):
     topology = from_graph(graph)
     assert topology.names == names
     worker = {node: i for i, node in enumerate(names or range(len(graph)))}
@@ -220,8 +220,8 @@ def lazy_ring(kind: type = nx.Graph) -> nx.Graph:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
-    """Also without loops: nodes keep what is left."""
+def test_an_edge_attribute_is_W_on_request_and_otherwise_a_warning(kind):
+    """Also without loops: nodes keep the remainder."""
     graph = lazy_ring(kind)
     topology = from_graph(graph, weights="weight")
     assert topology.name == "from_graph, weight"
@@ -234,7 +234,7 @@ def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
     )
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     np.testing.assert_allclose(from_graph(graph, weights="weight").W, LAZY, rtol=0, atol=1e-15)
-    assert from_graph(nx.Graph(np.ones((3, 3)))).uniform  # networkx gives such edges a weight of 1
+    assert from_graph(nx.Graph(np.ones((3, 3)))).uniform  # networkx gives these edges the weight 1
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_an_attribute_of_edges_is_W_if_asked_for_and_warned_of_if_not(kind):
     ],
     ids=["multiple edges add up", "an edge of weight 0 is none"],
 )
-def test_weights_of_edges_are_entries(edges, W):
+def test_weights_of_edges_are_entries_of_W(edges, W):
     graph = nx.MultiGraph()
     graph.add_weighted_edges_from(edges, weight="share")
     found = from_graph(graph, weights="share")
@@ -260,7 +260,9 @@ ROW = np.array([[0.5, 0.5, 0], [0, 0.6, 0.4], [0.3, 0.3, 0.4]])  # rows sum to 1
 
 
 def test_a_directed_edge_goes_from_sender_to_receiver():
-    """Multiple edges and loops do not matter; a graph with all edges both ways is undirected."""
+    """Multiple edges and loops have no effect; a graph with all edges in both directions is
+    undirected.
+    """
     graph = nx.from_numpy_array(ROW, create_using=nx.DiGraph)
     np.testing.assert_allclose(from_graph(graph, weights="weight").W, ROW.T, atol=1e-15)
     pairs = [(0, 1), (1, 2), (2, 0), (0, 2)]
@@ -274,7 +276,7 @@ def test_a_directed_edge_goes_from_sender_to_receiver():
 
 
 def weighted(value) -> nx.Graph:
-    """One edge of the lazy ring has this weight, and its first end's loop what is then left."""
+    """One edge of the lazy ring has this weight, and its first end's loop has the remainder."""
     graph = lazy_ring()
     graph[0][1]["weight"] = value
     if value in (0.05, 0.3):
@@ -289,7 +291,7 @@ def heavy() -> nx.Graph:
 
 
 def halves() -> tuple:
-    """The arguments of a draw that falls into two components of more than eight workers."""
+    """Arguments of a draw with two components of more than eight workers."""
     for seed in range(100):
         parts = list(nx.connected_components(nx.random_regular_graph(2, 30, seed=seed)))
         if len(parts) == 2 and min(map(len, parts)) > 8:
@@ -331,8 +333,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("make", "given", "message"), REFUSED)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_is_no_graph_for_gossip_is_refused(make, given, message):
-    """Under pytest annotations are checked first: here by users' checks alone."""
+def test_graphs_that_are_invalid_for_gossip_are_refused(make, given, message):
+    """Under pytest annotations are checked first; here only the checks that users have."""
     with pytest.raises(ValueError, match=f"(?s){message}"):
         getattr(make, "__wrapped__", make)(*given)
 

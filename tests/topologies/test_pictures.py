@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 
 import topologies
 
-# With whether its workers stand on a circle: those of a graph that looks the same from each do.
+# With whether its workers are on a circle, as in graphs that look the same from each of them.
 GRAPHS = {
     topologies.ring(1): None,
     topologies.ring(7): True,
@@ -26,7 +26,7 @@ GRAPHS = {
 
 
 def drawn(axes) -> tuple[np.ndarray, list, int]:
-    """Where workers stand, the lines' ends, and how many arrows there are."""
+    """Returns the positions of workers, the ends of lines, and the number of arrows."""
     kinds = [
         [one for one in axes.collections if isinstance(one, kind)]
         for kind in (PathCollection, LineCollection)
@@ -61,7 +61,7 @@ def test_a_picture_has_every_worker_every_edge_and_a_title(graph):
         assert {text.get_text() for text in axes.texts} == set(graph.names)
 
 
-def test_a_picture_goes_where_it_is_told():
+def test_a_picture_is_drawn_on_the_given_axes():
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert topologies.draw(topologies.ring(7), right) is figure

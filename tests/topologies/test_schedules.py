@@ -1,4 +1,4 @@
-"""Schedules: exact means after a logarithm of rounds, and pairs that meet at random."""
+"""Schedules: exact means after logarithmically many rounds, and random pairs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import topologies
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 11, 64])
-def test_each_worker_sends_half_to_one_a_power_of_two_further(n):
-    """If n is a power of 2, a period is the exact mean: sums of powers of 2 do not round."""
+def test_each_worker_sends_half_to_the_worker_a_power_of_two_further(n):
+    """If n is a power of 2, a period gives the exact mean: sums of powers of 2 are not rounded."""
     graph = topologies.one_peer_exponential(n)
     assert graph.name == f"one_peer_exponential({n})"
     assert graph.period == max(1, math.ceil(math.log2(n)))
@@ -28,7 +28,7 @@ def test_each_worker_sends_half_to_one_a_power_of_two_further(n):
 
 
 @pytest.mark.parametrize("n", [2, 9])
-def test_random_matchings_are_of_pairs_that_take_their_mean(n):
+def test_random_matchings_average_pairs_of_workers(n):
     graph = topologies.random_matchings(n, period=12, seed=3)
     assert (graph.n, graph.period, graph.name) == (n, 12, f"random_matchings({n}, 12, 3)")
     for matrix, met in zip(graph.matrices, graph.out_degrees, strict=True):
@@ -40,9 +40,9 @@ def test_random_matchings_are_of_pairs_that_take_their_mean(n):
     assert topologies.random_matchings(2, period=1).uniform
 
 
-def test_each_worker_meets_each_other_as_often():
-    """Of 600 rounds: within five standard deviations of the mean, for each of the pairs of six, and
-    the idle ones of five.
+def test_all_pairs_meet_and_all_workers_idle_equally_often():
+    """In 600 rounds: within five standard deviations of the mean, for each of the pairs of six
+    workers, and for the idle ones of five.
     """
     rounds = 600
     met = sum(W.toarray() > 0 for W in topologies.random_matchings(6, rounds, seed=1).matrices)
@@ -60,6 +60,6 @@ def test_random_matchings_are_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize(("given", "message"), [((1,), "at least 2"), ((4, 1), "2 components")])
-def test_what_is_no_schedule_is_refused(given, message):
+def test_invalid_schedules_are_refused(given, message):
     with pytest.raises(ValueError, match=rf"random_matchings\({given[0]}, .*{message}"):
         topologies.random_matchings(*given)

@@ -166,6 +166,118 @@ def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts
         }
 
 
+class Layers:
+    """A vector that consists of a layer of biases, `[d - inputs outputs]`, and the kernel of a
+    dense layer, `[inputs, outputs]`, row by row.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs: int = inputs
+        self.outputs: int = outputs
+
+    def split(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the biases, `[..., d - inputs outputs]`, and the kernel's matrix, whose rows are
+        the output features: `[..., outputs, inputs]`.
+        """
+        size = self.inputs * self.outputs
+        kernel = x[..., -size:].reshape(*x.shape[:-1], self.inputs, self.outputs)
+        return x[..., :-size], np.swapaxes(kernel, -1, -2)
+
+    def join(self, biases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """Returns the vector of these two layers."""
+        return np.concatenate([biases, matrix.T.ravel()])
+
+
+def gram_schmidt(matrix: np.ndarray) -> np.ndarray:
+    """Orthonormalizes columns, one after the other."""
+    basis: list[np.ndarray] = []
+    for column in matrix.T:
+        rest = column - sum((b @ column) * b for b in basis)
+        basis.append(rest / np.linalg.norm(rest))
+    return np.stack(basis, axis=1)
+
+
+def powersgd(
+    x: np.ndarray, G: Gradients, step: Step, layers: Layers, N: int, Q: np.ndarray
+) -> Rounds:
+    """PowerSGD with error feedback, from the right factor Q `[inputs, r]`. Biases make the same
+    step with the mean gradient.
+
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", algorithms 1 and 2.
+    """
+    e, t = np.zeros((N, layers.outputs, layers.inputs)), 0
+    while True:
+        biases, D = layers.split(at_one(G, t, x, N))
+        D = D + e
+        P = gram_schmidt(np.mean([D[n] @ Q for n in range(N)], axis=0))
+        Q = np.mean([D[n].T @ P for n in range(N)], axis=0)
+        delta = P @ Q.T
+        e = np.array([D[n] - delta for n in range(N)])
+        x = x + step(layers.join(biases.mean(axis=0), delta))
+        t += 1
+        # the columns of P and Q are determined up to their sign
+        yield {"x": x, "e": e, "Q Q^T": Q @ Q.T}
+
+
+def dion(
+    x: np.ndarray,
+    G: Gradients,
+    step: Step,
+    layers: Layers,
+    N: int,
+    Q: np.ndarray,
+    mu: float,
+) -> Rounds:
+    """Dion, from the right factor Q `[inputs, r]`. Biases make the same step with the mean
+    gradient.
+
+    Source: Ahn, Xu, Abreu and Langford, "Dion"; microsoft/dion, `dion_simple.py`.
+    """
+    M, t = np.zeros((N, layers.outputs, layers.inputs)), 0
+    while True:
+        biases, gradients = layers.split(at_one(G, t, x, N))
+        M = M + gradients
+        P = gram_schmidt(np.mean([M[n] @ Q for n in range(N)], axis=0))
+        R = np.mean([M[n].T @ P for n in range(N)], axis=0)
+        M = np.array([M[n] - (1 - mu) * P @ R.T for n in range(N)])
+        Q = R / (np.sqrt(np.sum(R**2, axis=0)) + 1e-8)
+        direction = np.sqrt(layers.outputs / layers.inputs) * P @ Q.T
+        x = x + step(layers.join(biases.mean(axis=0), direction))
+        t += 1
+        yield {"x": x, "M": M, "Q Q^T": Q @ Q.T}
+
+
+def demo(
+    x: np.ndarray, G: Gradients, gamma: float, N: int, beta: float, T: np.ndarray, Top: Q
+) -> Rounds:
+    """DeMo, with the mean over all workers.
+
+    Args:
+        x, G: the start, and the gradients.
+        gamma: the step size, with which gradients enter the momentum, and of the step.
+        N: number of workers.
+        beta: decay of the momentum.
+        T: the chunked DCT-II as an orthogonal matrix, `[d, d]`.
+        Top: keeps the largest coefficients of each chunk.
+
+    Source: Peng, Quesnelle and Kingma, "DeMo", algorithm 1.
+    """
+    m, t = np.zeros((N, len(x))), 0
+    while True:
+        m = beta * m + gamma * at_one(G, t, x, N)
+        q = np.array([Top(T @ m[n]) for n in range(N)])
+        m = m - q @ T
+        x = x - gamma * np.sign(T.T @ q.mean(axis=0))
+        t += 1
+        yield {"x": x, "m": m}
+
+
+def dct(c: int) -> np.ndarray:
+    """Returns the orthonormal DCT-II of c elements, `[c, c]`."""
+    T = np.array([[np.cos(np.pi * (2 * j + 1) * m / (2 * c)) for j in range(c)] for m in range(c)])
+    return T / np.linalg.norm(T, axis=1, keepdims=True)
+
+
 def largest(x: np.ndarray, k: int) -> np.ndarray:
     """Returns x with all but the k largest elements set to 0; of equal elements, the first are
     kept.

@@ -1,3 +1,3 @@
-"""What benchmarks run in separate processes: programs whose start is timed, and the versions of
-other libraries.
+"""Programs that benchmarks run in separate processes: whole jobs whose start is timed, and the
+versions in other libraries.
 """

@@ -1,11 +1,11 @@
-"""One job in all ways: `benchmark peers` runs each version in a process of its own, some of them in
-a Python of their own.
+"""One job in all versions: `benchmark peers` runs each version in a separate process, some of them
+with another Python.
 
     python -m experiments.benchmark.jobs.peers numpy '{"data": FOLDER, "rounds": 20}'
 
-The job is logistic regression of N workers, each with few samples and all of them in every
-gradient, so that nothing is random: all versions make the same iterates. Everything is float64.
-Each version imports its own library; the rest needs numpy alone.
+The job is logistic regression of N workers, each with few samples, all of which are in every
+gradient. Nothing is random, so all versions compute the same iterates. Everything is float64. Each
+version imports its own library; everything else needs only numpy.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ import numpy as np
 
 from experiments.benchmark import timing
 
-# rounds, from the start on -> the models, [N, d], or of mb-sgd the one model, [d]
+# number of rounds from the start -> the models, `[N, d]`; for mb-sgd the model, `[d]`
 Run = Callable[[int], Any]
-RESULT = "result"  # the line that a version prints when the first result is there
+RESULT = "result"  # line that a version prints when the first result is available
 # rounds between two records of dsgd, or snapshots of decent-bench: only the last round has one
 RARELY = 1 << 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """The job.
 
     Args:
-        data: a folder with inputs.npy `[N, m, d]` and targets.npy `[N, m]`, 0 or 1.
-        rounds: until the first result.
-        seconds: length of the timing after it, about, which has as many rounds at least; 0: none.
+        data: folder with inputs.npy `[N, m, d]` and targets.npy `[N, m]`, 0 or 1.
+        rounds: number of rounds to the first result.
+        seconds: approximate length of the timing after it, which has at least as many rounds; 0: no
+            timing.
         save: file for the models of the first result, .npy; "": none.
-        method: by its name in `algorithms.ALGORITHMS`; a version has some.
-        learning_rate: of all methods.
+        method: name in `algorithms.ALGORITHMS`; a version implements some of them.
+        learning_rate: step size of all methods.
     """
 
     data: str
@@ -52,12 +53,12 @@ class Job:
     learning_rate: float = 1.0
 
     def load(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs `[N, m, d]` and targets `[N, m]`, float64."""
+        """Returns inputs `[N, m, d]` and targets `[N, m]`, float64."""
         return np.load(Path(self.data) / "inputs.npy"), np.load(Path(self.data) / "targets.npy")
 
 
 def dsgd_run(what: Job) -> Run:
-    """In dsgd, as a user would write it: a loss, data, and a registered method."""
+    """Runs the job in dsgd, as a user would write it: a loss, data, and a registered method."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -89,8 +90,8 @@ def dsgd_run(what: Job) -> Run:
 
 
 def scan(what: Job) -> Run:
-    """As a hand-written JAX loop. Products as einsum are the fastest of six forms on CPUs (matmul
-    is as fast, broadcasts are slower).
+    """Runs the job as a hand-written JAX loop. Products by einsum are the fastest of six forms on
+    CPUs (matmul is as fast, broadcasting is slower).
     """
     import jax
     import jax.numpy as jnp
@@ -120,7 +121,7 @@ def scan(what: Job) -> Run:
 
 
 def numpy_loop(what: Job) -> Run:
-    """As a numpy loop."""
+    """Runs the job as a numpy loop."""
     inputs, targets = what.load()
 
     def one_round(x):
@@ -138,7 +139,7 @@ def numpy_loop(what: Job) -> Run:
 
 
 def torch_tensors(what: Job) -> Run:
-    """In PyTorch: all workers' models as one tensor."""
+    """Runs the job in PyTorch: all workers' models are one tensor."""
     import torch  # pyright: ignore[reportMissingImports]
 
     inputs, targets = map(torch.from_numpy, what.load())
@@ -158,8 +159,8 @@ def torch_tensors(what: Job) -> Run:
 
 
 def decent_bench(what: Job) -> Run:
-    """In decent-bench: its own cost, network and methods, on numpy, which is its default for its
-    own costs.
+    """Runs the job in decent-bench: with its cost, network and methods, on numpy, the default for
+    its costs.
     """
     import networkx as nx
     from decent_array import interoperability as arrays  # pyright: ignore[reportMissingImports]
@@ -177,7 +178,8 @@ def decent_bench(what: Job) -> Run:
             for x, y in zip(mine, classes[:, None], strict=True)
         ]
         agents.append(Agent(LogisticRegressionCost(samples), state_snapshot_period=RARELY))
-    network = P2PNetwork(nx.cycle_graph(len(agents)), agents)  # whose weights are Metropolis's, 1/3
+    # its weights are Metropolis weights, 1/3
+    network = P2PNetwork(nx.cycle_graph(len(agents)), agents)
     methods = {"dsgd": ATC, "extra": EXTRA, "exact-diffusion": ED}
     method = methods[what.method](step_size=what.learning_rate)
 
@@ -189,8 +191,8 @@ def decent_bench(what: Job) -> Run:
 
 
 def fedjax_clients(what: Job) -> Run:
-    """Mini-batch SGD in fedjax: federated averaging with one step of each client, on all of its
-    samples.
+    """Runs mini-batch SGD in fedjax: federated averaging with one step of each client, on all of
+    its samples.
     """
     import fedjax  # pyright: ignore[reportMissingImports]
     import jax
@@ -222,7 +224,7 @@ def fedjax_clients(what: Job) -> Run:
 
 
 class Version(NamedTuple):
-    """How a version is made of a job, and the packages whose versions it reports."""
+    """A version: a function of the job, and the packages whose versions are reported."""
 
     build: Callable[[Job], Run]
     packages: tuple[str, ...]
@@ -239,7 +241,9 @@ VERSIONS = {
 
 
 def main(version: Version, job: Job) -> None:
-    """Does the job: prints a line when the first result is there, and at the end one of JSON."""
+    """Runs the job: prints a line when the first result is available, and a line of JSON at the
+    end.
+    """
     run = version.build(job)
     models = run(job.rounds)
     print(RESULT, flush=True)
@@ -251,16 +255,16 @@ def main(version: Version, job: Job) -> None:
     }
     report["versions"]["Python"] = platform.python_version()
     if job.seconds:
-        # what each call does once must not count for much
+        # the fixed cost of each call must be negligible
         count = max(timing.calibrate(run, job.seconds), job.rounds)
         report["rounds_per_second"] = count / timing.clock(run, count)
     print(json.dumps(report))
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has had.
+    """Returns the peak memory of this process, bytes.
 
-    Linux: not `ru_maxrss`, which a process takes over from the one that started it.
+    On Linux it does not use `ru_maxrss`, which a process inherits from the process that started it.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -4,7 +4,7 @@
 
 The job is logistic regression on digits, sorted by label over 16 workers, 1,000 rounds of ring DSGD
 on batches of 16. In every round f, |f'|^2, the consensus distance and the test accuracy are
-recorded. Versions import no more than they need, and read the same file.
+recorded. Versions import only the modules that they need, and read the same file.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ _COMPILE = ("/jax/core/compile/backend_compile_duration",)
 
 
 class Laps:
-    """Seconds by name, each since the last one, without those in which JAX traced (and lowered) and
-    compiled: they have their own names.
+    """Seconds by name, each since the previous one, without those in which JAX traced (and lowered)
+    and compiled, which have their own names.
     """
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        # of JAX: begin, end, whether it compiled; some lie within others
+        # intervals of JAX's events: start, end, whether it compiled; some are nested
         self._spans: list[tuple[float, float, bool]] = []
 
     def watch_jax(self) -> None:
-        """From here on."""
+        """Records JAX's events from now on."""
         from jax import monitoring
 
         monitoring.register_event_duration_secs_listener(self._heard)
 
     def lap(self, name: str) -> None:
-        """Ends one."""
+        """Ends a lap."""
         began, self._at = self._at, time.perf_counter()
         self._seconds[name] = (
             self._at - began - _covered([span for span in self._spans if span[0] >= began])
         )
 
     def finish(self, loss: float) -> None:
-        """Prints them, and the last loss, as one line of JSON."""
+        """Prints the seconds and the last loss as one line of JSON."""
         compiling = _covered([span for span in self._spans if span[2]])
         print(
             json.dumps(
@@ -69,7 +69,7 @@ class Laps:
 
 
 def _covered(spans: list[tuple[float, float, bool]]) -> float:
-    """Length of the union."""
+    """Returns the length of the union of intervals."""
     total, until = 0.0, 0.0
     for begin, end, _ in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -78,8 +78,8 @@ def _covered(spans: list[tuple[float, float, bool]]) -> float:
 
 
 def load_digits() -> tuple[Any, Any, Any, Any]:
-    """Inputs `[16, 89, 64]` and classes `[16, 89]` of workers who see few classes each, and those
-    of the test set, `[373, 64]`, `[373]`.
+    """Returns inputs `[16, 89, 64]` and classes `[16, 89]` of workers with few classes each, and
+    those of the test set, `[373, 64]`, `[373]`.
     """
     import numpy as np
 
@@ -170,10 +170,12 @@ def numpy_loop(laps: Laps) -> float:
     rng = np.random.default_rng(0)
     inputs, targets, test_inputs, test_targets = load_digits()
     laps.lap("problem")
-    hot, everybody = np.eye(CLASSES, dtype=np.float32)[targets], np.arange(WORKERS)[:, None]
+    hot, rows = np.eye(CLASSES, dtype=np.float32)[targets], np.arange(WORKERS)[:, None]
 
     def loss_and_gradient(w, x, y):
-        """Of models `[n, 65, 10]` on samples `[n, m, 64]`, or of one model on all of them."""
+        """Returns losses and gradients of models `[n, 65, 10]` on samples `[n, m, 64]`, or of one
+        model on all of them.
+        """
         logits = x @ w[..., :-1, :] + w[..., -1:, :]
         logits -= logits.max(axis=-1, keepdims=True)
         size = np.exp(logits)
@@ -187,7 +189,7 @@ def numpy_loop(laps: Laps) -> float:
 
     def one_round(w):
         chosen = rng.integers(0, PER_WORKER, (WORKERS, 16))
-        _, gradient = loss_and_gradient(w, inputs[everybody, chosen], hot[everybody, chosen])
+        _, gradient = loss_and_gradient(w, inputs[rows, chosen], hot[rows, chosen])
         half = w - np.float32(0.1) * gradient
         w = (half + np.roll(half, 1, axis=0) + np.roll(half, -1, axis=0)) / np.float32(3)
         middle = w.mean(axis=0)

@@ -1,8 +1,8 @@
-"""One turn of each operation of `dsgd.xla`, in a loop as rounds are:
-`python -m experiments.benchmark.jobs.workarounds 0.5`.
+"""Seconds of each operation of `dsgd.xla`, executed in a loop as in rounds: `python -m
+experiments.benchmark.jobs.workarounds 0.5`.
 
-It prints the CPU seconds of a turn by name, as JSON. The forms are those that the environment
-variable DSGD_XLA_WORKAROUNDS chooses.
+It prints the CPU seconds of one iteration by name, as JSON. The environment variable
+DSGD_XLA_WORKAROUNDS chooses the forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
-    """By name, a function of what goes round the loop, and its start."""
+    """Returns, by name, a function of the carried state of the loop, and its initial state."""
     A, b = jnp.abs(normal(16, 100_000)), normal(16, 100_000, seed=1)
     network, images = problems.CNN(10), normal(4, 8, 32, 32, 3)
     weights = jax.vmap(lambda x: network.init(jax.random.key(1), x))(images)
@@ -81,7 +81,7 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
 
 
 def seconds_of_a_turn(turn: Callable[[Any], Any], start: Any, seconds: float) -> float:
-    """CPU seconds, the least of several timings."""
+    """Returns the CPU seconds of one iteration, the minimum of several timings."""
     loop = xla.lower(
         jax.jit(
             lambda turns, carry: lax.fori_loop(0, turns, lambda _, carry: turn(carry), carry)

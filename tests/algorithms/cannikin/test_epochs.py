@@ -1,5 +1,5 @@
-"""The loop of epochs, with rounds that follow a script: the arguments of the system and of the
-training, and the records. What comes of real rounds: test_training.py.
+"""The loop of epochs with scripted rounds: the arguments of the system and of the training, and the
+records. Real rounds are tested in test_training.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def never(*given):
 
 
 def plan(system: policies.System, each: int | None = 30, **options: Any) -> epochs.Plan:
-    """Of a problem of which only the sizes are looked at, with so many samples of each worker."""
+    """Returns a plan for a problem of which only the sizes are used, with the given number of
+    samples per worker.
+    """
     sampler = Sampler(never, batch_size=B, max_local_samples=each, truncate=never)
     given = {
         "epochs": 3,
@@ -38,7 +40,7 @@ def plan(system: policies.System, each: int | None = 30, **options: Any) -> epoc
 
 
 def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
-    """A system with these decisions, and the list of the calls that it received."""
+    """Returns a system with these decisions, and the list of calls that it received."""
     calls: list[Any] = []
     left = iter(decisions)
     system = policies.System(
@@ -52,7 +54,7 @@ def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
 
 
 class Rounds:
-    """Random measurements of each epoch, which are kept."""
+    """Random measurements of each epoch, which are stored."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -70,9 +72,9 @@ class Rounds:
 
 
 @pytest.mark.parametrize(("initial", "first"), [(None, 25), (7, 7)])
-def test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own(initial, first):
-    """Two rounds at least; steps are scaled by the noise before the epoch. An epoch in which one
-    node has all samples gives no estimate of it, and leaves the averages as they are.
+def test_an_epoch_has_the_rounds_of_its_samples_and_its_own_step_size(initial, first):
+    """An epoch has at least two rounds; its step is scaled by the noise estimate before it. An
+    epoch in which one node has all samples gives no estimate, and leaves the averages unchanged.
     """
     scaled: list[Any] = []
 
@@ -95,7 +97,7 @@ def test_an_epoch_has_the_rounds_that_its_samples_need_and_a_step_of_its_own(ini
 
 
 def test_the_system_receives_the_nodes_that_participate_and_their_measurements():
-    """Those of the last epoch first; those that join behind them."""
+    """The first measurements are those of the last epoch; nodes that join are appended."""
     system, calls = scripted([[5, 6], [7, 8], [1, 2, 3]])
     rounds, present = Rounds(), [[0, 2], [2, 0], [1, 2, 3]]
     found = epochs.run_epochs(
@@ -124,9 +126,9 @@ def test_training_ends_when_until_returns_true():
     assert len(epochs.run_epochs(plan(system, until=lambda found: len(found) == 2), Rounds())) == 2
 
 
-def test_lengths_and_room_that_are_not_given():
-    """All samples of the largest worker, of N of them, or a batch each; memory for M batches, or
-    less.
+def test_defaults_of_lengths_and_memory():
+    """By default an epoch has all samples of the largest worker, of N workers, or one batch each;
+    memory is for M batches, or fewer.
     """
     system, _ = scripted([])
     for each, length in ((30, N * 30), (None, N * B)):

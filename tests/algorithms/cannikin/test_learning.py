@@ -1,4 +1,4 @@
-"""What is learned of a cluster, beside the cluster that was measured."""
+"""The learned cluster model, compared with the cluster that was measured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from algorithms.cannikin import ClusterModel, Learner
 
 
 def cluster(n: int, seed: int = 0, **more: Any) -> ClusterModel:
-    """Of n nodes, a tenth of whose messages is the last bucket."""
+    """Returns a cluster of n nodes, a tenth of whose messages is the last bucket."""
     q, s, k, m = np.random.default_rng(seed).uniform(0.1, 1.0, (4, n))
     return ClusterModel(q, s, k, m, **{"gamma": 0.2, "t_overlap": 2.7, "t_last": 0.3, **more})
 
 
 def epoch(of: ClusterModel, batches: np.ndarray, rounds: int = 3) -> dict[str, Any]:
-    """What its nodes measure."""
+    """Returns the measurements of its nodes in an epoch."""
     a, P, T = (
         of.q * batches + of.s,
         of.k * batches + of.m,
@@ -42,7 +42,7 @@ def alike(found: ClusterModel, true: ClusterModel, tolerance: float = 1e-9) -> N
         )
 
 
-def test_without_noise_two_epochs_tell_all():
+def test_without_noise_two_epochs_determine_the_model():
     true, unequal = cluster(5), np.array([1.0, 90.0, 2.0, 3.0, 4.0])
     learner = cannikin.learner(5, 0.1)
     assert learner.next_batches(100).tolist() == [20.0] * 5
@@ -55,10 +55,12 @@ def test_without_noise_two_epochs_tell_all():
     assert (learner.model(), one.model()) == (None, None)
 
 
-def test_a_model_is_the_best_of_all_that_was_measured():
-    """Of each node what is not NaN. Coefficients of at least 0 are scipy's, or in proportion to
-    samples where times do not grow; gamma is weighted by inverse variances of means (equation 12
-    has those of single measurements); T_comm is the least mean, not the least time."""
+def test_a_model_is_the_best_fit_of_all_measurements():
+    """Measurements that are NaN are ignored for each node. Coefficients are nonnegative least
+    squares by scipy, or proportional to samples if times do not increase; gamma is weighted by
+    inverse variances of means (equation 12 uses those of single measurements); T_comm is the
+    smallest mean, not the smallest time.
+    """
     n, rounds, draw = 100, 4, np.random.default_rng(1)
     true = ClusterModel(
         *(draw.uniform(0.1, 1, (4, n)) * (draw.random((4, n)) < 0.6) + [[1e-3], [0], [1e-3], [0]]),
@@ -116,8 +118,8 @@ def test_a_model_is_the_best_of_all_that_was_measured():
 
 
 def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
-    """Gamma of a node without noise counts alone, and one measured once only where no node has
-    two.
+    """If some gammas have no noise only they are used, and gammas measured once are used only if no
+    node has two measurements.
     """
     true, nothing = cluster(3), np.full((3, 3), np.nan)
     for missing in ({}, {"first": nothing}, {"communication": nothing}):
@@ -142,26 +144,26 @@ def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
         ([8, 8], [8, 8], 16, None, [0.5, 1.5]),
         ([8, 8, 8], [8, 8, 8], 24, None, [0.5, 1.5, 1.5]),
         ([8] * 6, [8] * 6, 48, None, [0.5, 1.5, 1.5, 0.5, 0.5, 1.5]),
-        # in the order of size, from the largest on
+        # in the order of size, largest first
         ([8, 16, 12], [8, 16, 12], 36, None, [1.5, 0.5, 1.5]),
         ([16, 8, 12], [16, 8, 12], 36, None, [0.5, 1.5, 1.5]),
-        # one without room for more has fewer, and the others begin with more
+        # a node without memory for more gets fewer samples, and the others start with more
         ([8, 8, 8], [8, 8, 8], 24, [8.9, 99, 99], [0.5, 1.5, 0.5]),
         ([8, 8, 8], [8, 8, 8], 24, [9.1, 99, 99], [0.5, 1.5, 1.5]),
-        # only those that would compute the same again
+        # only nodes that would compute the same size again
         ([10] * 4, [1, 2, 0.5, 1.5], 40, None, [1, 1, 1, 1]),
         ([10] * 4, [1, 2, 0.5, 1.5], 50, None, [0.5, 1, 1, 1]),
-        # which are the same up to an eighth of them, or one sample
+        # sizes count as equal if they differ by up to an eighth, or one sample
         ([16, 16], [17.99, 14.01], 32, None, [0.5, 1.5]),
         ([16, 16], [18.01, 13.99], 32, None, [1, 1]),
         ([4, 4], [4.99, 3.01], 8, None, [0.5, 1.5]),
         ([4, 4], [5.01, 2.99], 8, None, [1, 1]),
     ],
 )
-def test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn(
+def test_sizes_that_would_be_repeated_are_alternately_halved_and_increased(
     sizes, speeds, total, limits, factors
 ):
-    """After one epoch in which nodes had these sizes, and computed so many samples a second."""
+    """After one epoch in which nodes had these sizes and computed the given samples per second."""
     seconds = np.ones((2, 1)) * sizes / speeds
     learner = cannikin.learner(len(sizes), 0.1, limits).observed(
         np.array(sizes, float), seconds, seconds / 2, seconds / 4, seconds
@@ -170,8 +172,8 @@ def test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn(
     np.testing.assert_allclose(learner.next_batches(total), expected * total / expected.sum())
 
 
-def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
-    """Of two rounds one node measured one only; one that was not seen counts as of average
+def test_speeds_are_means_over_the_measurements_of_the_last_epoch():
+    """Of two rounds one node has only one measurement; a node without measurements has the average
     speed.
     """
     seconds = np.array([[1.5, np.nan, np.nan], [2.5, 1.0, np.nan]])
@@ -190,7 +192,7 @@ def test_one_node_learns_from_another_total():
     alike(known(learner.observed(**epoch(true, np.array([12.0])))), true)
 
 
-def test_limits_hold_before_there_is_a_model_and_after():
+def test_limits_are_respected_before_and_after_there_is_a_model():
     limits = np.array([5.0, 12.0, 9.0])
     true = cluster(3, limits=limits)
     learner = cannikin.learner(3, 0.1, limits)
@@ -208,8 +210,8 @@ def test_limits_hold_before_there_is_a_model_and_after():
         cannikin.learner(3, 0.1, limits).next_batches(27)
 
 
-def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
-    """Communication is measured anew among other nodes; until it is, the old one counts."""
+def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
+    """Communication is measured again when nodes change; until then the old measurement is used."""
     old, new = cluster(4), cluster(5, seed=1)
     learner = cannikin.learner(4, 0.1)
     for _ in range(2):
@@ -244,7 +246,7 @@ REFUSED = [
 ]
 
 
-def test_bad_measurements_and_learners_are_refused():
+def test_invalid_measurements_and_learners_are_refused():
     learner, good = cannikin.learner(3, 0.1), epoch(cluster(3), np.ones(3), 2)
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):

@@ -1,4 +1,6 @@
-"""OptPerf next to a solver of linear programs, and whole samples given one by one."""
+"""OptPerf compared with a solver of linear programs, and integer splits with a sample-by-sample
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from algorithms.cannikin import ClusterModel
 
 
 def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
-    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another,
-    or memory; and a batch that fits.
+    """Yields clusters of one to seven nodes, over six orders of magnitude, some of them without one
+    of the coefficients, or with limited memory, and a batch that fits.
     """
     draw = np.random.default_rng(0)
     for _ in range(number):
@@ -43,7 +45,7 @@ def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
 
 
 def solved(model: ClusterModel, total: float) -> float:
-    """The linear program, by HiGHS."""
+    """Returns the solution of the linear program by HiGHS."""
     n, rows, ends = model.nodes, [], []
     for slope, fixed in (
         (np.add(model.q, model.k), np.add(model.s, model.m)),
@@ -62,7 +64,7 @@ def solved(model: ClusterModel, total: float) -> float:
     return found.fun
 
 
-def test_optperf_is_the_linear_program_s():
+def test_optperf_is_the_optimum_of_the_linear_program():
     for model, total in clusters(150):
         seconds, batches = model.optperf(total)
         assert seconds == pytest.approx(solved(model, total), rel=1e-9)
@@ -73,8 +75,8 @@ def test_optperf_is_the_linear_program_s():
 
 
 def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
-    """Their computation is the longer one from the first sample on; it has no place in anybody's
-    rate.
+    """Their computation is the longest from the first sample on, but does not affect the split of
+    the others.
     """
     q, limits = [0.0, 1.0, 0.0], [0.0, np.inf, 4.0]
     model = ClusterModel(q, np.ones(3), np.ones(3), np.ones(3), 0.0, 0.0, 0.0, limits)
@@ -84,9 +86,9 @@ def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
     assert model.optperf_integer(7).batches.tolist() == [0, 3, 4]
 
 
-def test_lines_that_are_nearly_flat_are_shared_as_flat_ones():
-    """Where a sample takes less than the last digit of the seconds, seconds do not tell how many
-    there are.
+def test_nearly_flat_lines_are_split_like_flat_ones():
+    """A sample takes less than the last digit of the seconds, so that seconds do not determine the
+    number of samples.
     """
     for gamma in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
         model = ClusterModel(
@@ -102,7 +104,7 @@ def test_lines_that_are_nearly_flat_are_shared_as_flat_ones():
 
 
 def test_bottlenecks():
-    """Of two nodes alike but for their backward passes: 1 - gamma of them against T_o."""
+    """Two nodes that differ only in their backward passes: 1 - gamma is compared with T_o."""
     model = ClusterModel(
         [0.1, 0.1], [0, 0], [1.0, 0.2], [0, 0], gamma=0.5, t_overlap=2.0, t_last=0.5
     )
@@ -112,7 +114,9 @@ def test_bottlenecks():
 
 
 def one_by_one(model: ClusterModel, total: int) -> list[int]:
-    """From no samples on, each to the node that is done first with it."""
+    """Returns the split in which each sample, starting from none, is given to the node that would
+    finish it first.
+    """
     limits = (
         np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
     )
@@ -123,7 +127,7 @@ def one_by_one(model: ClusterModel, total: int) -> list[int]:
     return batches.tolist()
 
 
-def test_many_whole_samples_are_those_given_one_by_one():
+def test_integer_splits_equal_those_given_sample_by_sample():
     for model, _ in clusters(60):
         limits = (
             np.full(model.nodes, np.inf)
@@ -139,8 +143,8 @@ def test_many_whole_samples_are_those_given_one_by_one():
 
 
 @pytest.mark.parametrize("total", [6, 7, 30, 31, 299, 300])
-def test_whole_real_parts_stay_whole(total):
-    """Where parts come out whole but for rounding, and limits just below or above whole numbers."""
+def test_real_splits_that_are_integers_stay_unchanged(total):
+    """Splits that are integers up to rounding, with limits slightly below or above integers."""
     for q, limits in (
         ([0.1, 0.1, 0.1], None),
         ([0.1, 0.2, 0.3], None),
@@ -154,7 +158,7 @@ def test_whole_real_parts_stay_whole(total):
         assert seconds == pytest.approx(model.batch_time(one_by_one(model, total)), rel=1e-12)
 
 
-def test_several_total_batches_together_are_those_alone():
+def test_several_total_batches_at_once_equal_single_ones():
     for model, total in clusters(30):
         given = [(model.optperf, np.array([[total / 7, total / 3], [total / 2, total]]))]
         if model.limits is None:
@@ -193,7 +197,7 @@ REFUSED_CALLS = [
 ]
 
 
-def test_bad_models_totals_and_batches_are_refused():
+def test_invalid_models_totals_and_batches_are_refused():
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             ClusterModel(**GOOD | wrong)

@@ -1,4 +1,4 @@
-"""Estimates of the gradient's noise from unequal batches, of gradients that are known."""
+"""Estimates of the gradient noise from unequal batches, for known gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from algorithms.cannikin import NoiseScale, gradient_noise_scale, smoothed
 
 DRAWS = 20_000
-MEAN, VARIANCES = np.array([1.0, -0.5, 0.25]), np.array([0.5, 2.0, 4.0])  # of one sample's gradient
+# mean and variances of one sample's gradient
+MEAN, VARIANCES = np.array([1.0, -0.5, 0.25]), np.array([0.5, 2.0, 4.0])
 U, V = 4 * MEAN**2 @ VARIANCES, 2 * VARIANCES @ VARIANCES  # 4 G' Sigma G and 2 tr Sigma^2
 BATCHES = np.array([1.0, 2.0, 5.0, 12.0])
 WEIGHTS = ("best", "paper", "plain")
@@ -21,7 +22,9 @@ WEIGHTS = ("best", "paper", "plain")
 
 @cache
 def norms() -> tuple[np.ndarray, np.ndarray]:
-    """Of Gaussian gradients of the nodes and of all, `[draws, n]` and `[draws]`."""
+    """Returns squared norms of Gaussian gradients of the nodes and of their mean, `[draws, n]` and
+    `[draws]`.
+    """
     draw = np.random.default_rng(0)
     each = MEAN + np.sqrt(VARIANCES / BATCHES[:, None]) * draw.normal(
         size=(DRAWS, len(BATCHES), len(MEAN))
@@ -31,7 +34,7 @@ def norms() -> tuple[np.ndarray, np.ndarray]:
 
 
 def covariances(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the nodes' S_i and G_i, `[n, n]`, by the shared facts' formulas."""
+    """Returns the covariances of the nodes' S_i and G_i, `[n, n]`, by the formulas of the paper."""
     B, me = b.sum(), np.eye(len(b), dtype=bool)
     pairs = np.outer(B - b, B - b)
     of_noise = np.where(
@@ -42,8 +45,8 @@ def covariances(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weights(name: str, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of S and of G, read off: the estimates are linear in the norms, and S_i alone is in
-    |g_i|^2.
+    """Returns the weights of S and of G, which follow from linearity in the norms; only S_i depends
+    on |g_i|^2 with the given sign.
     """
     n, B = len(b), b.sum()
     found = gradient_noise_scale(np.eye(n), np.zeros(n), b, name)  # type: ignore[arg-type]
@@ -68,7 +71,7 @@ def test_estimates_are_unbiased_and_vary_as_the_formulas_say(name):
 
 
 def test_the_paper_s_weights_are_those_of_its_matrices():
-    """Equation 11: the diagonals of both matrices, and what is beside them."""
+    """Equation 11: the diagonal and off-diagonal entries of both matrices."""
     b, B, i, j = BATCHES, BATCHES.sum(), BATCHES[:, None], BATCHES[None]
     beside = (
         i * j * (B - i - j) / ((B - i) * (B - j)),
@@ -82,8 +85,8 @@ def test_the_paper_s_weights_are_those_of_its_matrices():
 
 
 def test_the_best_weights_vary_least_and_the_papers_are_negative_somewhere():
-    """No others that add up to 1 are better: all S_i, and all G_i, are equally good to add
-    more of.
+    """No other weights with sum 1 have a smaller variance: the covariances of the estimate with all
+    S_i, and with all G_i, are equal.
     """
     draw, negative, draws = np.random.default_rng(1), 0, 20
     for _ in range(draws):
@@ -99,8 +102,8 @@ def test_the_best_weights_vary_least_and_the_papers_are_negative_somewhere():
     assert negative > draws / 2
 
 
-def test_noise_is_what_the_nodes_gradients_differ_by():
-    """S = sum b_i |g_i - g|^2 / (n - 1), whatever the gradients; G + S / B = |g|^2."""
+def test_noise_is_estimated_from_the_differences_of_the_nodes_gradients():
+    """S = sum b_i |g_i - g|^2 / (n - 1) and G + S / B = |g|^2 hold for any gradients."""
     draw = np.random.default_rng(2)
     each = draw.normal(size=(7, 4, 6))
     whole = np.einsum("i,tid->td", BATCHES / BATCHES.sum(), each)
@@ -127,8 +130,8 @@ def test_nodes_without_samples_are_left_out_and_traced_arrays_pass(name):
 
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_averages_are_exponential_without_a_start_at_0_and_leave_out_what_is_nan(xp):
-    """S or G may be NaN: that does not change the weight of the averages against the next estimate
-    either.
+    """If S or G is NaN, the weight of the averages relative to the next estimate does not
+    change.
     """
     values, weight, seen = np.random.default_rng(3).normal(size=(5, 2)), 0.3, (1, 1, 2, 1, 1)
     average = NoiseScale(*map(xp.float32, (0.0, 0.0, 0.0)))
@@ -151,7 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_norms_are_refused():
+def test_invalid_norms_are_refused():
     good = {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2]}
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):

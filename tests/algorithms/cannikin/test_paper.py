@@ -1,5 +1,5 @@
-"""Algorithm 1 beside OptPerf: where they agree, and where the one is longer, or has batches that
-nobody can compute.
+"""Algorithm 1 compared with OptPerf: where they agree, and where its batches take longer or are
+negative.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from algorithms.cannikin import ClusterModel, published_optperf
 
 
 def test_its_batches_can_be_negative():
-    """A node that is not ready for a sample before the others are done with all of them."""
+    """A node is not ready for its first sample before the others have finished all samples."""
     model = ClusterModel([0.0, 0.0], [9.0, 0.0], [1.0, 1.0], [5.0, 5.0], 0.5, 0.0, 0.0)
     assert published_optperf(model, 4.0).batches.tolist() == [-2.5, 6.5]
     assert model.optperf(4.0).batches.tolist() == [0.0, 4.0]
 
 
-def test_what_it_cannot_solve_is_refused():
+def test_unsolvable_models_are_refused():
     with pytest.raises(
         ValueError,
         match=r"q \+ gamma k = 0 for node 1; expected a positive value, without which check 2 has "
@@ -32,8 +32,8 @@ def test_what_it_cannot_solve_is_refused():
 
 
 def test_without_q_and_with_positive_batches_it_is_optperf():
-    """Of clusters whose times are over two orders of magnitude, with about as much to send as there
-    is time for.
+    """Clusters with times over two orders of magnitude, and similar times of communication and
+    computation.
     """
     draw, mixed = np.random.default_rng(0), 0
     for _ in range(200):
@@ -49,8 +49,8 @@ def test_without_q_and_with_positive_batches_it_is_optperf():
     assert mixed > 10
 
 
-def test_with_q_its_batches_take_longer_and_its_seconds_are_not_theirs():
-    """A slow loader before a fast one: by fixed times they would change their places."""
+def test_with_q_its_batches_take_longer_than_predicted():
+    """A slow loader and a fast one: with fixed times their order would be reversed."""
     model, total = ClusterModel([3.0, 0.0], [4.0, 4.0], [1.0, 5.0], [0.0, 0.0], 0.5, 8.0, 0.0), 27.0
     found = published_optperf(model, total)
     assert (

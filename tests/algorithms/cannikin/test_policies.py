@@ -1,5 +1,5 @@
-"""Who decides what, from observations that are made up here: each system next to a computation by
-hand; a total batch in whole parts.
+"""The decisions of each system from constructed observations, compared with computations by hand; a
+total batch in integer parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = cannikin.ClusterModel(
     0.2,
     [40, 40, 40],
 )
-NOISE = cannikin.NoiseScale(1500.0, 3.0)  # 500 samples
+NOISE = cannikin.NoiseScale(1500.0, 3.0)  # noise scale of 500 samples
 EVERY = [
     cannikin.cannikin([30, 60], 30),
     cannikin.adaptdl([30, 60], 30),
@@ -37,7 +37,9 @@ EVERY = [
 def observation(
     b: np.ndarray, model: cannikin.ClusterModel = MODEL, noise: cannikin.NoiseScale = NOISE
 ) -> policies.Observation:
-    """Of two rounds, without errors; a node without samples measures nothing."""
+    """Returns observations of two rounds without errors; a node without samples measures
+    nothing.
+    """
     P = np.where(b > 0, np.asarray(model.k) * b + model.m, np.nan)
     a = np.asarray(model.q) * b + model.s
     T_comm = np.full(len(b), model.t_overlap + model.t_last)
@@ -49,7 +51,9 @@ def observation(
 def epochs(
     system: cannikin.System, number: int, model: cannikin.ClusterModel = MODEL
 ) -> tuple[list[np.ndarray], Any]:
-    """What it decides on a cluster without noise, epoch by epoch, and what it remembers."""
+    """Returns the decisions of a system on a cluster without noise, epoch by epoch, and its
+    state.
+    """
     limits = np.full(model.nodes, 100) if model.limits is None else np.array(model.limits, int)
     share = model.t_last / (model.t_overlap + model.t_last)
     memory, found = system.start(policies.Cluster(model.nodes, share, limits)), []
@@ -64,8 +68,8 @@ def epochs(
 
 
 def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int]]:
-    """What LB-BSP decides after each of some epochs in which nodes took these seconds, `[n]` or
-    `[rounds, n]`.
+    """Returns the decisions of LB-BSP after each of some epochs, in which nodes took these seconds,
+    `[n]` or `[rounds, n]`.
     """
     system, b, found = cannikin.lb_bsp(sum(batches)), np.array(batches), []
     memory = policies._Tuned(policies.Cluster(len(b), 0.1, np.array(limits)), b, b, np.inf, True)
@@ -81,25 +85,28 @@ def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int
     ("batches", "limits", "seconds", "expected"),
     [
         ([20, 20, 20], [40, 40, 40], [1.0, 2.0, 3.0], [25, 20, 15]),
-        # the fastest is at its limit: the next one
+        # the fastest node is at its limit, so the next one gets the samples
         ([20, 20, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),
-        ([20, 20, 20], [22, 40, 40], [1.0, 2.0, 3.0], [22, 20, 18]),  # it has room for two
-        ([20, 20, 20], [20, 20, 40], [1.0, 2.0, 3.0], [20, 20, 20]),  # only the slowest has room
+        ([20, 20, 20], [22, 40, 40], [1.0, 2.0, 3.0], [22, 20, 18]),  # its limit leaves two samples
+        # only the slowest node is below its limit
+        ([20, 20, 20], [20, 20, 40], [1.0, 2.0, 3.0], [20, 20, 20]),
         ([20, 20, 20], [20, 20, 20], [1.0, 2.0, 3.0], [20, 20, 20]),
-        ([57, 0, 3], [90, 90, 90], [1.0, 0.0, 3.0], [57, 3, 0]),  # the slowest has three
+        # the slowest node has three samples
+        ([57, 0, 3], [90, 90, 90], [1.0, 0.0, 3.0], [57, 3, 0]),
         ([20, 20, 20], [40, 40, 40], [2.0, 2.0, 2.0], [20, 20, 20]),
-        # means over rounds with measurements: 2, 2.5 and, of a node without, 0 seconds
+        # means over rounds with measurements: 2, 2.5 and, for a node without measurements, 0
+        # seconds
         ([10] * 3, [40] * 3, [[3, 1, np.nan], [1, np.nan, np.nan], [2, 4, np.nan]], [10, 5, 15]),
     ],
 )
-def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(
+def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_below_its_limit(
     batches, limits, seconds, expected
 ):
     assert after(batches, limits, seconds) == [expected]
 
 
 def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
-    """And then it stays."""
+    """The batches are constant afterwards."""
     found = after([20, 20], [40, 40], [1.0, 2.5], [1.0, 2.5], [1.0, 2.6], [9.0, 1.0])
     assert found == [[25, 15], [30, 10], [25, 15], [25, 15]]
 
@@ -112,7 +119,9 @@ def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
     [(0.125, 2.0, 0.0625), (-1.0, 2.0, 0.0), (1.0, 0.0, np.inf), (-1.0, -1.0, np.inf)],
 )
 def test_the_noise_scale_in_samples(noise, sqnorm, samples):
-    """What is negative of the noise counts as 0; where no gradient is seen it is infinite."""
+    """Negative estimates of the noise are replaced by 0; if the gradient's estimate is not
+    positive, the scale is infinite.
+    """
     assert cannikin.NoiseScale(noise, sqnorm).samples == samples
 
 
@@ -140,8 +149,8 @@ TOTALS = np.array([30, 60, 75, 90, 120])
     ids=["Cannikin", "AdaptDL"],
 )
 def test_the_total_batch_is_that_of_the_largest_goodput(make, seconds, parts, second, best):
-    """At OptPerf, or at equal parts. Where no gradient is seen in the noise, what counts is
-    throughput; with no noise, the first batch is all that is needed.
+    """With OptPerf, or with equal parts. If the gradient is not visible in the noise, goodput is
+    throughput; without noise, the first batch suffices.
     """
     system, times = make(TOTALS, 30), np.array([seconds(B) for B in TOTALS])
     found, memory = epochs(system, 5)
@@ -160,7 +169,9 @@ def test_the_total_batch_is_that_of_the_largest_goodput(make, seconds, parts, se
 
 
 def test_adaptdl_learns_from_two_sizes_of_every_node():
-    """Of 31 samples, one node has 11: of 32, two; that is not yet another size of all three."""
+    """Of 31 samples one node has 11, of 32 it has two fewer; that is not yet another size for all
+    three.
+    """
     found, memory = epochs(cannikin.adaptdl([31, 32, 34], 31), 2)
     assert [batches.tolist() for batches in found] == [[11, 10, 10], [12, 11, 11]]
     assert memory.learner.model() is not None
@@ -174,7 +185,7 @@ def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known
     q, s, k, m = (np.append(each, each[1]) for each in (MODEL.q, MODEL.s, MODEL.k, MODEL.m))
     more = cannikin.ClusterModel(q, s, k, m, 0.25, 0.6, 0.2)
     memory = system.resize(epochs(system, 3)[1], np.arange(3), 1, np.full(4, 40))
-    for total in (30, None):  # the first batch, as at the start
+    for total in (30, None):  # the first total batch, as at the start
         assert memory.learner.model() is None
         batches, memory = system.decide(memory)
         assert batches.sum() == (total or batches.sum())
@@ -187,13 +198,14 @@ def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known
 
 
 @pytest.mark.parametrize("system", EVERY, ids=lambda system: system.name)
-def test_where_all_nodes_are_others_everything_is_learned_anew(system):
+def test_if_all_nodes_are_replaced_the_model_is_learned_again(system):
     before = epochs(system, 3)[1]
     memory = system.resize(before, np.arange(0), 2, np.array([40, 40]))
     np.testing.assert_array_equal(system.decide(memory)[0], [15, 15])
     if system in EVERY[:2]:
         assert memory.learner.model() is None
-        assert memory.noise == before.noise  # the model's, whoever computes it
+        # noise estimates belong to the trained model, not to the nodes
+        assert memory.noise == before.noise
 
 
 def test_candidates_that_memory_does_not_allow_are_left_out():
@@ -205,7 +217,7 @@ def test_candidates_that_memory_does_not_allow_are_left_out():
 
 
 class Counted:
-    """A cluster that writes down what it is asked."""
+    """A cluster model that records its calls."""
 
     def __init__(self, seconds: list[float], longer: bool, nodes: int = 2) -> None:
         self.seconds = dict(zip([10, 20, 40], seconds, strict=True))
@@ -220,14 +232,14 @@ class Counted:
         return np.full(np.shape(batches), self.longer)
 
 
-def test_candidates_are_known_until_bottlenecks_change():
-    """Section 4.5: all in the first epoch, then the chosen one alone; and all again when its
-    bottlenecks, or the nodes, are not what they were.
+def test_candidates_are_cached_until_bottlenecks_change():
+    """Section 4.5: the first epoch computes all candidates, later epochs only the chosen one; all
+    are computed again when its bottlenecks, or the nodes, change.
     """
     every, known = [10, 20, 40], Candidates(np.array([10, 20, 40]))
     for model, best, asked, seconds in (
         (Counted([1.0, 1.5, 4.0], False), 20, [every], [1.0, 1.5, 4.0]),
-        # what the third one takes now, nobody has asked
+        # the time of the third candidate was not computed in between
         (Counted([1.0, 1.8, 1.0], False), 20, [20], [1.0, 1.8, 4.0]),
         (Counted([1.0, 1.8, 1.0], True), 40, [20, every], [1.0, 1.8, 1.0]),
         (Counted([1.0, 1.8, 9.0], True, nodes=3), 20, [every], [1.0, 1.8, 9.0]),
@@ -243,8 +255,8 @@ def test_candidates_are_known_until_bottlenecks_change():
 # --- Step sizes.
 
 
-def test_step_sizes_grow_as_one_step_brings_more():
-    """tr Sigma = 1500, |G|^2 = 3; all noise, and none."""
+def test_step_sizes_grow_with_the_progress_of_a_step():
+    """tr Sigma = 1500, |G|^2 = 3; the limits with only noise, and without noise."""
     assert cannikin.adascale(NOISE, 40, 10) == pytest.approx((150 + 3) / (37.5 + 3))
     assert cannikin.adascale(NOISE, 10, 10) == 1
     for noise, sqnorm, factor in (
@@ -271,7 +283,7 @@ def test_steps_of_adam_are_scaled_not_its_gradients():
     )
 
 
-# --- Nodes with few samples, of which rounding may make the same sizes again.
+# --- Nodes with few samples, for which rounding may give the same sizes again.
 
 FOUR = {"q": np.arange(1.0, 5.0), "gamma": 0.2, "t_overlap": 5.0, "t_last": 1.0}
 ONES = {"s": np.ones(4), "k": 2 * np.arange(1.0, 5.0), "m": np.ones(4)}
@@ -281,8 +293,8 @@ SIXTEEN = cannikin.ClusterModel(
 
 
 def limited(limits: list[int]) -> cannikin.ClusterModel:
-    """A node with memory for one sample is taken to compute in proportion, as it does here; one
-    with none is never seen, and not waited for.
+    """A node with memory for one sample is assumed to compute in proportion to its samples, as it
+    does here; a node without memory is never measured, and learning does not wait for it.
     """
     s, m = np.array([[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 1.0]]) * np.sign(limits)
     return cannikin.ClusterModel(**FOUR, s=s, k=[2.0, 4.0, 1.0, 8.0], m=m, limits=limits)
@@ -292,7 +304,7 @@ def limited(limits: list[int]) -> cannikin.ClusterModel:
     ("model", "totals", "decided"),
     [
         *((SIXTEEN, [total], [total] * 6) for total in (32, 33, 47, 48, 71)),
-        # too few for two sizes of each node: the next larger one that has enough
+        # too few samples for two sizes of each node: the next larger total batch that suffices
         (cannikin.ClusterModel(**FOUR, **ONES), [2, 40, 80], [2, 40, 40]),
         (cannikin.ClusterModel(**FOUR, **ONES), [4, 40, 80], [4, 40]),
         (cannikin.ClusterModel(**FOUR, **ONES), [5, 40, 80], [5, 40]),
@@ -301,7 +313,7 @@ def limited(limits: list[int]) -> cannikin.ClusterModel:
     ],
 )
 def test_few_samples_are_enough_to_learn_all_nodes(model, totals, decided):
-    """Of BERT the paper begins with 9 samples on 16 nodes."""
+    """For BERT, the paper starts with 9 samples on 16 nodes."""
     found = epochs(cannikin.cannikin(totals), max(5, len(decided)), model)[0]
     assert [batches.sum() for batches in found[: len(decided)]] == decided
     for batches in found[-2:]:
@@ -309,7 +321,7 @@ def test_few_samples_are_enough_to_learn_all_nodes(model, totals, decided):
         assert model.batch_time(batches) == pytest.approx(best)
 
 
-# --- Refusals, and parts in whole samples.
+# --- Invalid arguments, and parts in integer samples.
 
 REFUSED = [
     (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step"),
@@ -325,7 +337,7 @@ REFUSED = [
 ]
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             wrong()
@@ -335,35 +347,37 @@ def test_what_makes_no_sense_is_refused():
 @pytest.mark.parametrize(
     ("real", "limits", "expected"),
     [
-        ([1.5, 2.5, 3.0], [9, 9, 9], [2, 2, 3]),  # of equal remainders the first
+        ([1.5, 2.5, 3.0], [9, 9, 9], [2, 2, 3]),  # the first of equal remainders
         ([1.2, 2.7, 3.1], [9, 2, 9], [2, 2, 3]),
-        # more than one sample each, where others are full
+        # more than one sample each, if others are at their limits
         ([0.0, 0.0, 6.0], [9, 1, 3], [2, 1, 3]),
     ],
 )
-def test_rests_go_to_the_largest_remainders_within_the_limits(real, limits, expected):
+def test_remaining_samples_go_to_the_largest_remainders_within_the_limits(real, limits, expected):
     found = policies.whole(np.array(real), sum(expected), np.array(limits))
     np.testing.assert_array_equal(found, expected)
 
 
-NEW = np.nan  # a node that was not seen, or at two sizes
+NEW = np.nan  # a node that was not measured, or was measured at two sizes
 
 
 @pytest.mark.parametrize(
     ("batches", "seen_at", "limits", "expected"),
     [
-        ([4, 4], [4.0, 4.0], [4, 9], [3, 5]),  # the first has no room
+        ([4, 4], [4.0, 4.0], [4, 9], [3, 5]),  # the first node is at its limit
         ([4, 4], [4.0, 4.0], [4, 4], [4, 4]),
-        ([4, 1], [4.0, 1.0], [9, 9], [3, 2]),  # no node gives its last sample
+        ([4, 1], [4.0, 1.0], [9, 9], [3, 2]),  # no node gives up its last sample
         ([4, 2], [4.0, 2.0], [9, 9], [5, 1]),
         ([1, 1], [1.0, 1.0], [9, 9], [1, 1]),
         ([4, 5, 6, 7], [4.0, 5.0, 6.0, 7.0], [9] * 4, [5, 4, 7, 6]),
-        ([4, 6, 5], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),  # one alone: the largest gives
-        # not one that would come to its only size
+        # a single such node: the largest other node gives a sample
+        ([4, 6, 5], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),
+        # not a node that would get its only measured size
         ([4, 6, 5], [4.0, 5.0, NEW], [9] * 3, [5, 6, 4]),
-        ([4, 3, 2], [4.0, 2.0, NEW], [9] * 3, [4, 3, 2]),  # nor one that would have one sample left
-        ([4, 6], [4.0, NEW], [4, 9], [4, 6]),  # no room
-        # one that has swapped may give once more
+        # nor a node that would be left with one sample
+        ([4, 3, 2], [4.0, 2.0, NEW], [9] * 3, [4, 3, 2]),
+        ([4, 6], [4.0, NEW], [4, 9], [4, 6]),  # the other node is at its limit
+        # a node that has swapped may give a sample once more
         ([4, 5, 6], [4.0, 5.0, 6.0], [20] * 3, [5, 3, 7]),
     ],
 )

@@ -1,5 +1,5 @@
-"""Cannikin on the real clock: one node a process, whose iterates are the simulation's and whose
-times are its own.
+"""Cannikin on the real clock, with one process per node: the iterates are those of the simulation,
+the times are measured.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def make(workers: int) -> dsgd.Problem:
 
 
 def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
-    """Of two nodes and three rounds, made up: computation is all but the exchange, of which each
-    round's least time counts; the epoch takes as long as on the slower node; the loss is the mean
-    over rounds. The first round is a rehearsal."""
+    """Two nodes and three constructed rounds: computation is everything except the exchange, whose
+    time is the smallest in each round; the epoch takes as long as on the slower node; the loss is
+    the mean over rounds. The first round is a warm-up.
+    """
     seen, calls = np.random.default_rng(0).uniform(1, 2, (3, 2, 8)), []
 
     class Scripted(processes._Node):
@@ -76,7 +77,7 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
 
 
 def test_a_nodes_round_is_timed_part_by_part(key, monkeypatch):
-    """With a clock that returns 1, 3, 6, 10 and 15 s. The mean gradient of one node is its own."""
+    """The clock returns 1, 3, 6, 10 and 15 s. The mean gradient of a single node is its own."""
     looks = iter([1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     node = processes._Node(make(1), optax.sgd(RATE), M, key)

@@ -1,5 +1,5 @@
-"""Training in epochs: its steps beside those of one worker that has all samples, its seconds beside
-the model of the cluster.
+"""Training in epochs: its steps compared with those of one worker with all samples, its seconds
+compared with the cluster model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from algorithms.cannikin import training
 from dsgd import clusters, compressors, work
 from dsgd.engine import programs
 
-N, D, B, M = 4, 5, 4, 10  # up to 40 samples of a node, in pieces of 4
+N, D, B, M = 4, 5, 4, 10  # up to 40 samples per node, in pieces of 4
 TOTAL, ROUNDS, RATE = 64, 4, 0.02
 Q, S, K, P = np.array(
     [
@@ -31,7 +31,7 @@ Q, S, K, P = np.array(
     ]
 )
 GAMMA, LAST, SPEED = 0.25, 0.125, 200.0
-T_COMM = 2 * (N - 1) * 32 * D / N / SPEED  # of a ring's messages
+T_COMM = 2 * (N - 1) * 32 * D / N / SPEED  # time of a ring's messages
 OVERLAP = clusters.Overlap(clusters.constant(P), clusters.constant(K), GAMMA, LAST)
 CLUSTER = clusters.Cluster(
     clusters.constant(S + P),
@@ -41,14 +41,14 @@ CLUSTER = clusters.Cluster(
     overlap=OVERLAP,
 )
 SGD = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(RATE, momentum=0.5)))
-SIZES = np.array([25, 3, 0, 10])  # 38
+SIZES = np.array([25, 3, 0, 10])  # 38 samples in total
 DRAW = np.random.default_rng(0)
 A = DRAW.normal(size=(N, B, D))
 Y = A @ np.arange(D) + DRAW.normal(size=(N, B))
 
 
 class Batch(NamedTuple):
-    """Samples `[m, d]` and `[m]`, and which of them count, `[m]`."""
+    """Samples `[m, d]` and `[m]`, and their mask, `[m]`."""
 
     a: jax.Array
     y: jax.Array
@@ -59,7 +59,7 @@ def loss(x: jax.Array, batch: Batch) -> jax.Array:
     return jnp.sum(batch.counts * (batch.a @ x - batch.y) ** 2) / jnp.sum(batch.counts)
 
 
-# A node's b samples are its four in turn, so that numpy knows them.
+# A node's b samples are its four in turn, so that numpy can compute them.
 PROBLEM = dsgd.Problem(
     lambda key: jnp.zeros(D),
     loss,
@@ -87,7 +87,7 @@ def train(system: cannikin.System, seed: int = 0, **options: Any) -> cannikin.Tr
 
 
 def always(batches: np.ndarray) -> cannikin.System:
-    """A system of one's own."""
+    """A custom system with constant batches."""
     return cannikin.System(
         lambda cluster: (),
         lambda memory: (batches, ()),
@@ -111,10 +111,10 @@ def model(nodes: Any = slice(None)) -> cannikin.ClusterModel:
 
 
 def slopes(x: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """Of each node's loss, the mean over its samples, `[N, d]`; 0 of who has none. Each node has
-    its own model, or all have one.
+    """Returns the gradient of each node's loss, the mean over its samples, `[N, d]`; 0 for nodes
+    without samples. Each node has its own model, or all have the same.
     """
-    times = (batches[:, None] - np.arange(B) + B - 1) // B  # how often a sample counts
+    times = (batches[:, None] - np.arange(B) + B - 1) // B  # number of times that a sample is drawn
     residuals = np.einsum("nbd,nd->nb", A, np.broadcast_to(x, (N, D))) - Y
     return np.einsum("nb,nb,nbd->nd", times, 2 * residuals, A) / np.maximum(batches, 1)[:, None]
 
@@ -122,8 +122,8 @@ def slopes(x: np.ndarray, batches: np.ndarray) -> np.ndarray:
 def replayed(
     epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformation
 ) -> tuple[np.ndarray, list[tuple[float, float]]]:
-    """The model of one worker that has all samples, and S and G of each epoch, whose mean over
-    rounds they are.
+    """Returns the model of one worker with all samples, and the mean S and G over the rounds of
+    each epoch.
     """
     x, seen = jnp.zeros(D), []
     memory = optimizer.init(x)
@@ -145,8 +145,8 @@ def replayed(
 # --- Steps.
 
 
-def test_a_run_is_that_of_one_worker_with_all_samples():
-    """Steps (eq. 9), noise scale, AdaScale, with total batches that change."""
+def test_a_run_equals_that_of_one_worker_with_all_samples():
+    """Steps (eq. 9), noise scale and AdaScale with total batches that change."""
     found = train(
         cannikin.cannikin([32, 48, 96], 32),
         epochs=6,
@@ -171,9 +171,9 @@ def test_a_run_is_that_of_one_worker_with_all_samples():
     assert max(epoch.factor for epoch in found.epochs) > 1.01
 
 
-def test_optimisers_of_all_nodes_are_scaled():
-    """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of
-    their samples.
+def test_optimizers_of_all_nodes_are_scaled():
+    """In local SGD, nodes step along their own gradients, N b / B times the mean over their
+    samples.
     """
     method = algorithms.local_sgd(cannikin.scalable(optax.sgd(RATE)), 2)
     options = {"epochs": 2, "scaling": lambda noise, total, first: 0.5, "samples": 4 * 38}
@@ -189,8 +189,8 @@ def test_optimisers_of_all_nodes_are_scaled():
 # --- Seconds.
 
 
-def test_stages_go_on_without_compiling_again():
-    """Of one system, of others, with other seeds, totals, lengths and factors."""
+def test_stages_continue_without_compiling_again():
+    """The program is shared by other systems, seeds, totals, lengths and factors."""
     train(cannikin.equal_split(TOTAL), epochs=1)
     before = programs.compiled()
     for i, system in enumerate(
@@ -198,11 +198,13 @@ def test_stages_go_on_without_compiling_again():
     ):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
-    assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not even traced
+    assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not traced again
 
 
 def test_nodes_leave_and_join():
-    """Who leaves takes nothing of the others' models away; who joins is learned in two epochs."""
+    """The models of the other nodes are kept when a node leaves; a node that joins is learned in
+    two epochs.
+    """
     left = np.array([True, True, False, True])
     found = train(
         cannikin.cannikin(TOTAL),
@@ -218,8 +220,8 @@ def test_nodes_leave_and_join():
     assert found[5].batches[2] != found[6].batches[2]
 
 
-def test_methods_go_on_as_in_one_run_with_unequal_work():
-    """Whose gradients are those of one worker with all samples:
+def test_methods_continue_as_in_one_run_with_unequal_work():
+    """Their gradients are those of one worker with all samples:
     tests/algorithms/test_unequal_work.py.
     """
     method = algorithms.error_compensated_sgd(
@@ -238,8 +240,8 @@ def test_methods_go_on_as_in_one_run_with_unequal_work():
 
 
 def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
-    """Without noise, two sizes of each node are all that there is to know; and the clock is the
-    model's, whatever the system.
+    """Without noise, two sizes of each node determine the model; the clock is that of the model for
+    every system.
     """
     log, best, inner = [], model().optperf_integer(TOTAL), cannikin.cannikin(TOTAL)
     recorded = inner._replace(

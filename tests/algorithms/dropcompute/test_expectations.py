@@ -1,4 +1,4 @@
-"""The normal model: against values in closed form, draws, and what was measured."""
+"""The normal model, compared with closed forms, draws, and measurements."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TAUS = np.array([0.5, 1.0, 2.6, 4.0, 4.5, 5.0, 5.5, 6.5])
 
 
 def largest(workers, **arguments):
-    """Of so many standard normal ones, the mean."""
+    """Returns the mean of the maximum of N standard normal variables."""
     return dropcompute.expected_step_time(1.0, 1.0, 1, workers, **arguments) - 1
 
 
 @pytest.fixture(scope="module")
 def drawn() -> np.ndarray:
-    """When micro-batches end, `[draws, N, M]`."""
+    """Returns the end times of micro-batches, `[draws, N, M]`."""
     return np.random.default_rng(0).normal(MEAN, STD, (100_000, N, M)).cumsum(axis=-1)
 
 
 def stopped(ends: np.ndarray, stop: str, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """How many micro-batches a worker computes, `[draws, N]`, and when it stops, worker by
-    worker.
+    """Returns the number of micro-batches that each worker computes, `[draws, N]`, and the time at
+    which it stops, worker by worker.
     """
     if stop == "preempt":
         return (ends < tau).sum(axis=-1), np.minimum(ends[..., -1], tau)
@@ -50,8 +50,8 @@ def test_the_largest_of_few():
 
 
 def test_the_largest_of_very_many():
-    """The other integral, of the density: sums at equal distances, which for functions as smooth as
-    this are exact.
+    """The other integral, of the density, by equidistant sums, which are exact up to rounding for
+    functions this smooth.
     """
     z = np.arange(-12, 14, 0.02)
     for workers in (7, 10**3, 10**6, 10**12):
@@ -61,7 +61,7 @@ def test_the_largest_of_very_many():
         assert largest(workers) == pytest.approx(0.02 * np.sum(z * density), abs=1e-9)
 
 
-def test_equation_4_is_off_by_as_much_as_is_said():
+def test_equation_4_has_the_stated_error():
     workers = np.array([2, 5, 6, 7, 8, 80, 81, 112, 10**6])
     off = largest(workers, approximate=True) / largest(workers) - 1
     np.testing.assert_allclose(off[:5], [-0.079, 0.025, 0.026, 0.026, 0.025], atol=5e-4)
@@ -76,7 +76,7 @@ def test_equation_4_is_off_by_as_much_as_is_said():
 
 
 @STOPS
-def test_steps_take_as_long_as_those_that_are_drawn(drawn, stop):
+def test_step_times_agree_with_draws(drawn, stop):
     expected = dropcompute.expected_step_time(MEAN, STD, M, N, threshold=TAUS, stop=stop)
     micro_batches = dropcompute.expected_micro_batches(TAUS, MEAN, STD, M, stop=stop)
     for i, tau in enumerate(TAUS):
@@ -94,8 +94,8 @@ def test_steps_take_as_long_as_those_that_are_drawn(drawn, stop):
 
 @STOPS
 def test_ends_of_the_scale(stop):
-    """Without a threshold it is E T, and at 0 a check between micro-batches lets each worker do
-    one. Of one only, it never stops.
+    """Without a threshold it is E T; at 0, a check between micro-batches lets each worker compute
+    one micro-batch. With a single worker it never stops.
     """
 
     def step(micro_batches, tau):
@@ -120,7 +120,9 @@ def test_ends_of_the_scale(stop):
 
 @STOPS
 def test_shapes_are_those_of_thresholds_and_workers(stop):
-    """One at a time they are the same, and of no threshold there is nothing."""
+    """Thresholds passed one at a time give the same results; an empty array gives an empty
+    result.
+    """
     taus, workers = np.array([9.0, 11.5, np.inf]), np.array([[1], [64], [4096]])
 
     def speedup(taus, workers):
@@ -132,7 +134,7 @@ def test_shapes_are_those_of_thresholds_and_workers(stop):
 
 
 @STOPS
-def test_equation_11_is_of_the_step_time_that_it_is_given(stop):
+def test_equation_11_uses_the_given_step_time(stop):
     taus = np.array([9.0, 11.0, 13.0, 20.0, np.inf])
     share = dropcompute.expected_micro_batches(taus, 1.0, 0.3, 12, stop=stop) / 12
     approximate = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True)
@@ -164,8 +166,8 @@ def test_equation_11_is_of_the_step_time_that_it_is_given(stop):
     ],
 )
 def test_the_planned_threshold_is_that_of_a_finer_search(mean, std, M, communication):
-    """It may be on either side of the best of the planner's points; with much noise it is half of
-    the mean time of all micro-batches.
+    """The optimum may be on either side of the best of the planner's points; with large noise it is
+    half of the mean time of all micro-batches.
     """
 
     def rate(tau):
@@ -190,8 +192,8 @@ def test_the_planned_threshold_is_that_of_a_finer_search(mean, std, M, communica
 
 
 def test_as_printed_equation_11_counts_communication_twice():
-    """With E T of equation 12, which has it: the same while the threshold is reached, but a
-    slowdown where nothing is done at all.
+    """With E T of equation 12, which includes it, the result is the same if the threshold is
+    reached, but a slowdown if nothing is dropped.
     """
     E_T, T_c = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True), 2.0
     taus = np.array([11.0, 13.0, 15.0, np.inf])
@@ -206,7 +208,7 @@ def test_as_printed_equation_11_counts_communication_twice():
 
 
 def test_the_speedup_of_unbounded_latencies_grows_without_bound():
-    """At any threshold, with E T: as the root of log N does."""
+    """At any threshold, the speedup with E T grows like the root of log N."""
     workers, tau, T_c = 10 ** np.arange(2, 19, 4), 12.0, 0.5
     speedups = dropcompute.expected_speedup(tau, 1.0, 0.3, 12, workers, T_c)
     E_T = dropcompute.expected_step_time(1.0, 0.3, 12, workers)
@@ -220,12 +222,12 @@ def test_the_speedup_of_unbounded_latencies_grows_without_bound():
 
 @STOPS
 def test_the_speedup_of_bounded_latencies_is_bounded(stop):
-    r"""Of latencies in [a, b]: $S \le \frac{M b + T^c}{M a + T^c}$ in each iteration, whatever N
+    r"""For latencies in [a, b], $S \le \frac{M b + T^c}{M a + T^c}$ in each iteration, for any N
     and tau.
 
-    A step of R < M b seconds has room for R / a micro-batches a worker, at most, so that S is at
-    most $\min(1, \frac{R}{M a}) \frac{M b + T^c}{R + T^c}$, which is largest at R = M a. One slow
-    worker of very many comes close to it.
+    In a step of R < M b seconds a worker computes at most R / a micro-batches, so that S is at most
+    $\min(1, \frac{R}{M a}) \frac{M b + T^c}{R + T^c}$, which is largest at R = M a. One slow worker
+    among very many nearly attains it.
     """
     a, b, M, T_c = 1.0, 3.0, 12, 2.0
     bound = (M * b + T_c) / (M * a + T_c)
@@ -260,7 +262,7 @@ REFUSED = [
 ]
 
 
-def test_what_the_model_has_no_answer_for_is_refused():
+def test_arguments_outside_the_model_are_refused():
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             dropcompute.expected_speedup(**GIVEN | arguments)

@@ -1,5 +1,5 @@
 """Methods whose workers stop at a time limit. `theory_checks` compares them with their recursions
-round by round; here is the rest.
+round by round; other properties are tested here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ METHOD = algorithms.minibatch_sgd(optax.sgd(1.0))
 
 @cache
 def ones() -> dsgd.Problem:
-    """Each worker's gradient is 1 in an element of its own, so that x adds up the weights of what
-    has been computed.
+    """Returns a problem in which each worker's gradient is 1 in its own element, so that x sums the
+    weights of the computed micro-batches.
     """
     return dsgd.Problem(
         init=lambda key: jnp.zeros(N),
@@ -59,7 +59,9 @@ def run(method: dsgd.Algorithm, problem: dsgd.Problem | None = None, **options: 
 
 @cache
 def latencies() -> np.ndarray:
-    """Seconds of all micro-batches of the run, as its rounds draw them, `[STEPS, N, M]`."""
+    """Returns the seconds of all micro-batches of the run, as drawn in its rounds, `[STEPS, N,
+    M]`.
+    """
     rounds, whole = loop.split(KEY)[1], work.micro_batches(np.ones((N, M), bool))
 
     def of(step):
@@ -71,15 +73,15 @@ def latencies() -> np.ndarray:
 
 
 def counts(threshold: float, stop: str) -> np.ndarray:
-    """How many micro-batches each worker computes, `[STEPS, N]`."""
+    """Returns the number of micro-batches that each worker computes, `[STEPS, N]`."""
     rule = papers.Rule(threshold, M, stop)
     return np.array(
         [[papers.until(rule, takes, 0.0)[0] for takes in of_round] for of_round in latencies()]
     )
 
 
-def test_without_drops_it_is_the_method():
-    """Bit for bit, on the clock, too."""
+def test_without_drops_it_equals_the_wrapped_method():
+    """Bit for bit, including the clock."""
     method = algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5))
     whole = work.micro_batches(np.ones((N, M), bool))
     ours, theirs = (
@@ -93,7 +95,9 @@ def test_without_drops_it_is_the_method():
 
 @pytest.mark.parametrize("stop", ["preempt", "between"])
 def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
-    """To the last bit: by less than that a micro-batch would not have been measured to its end."""
+    """To the last bit; with smaller differences a micro-batch would not have been measured to its
+    end.
+    """
     times = np.random.default_rng(0).exponential(size=(50, M)).astype(np.float32)
     done, seconds = stopped(times, np.inf, stop, np.float32(1000.0))
     assert done.all()
@@ -101,8 +105,8 @@ def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
 
 
 def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
-    """Means are of those that participate: each worker's share of what was computed is what moves
-    x.
+    """Means are over participating workers: x moves by each worker's share of the computed
+    micro-batches.
     """
     away = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
     found = run(
@@ -119,7 +123,7 @@ def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
     )
 
 
-def test_it_is_under_the_contract(long):
+def test_it_satisfies_the_contract(long):
     dsgd.check(
         drop_compute(METHOD, dropcompute.auto_threshold(2), M, resample_dropped=True),
         robust(),
@@ -127,8 +131,8 @@ def test_it_is_under_the_contract(long):
     ).require()
 
 
-def test_latencies_to_plan_with_are_those_of_rounds():
-    """Of the same keys, and of the samples of a micro-batch."""
+def test_latencies_for_planning_have_the_distribution_of_rounds():
+    """The same keys and the same number of samples of a micro-batch are used."""
     cluster = clusters.Cluster(clusters.exponential(1.0), per_sample=clusters.constant(0.5))
     found = dropcompute.latencies(cluster, 2, 3, iterations=2, key=KEY, batch_size=4)
     for key, of_round in zip(jax.random.split(KEY, 2), found, strict=True):
@@ -140,9 +144,9 @@ def test_latencies_to_plan_with_are_those_of_rounds():
         )
 
 
-def test_a_threshold_is_chosen_of_what_was_measured_in_two_stages():
-    """The second one's clock begins again, and the times of the round before are lost: all others
-    count.
+def test_a_threshold_is_chosen_from_measurements_of_two_stages():
+    """The clock of the second stage starts again, and the times of the round before it are lost;
+    all others are used.
     """
     method = drop_compute(METHOD, dropcompute.auto_threshold(5), M, stop="between")
     begun = run(method, steps=3)
@@ -175,7 +179,9 @@ CONSTANT = clusters.Cluster(clusters.constant(1.0))
 
 
 def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
-    """Rounds without participation do not count; after the first micro-batch no round does."""
+    """Rounds without participation do not count; after the first computed micro-batch no round
+    counts.
+    """
     rule = own.Rule(1.25, PAIR, "preempt", 1)
     server = rule.first_server((), FEW, resample_dropped=False)
     assert server.idle == 0
@@ -198,7 +204,7 @@ def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
 
 
 def test_a_run_is_refused_from_ten_idle_rounds_on():
-    """With the threshold, within which no micro-batch ends; or there is a warning."""
+    """With a threshold within which no micro-batch ends; otherwise there is a warning."""
     short = drop_compute(METHOD, 0.25, M)
     np.testing.assert_array_equal(run(short, steps=9).history["idle"][1:], np.arange(1, 10))
     with pytest.raises(ValueError, match="in 10 rounds or more"):
@@ -211,9 +217,10 @@ def test_a_run_is_refused_from_ten_idle_rounds_on():
 
 
 def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
-    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its
-    beginning to its end. With this seed it is another one where communication is what a round
-    takes besides a worker that is not the slowest, or is 0, or workers preempt."""
+    """The threshold is chosen from I periods, each as one row of its rounds' micro-batches, whose
+    seconds run from its start to its end. With this seed it would differ if the communication time
+    were that of a worker that is not the slowest, or 0, or if workers were preempted.
+    """
     rounds, period, rng = 3, 2, np.random.default_rng(8)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
@@ -246,14 +253,14 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
     assert known.threshold == pytest.approx(expected, rel=1e-6)
 
 
-# --- Refusals.
+# --- Invalid arguments.
 
 SINGLE_BATCH = clusters.Cluster(clusters.constant(1.0), single_batch=True)
 AWAY = clusters.Cluster(SECONDS, present=clusters.bernoulli(0.7, 1.0))
 WHOLE = with_local_work(METHOD, work.micro_batches(np.ones((N, M), bool)))
 CHOSEN = dropcompute.auto_threshold(3)
 BATCHES = [jnp.ones((N, M, N))] * STEPS
-# a method, more arguments of `drop_compute`, and of `run`
+# a method, further arguments of `drop_compute`, and of `run`
 REFUSED = [
     (METHOD, {}, {"cluster": None}, "has no cluster"),
     (METHOD, {}, {"cluster": SINGLE_BATCH}, "as one batch"),
@@ -269,12 +276,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "arguments", "options", "words"), REFUSED)
-def test_what_cannot_be_is_refused(method, arguments, options, words):
+def test_invalid_arguments_are_refused(method, arguments, options, words):
     with pytest.raises(ValueError, match=words):
         run(drop_compute(method, **{"threshold": TAU, "micro_batches": M} | arguments), **options)
 
 
-def test_what_cannot_be_planned_is_refused():
+def test_impossible_plans_are_refused():
     def swept(H):
         return drop_compute(METHOD, CHOSEN, 1, period=H).init(jnp.zeros(2), 2)
 
@@ -286,8 +293,10 @@ def test_what_cannot_be_planned_is_refused():
         dropcompute.extra_steps(10, 1.0)
 
 
-def test_what_makes_up_for_drops():
-    """A tenth of 11% more is as much again: section 4.5."""
+def test_compensations_for_drops():
+    """With a drop rate of 10%, 11% more steps or micro-batches give the same number: section
+    4.5.
+    """
     assert [
         dropcompute.extra_steps(steps, rate) for steps, rate in ((900, 0.1), (7038, 0.1), (5, 0.0))
     ] == [100, 782, 0]

@@ -1,4 +1,4 @@
-"""The real clock: a worker's stopwatch, training with it in one process and in two, and processes
+"""The real clock: a worker's stopwatch, training with it in one and in two processes, and processes
 that end together.
 """
 
@@ -18,7 +18,7 @@ from dsgd import problems
 
 
 class FakeClock:
-    """Goes on only by what each micro-batch takes."""
+    """A clock that advances only by the time of each micro-batch."""
 
     def __init__(self) -> None:
         self.now = 1024.0
@@ -33,8 +33,8 @@ class FakeClock:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_stopwatch_stops_where_known_times_say(seed):
-    """Also where a micro-batch ends at the threshold to the bit: then it goes on."""
+def test_a_stopwatch_stops_at_the_time_given_by_known_durations(seed):
+    """Also if a micro-batch ends exactly at the threshold: then the worker continues."""
     rng = np.random.default_rng(seed)
     latencies = rng.integers(0, 9, 5) / 4
     thresholds = {0.0, *np.cumsum(latencies), *(np.cumsum(latencies) + 0.125), 0.125, math.inf}
@@ -53,8 +53,8 @@ def test_a_stopwatch_stops_where_known_times_say(seed):
         assert found.total["loss"] == total
 
 
-def test_what_a_step_takes_besides_is_the_least_of_what_workers_waited():
-    """And a step is as long as on the process where it is longest."""
+def test_the_communication_time_of_a_step_is_the_shortest_wait():
+    """A step is as long as on the slowest process."""
     rows = np.array([[[1.0, 2.0, 4.5], [0.5, np.nan, 4.0]], [[1.0, np.nan, 3.0], [2.0, 0.25, 2.5]]])
     times = processes._Times.of(rows, 2)
     np.testing.assert_array_equal(times.latencies, rows[..., :2])
@@ -72,8 +72,8 @@ def test_what_a_step_takes_besides_is_the_least_of_what_workers_waited():
     ],
 )
 def test_corrections_of_unequal_workers(correction, weights):
-    """Two workers, who have computed three and one of four micro-batches; the loss is the mean over
-    micro-batches.
+    """Two workers, which have computed three and one of four micro-batches; the loss is the mean
+    over micro-batches.
     """
     slopes = np.array([[6.0, 2.0], [1.0, -4.0]])
     sgd = optax.sgd(0.5)
@@ -95,7 +95,7 @@ REFUSED = [
 ]
 
 
-def test_refusals(key):
+def test_invalid_arguments_are_refused(key):
     one = problems.quadratic(np.float32([[2.0]]), np.float32([[3.0]]))
     good = {
         "problem": one,

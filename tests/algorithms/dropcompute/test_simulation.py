@@ -1,4 +1,4 @@
-"""Rounds that are simulated and not stored: against the same rounds, stored."""
+"""Rounds that are simulated without storing them, compared with the same rounds stored."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def test_means_and_their_errors_are_those_of_stored_rounds(stop):
 
 
 def test_errors_are_of_means_that_are_far_from_zero():
-    """In float32 nothing would be left of what rounds differ by, squared, and of the sums of
-    squares.
-    """
+    """In float32, the squared differences between rounds would be lost in the sums of squares."""
     cluster = clusters.Cluster(clusters.constant(1e3) + clusters.exponential(0.1))
     options = {"rounds": 600, "key": KEY, "chunk": 50}
     mean, error = dropcompute.simulated(cluster, 1, 1, np.inf, **options).step_time
@@ -50,7 +48,7 @@ def test_errors_are_of_means_that_are_far_from_zero():
     assert error == pytest.approx(0.1 / np.sqrt(600), rel=0.2)
 
 
-def test_what_cannot_be_simulated_is_refused():
+def test_impossible_simulations_are_refused():
     good = {"cluster": CLUSTER, "workers": N, "micro_batches": M, "thresholds": TAUS, "rounds": 4}
     for changed, words in (
         ({"rounds": 1}, "rounds"),

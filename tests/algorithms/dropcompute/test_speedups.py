@@ -1,5 +1,5 @@
-"""The threshold of measured times: against Algorithm 2 as it is printed, and workers one at a
-time.
+"""The threshold from measured times, compared with Algorithm 2 as printed, and with a loop over
+workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIDES = st.tuples(*[st.integers(1, 4)] * 3)
 
 
 def algorithm_2(latencies, communication, tau) -> np.ndarray:
-    """The paper's loops: speedup, share dropped, seconds of a step."""
+    """Returns speedup, dropped share and seconds of a step, by the paper's loops."""
     (I, N, M), total = latencies.shape, np.zeros(3)
     for t, t_c in zip(latencies, communication, strict=True):
         computed = T = 0.0
@@ -36,7 +36,7 @@ def algorithm_2(latencies, communication, tau) -> np.ndarray:
 
 
 def by_worker(latencies, communication, tau) -> np.ndarray:
-    """Each looks at its clock after each micro-batch."""
+    """Returns the same for workers that read their clock after each micro-batch."""
     (I, N, M), total = latencies.shape, np.zeros(3)
     for t, t_c in zip(latencies, communication, strict=True):
         computed, step = 0, 0.0
@@ -58,8 +58,8 @@ ORACLES = {"preempt": algorithm_2, "between": by_worker}
 
 @st.composite
 def whole_times(draw, least: int = 0):
-    """Seconds that are whole numbers, so that sums are exact and many of them equal: latencies and
-    communication.
+    """Returns latencies and communication in whole seconds, so that sums are exact and many of them
+    equal.
     """
     I, N, M = draw(SIDES)
     t = draw(arrays.arrays(float, (I, N, M), elements=st.integers(least, 6)))
@@ -73,7 +73,7 @@ def lognormal(seed: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
 
 @STOPS
 @given(whole_times())
-def test_it_is_the_oracles(stop, times):
+def test_the_speedup_is_that_of_algorithm_2(stop, times):
     latencies, communication = times
     taus = np.append(np.arange(0, 25, 0.5), np.inf)
     wanted = np.array([ORACLES[stop](latencies, communication, tau) for tau in taus]).T
@@ -87,7 +87,7 @@ def test_it_is_the_oracles(stop, times):
 @STOPS
 @given(whole_times(least=1))
 def test_no_threshold_is_better(stop, times):
-    """Not at any of a fine grid, and not just after or before one of the times."""
+    """Compared with a fine grid, and with thresholds just after and just before each event."""
     best = dropcompute.threshold(*times, stop)
     ends = np.unique(np.cumsum(times[0], axis=-1))
     others = np.concatenate(
@@ -110,9 +110,9 @@ def test_no_threshold_is_better(stop, times):
 
 @STOPS
 @pytest.mark.parametrize("shape", [(1, 2, 3), (6, 5, 4), (3, 40, 12)])
-def test_pruning_loses_nothing(stop, shape):
-    """All events looked at one by one; shapes with fewer and with many more of them than the search
-    cuts into.
+def test_pruning_does_not_change_the_result(stop, shape):
+    """Compared with an evaluation of all events, for shapes with fewer and with many more events
+    than the pruning threshold.
     """
     latencies, communication = lognormal(0, *shape)
     ends = np.cumsum(latencies, axis=-1)
@@ -138,7 +138,7 @@ def planned(latencies, communication, taus, stop):
 
 
 @STOPS
-def test_inside_a_program_it_is_numpys(stop):
+def test_inside_a_program_it_equals_numpy(stop):
     """Also over seeds."""
     drawn = [lognormal(seed, 3, 20, 6) for seed in range(4)]
     times, communication = (np.float32(np.stack(each)) for each in zip(*drawn, strict=True))
@@ -151,7 +151,7 @@ def test_inside_a_program_it_is_numpys(stop):
 
 
 def test_inside_a_program_memory_is_that_of_the_latencies():
-    """Not a number for each candidate and each iteration, which were a megabyte."""
+    """One number for each candidate and iteration would take a megabyte."""
     shapes = (
         jax.ShapeDtypeStruct((256, 2, 2), jnp.float32),
         jax.ShapeDtypeStruct((256,), jnp.float32),
@@ -161,7 +161,9 @@ def test_inside_a_program_memory_is_that_of_the_latencies():
 
 
 def test_edges():
-    """Of equally good ones it is the one that drops least; nothing is not better than all."""
+    """Of equally good thresholds the one that drops least is chosen; dropping nothing wins a
+    tie.
+    """
     equal, free = np.array([[[1.0, 1.0, 4.0]]]), np.array([[[0.0, 2.0], [3.5, 4.0]]])
     for stop, tau in (("preempt", 2.0), ("between", 1.0)):
         assert dropcompute.threshold(equal, 0.0, stop) == pytest.approx(tau, rel=1.1e-6)
@@ -187,7 +189,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", ["effective_speedup", "threshold", "drop_rate", "step_time"])
-def test_what_was_not_measured_is_refused(name):
+def test_invalid_measurements_are_refused(name):
     good = {"latencies": ONES, "communication": [1.0, 1.0], "thresholds": [1.0]}
     function = getattr(dropcompute, name)
     takes = function.__annotations__.keys() & good.keys()

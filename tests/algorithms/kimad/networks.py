@@ -1,4 +1,4 @@
-"""Links whose bandwidths change, in numpy."""
+"""Links with changing bandwidths, in numpy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Sinusoids:
     delta: float
 
     def amount(self, n: int, t: float, seconds: float) -> float:
-        """Bits in so many seconds from t on."""
+        """Returns the bits sent in the given seconds from t on."""
         waves = (np.sin(2 * self.theta * (t + seconds)) - np.sin(2 * self.theta * t)) / (
             4 * self.theta
         )
         return self.factors[n] * (self.eta * (seconds / 2 - waves) + self.delta * seconds)
 
     def seconds(self, n: int, t: float, bits: float) -> float:
-        """Of a message that begins at t."""
+        """Returns the seconds of a message that starts at t."""
         longest = bits / (self.factors[n] * self.delta)
         return (
             float(brentq(lambda seconds: self.amount(n, t, seconds) - bits, 0, longest, xtol=1e-14))
@@ -36,12 +36,12 @@ class Sinusoids:
         )
 
     def mean(self, n: int, t: float, seconds: float) -> float:
-        """Bits per second in a window."""
+        """Returns the mean bandwidth in a window, bits per second."""
         return self.amount(n, t, seconds) / seconds
 
     @property
     def quantity(self) -> clusters.Quantity:
-        """The project's own."""
+        """Returns the same bandwidth as a quantity of `dsgd.clusters`."""
         found = clusters.sinusoid(self.eta, self.theta, self.delta)
         for n, factor in enumerate(self.factors):
             found = clusters.slow(found, [n], factor)

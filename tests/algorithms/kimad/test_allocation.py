@@ -1,5 +1,5 @@
-"""Allocations of a budget of bits, beside all that there are: in exact integers, and errors whose
-sums float32 holds exactly.
+"""Allocations of a budget of bits, compared with all allocations: in exact integers, and with
+errors whose sums are exact in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from algorithms.kimad import allocation
 from algorithms.kimad.allocation import allocate, uniform
 from theory_checks.recursions import kimad as papers
 
-LAYERS, CHOICES, R = 4, 4, 20  # a fifth of the budget may be lost to rounding
+LAYERS, CHOICES, R = 4, 4, 20  # rounding may lose a fifth of the budget
 COMBINATIONS = np.array(list(itertools.product(range(CHOICES), repeat=LAYERS)))
 MOST = 2**32 - 1
 
@@ -31,8 +31,8 @@ class Instances(NamedTuple):
 
 
 def drawn(n: int) -> Instances:
-    """From sizes of a few bits to 2^32 in all, in any order, some alike; budgets from less than the
-    smallest to more than the largest.
+    """Returns sizes from a few bits to 2^32 in total, in any order, some of them equal, and budgets
+    from below the smallest to above the largest.
     """
     rng = np.random.default_rng(0)
     shape = (n, LAYERS, CHOICES)
@@ -45,13 +45,13 @@ def drawn(n: int) -> Instances:
     least, most = sizes.min(axis=2).sum(axis=1), sizes.max(axis=2).sum(axis=1)
     budgets = (least + (most - least) * rng.uniform(-0.1, 1.1, n)).astype(np.int64)
     budgets[::10] = least[::10]
-    budgets[1::10] = sizes[1::10].sum(axis=1).min(axis=1)  # just enough for one choice
+    budgets[1::10] = sizes[1::10].sum(axis=1).min(axis=1)  # exactly enough for one choice
     return Instances(errors, sizes, np.clip(budgets, 0, MOST))
 
 
 @pytest.fixture(scope="module")
 def program():
-    """Of any number of instances; everything is traced."""
+    """Returns a program for any number of instances; everything is traced."""
     methods = {"allocate": partial(allocate, resolution=R), "uniform": uniform}
 
     @jax.jit
@@ -71,7 +71,7 @@ def program():
 
 
 def of(table: np.ndarray, choices: np.ndarray) -> np.ndarray:
-    """Entries of the choices `[..., layers]`, added up in float64 or int64."""
+    """Returns entries of the choices `[..., layers]`, summed in float64 or int64."""
     return table[np.arange(len(table)), choices].sum(
         axis=-1, dtype=np.float64 if table.dtype.kind == "f" else np.int64
     )
@@ -100,7 +100,9 @@ EDGES = [
 
 @pytest.mark.parametrize("resolution", [1, 7, 1000, 65_535])
 def test_sizes_in_units_are_exact(resolution):
-    """At edges; at multiples of a unit, and one bit beside them, where float32 alone is wrong."""
+    """At edges, and at multiples of a unit plus or minus one bit, for which float32 alone is
+    wrong.
+    """
     rng = np.random.default_rng(resolution)
     drawn_budgets = (2.0 ** rng.uniform(0, 32, 80)).astype(np.int64)
     budgets = np.array([*EDGES, *drawn_budgets])[:, None]
@@ -118,7 +120,7 @@ def test_sizes_in_units_are_exact(resolution):
 
 
 def test_budgets_of_any_kind_are_whole_bits():
-    """Traced ones are cut to what there is: nothing that is NaN."""
+    """Traced budgets are truncated to the range of sizes; NaN gives the smallest."""
     validated = partial(allocation._validated_budget, "allocate")
     floats = [0.99, 1.0, 2.0**24 + 2, 2.0**31 + 256, 2.0**32 - 256, 2.0**32, np.inf]
     bits = [0, 1, 2**24 + 2, 2**31 + 256, 2**32 - 256, MOST, MOST]
@@ -131,9 +133,10 @@ def test_budgets_of_any_kind_are_whole_bits():
     assert [int(validated(each)) for each in known] == [2, *[MOST] * 3]
 
 
-def test_allocations_are_nearly_the_best_of_all(program):
-    """Of all combinations that are within the budget less what rounding may lose; of sizes that are
-    whole units, within the budget. Kimad's, one for all, is the best of those, or the smallest.
+def test_allocations_are_nearly_optimal(program):
+    """Optimal among all combinations within the budget minus the loss by rounding; for sizes that
+    are whole units, within the budget. Kimad's allocation, one choice for all layers, is the best
+    uniform one, or the smallest.
     """
     rng, instances = np.random.default_rng(1), drawn(100)
     budgets = R * 123_457 * rng.integers(1, 100, 100)
@@ -154,9 +157,9 @@ def test_allocations_are_nearly_the_best_of_all(program):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30, -1.0])
-def test_errors_that_are_no_numbers_stay_within_the_budget(program, wrong):
-    """Of a run that diverges: those of one layer with every choice. The other layers have what they
-    would have beside equal errors.
+def test_errors_that_are_not_finite_stay_within_the_budget(program, wrong):
+    """In a run that diverges, the errors of one layer are not finite for any choice. The other
+    layers get the same allocation as with equal errors in that layer.
     """
     instances = drawn(100)
     errors = instances.errors.copy()
@@ -203,7 +206,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     for arguments, message in REFUSED:
         for method in (allocate, uniform)[: 1 if "resolution" in arguments else 2]:
             given = {"errors": TABLE, "sizes": TABLE, "budget": 10.0, **arguments}

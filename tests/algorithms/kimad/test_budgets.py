@@ -1,5 +1,5 @@
-"""Equation 2: what fills a round, to the bit; the budgets of a round and the windows of its
-messages, next to a computation in numpy.
+"""Equation 2: messages that fill a round to the bit; the budgets of a round and the windows of its
+messages, compared with numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POSITIVE = st.floats(0.01, 1e6)
 
 
 @given(POSITIVE, POSITIVE, st.floats(0.01, 100), st.floats(0, 0.99), st.floats(0, 10))
-def test_both_messages_fill_what_computation_leaves(up, down, time, share, congestion):
+def test_both_messages_fill_the_time_that_computation_leaves(up, down, time, share, congestion):
     computation = share * time
     with jax.enable_x64(True):
         bits = kimad.budget(up, time, computation, congestion, down)
@@ -34,7 +34,7 @@ def test_both_messages_fill_what_computation_leaves(up, down, time, share, conge
     )
 
 
-def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
+def test_no_time_means_no_bits_and_an_unknown_bandwidth_means_all():
     late = kimad.budget(jnp.array([8.0, np.inf]), 1.0, computation=2.0)
     np.testing.assert_array_equal(late.up, 0)
     np.testing.assert_array_equal(
@@ -46,7 +46,7 @@ def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
     )
 
 
-def test_what_is_no_time_or_bandwidth_is_refused():
+def test_invalid_times_and_bandwidths_are_refused():
     for arguments in (
         {"up": [1.0, -1.0]},
         {"down": -2.0},
@@ -70,8 +70,8 @@ CLUSTER = clusters.Cluster(
 
 @pytest.mark.parametrize(("period", "congestion"), [(1, 0.0), (1, 0.5), (3, 0.5)])
 def test_the_server_answers_two_latencies_after_the_last_message_began(period, congestion):
-    """Of the T_comp of H gradients, this round computes the last one: the others were computed in
-    rounds before it. A downlink whose time is neglected has no budget.
+    """Of the T_comp of H gradients, only the last is computed in this round; the others were
+    computed in previous rounds. A downlink whose time is neglected has no budget.
     """
     this = Round(jnp.int32(3), N, jax.random.key(0), Now(CLUSTER, jnp.float32(CLOCK)))
     plan = budgets.of_round(

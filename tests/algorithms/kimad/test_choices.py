@@ -1,5 +1,5 @@
-"""Sets of compressors: each choice is the compressor's own, in bits, errors and elements; what
-cannot be chosen is refused.
+"""Sets of compressors: each choice has the bits, errors and elements of its compressor; invalid
+choices are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VECTORS = {
 
 @partial(jax.jit, static_argnums=0)
 def looked_at(choices: kimad.CompressorSet, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The errors, and what each choice sends, `[choices, d]`."""
+    """Returns the errors, and the decoded message of each choice, `[choices, d]`."""
     errors, found = choices.profile(KEY, x)
     return errors, jax.vmap(lambda choice: choices.apply(x, found, choice))(
         jnp.arange(choices.number)
@@ -41,7 +41,9 @@ def looked_at(choices: kimad.CompressorSet, x: jax.Array) -> tuple[jax.Array, ja
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("name", VECTORS)
 def test_top_k_is_the_papers_with_real_messages(name, double):
-    """Of equals the first; a message that is no shorter than the vector is the vector."""
+    """Of equal elements the first are selected; if a message is not shorter than the vector, the
+    vector is sent.
+    """
     vector, word = VECTORS[name], 64 if double else 32
     with jax.enable_x64(double):
         x = jnp.asarray(vector, float)
@@ -67,7 +69,7 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
     assert choices.delta(x.shape[0]) == min(each)
 
 
-def test_any_of_is_each_compressor():
+def test_from_compressors_contains_each_compressor():
     each = [
         compressors.sign,
         compressors.clipping(3),
@@ -125,7 +127,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             dsgd.exchanges(

@@ -1,5 +1,5 @@
-"""One message: its length, its header, and what it leaves out. `theory_checks` compares the rounds
-that messages are part of with the recursion.
+"""One message: its length, its header, and its error. `theory_checks` compares the rounds with the
+recursion.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def toy(sizes=lambda d, dtype: [5, 32 * d]) -> CompressorSet:
 
 
 def take_all(errors, sizes, budget):
-    """A rule that leaves nothing out."""
+    """A rule that compresses nothing."""
     return jnp.ones(len(sizes), jnp.int32)
 
 
 def compressed(budget: float, chosen: list[int], everything: bool = False) -> tuple[Any, int]:
-    """The message, and the budget that the rule was given."""
+    """Returns the message, and the budget that the rule received."""
     given = []
 
     def rule(errors, sizes, budget):
@@ -55,7 +55,9 @@ def compressed(budget: float, chosen: list[int], everything: bool = False) -> tu
     ("budget", "for_layers"),
     [(1000.0, 1000 - HEADER), (10 + HEADER, 10), (10 + HEADER - 1, 10), (0.0, 10)],
 )
-def test_the_header_is_reserved_and_what_is_too_little_is_the_smallest(budget, for_layers):
+def test_the_header_is_reserved_and_a_budget_that_is_too_small_sends_the_smallest(
+    budget, for_layers
+):
     assert compressed(budget, [0, 0])[1] == for_layers
 
 
@@ -65,7 +67,8 @@ def test_the_header_is_reserved_and_what_is_too_little_is_the_smallest(budget, f
         ([0, 0], False, 10 + HEADER, 21.0),
         ([1, 0], False, 101 + HEADER, 16.0),
         ([0, 1], False, 69 + HEADER, 5.0),
-        ([0, 0], True, 32 * 5, 0.0),  # as it is, without a header; it is not missed
+        # the uncompressed vector, without a header; nothing is missing
+        ([0, 0], True, 32 * 5, 0.0),
     ],
 )
 def test_bits_and_errors_are_those_of_the_choice_of_each_layer(chosen, everything, bits, error):
@@ -81,8 +84,8 @@ def test_bits_and_errors_are_those_of_the_choice_of_each_layer(chosen, everythin
     ("layers", "choices", "bits"), [(1, 1, 0), (9, 2, 16), (2, 5, 8), (8, 5, 24), (1, 257, 16)]
 )
 def test_the_header_has_the_width_that_takes_fewest_bits(layers, choices, bits):
-    """Codes of 3 bits are planes of 2 and 1, in bytes each: of two layers a plane of 4 is smaller.
-    One set of one compressor needs none.
+    """Codes of 3 bits are planes of 2 and 1 bits, each in bytes: for two layers a plane of 4 bits
+    is smaller. A set of one compressor has no header.
     """
     assert header_bits(layers, choices) == bits
 
@@ -103,7 +106,7 @@ def test_messages_of_2_to_the_32_bits_are_refused(d, largest, refused):
 
 
 def test_layers_of_equal_shapes_are_not_mixed_up():
-    """They are compressed together; each comes back as its own."""
+    """They are compressed together; each is decoded at its own position."""
     layers = {f"{i}": jnp.arange(d) + 10.0 * i for i, d in enumerate((3, 4, 3, 4))}
     message = jax.jit(lambda x: compress(toy(), take_all, KEY, x, *UNBOUNDED))(layers)
     for name, x in layers.items():

@@ -1,5 +1,5 @@
-"""Kimad on a cluster. `theory_checks` compares its rounds with the recursion; here is how long they
-take, and what they may not do.
+"""Kimad on a cluster: durations of rounds, and invalid arguments. `theory_checks` compares its
+rounds with the recursion.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PROBLEM = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
 
 
 def test_local_steps_are_sent_as_one_update():
-    """y <- y - alpha g from the estimate on, by each worker, and x_hat - y^H; each period begins at
-    the new estimate.
+    """Each worker computes y <- y - alpha g, starting from the estimate, and sends x_hat - y^H;
+    each period starts at the new estimate.
     """
     update, rng = kimad.local_steps(optax.sgd(0.5), 2), np.random.default_rng(0)
     memory = update.start(jnp.zeros(D), N)
@@ -48,9 +48,9 @@ def test_local_steps_are_sent_as_one_update():
 
 
 @pytest.mark.long
-def test_estimates_are_wrong_by_what_changes_meanwhile():
-    r"""$|d \ln B / dt| \le \theta \eta / \delta$, and from the beginning of a message to the end of
-    the next it is two rounds at most.
+def test_errors_of_estimates_are_bounded_by_the_change_of_the_bandwidth():
+    r"""$|d \ln B / dt| \le \theta \eta / \delta$, and at most two rounds pass from the start of a
+    message to the end of the next.
     """
     change, slowest, round_time = 0.04, 900.0, 1.5
     slow = Sinusoids(UP.factors, slowest, change, slowest)
@@ -63,7 +63,7 @@ def test_estimates_are_wrong_by_what_changes_meanwhile():
         computation=COMPUTING,
         congestion=1.0,
     )
-    # before, estimates are none
+    # earlier estimates are undefined
     seconds = np.diff(
         run(method, PROBLEM, steps=40, key=KEY, cluster=cluster, mesh=1).history["clock"][2:]
     )
@@ -72,8 +72,8 @@ def test_estimates_are_wrong_by_what_changes_meanwhile():
 
 
 def test_missing_is_the_most_bits_by_which_a_message_exceeded_its_budget():
-    """Of all workers' messages and the server's answers so far: each of both is the longest at some
-    time.
+    """Over all workers' messages and the server's answers so far; each direction has the largest
+    excess at some time.
     """
     slow = Sinusoids(UP.factors, 90.0, 0.9, 20.0), Sinusoids(DOWN.factors, 150.0, 0.5, 5.0)
     cluster = clusters.Cluster(clusters.constant(COMPUTING), *(each.quantity for each in slow))

@@ -1,5 +1,5 @@
-"""Estimates of bandwidths from the rates of messages, beside lists of them; links over which
-nothing went.
+"""Estimates of bandwidths from the rates of messages, compared with lists of rates; links without
+messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from algorithms import kimad
 
 N = 3
-# the rates of all rounds so far -> the estimate
+# rates of all previous rounds -> the estimate
 Monitor = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
@@ -47,9 +47,9 @@ RATES = st.lists(
 
 @pytest.mark.parametrize("name", MONITORS)
 @given(rounds=RATES)
-def test_estimates_are_of_the_rates_of_what_went(name, rounds):
-    """Of each link its own messages: a round without one changes nothing, and before the first
-    nothing is known.
+def test_estimates_use_the_rates_of_messages_that_were_sent(name, rounds):
+    """Each link has its own messages: a round without a message changes nothing, and before the
+    first message the bandwidth is unknown.
     """
     monitor, expected = MONITORS[name]
     memory, nowhere = monitor.start(N), np.full(N, np.inf, np.float32)
@@ -62,8 +62,8 @@ def test_estimates_are_of_the_rates_of_what_went(name, rounds):
 
 
 @pytest.mark.parametrize("name", MONITORS)
-def test_what_took_no_time_is_not_remembered_for_ever(name):
-    """An infinite rate, as of a link that takes no time, and then others."""
+def test_an_infinite_rate_is_not_kept_forever(name):
+    """An infinite rate, of a link that takes no time, followed by finite ones."""
     monitor, nowhere = MONITORS[name][0], np.full(1, np.inf, np.float32)
     memory, estimates = monitor.start(1), []
     for rate in (np.inf, np.inf, 4.0, 4.0, 4.0):

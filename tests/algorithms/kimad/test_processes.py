@@ -1,5 +1,5 @@
-"""Kimad over sockets: messages as long as they say, choices that fit, and the iterates of the
-recursion. In real processes: `tests/algorithms/test_real_processes.py`.
+"""Kimad over sockets: lengths of messages, choices that fit, and the iterates of the recursion.
+Real processes are tested in `tests/algorithms/test_real_processes.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N, D, TIME, CONGESTION, STEP = 3, 40, 2.0, 0.5, 0.5
 RATIOS = (0.1, 0.2, 0.4, 1.0)
 WIRE = Wire(RATIOS, D)
 SIZES = WIRE.sizes
-CHOICE = 8  # bits of the choice, which the recursion counts, and which here is in the frame
+CHOICE = 8  # bits of the choice, which the recursion counts, and which are here in the frame
 RNG = np.random.default_rng(0)
 FLAT = jnp.asarray(RNG.normal(size=D), jnp.float32)
 
@@ -39,9 +39,9 @@ FLAT = jnp.asarray(RNG.normal(size=D), jnp.float32)
 # --- The wire.
 
 
-def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
-    """In the order of their sizes; where the largest elements with their places would be longer
-    than all, all are sent as they are.
+def test_a_message_has_the_stated_length_and_decodes():
+    """In the order of their sizes; if the largest elements with their indices would be longer than
+    the vector, the vector is sent.
     """
     wire = Wire([1.0, 0.1, 0.95, 0.3], D)
     assert wire.sizes == sorted(wire.sizes)
@@ -61,10 +61,10 @@ def test_the_choice_is_the_largest_that_fits():
     assert [WIRE.choice(float(budget)) for budget in budgets] == [0, 0, 0, 1, 2, 3]
 
 
-def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
+def test_a_message_may_take_longer_than_the_timeout_of_a_byte():
     here, there = socket.socketpair()
     with here, there, ThreadPoolExecutor(1) as thread:
-        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that there is
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the smallest possible buffer
         here.settimeout(0.5)
         there.settimeout(20)
         packed = bytes(range(256)) * 100
@@ -78,7 +78,7 @@ def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
             send(here, Frame(0, False, 0.0, 0.0), packed)
 
 
-def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(monkeypatch):
+def test_a_received_message_has_the_rate_from_its_first_byte_to_its_last(monkeypatch):
     looks = itertools.chain([10.0, 10.25], itertools.repeat(11.0))
     monkeypatch.setattr(wires, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     message = WIRE.message(FLAT, 1)
@@ -97,18 +97,18 @@ def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(
             receive(there, WIRE)
 
 
-# --- The server and its workers in threads, over queues, with clocks and rates that are given.
+# --- The server and its workers in threads, over queues, with given clocks and rates.
 
 PROBLEM = problems.random_quadratic(N, D, heterogeneity=1.0, seed=0)
-# seconds of each worker's updates; bits per second, round by round, of messages to and from the
-# server. Budgets of means, or of the fastest, would choose others.
+# Seconds of each worker's updates; bits per second, round by round, of messages to and from the
+# server. Budgets from means, or from the fastest link, would give other choices.
 COMPUTING = np.array([0.5, 1.0, 0.25])
 TO_SERVER = np.array([[800.0, 350.0, 700.0], [400.0, 700.0, 600.0], [900.0, 800.0, 400.0]])
 FROM_SERVER = np.array([[2000.0, 1150.0, 1600.0], [580.0, 5000.0, 800.0], [900.0] * N])
 
 
 class End:
-    """One end of a connection; what arrives there came at these rates."""
+    """One end of a connection; its received messages have the given rates."""
 
     def __init__(self, rates: Iterable[float]) -> None:
         self.rates, self.arrived, self.closed = iter(rates), queue.Queue(), False
@@ -131,7 +131,9 @@ class End:
 
 @pytest.fixture
 def trained(monkeypatch):
-    """(seconds, rounds) -> the server's result, the workers' models, and the last frames."""
+    """Returns a function (seconds, rounds) -> the server's result, the workers' models, and the
+    last frames.
+    """
 
     def train(seconds, rounds):
         own, last = threading.local(), []
@@ -174,7 +176,9 @@ def trained(monkeypatch):
 
 
 def recursion():
-    """The paper's, of budgets from the rates of the round before."""
+    """Returns the iterates of the paper's recursion, with budgets from the rates of the previous
+    round.
+    """
     A, b = (np.asarray(leaf, float) for leaf in PROBLEM.data[:2])
 
     def budgets(rounds):
@@ -198,7 +202,7 @@ def recursion():
     )
 
 
-def test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_each(trained):
+def test_the_server_and_its_workers_run_algorithm_1_and_follow_the_slowest_links(trained):
     """Budgets use the slowest downlink and the longest computation; records have the slowest rates
     and the mean bits.
     """
@@ -224,8 +228,8 @@ def test_the_server_and_its_workers_are_algorithm_1_and_follow_the_slowest_of_ea
 
 
 @pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2)])
-def test_the_server_ends_after_so_many_rounds_or_seconds(trained, seconds, rounds, length):
-    """It looks at its clock at 1, 3 and 5 seconds."""
+def test_the_server_ends_after_the_given_rounds_or_seconds(trained, seconds, rounds, length):
+    """The server reads its clock at 1, 3 and 5 seconds."""
     found, _, last = trained(seconds, rounds)
     assert len(found.history["seconds"]) == length
     assert sum(last) == N

@@ -28,7 +28,7 @@ X = {
 }
 OLD = jax.tree.map(lambda leaf: leaf[::-1] + 1, X)
 VECTOR = 23 * 32  # bits of a worker's row of X
-SIGNS = (8 + 32) + (24 + 32)  # whole bytes of signs, and the scale, of each leaf of it
+SIGNS = (8 + 32) + (24 + 32)  # bytes of signs, and the scale, of each leaf of the row
 SHARDS = 2 * (8 + 32)  # of its shard of each leaf
 REDUCED = round(2 * (N - 1) / N * VECTOR)
 WEIGHTS = (0.5, 1.0, 0.0, 0.5, 1.5, 0.5, 2.0, 2.0)
@@ -69,25 +69,27 @@ def for_all(tree: Any) -> Any:
 
 
 def sign(x: np.ndarray, first: int = 1) -> np.ndarray:
-    """Of each vector, whose elements are the axes from `first` on, the mean magnitude with each
-    element's sign.
+    """Returns, for each vector, whose elements are the axes from `first` on, the mean magnitude
+    with each element's sign.
     """
     return np.abs(x).mean(axis=tuple(range(first, x.ndim)), keepdims=True) * np.where(x < 0, -1, 1)
 
 
 def in_shards(x: np.ndarray) -> np.ndarray:
-    """`[N, ...]` to `[N, N, part]`."""
+    """Splits `[N, ...]` into `[N, N, part]`."""
     part = -(-x[0].size // N)
     return np.pad(x.reshape(N, -1), ((0, 0), (0, N * part - x[0].size))).reshape(N, N, part)
 
 
 def through_servers(x: np.ndarray) -> np.ndarray:
-    """The mean of the workers' signs, of whose shards the servers send signs."""
+    """Returns the mean of the workers' signs, whose shards the servers send as signs."""
     return sign(sign(in_shards(x), 2).mean(axis=0)).ravel()[: x[0].size].reshape(x.shape[1:])
 
 
 def around_ring(x: np.ndarray) -> np.ndarray:
-    """Shard m starts at worker m; each worker adds its own and sends the sum's signs."""
+    """Returns the result around a ring: shard m starts at worker m; each worker adds its own and
+    sends the sum's signs.
+    """
     shards, total = in_shards(x), np.zeros_like(in_shards(x)[0])
     for hop in range(N):
         total = sign(total + shards[(IDS + hop) % N, IDS])
@@ -111,7 +113,9 @@ def send_around_ring(round, x):
 
 
 def neighbours(round, x):
-    """Their rows, sorted, since their order has no meaning; and the sum with their weights."""
+    """Returns the rows of the neighbours, sorted, because their order has no meaning, and their
+    weighted sum.
+    """
     rows, weights = round.neighbours(x, RING)
     return each(lambda leaf: jnp.sort(leaf, axis=1), rows), each(
         lambda leaf: jnp.einsum("nk,nk...->n...", weights, leaf), rows
@@ -119,7 +123,7 @@ def neighbours(round, x):
 
 
 def old():
-    """The block's rows of OLD."""
+    """Returns the block's rows of OLD."""
     return workers.local_block(each(jnp.asarray, OLD), N)
 
 
@@ -129,17 +133,17 @@ def joint(round, x):
 
 
 class Call(NamedTuple):
-    """A call in an update, and what it should do.
+    """A call in an update, and its expected effects.
 
     Args:
-        send: (Communicator, x) -> what it gives.
+        send: (Communicator, x) -> result.
         moved: the same in numpy.
         pattern: its name.
-        bits: that each worker sends, and as many that it receives, an int or `[N]`.
+        bits: bits that each worker sends, and receives, an int or `[N]`.
         spec: whether the result has the workers' rows, or is the same on every device.
-        simulated: whether other collectives stand for the messages.
-        turn: of a schedule.
-        period: of the exchange.
+        simulated: whether the messages are simulated by other collectives.
+        turn: turn of a schedule.
+        period: period of the exchange.
         now: whether it takes place in this round.
     """
 
@@ -300,15 +304,15 @@ PROBLEM = problems.random_quadratic(N, 3, seed=0)._replace(weights=WEIGHTS)
 
 
 class Seen(NamedTuple):
-    """What an update did.
+    """The effects of an update.
 
     Args:
-        results: of its calls.
+        results: results of its calls.
         sendings: its exchanges, without arrays.
-        bits: of each exchange, by name, `[N]`, or `[N, 2]` of messages.
+        bits: bits of each exchange, by name, `[N]`, or `[N, 2]` for messages.
         now: whether it took place.
-        turns: of schedules.
-        statistics: of the round, without bits.
+        turns: turns of schedules.
+        statistics: statistics of the round, without bits.
     """
 
     results: tuple[Any, ...]
@@ -325,13 +329,14 @@ def communicated(
     there: workers.Participation | None = None,
     step: int = STEP,
 ) -> Seen:
-    """These calls, (Communicator, x) -> result, in one update, one after the other.
+    """Returns the effects of these calls, (Communicator, x) -> result, in one update, one after the
+    other.
 
     Args:
-        devices: over which the workers are spread.
+        devices: number of devices with the workers.
         calls: each with the layout of its result.
-        there: which workers participate, and which messages arrive.
-        step: rounds before.
+        there: participating workers, and delivered messages.
+        step: number of previous rounds.
     """
     sendings: list[communication.Sending] = []
 
@@ -343,7 +348,7 @@ def communicated(
             for send, _ in calls:
                 results.append(send(round, x))
                 # The next call depends on this one: XLA may run independent collectives of a
-                # program in another order on each device.
+                # program in different orders on the devices.
                 x = each(lambda leaf: leaf + 0 * jax.tree.leaves(results[-1])[0].ravel()[0], x)
             return state
 
@@ -385,7 +390,9 @@ def close(found: Any, expected: Any) -> None:
 
 @cache
 def all_calls() -> Seen:
-    """In one program, compiled once for all tests, on two devices of four workers each."""
+    """Returns the effects of all calls in one program, compiled once for all tests, on two devices
+    of four workers each.
+    """
     return communicated(2, *[(call.send, call.spec) for call in CALLS.values()])
 
 
@@ -413,7 +420,7 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
         ("all_gather of signs", "all_gather of sign"),
     ],
 )
-def test_exchanges_have_names_for_people(name, said):
+def test_exchanges_have_readable_names(name, said):
     assert all_calls().sendings[list(CALLS).index(name)].call == said
 
 
@@ -425,7 +432,7 @@ LEFT = np.where(SENT & ARRIVES, RING.W, 0)
 
 
 def remaining(tree: Any) -> Any:
-    """What W makes of the workers' rows if a worker keeps the weight of what does not arrive."""
+    """Returns the product with W if a worker keeps the weight of messages that do not arrive."""
     W = LEFT + np.diag(1 - LEFT.sum(axis=1))
     return each(lambda x: np.tensordot(W, x, axes=1), tree)
 
@@ -443,8 +450,9 @@ def kept() -> Any:
     )
 
 
-SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)  # among the workers that participate
-# the call, what it moves, bits of a message on the ring; None: an all-reduce
+# an all-reduce among the participating workers
+SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)
+# the call, its result, bits of a message on the ring; None: an all-reduce
 LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
     "sum": (
         lambda round, x: round.sum(x),
@@ -493,8 +501,8 @@ def all_losses() -> Seen:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
-    """An all-reduce is among the workers that participate; a lost message on a link was sent, and
-    did not arrive.
+    """An all-reduce is among participating workers; a lost message on a link was sent, but did not
+    arrive.
     """
     seen, (_, moved, size, _), i = all_losses(), LOSSES[name], list(LOSSES).index(name)
     close(seen.results[i], moved)
@@ -528,7 +536,7 @@ NEED_ALL = {
 
 
 @pytest.mark.parametrize("name", NEED_ALL)
-def test_calls_that_need_all_workers_say_so(name):
+def test_calls_that_require_all_workers_raise_without_them(name):
     send, reason = NEED_ALL[name]
     with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
         communicated(1, (send, EVERYWHERE), there=PARTICIPATION)
@@ -539,7 +547,7 @@ def test_calls_that_need_all_workers_say_so(name):
 
 
 def test_two_questions_to_the_servers_and_their_answers():
-    """The last question is answered first."""
+    """The last query is answered first."""
 
     def two(round, x):
         halves = [communication.shards({name: x[name]}, N, compressors.sign) for name in ("a", "b")]
@@ -563,7 +571,7 @@ def test_two_questions_to_the_servers_and_their_answers():
 
 @pytest.mark.parametrize("step", [3, 5])
 def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
-    """Whichever comes first, the one of all rounds is recorded in every round."""
+    """In either order, the exchange of all rounds is recorded in every round."""
 
     def joined(*sends):
         def send(round, x):
@@ -593,7 +601,7 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
 
 
 def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
-    """Six workers send 5/3 of 64 bits each, which is 107; of 32 bits alone it would be 53."""
+    """Six workers send 5/3 of 64 bits each, which is 107; for 32 bits alone it would be 53."""
 
     def update(round, x):
         with round.joint():
@@ -604,7 +612,7 @@ def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(PRESENT, 107, 0))
 
 
-def test_numbers_of_rounds_without_the_exchange_are_unknown():
+def test_results_of_an_exchange_are_undefined_in_rounds_without_it():
     def update(round, x):
         def send(x):
             round.log(norm=jnp.sum(x["a"] ** 2), rank=3)
@@ -647,7 +655,7 @@ def test_methods_record_what_they_model_themselves():
     assert [sending.simulated for sending in seen.sendings] == [True, False]
 
 
-def test_each_call_has_a_key_that_no_other_has():
+def test_each_call_has_a_unique_key():
     def keys(round, x):
         first = jax.random.key_data(round.next_key())
         round.to_neighbours(compressors.random_quantization(2), x, RING)
@@ -658,7 +666,7 @@ def test_each_call_has_a_key_that_no_other_has():
 
 
 def test_the_bits_of_messages_of_any_length_are_their_own():
-    """Each worker's message has its own length, and receivers see it."""
+    """Each worker's message has its own length, and receivers read it."""
 
     def gather(round, x):
         return round.all_gather(x["b"], compressors.random_sparsification(0.3)).decoded

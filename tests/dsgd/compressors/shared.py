@@ -1,5 +1,5 @@
-"""What the tests of the compressors share: compiled programs, one for each compressor and d, and
-vectors to compress.
+"""Helpers of the compressors' tests: compiled programs, one for each compressor and d, and vectors
+to compress.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ TINY = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
 HUGE = float(np.float32(1e30))
 STANDARD_ERRORS = 5
-UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # where half of a test's time is compilation
+UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # half of a test's time is compilation
 
 
 def see(compressor: Compressor, key: jax.Array, x: jax.Array) -> jax.Array:
-    """What the receiver sees."""
+    """Returns the decoded message."""
     return compressor.decompress(compressors.encode(compressor, key, x).message, x.shape[0])
 
 
 @cache
 def seen(compressor: Compressor):
-    """(key, x) -> what the receiver sees."""
+    """Returns a program (key, x) -> decoded message."""
     return jax.jit(lambda key, x: see(compressor, key, x))
 
 
 @cache
 def seen_often(compressor: Compressor, draws: int):
-    """(key, x) -> the same for many keys, float64 `[draws, d]`."""
+    """Returns a program (key, x) -> decoded messages for many keys, float64 `[draws, d]`."""
 
     def draw(key, x):
         return jax.vmap(lambda key: see(compressor, key, x))(jax.random.split(key, draws))
@@ -48,8 +48,8 @@ def seen_often(compressor: Compressor, draws: int):
 
 @cache
 def seen_where(compressor: Compressor):
-    """(x, name=draws `[n, ...]`) -> the same, float64 `[n, d]`, where `jax.random.name` draws
-    `draws[i]`, made larger if need be.
+    """Returns a program (x, name=draws `[n, ...]`) -> decoded messages, float64 `[n, d]`, in which
+    `jax.random.name` draws `draws[i]`, repeated if necessary.
     """
 
     def one(x, drawn):
@@ -68,7 +68,7 @@ def seen_where(compressor: Compressor):
 
 
 def sent(compressor: Compressor, keys: jax.Array, d: int) -> tuple[Any, np.ndarray]:
-    """The messages of a vector of d ones, and the bits that each says it has."""
+    """Returns the messages of a vector of d ones, and their recorded bits."""
 
     @partial(jax.jit, compiler_options=UNOPTIMIZED)
     def send(keys):
@@ -82,7 +82,7 @@ def sent(compressor: Compressor, keys: jax.Array, d: int) -> tuple[Any, np.ndarr
 
 
 def as_bits(uniform: np.ndarray) -> np.ndarray:
-    """The 32 random bits that stand for a number in [0, 1)."""
+    """Returns the 32 random bits that give a number in [0, 1)."""
     return (uniform.astype(np.float64) * 2.0**32).astype(np.uint32)
 
 
@@ -92,29 +92,33 @@ def sqnorm(x: np.ndarray) -> np.ndarray:
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """Vectors `[..., d]` with their k largest elements only, the first ones of equal ones; NaN is
-    the largest.
+    """Returns vectors `[..., d]` with only their k largest elements, the first of equal ones; NaN
+    is the largest.
     """
-    order = np.lexsort((-np.abs(x), ~np.isnan(x)))  # by the last first, and stable
+    order = np.lexsort((-np.abs(x), ~np.isnan(x)))  # by the last key first, and stable
     kept = np.zeros(x.shape, bool)
     np.put_along_axis(kept, order[..., :k], True, axis=-1)
     return np.where(kept, x, 0)
 
 
 def rounding(x: np.ndarray) -> float:
-    """What float32 adds to a squared error: a few last digits of the largest element, and
-    denormals, which XLA may flush, for each.
+    """Returns the rounding error of float32 in a squared error: a few last digits of the largest
+    element, and denormals, which XLA may flush, for each element.
     """
     return float(x.size * ((8 * EPS * np.abs(x.astype(np.float64)).max()) ** 2 + TINY**2))
 
 
 def packed_bytes(d: int, bits: int) -> int:
-    """Bytes of d codes: those of planes of 8, 4, 2 and 1 bits, each padded to a whole byte."""
+    """Returns the bytes of d codes: those of planes of 8, 4, 2 and 1 bits, each padded to a whole
+    byte.
+    """
     return bits // 8 * d + sum(-(-d * width // 8) for width in (4, 2, 1) if bits % 8 & width)
 
 
 def quantized_bits(d: int, bits: int) -> int:
-    """Of a message of `random_quantization`: codes and two ends, or up to two elements."""
+    """Returns the bits of a message of `random_quantization`: codes and two ends, or up to two
+    elements.
+    """
     return 8 * packed_bytes(d, bits) + 64 if d > 2 else 32 * d
 
 
@@ -134,7 +138,7 @@ ELEMENTS = st.one_of(
 
 
 def vectors(d: int) -> st.SearchStrategy[np.ndarray]:
-    """Zeros, constants, denormals, all scales next to each other, up to `HUGE`."""
+    """Yields zeros, constants, denormals, and mixtures of all scales up to `HUGE`."""
     return st.lists(ELEMENTS, min_size=1, max_size=7).map(
         lambda elements: np.resize(np.array(elements, np.float32), d)
     )

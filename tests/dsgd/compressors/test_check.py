@@ -1,4 +1,4 @@
-"""`compressors.check` finds what is wrong with a compressor, and nothing where nothing is."""
+"""`compressors.check` finds mistakes in compressors, and none in correct ones."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def checked(name: str):
 
 
 def message_alone(compressor: dsgd.Compressor):
-    """A `compress` that does not return what receivers decode."""
+    """Returns a compressor whose `compress` does not return the decoded message."""
     return lambda key, x: compressors.encode(compressor, key, x).message
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_nothing_is_wrong_with_ours(name):
+def test_the_packages_compressors_pass_the_check(name):
     findings = checked(name)
     findings.require()
     assert {finding.what for finding in findings.findings} >= {
@@ -54,8 +54,8 @@ def test_nothing_is_wrong_with_ours(name):
 
 
 def test_extreme_points_are_among_the_vectors():
-    """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is
-    reached.
+    """Rounding to powers of two has its largest error at 4/3, top-k on equal elements: the stated
+    constants are attained.
     """
     found = {finding.what: finding.found for finding in checked("top_k(0.1)").findings}
     assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"
@@ -91,7 +91,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_is_wrong_is_found(mistake):
+def test_mistakes_are_found_by_the_check(mistake):
     compressor, wrong = WRONG[mistake]
     findings = compressors.check(compressor, D)
     assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
@@ -128,7 +128,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("part", BROKEN)
-def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, key, mesh):
+def test_invalid_results_of_members_are_refused_by_name_in_checks_and_in_runs(part, key, mesh):
     compressor, message = BROKEN[part]
     with pytest.raises(ValueError, match="of 40 elements violates the contract") as caught:
         compressors.check(compressor, D).require()
@@ -144,6 +144,6 @@ def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, 
     assert f"random_quantization(4): {message.format(given)}" in str(caught.value)
 
 
-def test_other_keys_are_other_draws():
+def test_different_keys_give_different_draws():
     findings = [str(compressors.check(Q4, D, key=jax.random.key(seed))) for seed in (0, 1)]
     assert str(checked(Q4.name)) == findings[0] != findings[1]

@@ -1,5 +1,5 @@
-"""Compressors made of compressors do what slices, shrunken copies and ravelled trees would; `apply`
-refuses what is not finite.
+"""Compressors made of compressors agree with slices, scaled copies and ravelled trees; `apply`
+refuses values that are not finite.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def test_constants_of_buckets_are_those_of_the_worst_bucket():
     two = buckets(SIGN, 4)
     assert [two.delta(d) for d in (1, 2, 3, 4, 6, 9)] == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 4, 1 / 4]
     assert two.omega is None
-    three = buckets(random_k(0.5), 5)  # 3 of 5, 1 of 1
-    omegas = [three.omega(d) for d in (1, 2, 5, 6, 11, 12)]  # 1 of the last 2
+    three = buckets(random_k(0.5), 5)  # 3 of 5 elements, 1 of 1
+    omegas = [three.omega(d) for d in (1, 2, 5, 6, 11, 12)]  # 1 of the last 2 elements
     assert omegas == pytest.approx([0, 1, 2 / 3, 2 / 3, 2 / 3, 1])
     assert (one.unbiased, two.unbiased) == (True, False)
 
 
-def test_buckets_draw_on_their_own(key):
+def test_buckets_draw_independently(key):
     x = np.array([1, 0.5, 0.5, 0.5] * 2 + [1, 0.5, 0.5], np.float32)
     error = seen_often(buckets(TERNARY, 4), DRAWS)(key, x) - x
     products = error[:, :, None] * error[:, None, :]
@@ -182,6 +182,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_what_is_refused(make, message, key):
+def test_invalid_arguments_are_refused(make, message, key):
     with pytest.raises(ValueError, match=message):
         make(key)

@@ -1,4 +1,4 @@
-"""What every compressor keeps, whatever it is made of."""
+"""Properties of every compressor, including combinations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dsgd.compressors import (
     chunked_top_k,
     clipping,
     contraction,
+    dct_top_k,
     e3m0,
     identity,
     low_rank,
@@ -45,7 +46,7 @@ from tests.dsgd.compressors.shared import (
     standard_error,
 )
 
-RUN = (1, 9)  # what is compiled
+RUN = (1, 9)  # compiled sizes
 LONGER = (2, 64, 333)
 HALVES = 9
 D = 31
@@ -58,6 +59,11 @@ def index_bits(d: int) -> int:
 
 def root(d: int) -> int:
     return math.ceil(math.sqrt(d))
+
+
+def chunk(d: int) -> int:
+    """The largest divisor that is at most 8."""
+    return max(c for c in range(1, 9) if d % c == 0)
 
 
 def of_chunks(k: int, chunk: int, d: int) -> int:
@@ -89,6 +95,9 @@ COMPRESSORS = {
     top_k(0.5, qsgd(3)): lambda d: (
         8 * packed_bytes(-(-d // 2), 3) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d))
     ),
+    dct_top_k(2, 8): lambda d: (
+        (k := d // chunk(d) * min(2, chunk(d))) * 32 + 8 * packed_bytes(k, index_bits(chunk(d)))
+    ),
     random_k(0.25): lambda d: -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d)),
     random_k(0.75, natural): lambda d: (
         8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d))
@@ -100,9 +109,9 @@ COMPRESSORS = {
     buckets(random_sparsification(0.3), 8): None,
     contraction(buckets(ternary, 5)): lambda d: 40 * -(-d // 5),
 }
-WHOLE = whole_model(top_k(0.1))  # otherwise as the compressor in it
+WHOLE = whole_model(top_k(0.1))  # otherwise the same as the compressor that it wraps
 every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
-SOME = ["random_k", "random_sparsification"]  # send some elements only
+SOME = ["random_k", "random_sparsification"]  # compressors that send only some elements
 BIASED = {
     "sign",
     "e3m0",
@@ -110,6 +119,7 @@ BIASED = {
     "chunked_top_k",
     "clipping",
     "top_k",
+    "dct_top_k",
     "low_rank",
     "contraction",
     "whole_model",
@@ -137,9 +147,10 @@ HARD = np.stack(
 
 @cache
 def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
-    """(messages, what receivers see, what the sender decodes) by size, of all vectors
-    `[vectors, ...]`; what is seen of the halves as they are; of many draws of the hard vectors,
-    `[hard, draws, D]`; and the bits by size: one program."""
+    """Returns (messages, decoded messages, the sender's decoded messages) by size, for all vectors
+    `[vectors, ...]`; the decoded halves in their own type; many draws of the hard vectors, `[hard,
+    draws, D]`; and the bits by size, from one program.
+    """
     bits = {}
 
     def travel(x):
@@ -166,10 +177,10 @@ def run(compressor: Compressor) -> tuple[dict, jax.Array, jax.Array, dict]:
 
 
 @every_compressor
-def test_messages_are_arrays_which_hold_their_bits_and_which_all_decode_alike(compressor):
-    """Bit for bit, so that copies of a model that are kept by adding messages stay the same. Under
-    jit, where values are not known, there is no error: a run that diverges must see it, if the
-    element is sent at all.
+def test_messages_are_arrays_with_enough_bits_that_all_decode_equally(compressor):
+    """Bit for bit, so that copies of a model that are updated by messages stay equal. Under jit,
+    when values are not known, there is no error: a run that diverges must decode the value, if the
+    element is sent.
     """
     expected, (messages, *_, bits) = COMPRESSORS[compressor], run(compressor)
     for d in RUN:
@@ -195,7 +206,7 @@ def test_messages_are_arrays_which_hold_their_bits_and_which_all_decode_alike(co
 
 
 @every_compressor
-def test_half_precision_is_seen_as_float32(compressor):
+def test_half_precision_is_decoded_as_float32(compressor):
     draw = run(compressor)[1]
     assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
     np.testing.assert_allclose(
@@ -242,7 +253,7 @@ def test_names_are_all_different():
     assert len({compressor.name for compressor in COMPRESSORS}) == len(COMPRESSORS)
 
 
-# of a message for 12 elements: how many are elements of the vector, and how many computed
+# of a message for 12 elements: the number of elements of the vector, and of computed numbers
 FLOATS: dict[Compressor, tuple[int, int]] = {
     identity: (12, 0),
     random_quantization(3): (2, 0),
@@ -258,6 +269,7 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     low_rank(1): (0, 3 + 4),
     top_k(0.25): (3, 0),
     top_k(0.5, qsgd(3)): (0, 1),
+    dct_top_k(2, 4): (0, 6),
     contraction(random_k(0.25)): (3, 0),
 }
 
@@ -266,7 +278,7 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
 @pytest.mark.parametrize(
     ("dtype", "element", "computed"), [(np.float64, 64, 64), (jnp.bfloat16, 16, 32)]
 )
-def test_elements_are_sent_in_their_own_type_and_counted_so(compressor, dtype, element, computed):
+def test_elements_are_sent_and_counted_in_their_own_type(compressor, dtype, element, computed):
     elements, numbers = FLOATS[compressor]
 
     def bits(dtype):
@@ -313,10 +325,9 @@ WHOLE_FLOATS = [
 
 
 def test_float64_arrives_as_it_was_sent():
-    """What is kept, the ends of a range and what low factors span: nothing on the way is of
-    float32.
-    """
-    x = np.where(np.arange(12) % 2, np.pi, -np.e) * 1e300  # beyond float32, and of rank 1
+    """Kept elements, the ends of a range and low-rank factors are all in float64."""
+    # outside the range of float32, and of rank 1
+    x = np.where(np.arange(12) % 2, np.pi, -np.e) * 1e300
     near = 1 + 1e-12 * np.arange(8.0)
 
     @partial(jax.jit, compiler_options=UNOPTIMIZED)

@@ -1,5 +1,5 @@
-"""Low rank is an orthogonal projection: exact where that suffices, contracting in expectation, and
-better with each warm start.
+"""Low rank is an orthogonal projection: exact if the rank suffices, a contraction in expectation,
+and better with each warm start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ low_rank = cache(compressors.low_rank)
 
 
 def matrix_of(x: np.ndarray, columns: int) -> np.ndarray:
-    """Row by row, zeros behind."""
+    """Returns the matrix, filled row by row and padded with zeros."""
     return np.pad(x.astype(np.float64), (0, -x.size % columns)).reshape(-1, columns)
 
 
@@ -70,24 +70,24 @@ def test_a_matrix_of_that_rank_comes_back(key, rank, rows, columns):
         )
 
 
-def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
-    """The worst matrix: whatever the start, the error is the bound."""
+def test_it_keeps_exactly_rank_over_columns_of_the_identity(key):
+    """This matrix attains the bound from every start."""
     x = np.eye(5, dtype=np.float32).ravel()
     error = sqnorm(seen_often(low_rank(2), DRAWS)(key, x) - x)
     np.testing.assert_allclose(error, (1 - low_rank(2).delta(25)) * 5, rtol=1e-5)
 
 
 @given(vectors(33))
-def test_no_vector_is_moved_away_from(x):
-    """A projection never adds to the norm, at whatever mixture of scales; denormals are flushed."""
+def test_errors_never_exceed_the_vector(x):
+    """A projection never increases the norm, for any mixture of scales; denormals are flushed."""
     draw = np.asarray(seen(low_rank(2))(jax.random.key(0), x), np.float64)
     exact = x.astype(np.float64)
     assert sqnorm(draw - exact) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
     assert sqnorm(draw) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
 
 
-def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
-    """Of the matrix, with its padding."""
+def test_warm_starts_never_increase_the_error_and_find_the_best_matrix_of_the_rank(key):
+    """The best approximation of the padded matrix."""
     rank, d = 3, 60
     compressor, x = low_rank(rank), normal(d)
     matrix = matrix_of(x, 8)
@@ -107,7 +107,7 @@ def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
 
 
 def test_a_warm_start_is_the_last_right_factor(key):
-    """Subspace iteration: P = orth(M M^T P), at whatever scale."""
+    """Subspace iteration: P = orth(M M^T P), at any scale."""
     compressor, x = low_rank(2), normal(36)
     first, matrix = compressor.compress(key, x), matrix_of(x, 6)
     basis = np.linalg.qr(matrix @ matrix.T @ np.asarray(first.left, np.float64))[0]
@@ -137,8 +137,8 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
     np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
 
 
-def test_one_element_and_the_largest_numbers_are_seen(key):
-    """Of which no reciprocal is in range."""
+def test_one_element_and_the_largest_finite_numbers_are_decoded(key):
+    """The reciprocals of these numbers are out of range."""
     for value in (2.5, -1e30, 1e-30, 0.0, 0.5 * LARGEST, 0.9 * LARGEST):
         for d in (1, 33):
             x = np.eye(1, d, d // 8, dtype=np.float32)[0] * np.float32(value)
@@ -159,6 +159,6 @@ def test_one_element_and_the_largest_numbers_are_seen(key):
         (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
     ],
 )
-def test_ranks_and_columns_that_make_no_matrix_are_refused(make, message, key):
+def test_invalid_ranks_and_columns_are_refused(make, message, key):
     with pytest.raises(ValueError, match=message):
         make(key)

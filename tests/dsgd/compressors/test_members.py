@@ -1,6 +1,4 @@
-"""What a compressor is: six members, what follows from them, and `encode`, which calls any of
-them.
-"""
+"""The six members of a compressor, their defaults, and `encode`, which calls any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SIGN, LOW_RANK = compressors.sign, compressors.low_rank(1)
 
 
 def adding(key, x, by=1.0, last=None):
-    """A vector, and the previous one."""
+    """Returns a vector plus the previous one."""
     return x + by * (0 if last is None else last)
 
 
@@ -84,7 +82,7 @@ def test_encode_takes_what_compress_decodes():
         compressors.encode(SIGN, jax.random.key(0), x[:, None])
 
 
-def test_what_is_not_stated_is_none():
+def test_members_that_are_not_given_are_none():
     bare = Compressor(SIGN.compress, SIGN.decompress, SIGN.bits, "bare")
     assert not bare.unbiased
     assert compressors.top_k(0.5, bare).delta is not None

@@ -1,5 +1,5 @@
-"""Quantisers round each element to one of two values, with the probabilities, the variance and the
-bounds that they state.
+"""Quantizers round each element to one of two values, with the stated probabilities, variance and
+bounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ quantization, clipping, qsgd = (
 
 
 class Rounding(NamedTuple):
-    """Each element becomes `up` with the probability, else `down`."""
+    """Rounding of each element to `up` with a probability, otherwise to `down`."""
 
     down: np.ndarray
     up: np.ndarray
@@ -55,7 +55,7 @@ class Rounding(NamedTuple):
 
 
 def to_knobs(steps: int, x: np.ndarray) -> Rounding:
-    """(3.3)."""
+    """The rounding of (3.3)."""
     low, step = x.min(), (x.max() - x.min()) / steps
     place = np.divide(x - low, step, out=np.zeros_like(x), where=step > 0)
     k = np.clip(np.floor(place), 0, steps - 1)
@@ -63,7 +63,7 @@ def to_knobs(steps: int, x: np.ndarray) -> Rounding:
 
 
 def to_levels(levels: int, x: np.ndarray) -> Rounding:
-    """Alistarh et al., section 3.1."""
+    """The rounding of Alistarh et al., section 3.1."""
     norm = np.sqrt((x**2).sum())
     place = levels * np.abs(x) / (norm or 1)
     floor = np.floor(place)
@@ -72,13 +72,15 @@ def to_levels(levels: int, x: np.ndarray) -> Rounding:
 
 
 def to_the_largest(x: np.ndarray) -> Rounding:
-    """Wen et al., (1)."""
+    """The rounding of Wen et al., (1)."""
     largest = np.abs(x).max()
     return Rounding(np.zeros_like(x), largest * np.sign(x), np.abs(x) / (largest or 1))
 
 
 def to_powers(x: np.ndarray) -> Rounding:
-    """Horvath et al., definition 1; from 0 to the smallest normal number is one step."""
+    """The rounding of Horvath et al., definition 1; from 0 to the smallest normal number is one
+    step.
+    """
     power = np.exp2(np.frexp(np.abs(x))[1] - 1.0)
     below = np.where(np.abs(x) < TINY, 0, power)
     step = np.where(np.abs(x) < TINY, TINY, power)
@@ -101,15 +103,15 @@ every_bits = pytest.mark.parametrize("bits", BITS)
 
 
 def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """What is seen where the elements draw these numbers `[PARTS, d]`; natural compression draws
-    bits.
+    """Returns the decoded messages if the elements draw these numbers `[PARTS, d]`; natural
+    compression draws bits.
     """
     return seen_where(compressor)(x, uniform=uniform, bits=as_bits(uniform))
 
 
 @every_quantizer
 @given(st.data())
-def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, oracle, data):
+def test_an_element_is_rounded_up_if_its_draw_is_below_the_probability(compressor, oracle, data):
     d = data.draw(st.sampled_from([1, 2, D]))
     x = data.draw(vectors(d))
     uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
@@ -118,7 +120,7 @@ def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, 
     draws = seen_at(compressor, x, uniform)
     tolerance = 4 * EPS * max(np.abs(exact.down).max(), np.abs(exact.up).max()) + 4 * d * TINY
     expected = np.where(uniform < exact.probability, exact.up, exact.down)
-    # A place that is 255 times a float32 has its fraction to 4 digits only, and denormals are
+    # A position of 255 times a float32 has only 4 digits of its fraction, and denormals are
     # flushed.
     distance = np.abs(uniform - exact.probability)
     certain = np.minimum(distance, 1 - distance) > 1e-4
@@ -131,7 +133,7 @@ def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, 
 
 @pytest.mark.parametrize("name", ["random_quantization(2)", "natural"])
 def test_real_draws_have_the_mean_and_the_variance(key, name):
-    """Of uniform numbers, and of random bits."""
+    """With uniform numbers, and with random bits."""
     compressor, oracle = QUANTIZERS[name]
     x = normal(D)
     error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
@@ -144,7 +146,7 @@ def test_real_draws_have_the_mean_and_the_variance(key, name):
         abs(sqnorm(error).mean() - exact.variance())
         <= STANDARD_ERRORS * standard_error(sqnorm(error)) + 8 * EPS
     )
-    total = error.sum(axis=1)  # its variance is the same only if elements draw on their own
+    total = error.sum(axis=1)  # its variance is the sum only if elements draw independently
     assert (
         abs((total**2).mean() - exact.variance())
         <= STANDARD_ERRORS * standard_error(total**2) + 8 * EPS
@@ -152,7 +154,7 @@ def test_real_draws_have_the_mean_and_the_variance(key, name):
 
 
 @every_quantizer
-def test_what_is_a_knob_stays_even_at_a_draw_of_zero(compressor, oracle):
+def test_levels_are_exact_even_at_a_draw_of_zero(compressor, oracle):
     x = np.zeros(D, np.float32)
     x[5] = 2
     np.testing.assert_array_equal(
@@ -175,7 +177,8 @@ REACHED = {
     },
     "qsgd": (qsgd(1), partial(to_levels, 1), np.full(4, 3.0)),
     **{
-        f"random_quantization({bits})": (  # all but the ends lie between the two middle knobs
+        # all except the ends are in the middle between two levels
+        f"random_quantization({bits})": (
             quantization(bits),
             partial(to_knobs, 2**bits - 1),
             np.concatenate([[-1, 1], np.zeros(D - 2)]),
@@ -187,7 +190,7 @@ REACHED = {
 
 @pytest.mark.parametrize("name", REACHED)
 def test_it_reaches_its_omega(name):
-    """No smaller omega is true."""
+    """No smaller omega is valid."""
     compressor, oracle, x = REACHED[name]
     assert oracle(x).variance() == pytest.approx(compressor.omega(x.size) * sqnorm(x))
     assert qsgd(1).omega(1) == 0
@@ -198,7 +201,7 @@ def test_it_reaches_its_omega(name):
 @pytest.mark.parametrize(
     "ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str
 )
-def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, bits, ends):
+def test_random_quantization_keeps_the_ends_and_rounds_the_rest_to_levels(key, bits, ends):
     x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
     x[3], x[7] = ends
     draw = np.asarray(seen(quantization(bits))(key, x), np.float64)
@@ -214,7 +217,7 @@ def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, b
 
 @pytest.mark.parametrize("bits", [3, 8])
 def test_no_draw_moves_the_largest_element(key, bits):
-    """It is a knob: many copies of it make many draws."""
+    """It is a level: many copies of it give many draws."""
     low, high = np.sort(np.random.default_rng(bits).normal(size=(2, 64)).astype(np.float32), axis=0)
     x = np.tile(high[:, None], 2**14)
     x[:, 0] = low
@@ -229,8 +232,8 @@ def test_no_draw_moves_the_largest_element(key, bits):
     [qsgd(127), compressors.ternary, compressors.sign, *map(quantization, BITS)],
     ids=lambda c: c.name,
 )
-def test_one_element_and_for_knobs_constants_and_two_elements_are_sent_exactly(key, compressor):
-    """They are ends, and nothing is drawn for two."""
+def test_single_elements_and_vectors_of_two_values_are_sent_exactly(key, compressor):
+    """They are the ends of the range, and nothing is drawn for two elements."""
     exact = [[2.5], [-1e30], [1e-30], [0.0]]
     if "quantization" in compressor.name:
         pairs = [[-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]]
@@ -250,8 +253,8 @@ def test_one_element_and_for_knobs_constants_and_two_elements_are_sent_exactly(k
     [qsgd(127), compressors.ternary, compressors.natural, clipping(1)],
     ids=lambda c: c.name,
 )
-def test_the_largest_numbers_are_seen(key, compressor):
-    """No reciprocal of them is in range."""
+def test_the_largest_finite_numbers_are_decoded(key, compressor):
+    """The reciprocals of these numbers are out of range."""
     for share in (0.5, 0.9):
         x = np.zeros(D, np.float32)
         x[4] = -share * LARGEST
@@ -262,7 +265,7 @@ def test_the_largest_numbers_are_seen(key, compressor):
 
 @given(st.sampled_from([1, 2, D]).flatmap(vectors))
 def test_sign_is_the_mean_magnitude_with_signs_and_contracts(x):
-    """Denormals may be taken for 0, whose sign is plus."""
+    """Denormals may be treated as 0, whose sign is plus."""
     seen_signs = np.asarray(seen(compressors.sign)(jax.random.key(0), x), np.float64)
     exact = x.astype(np.float64)
     mean = np.abs(exact).mean()
@@ -274,7 +277,7 @@ def test_sign_is_the_mean_magnitude_with_signs_and_contracts(x):
     assert error <= (1 - compressors.sign.delta(x.size)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
 
 
-def test_sign_reaches_its_delta_at_one_element_and_none_of_it_at_equal_ones(key):
+def test_sign_attains_its_delta_for_one_nonzero_element_and_is_exact_for_equal_ones(key):
     one, equal = (
         np.eye(1, D, dtype=np.float32)[0],
         np.where(normal(D) < 0, -3, 3).astype(np.float32),
@@ -308,8 +311,8 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
     [quantization(4), qsgd(7), compressors.ternary, compressors.natural],
     ids=lambda given: given.name,
 )
-def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
-    """Their random bits are the dearest part of a round: what is added up over workers reads the
-    codes.
+def test_codes_are_drawn_once_for_all_uses(compressor, key):
+    """The random bits of codes are the most expensive part of a round: sums over workers read the
+    stored codes.
     """
     assert "materialize" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))

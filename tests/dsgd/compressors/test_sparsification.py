@@ -1,4 +1,4 @@
-"""Few elements with their places: which ones, how often, how far from x, and in how many bits."""
+"""Sparsification: the selected elements, their probabilities, the error, and the bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
         np.round(normal(d, 2)),
     ):
         np.testing.assert_array_equal(seen(top_k(fraction))(key, x), largest(x, k))
-    assert top_k(fraction).delta(d) == k / d  # which is reached at equal elements
+    assert top_k(fraction).delta(d) == k / d  # attained by equal elements
 
 
 @given(
@@ -61,7 +61,7 @@ def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
         lambda case: st.tuples(st.just(case), vectors(case[1]))
     )
 )
-def test_top_k_contracts_whatever_it_is_given(case):
+def test_top_k_contracts_every_vector(case):
     (fraction, d), x = case
     kept, exact = np.asarray(seen(top_k(fraction))(jax.random.key(0), x)), x.astype(np.float64)
     assert (np.isclose(kept, x, rtol=0, atol=TINY) | (kept == 0)).all()
@@ -90,8 +90,8 @@ def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values
 @pytest.mark.parametrize(
     ("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")]
 )
-def test_what_is_decoded_of_messages_that_nobody_reads_is_made_without_them(key, select, kind):
-    """As much, and the same, as receivers decode from the messages."""
+def test_decoded_messages_are_computed_without_messages_that_nothing_reads(key, select, kind):
+    """They equal the messages decoded by receivers."""
     compressor, d = select(0.1), 33
     x = jnp.asarray([normal(d, seed) for seed in range(500)], kind)
     keys = jax.random.split(key, len(x))
@@ -108,9 +108,9 @@ def test_what_is_decoded_of_messages_that_nobody_reads_is_made_without_them(key,
     assert (np.count_nonzero(decoded(keys, x), axis=1) == 4).all()
 
 
-def test_random_k_takes_every_element_and_every_pair_as_often(key):
-    """Without replacement, a pair is rarer than two independent elements; equal elements reach
-    omega.
+def test_random_k_selects_all_elements_and_all_pairs_equally_often(key):
+    """Without replacement, a pair is less likely than two independent elements; equal elements
+    attain omega.
     """
     fraction, d, k = 0.1, 33, 4
     draws, omega = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)), d / k - 1
@@ -129,7 +129,7 @@ def test_random_k_takes_every_element_and_every_pair_as_often(key):
 
 
 def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
-    """As 0.07 * 100 is, in floating point."""
+    """0.07 * 100 is rounded up in floating point."""
     for d in (100, 1000, 10**6):
         for percent in range(1, 101):
             assert sparsification.kept(percent / 100, d) == percent * d // 100
@@ -137,7 +137,7 @@ def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
 
 
 @pytest.mark.parametrize("p", [0.02, 0.9])
-def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
+def test_all_elements_are_kept_equally_often_and_scaled_up(key, p):
     d = 101
     x = normal(d)
     draws = seen_often(random_sparsification(p), DRAWS)(key, x)
@@ -155,7 +155,7 @@ def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
 
 
 def test_constants_are_those_of_the_choice_and_of_the_values():
-    """Random sparsification contracts from one half on, top-k if its values do."""
+    """Random sparsification contracts from a probability of one half on, top-k if its values do."""
     assert random_k(0.5, TERNARY).omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
     assert [random_sparsification(p).omega(9) for p in (0.25, 0.5)] == [3, 1]
     assert top_k(1.0, TERNARY).delta(16) is TERNARY.delta(16) is None
@@ -166,7 +166,7 @@ def test_constants_are_those_of_the_choice_and_of_the_values():
 
 
 @pytest.mark.parametrize("p", [1e-9, 1e-3, 0.1, 0.9, 1.0])
-def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_least_that_is(p):
+def test_the_capacity_is_the_smallest_with_bernstein_probability_1e12(p):
     def bernstein(room: int) -> float:
         more = room - d * p
         return math.exp(-(more**2) / 2 / (d * p * (1 - p) + more / 3)) if more > 0 else 1.0
@@ -181,7 +181,7 @@ def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_
 
 
 def used(values: jax.Array) -> np.ndarray:
-    """How many are sent, of each message."""
+    """Returns the number of sent elements of each message."""
     return (np.asarray(values) != 0).reshape(len(values), -1).sum(axis=1)
 
 
@@ -211,7 +211,7 @@ RANDOM_SIZES = [
 @pytest.mark.parametrize(
     ("compressor", "d", "count", "mean"), RANDOM_SIZES, ids=[row[0].name for row in RANDOM_SIZES]
 )
-def test_bits_count_what_is_used_and_its_number(key, compressor, d, count, mean):
+def test_bits_count_the_used_entries_and_their_number(key, compressor, d, count, mean):
     messages, bits = sent(compressor, jax.random.split(key, DRAWS // 10), d)
     np.testing.assert_array_equal(bits, count(messages))
     assert abs(bits.mean() - mean) <= STANDARD_ERRORS * standard_error(bits)
@@ -224,7 +224,7 @@ def test_bits_count_what_is_used_and_its_number(key, compressor, d, count, mean)
 
 
 @pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-7, 2**24 + 1)])
-def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32_bits(key, p, d):
+def test_indices_neither_wrap_nor_round_if_gaps_exceed_float32_and_32_bits(key, p, d):
     draws, size = 5000, 60
     often = jax.jit(jax.vmap(lambda key: sparsification._bernoulli_places(key, p, d, size)))
     places = np.asarray(often(jax.random.split(key, draws)), np.int64)

@@ -1,4 +1,4 @@
-"""`dsgd.check` finds what is wrong with a method, and nothing where nothing is."""
+"""`dsgd.check` finds mistakes in methods, and none in correct ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def found(findings: Findings) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings.findings}
 
 
-def test_nothing_is_wrong_with_the_right_method(problem):
+def test_a_correct_method_passes_the_check(problem):
     findings = dsgd.check(method(), problem)
     findings.require()
     assert findings.holds
@@ -47,7 +47,7 @@ def test_nothing_is_wrong_with_the_right_method(problem):
 
 
 def own_draws(gradients, round):
-    """Noise that is not the key's: other in every trace."""
+    """Returns noise that does not come from the key and differs in every trace."""
     return round.mean(gradients) + next(COUNT)
 
 
@@ -77,7 +77,9 @@ def recorded_twice(gradients, round):
 
 
 def by_devices(gradients, round):
-    """Bits that depend on the number of devices; with one worker on each they are right."""
+    """Returns bits that depend on the number of devices; they are correct with one worker on
+    each.
+    """
     round.sent(*[counts.from_bits(32 * (len(gradients) - 1), len(gradients))] * 2, network.local)
     return round.mean(gradients)
 
@@ -124,19 +126,19 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_is_wrong_is_found_and_told(mistake, problem):
-    changes, wrong, told_as = WRONG[mistake]
+def test_mistakes_are_found_and_named(mistake, problem):
+    changes, wrong, expected = WRONG[mistake]
     findings = dsgd.check(method(**changes), problem)
     assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
     assert not findings.holds
     assert "NO" in str(findings)
     with pytest.raises(ValueError, match=r"mine on quadratic.* violates the contract") as caught:
         findings.require()
-    assert all(words in str(caught.value) for words in told_as)
+    assert all(words in str(caught.value) for words in expected)
 
 
-def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
-    """A Python counter inside a member: made anew, it is another method."""
+def test_a_run_that_differs_in_another_trace_is_found(problem):
+    """A Python counter inside a member: a method that is built again differs."""
     findings = check._twice(check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2)
     assert {finding.what for finding in findings if finding.holds is False} == {
         "again",
@@ -144,7 +146,7 @@ def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
     }
 
 
-def test_a_method_that_cannot_run_is_one_finding(problem):
+def test_a_method_that_cannot_run_is_one_failed_check(problem):
     broken = method(update=lambda state, gradients, round: state.server)
     assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [
         ("parameters", True),
@@ -152,7 +154,7 @@ def test_a_method_that_cannot_run_is_one_finding(problem):
     ]
 
 
-def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(problem):
+def test_simulated_collectives_and_too_many_workers_are_reported(problem):
     case = check.Case(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, None)
     (bits,) = check._bits(case, check._rounds(case, jax.random.key(0), 1))
     assert bits == Finding(
@@ -165,8 +167,8 @@ def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(p
     assert check.devices_of(17) == [1]
 
 
-def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch):
-    """Closures and lambdas of a test reach it."""
+def test_with_too_few_devices_another_process_is_started(problem, monkeypatch):
+    """Closures and lambdas of a test are sent to it."""
     monkeypatch.setattr(jax, "devices", lambda: [None])
     findings = subprocess_call.call(
         2,
@@ -183,13 +185,13 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
     assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", True)]
 
 
-def test_what_cannot_be_sent_is_said():
+def test_arguments_that_cannot_be_pickled_are_reported():
     with pytest.raises(subprocess_call.SubprocessError, match="cannot be sent to another process"):
         subprocess_call.call(2, check.on_devices, threading.Lock())
 
 
 @pytest.mark.long
-def test_a_process_that_fails_says_why():
+def test_a_failed_process_reports_its_reason():
     with pytest.raises(
         subprocess_call.SubprocessError, match="exited with status 1: ZeroDivisionError"
     ) as caught:

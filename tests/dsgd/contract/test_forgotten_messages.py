@@ -1,4 +1,4 @@
-"""`dsgd.check` finds each kind of message that an update sends and the record does not have."""
+"""`dsgd.check` finds each kind of message that an update sends without recording it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def next_device(g):
 
 
 def scattered(g):
-    """Each device sums some elements and sends them to all."""
+    """Each device sums some elements and sends them to all others."""
     return lax.all_gather(lax.psum_scatter(g.sum(axis=0), AXIS, tiled=True), AXIS, tiled=True) / N
 
 
 def transposed(g):
-    """Some elements of all workers, summed, on each device."""
+    """Each device sums some elements of all workers."""
     return (
         lax.all_gather(lax.all_to_all(g, AXIS, 1, 0, tiled=True).sum(axis=0), AXIS, tiled=True) / N
     )
@@ -55,7 +55,7 @@ def own_derivative(g):
 own_derivative.defvjp(lambda g: (own_derivative(g), None), lambda kept, slope: (slope,))
 
 
-# All give the mean: only the record is wrong.
+# All return the correct mean: only the record is wrong.
 RAW: dict[str, tuple[Callable, list[str]]] = {
     "psum": (lambda g, round: lax.psum(g.sum(axis=0), AXIS) / N, ["lax.psum"]),
     "pmax": (lambda g, round: round.mean(g) + 0 * lax.pmax(g[0], AXIS), ["lax.pmax"]),
@@ -102,7 +102,9 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
 
 
 def unrecorded(mean: Callable) -> list[str]:
-    """What `check` reads in the trace of an update with a worker on each device."""
+    """Returns the unrecorded collectives that `check` finds in the trace of an update with a worker
+    on each device.
+    """
 
     def block(gradients):
         this = Round(jnp.int32(0), N, jax.random.key(0), problem=PROBLEM)
@@ -118,7 +120,7 @@ def unrecorded(mean: Callable) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", RAW)
-def test_a_collective_that_is_no_call_of_the_round_is_found_by_name_and_line(kind):
+def test_a_collective_outside_the_communicator_is_found_by_name_and_line(kind):
     mean, names = RAW[kind]
     found = unrecorded(mean)
     assert [each.split()[0] for each in found] == names
@@ -143,7 +145,7 @@ def test_calls_of_the_round_are_recorded(kind):
 
 
 def test_check_names_all_collectives_that_are_not_recorded():
-    """In one update."""
+    """All in one update."""
     means = [RAW[kind][0] for kind in ("pmax", "all_gather", "ppermute")]
     found = failed(method(lambda g, round: sum(mean(g, round) for mean in means) / len(means)))
     assert list(found) == ["bits"]
@@ -158,7 +160,7 @@ def test_check_names_all_collectives_that_are_not_recorded():
 
 def test_check_allows_unrecorded_collectives_that_are_declared():
     """A diagnostic for the history; the bits are those of the mean alone, which `check` does not
-    compare then.
+    compare in this case.
     """
 
     def update(g, round):
@@ -184,7 +186,7 @@ HIDDEN = {
 
 
 def error_context(call: Callable) -> Callable:
-    """A call that gives nothing, (round, gradients) -> None."""
+    """A call without a result, (round, gradients) -> None."""
 
     def update(g, round):
         call(round, g)

@@ -1,5 +1,5 @@
-"""A round's messages in numpy, by absolute times: what the clock of a run is compared with, on
-clusters of four workers.
+"""A round's messages in numpy, by absolute times: the reference for the clock of a run, on clusters
+of four workers.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def run(method, problem, cluster, *, steps, **options):
 
 
 def bandwidths(cluster: clusters.Cluster) -> tuple[np.ndarray, np.ndarray]:
-    """By worker and interval, up and down."""
+    """Returns the bandwidths by worker and interval, up and down."""
     if cluster is EQUAL:
         return np.full((N, 1), 64.0), np.full((N, 1), 64.0)
     return (UPS, DOWNS) if cluster.up is CHANGING.up else (UP[:, None], DOWN[:, None])
 
 
 def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
-    """Seconds of so many bits from then on, interval by interval."""
+    """Returns the seconds of the given bits from then on, interval by interval."""
     now, sample = begin, int(begin // INTERVAL)
     while True:
         speed, end = speeds[sample % len(speeds)], (sample + 1) * INTERVAL
@@ -94,8 +94,8 @@ def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
 
 
 def through_server(finish, cluster, bits=VECTOR):
-    """Message after message: in pipelined order the ports are free as soon as the bits have left
-    them.
+    """Processes message after message: in pipelined order the ports are free as soon as the bits
+    have left them.
     """
     (up, down), latency, blocking = (
         bandwidths(cluster),
@@ -117,7 +117,9 @@ def through_server(finish, cluster, bits=VECTOR):
 
 
 def through_star(finish, cluster):
-    """Links side by side: up when each worker is ready, down when the last has arrived."""
+    """Messages on independent links: up when each worker is ready, down when the last message has
+    arrived.
+    """
     (up, down), latency = bandwidths(cluster), cluster.latency
     received = max(finish[n] + latency + takes(VECTOR, finish[n], up[n]) for n in range(N))
     begin = received + latency
@@ -125,7 +127,7 @@ def through_star(finish, cluster):
 
 
 def among_all(finish, cluster, bits=VECTOR, latencies=2 * (N - 1)):
-    """All-reduce: each worker begins with the last one; each port carries 2 (N - 1) / N of the
+    """An all-reduce: each worker starts with the last one; each port carries 2 (N - 1) / N of the
     bits.
     """
     up, down = bandwidths(cluster)
@@ -137,8 +139,8 @@ def among_all(finish, cluster, bits=VECTOR, latencies=2 * (N - 1)):
 
 
 def to_neighbours(finish, cluster, links, bits=VECTOR):
-    """Each port from when its own neighbourhood is ready; each message as long as the slower of its
-    two ports needs.
+    """Each port starts when its neighbourhood is ready; each message takes the time of the slower
+    of its two ports.
     """
     (up, down), held = (
         bandwidths(cluster),
@@ -163,7 +165,9 @@ def to_neighbours(finish, cluster, links, bits=VECTOR):
 
 
 def exchange(name, finish, cluster, t, bits=VECTOR):
-    """When each worker is done with the messages of round t, each of so many bits."""
+    """Returns the times at which each worker has finished the messages of round t, each of the
+    given bits.
+    """
     if name == "server":
         return through_server(finish, cluster, bits)
     if name == "star":

@@ -34,7 +34,7 @@ def test_every_row_counts_once(M, chunk_size):
 
 
 def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
-    """By what a row needs; what parameters need is the same for all."""
+    """According to the memory of a row; the memory of parameters is shared by all rows."""
     d, M = 1000, 64
 
     def needs(params, rows, counted):
@@ -49,13 +49,13 @@ def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
         # a copy of the row, and its exponentials
         monkeypatch.setattr(accumulate, "BUDGET", (2 * a_row) * rows)
         assert accumulate.fitting(needs, *shapes) == rows
-    monkeypatch.setattr(accumulate, "BUDGET", a_row * M)  # where all fit, no row is copied
+    monkeypatch.setattr(accumulate, "BUDGET", a_row * M)  # if all rows fit, none is copied
     assert accumulate.fitting(needs, *shapes) == M
     monkeypatch.setattr(accumulate, "BUDGET", 1)
     assert accumulate.fitting(needs, *shapes) == 1
 
 
-def test_loops_need_what_all_their_rounds_give(monkeypatch):
+def test_the_memory_of_a_loop_counts_the_results_of_all_its_rounds(monkeypatch):
     def looped(params, rows, counted):
         def body(carry, _):
             return jnp.tanh(carry), jnp.sin(carry)
@@ -68,7 +68,9 @@ def test_loops_need_what_all_their_rounds_give(monkeypatch):
 
 
 def wide(workers: int, dimension: int = 400) -> dsgd.Problem:
-    """One's own, whose loss has 64 numbers of a worker for each parameter on its way."""
+    """Returns a custom problem, whose loss has 64 intermediate numbers of a worker for each
+    parameter.
+    """
 
     def loss(x, mine):
         return jnp.mean(jnp.cos(jnp.sin(x[None, :] * mine[:, None]) * mine[:, None]))
@@ -93,8 +95,8 @@ def evaluation(problem: dsgd.Problem, mesh):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_problem_of_one_s_own_is_evaluated_by_groups_of_workers(devices, monkeypatch):
-    """Equal, in less memory."""
+def test_a_custom_problem_is_evaluated_by_groups_of_workers(devices, monkeypatch):
+    """Equal results, in less memory."""
     problem, mesh = wide(48), dsgd.workers.mesh(devices)
     params = jnp.linspace(-1, 1, 400)
     whole = evaluation(problem, mesh)

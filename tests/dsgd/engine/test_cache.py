@@ -36,7 +36,7 @@ print(len(compiled))
 
 
 def run(folder: Path) -> tuple[list[str], str]:
-    """What the job prints, and its warnings."""
+    """Returns the output of the job, and its warnings."""
     done = subprocess.run(
         [sys.executable, "-c", JOB],
         capture_output=True,
@@ -47,7 +47,7 @@ def run(folder: Path) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
-def test_a_second_process_compiles_nothing_and_says_nothing(tmp_path):
+def test_a_second_process_compiles_nothing_and_prints_nothing(tmp_path):
     (first, losses, missed), loud = run(tmp_path / "cache")
     (again, same, missing), louder = run(tmp_path / "cache")
     assert Path(first).parent == tmp_path / "cache"
@@ -60,8 +60,8 @@ def test_a_second_process_compiles_nothing_and_says_nothing(tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Iterator[Path]:
-    """The user's cache directory on Linux; afterwards JAX's settings are as before. Nothing is
-    compiled meanwhile.
+    """Sets the user's cache directory on Linux; afterwards JAX's settings are restored. Nothing is
+    compiled in between.
     """
     config: Any = jax.config
     names = (
@@ -78,7 +78,7 @@ def home(tmp_path, monkeypatch) -> Iterator[Path]:
         config.update(name, value)
 
 
-def test_off_keeps_nothing(home, monkeypatch):
+def test_off_stores_nothing(home, monkeypatch):
     assert cache.enable("off") is None
     monkeypatch.setenv("DSGD_CACHE", "off")
     assert cache.enable() is None
@@ -96,7 +96,7 @@ def test_by_default_it_is_in_the_users_cache_directory_in_a_folder_for_this_proc
     assert folder.is_dir()
 
 
-def test_the_argument_goes_before_the_environment(home, tmp_path, monkeypatch):
+def test_the_argument_overrides_the_environment(home, tmp_path, monkeypatch):
     monkeypatch.setenv("DSGD_CACHE", str(tmp_path / "environment"))
     folder = cache.enable(tmp_path / "argument")
     assert folder is not None
@@ -104,7 +104,7 @@ def test_the_argument_goes_before_the_environment(home, tmp_path, monkeypatch):
     assert not (tmp_path / "environment").exists()
 
 
-def test_a_cache_that_the_user_gave_jax_stays(home, tmp_path):
+def test_a_cache_that_the_user_configured_in_jax_is_kept(home, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     assert cache.enable(tmp_path / "other") == tmp_path / "own"
     assert not (tmp_path / "other").exists()

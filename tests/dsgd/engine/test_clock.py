@@ -1,4 +1,4 @@
-"""The simulated clock of a run, against a loop in numpy over absolute times."""
+"""The simulated clock of a run, compared with a loop in numpy over absolute times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ run = partial(clocks.run, steps=24)
 
 
 def expected(name, of, steps):
-    """Worker n begins again when it is done; the clock is the last one's."""
+    """Returns the expected clock: worker n starts again when it has finished; the clock is that of
+    the last worker.
+    """
     done, clocks = np.zeros(N), [0.0]
     for t in range(steps):
         done = exchange(name, done + COMPUTE[of], CLUSTERS[of], t)
@@ -85,7 +87,7 @@ def test_the_clock_is_that_of_the_loop(name, of, every, problem):
     np.testing.assert_allclose(history["clock"], expected(name, of, 24)[steps], rtol=2e-6)
 
 
-def test_workers_measure_the_seconds_in_which_messages_went(problem):
+def test_workers_measure_the_seconds_of_their_messages(problem):
     """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
     history = run(algorithms.with_diagnostics(METHODS["ring"]), problem, CHANGING, steps=4).history
     done = np.zeros(N)
@@ -97,7 +99,7 @@ def test_workers_measure_the_seconds_in_which_messages_went(problem):
         done = exchange("ring", finish, CHANGING, t)
 
 
-def test_iterates_do_not_know_of_the_clock(problem):
+def test_iterates_do_not_depend_on_the_clock(problem):
     found, without = (
         run(METHODS["local schedule"], problem, cluster) for cluster in (UNEQUAL, None)
     )
@@ -116,7 +118,9 @@ LINKS = RING.links[0]
 
 
 def local(send: Callable) -> dsgd.Algorithm:
-    """A step of each worker, and then what `send(round, x)` makes of its models."""
+    """Returns a method that makes a step of each worker, and then applies `send(round, x)` to the
+    models.
+    """
 
     def init(params, workers):
         return dsgd.State(workers=dsgd.workers.replicate(params, workers))
@@ -158,7 +162,7 @@ def from_rounds(t, done, cluster):
 
 
 def on_turns(round, x):
-    """A schedule takes its turns exchange by exchange: every third round, the next one."""
+    """A schedule advances with its exchange: one turn every third round."""
     return round.every(3, lambda x: round.mix(x, SCHEDULE), server(round, x))
 
 
@@ -168,8 +172,8 @@ def microbatch_keys(t, ready, cluster):
 
 
 SENDS: dict[str, tuple[Callable, str, Callable]] = {
-    # What a round sends; on which cluster; (round, when each worker is ready, cluster) -> when it
-    # is done.
+    # Messages of a round; the cluster; (round, when each worker is ready, cluster) -> when it has
+    # finished.
     "server, then ring": (
         lambda round, x: round.mix(server(round, x), RING),
         "unequal",
@@ -188,12 +192,12 @@ SENDS: dict[str, tuple[Callable, str, Callable]] = {
     "nested": (nested, "unequal", from_rounds),
     "a schedule every third round": (on_turns, "unequal", microbatch_keys),
 }
-BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors a round
+BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors per round
 
 
 @pytest.mark.parametrize("name", SENDS)
-def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
-    """Each worker begins the next exchange when it is done with the one before."""
+def test_exchanges_of_a_round_follow_each_other(name, problem):
+    """Each worker starts the next exchange when it has finished the previous one."""
     send, of, after = SENDS[name]
     history = clocks.run(local(send), problem, CLUSTERS[of], steps=12).history
     done, expected = np.zeros(N), [0.0]
@@ -205,7 +209,7 @@ def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
         np.testing.assert_array_equal(history["bits"], np.arange(13) * BITS[name] * VECTOR)
 
 
-# --- One tick, of rounds that are made up here: seconds, measurements, and when each worker begins.
+# --- A single tick, of constructed rounds: seconds, measurements, and the start of each worker.
 
 M = 2
 EACH = np.array([0.5, 1.75, 0.25, 3.0])
@@ -237,8 +241,8 @@ def a_round(
 
 
 class Sent(NamedTuple):
-    """What an update recorded: one gossip round of these bits, and how long each worker
-    computed.
+    """Record of an update: one gossip round of these bits, and the computation time of each
+    worker.
     """
 
     bits: communication.Bits
@@ -287,7 +291,7 @@ def ticked(
 
 
 def begun(*lead: float) -> clock.Clock:
-    """At 10 s, where workers were done so long before."""
+    """Returns the state at 10 s, in which workers had finished the given seconds before."""
     start = clock.at_zero(N, measurements.nothing(N, M, CLUSTER))
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
@@ -297,8 +301,8 @@ def measured(of: clock.Clock) -> Timings:
     return of.timings
 
 
-def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
-    """What was received is what arrived."""
+def test_lost_bits_occupy_the_port_and_are_not_measured():
+    """Received bits are those that arrived."""
     up, down, lost = [100, 200, 300, 400], [50, 60, 70, 80], [10, 0, 30, 1000]
     seen = measured(ticked(begun(), a_round(), sent(up, down, lost)))
     np.testing.assert_array_equal(seen.bits_up, up)
@@ -311,8 +315,10 @@ def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
     np.testing.assert_allclose(without.down, down / DOWN)
 
 
-def test_a_worker_that_was_done_earlier_begins_earlier():
-    """On a ring without messages each waits for its neighbours; the clock is that of the last."""
+def test_a_worker_that_finished_earlier_starts_earlier():
+    """On a ring without messages each worker waits for its neighbours; the clock is that of the
+    last.
+    """
     lead = np.array([0.0, 2.0, 0.5, 4.0])
     found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), sent())
     finish = M * EACH - lead
@@ -326,19 +332,19 @@ def test_a_worker_that_was_done_earlier_begins_earlier():
     ("computed", "cut"),
     [
         ([0.5, 0.25, 0.0, 0.125], [[False, True], [True, True], [True, True], [True, True]]),
-        (M * EACH * (1 - 1e-7), np.zeros((N, M))),  # but for rounding all of it
+        (M * EACH * (1 - 1e-7), np.zeros((N, M))),  # all of it, up to rounding
         (M * EACH * (1 - 1e-4), [[False, True]] * N),
     ],
 )
 def test_seconds_that_a_method_states_are_charged(computed, cut, exact):
-    """What was not computed to its end was not measured."""
+    """Incomplete computations are not measured."""
     now, query = a_round(replace(CLUSTER, latency=0.0)), Asked((), exact=exact)
     found = ticked(begun(), now, sent(compute=computed), query)
     np.testing.assert_allclose(found.now, 10 + np.max(computed), rtol=1e-6)
     np.testing.assert_array_equal(np.isnan(measured(found).compute), cut)
 
 
-def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_nothing():
+def test_a_worker_that_does_not_participate_starts_with_the_last_and_measures_nothing():
     found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), sent())
     np.testing.assert_allclose(found.now, 16.0)
     np.testing.assert_allclose(found.lead, [0.0, 0.0, 0.0, 0.0])
@@ -366,8 +372,8 @@ def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_no
     ],
 )
 def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples, seconds):
-    """Of 40: four batches, which are two micro-batches twice. Without sizes it takes as long as the
-    micro-batches do.
+    """40 samples are four batches, that is two micro-batches twice. Without sizes the gradient
+    takes as long as the micro-batches.
     """
     per_sample = clusters.Cluster(
         clusters.constant(0.0), per_sample=clusters.constant(EACH / 10), micro_batches=M
@@ -380,7 +386,7 @@ def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples,
     np.testing.assert_allclose(found.now, 10 + seconds, rtol=1e-6)
 
 
-def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measure():
+def test_of_queried_workers_the_slowest_counts_and_only_they_measure():
     """They compute one after the other, and no worker is ahead."""
     query = Asked((), workers=jnp.array([2, 1]))
     found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), sent(), query)
@@ -390,8 +396,8 @@ def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measur
     )
 
 
-def test_seconds_that_are_lost_to_rounding_come_back():
-    """Of a hundred thousand tenths, of which float32 alone would lose seconds."""
+def test_seconds_lost_to_rounding_are_compensated():
+    """The sum of a hundred thousand tenths, in which float32 alone would lose seconds."""
 
     def later(i, at):
         return clock._moved(at, jnp.float32(0.1), at.lead, ())

@@ -1,5 +1,5 @@
-"""The clock of rounds from which workers are away, against the event simulation among those that
-are there.
+"""The clock of rounds with partial participation, compared with the event simulation among the
+participating workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOME = [
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def elapse(pattern, convention, asked, here, up, down):
-    """Where ports are `asked`, each message says when it begins; they do not change."""
+    """If ports are `asked`, each message reads its bandwidth at its start; they do not change."""
     ports = network.Ports(
         LATENCY,
         up,
@@ -46,7 +46,7 @@ RING = network.gossip(topologies.ring(N))
 
 
 def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
-    """Of those who are there, absolute."""
+    """Returns the absolute times of the participating workers."""
     done = np.asarray(elapse(pattern, convention, asked, here, up, down))
     assert (done[~here] == done[here].max()).all()
     return done[here]
@@ -57,7 +57,7 @@ def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
 @pytest.mark.parametrize(
     "pattern", [network.parameter_server, network.star], ids=lambda pattern: pattern.name
 )
-def test_a_server_hears_and_tells_only_those_who_are_there(pattern, here, convention):
+def test_a_server_exchanges_messages_only_with_participating_workers(pattern, here, convention):
     m, ids = int(here.sum()), np.flatnonzero(here)
     messages = [
         message._replace(compute=FINISH[ids[message.sender]]) if message.sender < m else message
@@ -75,13 +75,14 @@ def test_a_server_hears_and_tells_only_those_who_are_there(pattern, here, conven
     "pattern", [network.ring_all_reduce, network.multi_server], ids=lambda pattern: pattern.name
 )
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
-def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
-    """Each sends its share of a vector that takes 2 s, and begins with the last."""
+def test_an_all_reduce_has_the_participating_workers_as_members(pattern, here):
+    """Each worker sends its share of a vector that takes 2 s, and starts with the last one."""
     m = int(here.sum())
     seconds = (
         network.simulate(pattern.messages(m), LATENCY, 2.0, "blocking").seconds if m > 1 else 0
     )
-    port = np.where(here, pattern.volume(m) * 2.0, 100.0)  # nobody asks how slow the others are
+    # the other workers' ports must not be read
+    port = np.where(here, pattern.volume(m) * 2.0, 100.0)
     np.testing.assert_allclose(
         elapsed(pattern, here, "blocking", port, port), FINISH[here].max() + seconds, rtol=1e-6
     )
@@ -89,10 +90,10 @@ def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME[:1], ids=["four"])
-def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_too(
+def test_ports_read_at_the_start_of_each_message_are_those_of_participating_workers(
     here, convention
 ):
-    """Their seconds do not change: so both ways are one."""
+    """Bandwidths are constant: both ways give the same times."""
     for pattern in (network.parameter_server, network.star, network.ring_all_reduce, RING):
         np.testing.assert_allclose(
             elapsed(pattern, here, convention, asked=True),
@@ -103,7 +104,7 @@ def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_t
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
-def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
+def test_gossip_waits_only_for_participating_neighbours(here, convention):
     near = [[j for j in ((i - 1) % N, (i + 1) % N) if here[j]] for i in range(N)]
     port = np.array([2.0 * len(near[i]) for i in range(N)], np.float32)  # 2 s for each message
     once = 1 if convention == "pipelined" else 0
@@ -122,9 +123,9 @@ def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
 PROBLEM = problems.random_quadratic(N, 3, seed=0)
 
 
-def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
-    """Worker 0 and its neighbours are done at 10 s, the others at 1 s; only those are there in the
-    next rounds, and catch up in nine.
+def test_the_clock_never_decreases_when_workers_do_not_participate():
+    """Worker 0 and its neighbours finish at 10 s, the others at 1 s; only the others participate in
+    the next rounds, and catch up in nine.
     """
     here = np.ones((N, 20))
     here[[0, 1, 5], 1:] = 0
@@ -136,7 +137,7 @@ def test_the_clock_does_not_go_back_to_those_who_are_ahead_of_who_is_away():
     np.testing.assert_allclose(clock, [0, *[10] * 10, 11, 12])
 
 
-def test_sampled_clients_are_as_many_in_every_round_and_stay_for_a_period():
+def test_the_number_of_sampled_clients_is_constant_and_the_sample_is_kept_for_a_period():
     cluster = clusters.Cluster(
         clusters.constant(0.0), present=clusters.sampled(2, of=N), participation_period=4
     )

@@ -1,4 +1,4 @@
-"""What workers measure of a round, where a method asks for it."""
+"""The workers' measurements of a round, if a method reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANDOM = clusters.Cluster(
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
 run = partial(clocks.run, steps=12)
-# of a round's seconds, some ten operations, which two programs need not round alike
+# about ten operations contribute to a round's seconds, which two programs may round differently
 ROUNDING = 10 * 2.0**-24
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
@@ -39,7 +39,7 @@ def eight() -> dsgd.Problem:
 
 
 def test_workers_measure_the_round_before(problem):
-    """All that the clock charged, and what was sent."""
+    """Everything that the clock charged, and the sent bits."""
     history = run(
         algorithms.with_diagnostics(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))),
         problem,
@@ -53,7 +53,7 @@ def test_workers_measure_the_round_before(problem):
         np.testing.assert_allclose(history[name][2:], np.tile(value, (11, 1)), rtol=1e-6)
 
 
-def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
+def test_clocks_that_are_not_exact_change_only_measurements(eight):
     noisy, exact = (
         run(algorithms.with_diagnostics(RING), eight, cluster, steps=300).history
         for cluster in (RANDOM, SILENT)
@@ -72,10 +72,10 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
         assert values.std() == pytest.approx(0.2, rel=5 / np.sqrt(2 * values.size))
     assert abs(np.corrcoef(*logs.values())[0, 1]) < 5 / np.sqrt(values.size)
     both = np.log(noisy["measured_compute"][2:] / exact["measured_compute"][2:])
-    assert 0.1 < both.std() < 0.2  # of two micro-batches, each with a noise of its own
+    assert 0.1 < both.std() < 0.2  # two micro-batches, each with independent noise
 
 
-def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
+def test_measurements_are_carried_only_for_methods_that_read_them(eight):
     for method, reads in ((RING, False), (algorithms.with_diagnostics(RING), True)):
         plan = plans.make_plan(
             plans.ConstantFactory(method),
@@ -90,7 +90,7 @@ def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
         assert plan.uses_timings is reads
 
 
-def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
+def test_a_run_that_continues_another_has_no_measurements_at_first(eight):
     method = algorithms.with_diagnostics(RING)
     first = run(method, eight, RANDOM)
     history = run(method, eight, RANDOM, start=first.state).history
@@ -99,8 +99,8 @@ def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
 
 
 def controller(M: int = 3) -> dsgd.Algorithm:
-    """Who measured more than two seconds for its first micro-batch computes no more than it, of so
-    many; the slow stop after 3 seconds.
+    """Returns a method in which a worker that measured more than two seconds for its first
+    micro-batch computes only one of the M; slow workers stop after 3 seconds.
     """
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
@@ -118,9 +118,9 @@ def controller(M: int = 3) -> dsgd.Algorithm:
     return method._replace(query=query, update=update)
 
 
-def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
-    """Those that were cut off, or not computed, were not measured; its own seconds are charged. The
-    cluster's usual two are not asked.
+def test_a_method_measures_the_requested_number_of_micro_batches(problem):
+    """Micro-batches that were cut off, or not computed, have no measurement; the method's own
+    seconds are charged. The cluster's default of two is not used.
     """
     history = run(controller(), problem, UNEQUAL, steps=4).history
     micro_batches = np.stack([history[f"micro_batch_{m}"] for m in range(3)], axis=-1)
@@ -134,7 +134,7 @@ def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
     np.testing.assert_allclose(np.diff(history["clock"]), latest, rtol=1e-6)
 
 
-def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(problem):
+def test_a_method_that_requests_another_number_after_seeing_the_shape_is_refused(problem):
     method = algorithms.minibatch_sgd(OPTIMIZER)
 
     def query(state, round):

@@ -1,5 +1,5 @@
-"""The oracle: the work that a query says, beside the same samples one worker and micro-batch at a
-time.
+"""The oracle: the work of a query, compared with the same samples processed one worker and
+micro-batch at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INPUTS, CLASSES = RNG.normal(size=(96, 6)).astype(np.float32), np.arange(96) % 3
 
 
 def own_problem() -> dsgd.Problem:
-    """Without a batch size, or a way to cut its batches."""
+    """A custom problem without a batch size, or a function that truncates batches."""
 
     def sample(key, mine):
         return jax.tree.map(lambda leaf: leaf[jax.random.randint(key, (B,), 0, 12)], mine)
@@ -57,14 +57,14 @@ def make(name: str) -> dsgd.Problem:
 
 
 def of_size(batch_size: int, name: str) -> dsgd.Problem:
-    """A custom problem that cannot cut its batches."""
+    """A custom problem that cannot truncate its batches."""
     return make("own")._replace(
         sample=dsgd.Sampler(make("own").sample, batch_size=batch_size), name=name
     )
 
 
 def some_work(problem: dsgd.Problem) -> LocalWork:
-    """Of unequal sizes; of problems that cannot cut batches, as many whole ones."""
+    """Returns work of unequal sizes; for problems that cannot truncate batches, whole ones."""
     if problem.truncate is None:
         return work.weighted(
             np.linspace(0.5, 2, N * M).reshape(N, M)
@@ -74,7 +74,7 @@ def some_work(problem: dsgd.Problem) -> LocalWork:
 
 
 def models(problem: dsgd.Problem) -> Any:
-    """A different one for each worker, leaves `[N, ...]`."""
+    """Returns a different model for each worker, leaves `[N, ...]`."""
     rng = np.random.default_rng(1)
     params = jax.jit(problem.init)(jax.random.key(0))
     return jax.tree.map(
@@ -84,13 +84,13 @@ def models(problem: dsgd.Problem) -> Any:
 
 
 def on_devices(block: Callable, *rows: Any, D: int, out: Any = ROWS) -> Any:
-    """The function of the devices' blocks of rows."""
+    """Returns the function of the devices' blocks of rows."""
     specs = {"in_specs": ROWS, "out_specs": out, "check_vma": False}
     return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(*rows)
 
 
 def asked(problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: Any) -> Any:
-    """Gradients; a device has several workers, and not all of them."""
+    """Returns gradients; a device has several workers, and only some of them are queried."""
     samples = given and work.in_samples(given, problem.batch_size)
 
     def block(params, data):
@@ -102,8 +102,8 @@ def asked(problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: 
 
 @cache
 def one_by_one(name: str) -> Any:
-    """Each worker's gradient of its work at its own model, leaves `[N, ...]`: means of those of the
-    samples that count, one at a time.
+    """Returns each worker's gradient of its work at its own model, leaves `[N, ...]`: means over
+    the weighted samples, one at a time.
     """
     problem = make(name)
     given = some_work(problem)
@@ -160,8 +160,8 @@ def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit():
         jax.tree.map(np.testing.assert_array_equal, asked(problem, given, D=1), plain)
 
 
-def test_what_is_not_computed_cannot_spoil_the_rest():
-    """A worker whose draws are NaN, of which nothing is asked; and a weight where nothing is
+def test_values_that_are_not_computed_do_not_affect_the_rest():
+    """One worker draws NaN, but has no work; and a weight is set for samples that are not
     computed.
     """
     problem = make("own")
@@ -191,7 +191,7 @@ def unequal(given: LocalWork) -> dsgd.Algorithm:
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
-    """A round of 32 micro-batches of a model with 96 kB a gradient."""
+    """A round of 32 micro-batches of a model with gradients of 96 kB."""
     wide = np.tile(INPUTS, (1, 1333))
     problem = problems.logistic_regression((wide, CLASSES), workers=4, batch_size=B)
 
@@ -203,8 +203,8 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
 
 
 def test_runs_that_are_mapped_over_share_the_loop_s_condition():
-    """JAX's own rule asks whether any run goes on, and then keeps what each has by a select, in
-    every turn.
+    """JAX's own rule continues while any run continues, and keeps the results of the others by a
+    select in every iteration.
     """
 
     def total(samples):
@@ -221,7 +221,7 @@ def test_runs_that_are_mapped_over_share_the_loop_s_condition():
 
 
 def plain_work(samples: int) -> LocalWork:
-    """Two micro-batches each."""
+    """Returns work of two micro-batches for each worker."""
     return LocalWork(np.full((N, 2), samples), np.ones((N, 2), np.float32))
 
 
@@ -256,7 +256,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
         dsgd.compile_round(wrong, problem, mesh)
 
 
-def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
+def test_traced_sizes_require_a_problem_that_can_truncate_batches(mesh):
     problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     traced = algorithms.with_local_work(
@@ -273,7 +273,7 @@ def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused(mesh):
         ("robust", 15, r"15 samples .* expected 12 \(3 x batch_size = 4\)"),
     ],
 )
-def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):
+def test_streamed_batches_that_do_not_divide_are_refused(name, length, message, mesh):
     problem = make(name)
     batches = (
         (batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length)
@@ -282,8 +282,8 @@ def test_batches_from_outside_that_do_not_divide_are_refused(name, length, messa
         dsgd.run(unequal(some_work(problem)), problem, steps=1, key=KEY, mesh=mesh, batches=batches)
 
 
-# --- Numbers that can be followed by eye: of worker n's batch of b samples the loss and the
-# gradient are 1 + n + 10 b.
+# --- Numbers that are easy to follow: for worker n's batch of b samples the loss and the gradient
+# are 1 + n + 10 b.
 
 
 def distinct() -> dsgd.Problem:
@@ -321,8 +321,8 @@ def losses_and_gradients(
 
 
 @pytest.mark.parametrize(("chosen", "D"), [(None, 1), (None, 2), ([3, 0, 3], 2), ([1], 2)])
-def test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count(chosen, D):
-    """Without work it is the mean over workers; a worker that is asked twice counts twice."""
+def test_the_loss_of_queried_workers_is_over_their_weighted_samples(chosen, D):
+    """Without work it is the mean over workers; a worker that is queried twice counts twice."""
     asked = list(range(N)) if chosen is None else chosen
     each = 1.0 + np.arange(N)
     whole = (each + 10 * B)[asked]

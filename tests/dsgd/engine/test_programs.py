@@ -1,4 +1,4 @@
-"""Compiled programs: shared, and not too many."""
+"""Compiled programs: shared, and limited in number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add(plan: Plan, x: jax.Array) -> jax.Array:
 
 @pytest.fixture
 def run(mesh):
-    """(number, x) -> x + number, each number a program of its own."""
+    """Returns (number, x) -> x + number; each number has its own program."""
     programs.clear()
     yield lambda number, x=1: int(programs.call(add, Plan(number, mesh), np.int32(x)))
     programs.clear()
@@ -35,7 +35,7 @@ def run(mesh):
 
 @pytest.mark.skipif(not MAPS.exists(), reason="maps of memory are counted on Linux")
 def test_only_the_latest_programs_are_kept(run, monkeypatch):
-    """Forty, as a notebook makes them: their maps of memory go with those that are forgotten."""
+    """Forty programs, as in a notebook: the memory maps of evicted programs are released."""
     monkeypatch.setattr(programs, "MOST", 8)
     before, used = programs.compiled(), []
     for number in range(40):
@@ -48,7 +48,7 @@ def test_only_the_latest_programs_are_kept(run, monkeypatch):
 
 def test_the_program_used_longest_ago_goes_first(run, monkeypatch):
     monkeypatch.setattr(programs, "MOST", 2)
-    for number in (1, 2, 1, 3):  # 2 goes for 3
+    for number in (1, 2, 1, 3):  # 3 evicts 2
         run(number)
     before = programs.compiled()
     assert [run(1), run(3)] == [2, 4]
@@ -58,7 +58,7 @@ def test_the_program_used_longest_ago_goes_first(run, monkeypatch):
 
 
 def test_a_text_that_would_lack_its_constants_is_refused(mesh):
-    """Two runs that differ in a matrix would be one."""
+    """Two runs that differ in a matrix would share a program."""
     jax.config.update("jax_use_simplified_jaxpr_constants", True)
     try:
         with pytest.raises(
@@ -75,7 +75,7 @@ def test_a_text_that_would_lack_its_constants_is_refused(mesh):
     assert one != other
 
 
-def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
+def test_the_garbage_collector_is_restored_after_a_failed_program(mesh):
     def fails(plan, x):
         assert not gc.isenabled()
         raise RuntimeError("no")
@@ -86,7 +86,7 @@ def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
 
 
 def test_programs_are_lowered_for_their_platform(monkeypatch, mesh):
-    """By `xla.lower`, which has the random bits of CPUs; once for a program that is compiled."""
+    """By `xla.lower`, which generates random bits for CPUs; once for each compiled program."""
     lowered = []
     monkeypatch.setattr(
         xla, "lower", lambda traced, platform: lowered.append(platform) or traced.lower()

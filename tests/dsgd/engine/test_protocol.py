@@ -1,6 +1,4 @@
-"""A user's own method, or problem, that returns something else than the protocol asks for: told at
-once, by name.
-"""
+"""A user's method or problem that returns invalid results: reported immediately, by name."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ def problem() -> dsgd.Problem:
 
 
 def updating(change: Callable) -> dsgd.Algorithm:
-    """The method whose update returns `change(state)`."""
+    """Returns the method whose update returns `change(state)`."""
     return method(
         update=lambda state, gradients, round: change(method().update(state, gradients, round))
     )
 
 
 def calling(call: Callable) -> dsgd.Algorithm:
-    """The method whose update also calls `call(round, gradients)`."""
+    """Returns the method whose update also calls `call(round, gradients)`."""
 
     def update(state, gradients, round):
         call(round, gradients)
@@ -115,7 +113,7 @@ WRONG = {
         calling(lambda round, g: round.mix(g, topologies.ring(5))),
         "mine on ring(5): the topology has 5 nodes but the problem has 4 workers",
     ),
-    # Under pytest annotations would refuse these two; a user has only the checks inside.
+    # Under pytest, annotations would refuse these two; users have only the checks inside.
     "no topology": (
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mix)(round, g, "ring")),
         "mine: round.mix: topology = 'ring'; expected a dsgd.Topology",
@@ -176,7 +174,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
+def test_invalid_results_of_members_are_refused_by_name(mistake, problem, key, mesh):
     """Members of the method, or of the problem."""
     wrong, message = WRONG[mistake]
     given = (method(), problem._replace(**wrong)) if isinstance(wrong, dict) else (wrong, problem)
@@ -188,7 +186,7 @@ def test_what_a_member_returns_is_refused_by_name(mistake, problem, key, mesh):
 
 @pytest.mark.parametrize("seeds", [None, 2])
 def test_the_engine_counts_rounds(seeds, problem, key, mesh):
-    """Whatever a method does with the count, and with the leaves that are not trained."""
+    """Also if a method changes the count, and leaves that are not trained."""
     forgetful = updating(lambda state: state._replace(step=state.step - 7, fixed=("mine",)))
     result = dsgd.run(forgetful, problem, steps=3, key=key, seeds=seeds, mesh=mesh)
     np.testing.assert_array_equal(result.state.step, 3)

@@ -1,4 +1,4 @@
-"""Micro-batches as a list of units of work, with numbers that show the row, the place and the
+"""Micro-batches as a list of units of work, with numbers that encode the row, the position and the
 samples of each.
 """
 
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def numbers(rows: Any, m: Any, samples: Any) -> Any:
-    """100 times the row, 10 times the place, and the samples."""
+    """Returns 100 times the row, 10 times the position, plus the samples."""
     return 100.0 * rows + 10.0 * m + samples
 
 
@@ -41,7 +41,9 @@ def summed(
 @pytest.mark.parametrize(("n", "M"), [(1, 1), (4, 1), (1, 3), (3, 2), (5, 4), (2, 7)])
 @pytest.mark.parametrize("some", [0.0, 0.4, 1.0])
 def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
-    """Weights of what has none do not matter, and groups are of half as many as there are rows."""
+    """Weights of units without samples have no effect, and groups have half as many units as there
+    are rows.
+    """
     samples = np.where(RNG.random((n, M)) < some, RNG.integers(1, 9, (n, M)), 0)
     weights = tuple(RNG.integers(0, 5, (n, M)).astype(np.float32) for _ in range(2))
     (plain, tree), asked = summed(samples, weights)
@@ -52,7 +54,7 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
     assert set(asked) == {(n,) if M == 1 else (-(-n // 2),)}
 
 
-def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
+def test_half_precision_is_summed_in_float32_and_returned_in_its_type():
     """In float16, 2048 + 1 = 2048."""
 
     def ones(rows, m, samples):

@@ -1,6 +1,4 @@
-"""What the clock charges for unequal work, and for messages that go while it is done, against loops
-in numpy.
-"""
+"""The clock of unequal work, and of messages that overlap with it, compared with loops in numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ run = partial(clocks.run, steps=STEPS)
 
 @pytest.fixture(scope="module")
 def sized() -> dsgd.Problem:
-    """A problem whose batches have 8 samples, of which some may count; 96 bits."""
+    """A problem whose batches have 8 samples, which can be truncated; 96 bits."""
     problem = problems.random_quadratic(N, 3, noise=0.3, seed=0)
     return problem._replace(
         sample=dsgd.Sampler(problem.sample, batch_size=8, truncate=lambda batch, samples: batch)
@@ -45,7 +43,7 @@ def sized() -> dsgd.Problem:
 
 
 def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
-    """The method whose workers compute so much, by round."""
+    """Returns the method whose workers compute these samples, by round."""
 
     def query(state, round):
         now = jnp.asarray(samples, jnp.int32)[round.step % len(samples)]
@@ -56,7 +54,7 @@ def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
 
 
 def seconds_of(samples: np.ndarray) -> np.ndarray:
-    """`[..., N, M]` to seconds of each micro-batch."""
+    """Converts `[..., N, M]` samples to seconds of each micro-batch."""
     return np.where(samples > 0, FIXED[:, None] + PER_SAMPLE[:, None] * samples, 0)
 
 
@@ -91,8 +89,8 @@ OVERLAP = clusters.Overlap(
 )
 
 
-def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
-    """And its backward pass is measured, not that of the last piece."""
+def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
+    """The measured backward pass is that of the whole batch, not that of the last piece."""
     pieces = np.array([[[5, 3], [1, 0], [0, 4], [0, 0]]])
     whole = pieces.sum(axis=2, keepdims=True)
     apart, single_batch = (
@@ -113,10 +111,10 @@ def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
 
 
 @pytest.mark.parametrize("name", ["mb-sgd", "server", "local schedule"])
-def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(
+def test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_the_gradient(
     name, sized
 ):
-    """Worker by worker, of the last micro-batch that has samples."""
+    """For each worker, with the last micro-batch that has samples."""
     done, expected = np.zeros(N), [0.0]
     for t in range(STEPS):
         each = seconds_of(SAMPLES)[t % len(SAMPLES)]
@@ -149,7 +147,7 @@ def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
 
 
 def test_devices_charge_the_same(sized):
-    """For random seconds, changing bandwidths and an overlap: on one device, and on two."""
+    """Random seconds, changing bandwidths and an overlap: on one device, and on two."""
     draw = np.random.default_rng(1)
     samples = draw.integers(0, 9, (3, N, 2))
     cluster = clusters.Cluster(
@@ -164,7 +162,7 @@ def test_devices_charge_the_same(sized):
     assert len(np.unique(one["clock"])) == one["clock"].size
     for name in ("clock", "measured_compute", "measured_bits_up", "measured_bits_down"):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-6)
-    # a message's seconds are of two times of the clock, in float32
+    # a message's seconds are a difference of two times of the clock, in float32
     rounding = 2 * np.spacing(np.float32(one["clock"][-1]))
     for name in ("measured_up", "measured_down"):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-6, atol=rounding)

@@ -1,4 +1,4 @@
-"""Messages in groups in which nobody has two."""
+"""Messages in groups in which no worker occurs twice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def bipartite(draw) -> tuple[int, list[tuple[int, int]]]:
 
 
 @given(bipartite())
-def test_matchings_have_every_pair_once_in_as_few_groups_as_there_can_be(graph):
-    """As many as the one who is in most pairs has."""
+def test_matchings_have_every_pair_once_in_the_fewest_groups(graph):
+    """The number of groups is the largest number of pairs of a worker."""
     size, pairs = graph
     groups = matchings(pairs, size)
     assert sorted(pair for group in groups for pair in group) == sorted(pairs)
@@ -28,6 +28,6 @@ def test_matchings_have_every_pair_once_in_as_few_groups_as_there_can_be(graph):
     assert len(groups) == max(ends)
 
 
-def test_matchings_of_everybody_with_everybody_else():
+def test_matchings_of_the_complete_graph():
     groups = matchings([(i, j) for i in range(16) for j in range(16) if i != j], 16)
     assert [len(group) for group in groups] == [16] * 15

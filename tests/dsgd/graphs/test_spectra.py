@@ -1,4 +1,4 @@
-"""Eigenvalues are the same by each of the three roads: Fourier, dense, Lanczos."""
+"""Eigenvalues are the same by all three algorithms: Fourier, dense, Lanczos."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dsgd.graphs import spectra
 
 
 def renamed(topology: Topology) -> Topology:
-    """With workers in another order: no circulant matrix any more."""
+    """Returns the topology with permuted workers, which is not circulant any more."""
     order = np.random.default_rng(0).permutation(topology.n)
     rounds = [W.toarray()[order][:, order] for W in topology.matrices]
     return Topology("renamed", np.stack(rounds))
 
 
 def pushed(n: int, seed: int) -> np.ndarray:
-    """Random weights whose columns sum to 1, on a cycle and a few chords."""
+    """Returns random weights whose columns sum to 1, on a cycle and a few chords."""
     draw = np.random.default_rng(seed)
     W = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + (draw.random((n, n)) < 2 / n)
     W *= draw.uniform(0.2, 1, (n, n))
@@ -41,7 +41,7 @@ TOPOLOGIES = {
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_lanczos_finds_what_the_dense_matrix_has(name, monkeypatch):
+def test_lanczos_finds_the_eigenvalues_of_the_dense_matrix(name, monkeypatch):
     topology = TOPOLOGIES[name]
     by_numpy = np.linalg.eigvals(topology.W)
     for dense in (spectra._DENSE, 4):
@@ -54,8 +54,8 @@ def test_lanczos_finds_what_the_dense_matrix_has(name, monkeypatch):
 
 
 def test_only_a_matrix_whose_rows_are_shifts_of_one_is_circulant():
-    """The same places with other weights, as many a row at other places, and rows of different
-    lengths are not; one such round takes a schedule off Fourier.
+    """Equal positions with other weights, equal numbers of entries at other positions, and rows of
+    different lengths are not circulant; a schedule with one such round does not use Fourier.
     """
     ring, star = topologies.ring(5).W, topologies.star(5).W
     weights, places = ring.copy(), ring.copy()
@@ -70,7 +70,7 @@ def test_only_a_matrix_whose_rows_are_shifts_of_one_is_circulant():
 
 
 def test_rho_of_large_graphs_is_the_closed_form():
-    """Beyond what is taken from the dense matrix, and by Fourier."""
+    """For sizes that are not computed from the dense matrix, and by Fourier."""
     n = 2500
     assert n > spectra._DENSE
     assert topologies.chain(n).rho == pytest.approx((1 + 2 * math.cos(math.pi / n)) / 3, abs=1e-13)

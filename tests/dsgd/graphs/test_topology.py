@@ -1,5 +1,5 @@
-"""A mixing matrix knows its rho, its senders and receivers and how soon it mixes; a wrong one is
-refused with the entry that is wrong.
+"""Properties of mixing matrices: rho, senders and receivers, and mixing times; an invalid matrix is
+refused with the invalid entry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def star(n: int) -> np.ndarray:
 
 
 def arcs(pairs, n: int) -> np.ndarray:
-    """Push-sum weights: each sender shares equally among itself and those that it sends to."""
+    """Returns push-sum weights: each sender shares equally among itself and its receivers."""
     W = np.eye(n)
     for sender, receiver in pairs:
         W[receiver, sender] = 1
@@ -40,18 +40,20 @@ def arcs(pairs, n: int) -> np.ndarray:
 
 
 def around(n: int, by: int = 1) -> np.ndarray:
-    """Each worker sends all that it has to the one `by` further."""
+    """Returns the matrix in which each worker sends everything to the worker `by` further."""
     return np.roll(np.eye(n), by, axis=0)
 
 
 def halves(n: int, by: int = 1) -> np.ndarray:
-    """Each worker keeps half and sends half to the one `by` further. Doubly stochastic."""
+    """Returns the matrix in which each worker keeps half and sends half to the worker `by` further;
+    it is doubly stochastic.
+    """
     return (np.eye(n) + around(n, by)) / 2
 
 
 def distances(rounds: list[np.ndarray], until: int) -> list[float]:
-    """After 0, 1, 2, ... rounds: the largest singular value of what is left of disagreement, its
-    rows scaled as push-sum does.
+    """Returns the remaining disagreement after 0, 1, 2, ... rounds: the largest singular value,
+    with rows scaled as in push-sum.
     """
     P, left = np.eye(len(rounds[0])), []
     for t in range(until + 1):
@@ -104,7 +106,7 @@ SCHEDULES = {
 
 @st.composite
 def connected(draw) -> np.ndarray:
-    """A tree and some more edges, or push-sum on a cycle and some more arcs."""
+    """Draws a tree and some more edges, or push-sum on a cycle and some more arcs."""
     n = draw(st.integers(2, 8))
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
     some = draw(st.lists(st.sampled_from(pairs), max_size=8))
@@ -116,9 +118,9 @@ def connected(draw) -> np.ndarray:
 
 
 def check(rounds: list[np.ndarray], *, rho: float) -> None:
-    """What a topology knows of its rounds is what numpy's general solver, counts of entries and
-    products of all rounds say. A round may make disagreement larger (push-sum, negative weights):
-    the mixing time is one at which it falls below eps.
+    """Compares the properties of a topology with numpy's general solver, counts of entries and
+    products of all rounds. A round may increase the disagreement (push-sum, negative weights): the
+    mixing time is one at which it falls below eps.
     """
     topology, n = Topology("mine", np.stack(rounds)), len(rounds[0])
     P = np.linalg.multi_dot([*rounds[::-1], np.eye(n)])
@@ -148,9 +150,9 @@ def check(rounds: list[np.ndarray], *, rho: float) -> None:
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_a_matrix_knows_what_it_is(name):
-    """Renamed, a circulant matrix is none any more, and its eigenvalues are found in another
-    way.
+def test_properties_of_a_matrix_are_found(name):
+    """With permuted workers, a circulant matrix is not circulant any more, and its eigenvalues are
+    found by another algorithm.
     """
     W = MATRICES[name]
     order = np.random.default_rng(1).permutation(len(W))
@@ -161,20 +163,18 @@ def test_a_matrix_knows_what_it_is(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_knows_what_it_is(name):
-    """Up to the square root of a rounding: a product that is defective has ill-conditioned
-    eigenvalues.
-    """
+def test_properties_of_a_schedule_are_found(name):
+    """Up to the square root of a rounding: a defective product has ill-conditioned eigenvalues."""
     check(SCHEDULES[name], rho=1e-7)
 
 
 @given(connected())
-def test_random_matrices_know_what_they_are(W):
-    check([W], rho=1e-12 if (W == W.T).all() else 1e-6)  # some are defective
+def test_properties_of_random_matrices_are_found(W):
+    check([W], rho=1e-12 if (W == W.T).all() else 1e-6)  # some matrices are defective
 
 
-def test_uniform_is_one_round_in_which_all_take_the_mean():
-    """Not a schedule, although its rho is 0, too; nor weights that are almost equal."""
+def test_uniform_averages_all_workers_in_one_round():
+    """A schedule with rho 0 is not uniform, and neither are weights that are almost equal."""
     almost = np.full((4, 4), 0.25) + 1e-6 * np.kron([[1, -1], [-1, 1]], np.ones((2, 2)))
     means = Topology("means", np.full((2, 3, 3), 1 / 3))
     assert means.rho == pytest.approx(0, abs=1e-15)
@@ -189,7 +189,7 @@ def test_uniform_is_one_round_in_which_all_take_the_mean():
 
 
 @pytest.mark.parametrize("of", ["array", "csr_array", "coo_array", "lil_array", "csr_matrix"])
-def test_W_is_a_read_only_copy_whatever_it_is_made_of(of):
+def test_W_is_a_read_only_copy_of_its_input(of):
     W = MATRICES["push-sum"]
     mine = W.copy() if of == "array" else getattr(scipy.sparse, of)(W)
     topology = Topology("mine", mine)
@@ -202,9 +202,9 @@ def test_W_is_a_read_only_copy_whatever_it_is_made_of(of):
         topology.degree = 3
 
 
-def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
-    """Compressed rows may say 0, and may say a half in two quarters; a list of such matrices is a
-    schedule.
+def test_stored_zeros_are_no_edges_and_duplicates_are_summed():
+    """Compressed rows may contain 0, and may contain a half as two quarters; a list of such
+    matrices is a schedule.
     """
     data = [0.5, 0.25, 0.25, 0.0, 0.5, 0.5, 0.5, 0.5]
     W = scipy.sparse.csr_array((data, [0, 2, 2, 1, 0, 1, 2, 1], [0, 4, 6, 8]), shape=(3, 3))
@@ -218,14 +218,14 @@ def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
     ("rho", "eps", "rounds"),
     [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)],
 )
-def test_mixing_time_where_a_power_of_rho_is_eps(rho, eps, rounds):
+def test_mixing_time_at_which_a_power_of_rho_is_eps(rho, eps, rounds):
     W = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
     assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
 
 
 def test_steps_around_a_ring_connect_it_or_it_is_refused():
-    """Each worker sends the same few steps ahead: whether all are reached is seen in the n-th
-    power.
+    """Each worker sends the same few steps ahead: whether all workers are reached is determined
+    from the n-th power.
     """
     for n in (2, 3, 4, 6, 9, 12):
         for steps in [(s, t) for s in range(1, n) for t in range(s, n)]:
@@ -238,10 +238,8 @@ def test_steps_around_a_ring_connect_it_or_it_is_refused():
                     Topology("mine", W)
 
 
-def test_rounds_need_to_connect_and_to_converge_only_together():
-    """Also where their weights cancel, and where rho is 1 up to roundings but each worker keeps a
-    part.
-    """
+def test_rounds_must_connect_and_converge_only_together():
+    """Also if their weights cancel, and if rho is 1 up to rounding but each worker keeps a part."""
     others = (np.eye(4)[[0, 2, 1, 3]] + np.eye(4)) / 2
     assert Topology("together", np.stack([PAIRS, others])).rho < 1
     there, back = arcs([(0, 1), (1, 2)], 3), arcs([(2, 0)], 3)
@@ -265,7 +263,7 @@ COARSE = {
 
 @pytest.mark.parametrize("coarse", COARSE)
 def test_rounding_errors_are_corrected(coarse):
-    """What is symmetric or doubly stochastic stays so, and no edge comes or goes."""
+    """Symmetric and doubly stochastic matrices stay so, and no edge is added or removed."""
     finest = {"float16": 1e-3, "bfloat16": 2.0**-8}.get(coarse, 1e-6)
     for W in [*MATRICES.values(), topologies.ring(7).W, topologies.erdos_renyi(9, 0.5, 1).W]:
         exact, fixed = Topology("mine", W), from_matrix(COARSE[coarse](W))
@@ -286,16 +284,16 @@ def test_roundings_of_float64_are_corrected_and_larger_errors_are_not():
     W = star(5)
     W[0, 1] += 1e-10
     np.testing.assert_array_equal(from_matrix(W).W, from_matrix(W).W.T)
-    slow = (1 - 1e-7) * np.eye(5) + 1e-7 * around(5)  # is directed
+    slow = (1 - 1e-7) * np.eye(5) + 1e-7 * around(5)  # directed
     for exact in (slow, topologies.torus(3, 5).W, topologies.star(5, topologies.uniform).W):
         np.testing.assert_array_equal(from_matrix(exact).W, exact)
 
 
-# --- What is refused.
+# --- Invalid matrices.
 
 
 def changed(W: np.ndarray, **entries: float) -> np.ndarray:
-    """With other entries: those of W_ij."""
+    """Returns the matrix with other entries W_ij."""
     W = W.copy()
     for name, value in entries.items():
         W[int(name[1]), int(name[2])] = value
@@ -346,13 +344,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_mixing_matrix_is_refused(name):
+def test_invalid_mixing_matrices_are_refused(name):
     W, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"(?s)mine.*{message}"):
         Topology("mine", W)
 
 
-def test_names_are_of_different_workers_and_errors_have_them():
+def test_names_are_unique_and_appear_in_errors():
     with pytest.raises(ValueError, match=r"W\['b', 'a'\] = 0.5"):
         Topology("mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"])
     with pytest.raises(ValueError, match="2 different names"):
@@ -360,6 +358,6 @@ def test_names_are_of_different_workers_and_errors_have_them():
 
 
 @pytest.mark.parametrize("eps", [0.0, 1.0, math.nan])
-def test_mixing_time_needs_a_part(eps):
+def test_mixing_time_requires_eps_below_1(eps):
     with pytest.raises(ValueError, match="mixing_time"):
         Topology("star", star(4)).mixing_time(eps)

@@ -1,5 +1,5 @@
-"""What arrays of the host become on a device of one process, and that what is made of them does
-not change with them.
+"""Arrays of the host on a device of one process: results do not change if the arrays are changed
+later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SGD = algorithms.minibatch_sgd(optax.sgd(1.0))
 
 
 def aligned(values: np.ndarray) -> np.ndarray:
-    """Where XLA would take the memory as it is."""
+    """Returns memory that XLA would use without a copy."""
     room = np.empty(values.nbytes + 64, np.uint8)
     begin = -room.ctypes.data % 64
     there = room[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -29,7 +29,7 @@ def aligned(values: np.ndarray) -> np.ndarray:
     return there
 
 
-def test_they_are_copies_of_their_own_type_or_of_that_given():
+def test_arrays_are_copies_of_their_own_or_the_given_type():
     values = aligned(np.arange(6.0, dtype=np.float32).reshape(2, 3))
     there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     put = arrays.put({"x": values}, there)["x"]
@@ -42,12 +42,12 @@ def test_they_are_copies_of_their_own_type_or_of_that_given():
 
 
 def linear(rows) -> dsgd.Problem:
-    """The gradient is the mean of the worker's data."""
+    """Returns a problem whose gradient is the mean of the worker's data."""
     return dsgd.Problem(lambda key: jnp.zeros(8), lambda x, batch: batch @ x, rows, lambda _, x: x)
 
 
 def working(*given: np.ndarray) -> dsgd.Algorithm:
-    """Each worker computes so many samples, with these weights."""
+    """Returns a method whose workers compute the given samples, with these weights."""
     return algorithms.with_local_work(
         SGD, dsgd.LocalWork(*given) if len(given) > 1 else work.weighted(*given)
     )
@@ -85,7 +85,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_is_made_of_arrays_does_not_see_what_becomes_of_them(what):
+def test_problems_do_not_see_later_changes_of_their_arrays(what):
     make, read, given = MADE[what]
     with jax.enable_x64(True):
         taken = [*map(aligned, map(np.asarray, given))]

@@ -1,5 +1,5 @@
-"""Processes that are killed: the others say which one it was, and the same command goes on from the
-last checkpoint.
+"""Killed processes: the others name the killed one, and the same command resumes from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pytest
 from dsgd.contract import subprocess_call
 from dsgd.machines import heartbeat
 
-# the last: in which the other process ends, on a busy machine
+# the last value is the time within which the other process ends, on a busy machine
 KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60
 
 
 @pytest.fixture(scope="module")
 def killed(long, tmp_path_factory):
-    """The folder of a run that was killed so often at random rounds, and then came to its end; and
-    what was seen at each kill. Before, each of its processes is stopped once: its connections
-    stay."""
+    """Returns the folder of a run that was killed this many times at random rounds, and then
+    completed, and the observations at each kill. Before, each of its processes is stopped once,
+    while its connections stay open.
+    """
     folder, draw, seen = tmp_path_factory.mktemp("killed"), random.Random(0), []
     command = [
         sys.executable,
@@ -61,7 +62,7 @@ def killed(long, tmp_path_factory):
     return folder, seen
 
 
-def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
+def test_a_run_that_was_killed_many_times_equals_an_uninterrupted_run(killed):
     folder, seen = killed
     assert sum(-signal.SIGKILL in statuses for _, *statuses, _ in seen) == len(seen) - 1
     straight = multiprocess_cases.held(
@@ -82,7 +83,7 @@ def test_a_run_that_was_killed_many_times_is_the_run_that_was_not(killed):
         )
 
 
-def test_who_was_not_killed_ends_soon_and_says_who_was(killed):
+def test_surviving_processes_end_soon_and_name_the_killed_one(killed):
     folder, seen = killed
     for victim, *statuses, seconds in seen[:-1]:
         assert statuses[1 - victim] == heartbeat.STATUS

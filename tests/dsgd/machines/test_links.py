@@ -1,5 +1,5 @@
-"""Shaped links between processes in network namespaces: they carry what they are told to, and
-nothing is left of them.
+"""Shaped links between processes in network namespaces: they have the given rates, and are removed
+afterwards.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allow
 
 
 def transfers(rate: Rate, cross) -> dict[float, float]:
-    """Called in two processes: the median of three messages in each turn of the rate, bits per
-    second.
+    """Returns the median of three messages in each period of the rate, bits per second; called in
+    two processes.
     """
     first = jax.process_index() == 0
     with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
@@ -67,7 +67,7 @@ def transfers(rate: Rate, cross) -> dict[float, float]:
 
 
 def alive(space: str) -> bool:
-    """Whether some process is in this network namespace."""
+    """Returns whether some process is in this network namespace."""
     for each in Path("/proc").glob("[0-9]*/ns/net"):
         try:
             if str(each.readlink()) == space:
@@ -92,7 +92,7 @@ def space_and_transfers(rate: Rate):
 
 @pytest.mark.long
 @allowed
-def test_links_carry_what_they_are_told_to_and_follow_its_changes():
+def test_links_have_the_given_rate_and_follow_its_changes():
     (here, found), (there, _) = links.shaped(
         2, partial(space_and_transfers, RATE), RATE, timeout=120
     )
@@ -124,8 +124,8 @@ links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
     assert gone(spaces)
 
 
-def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
-    """By a tool that takes too long on a busy machine, say: what was measured since was measured at
+def test_a_rate_that_could_not_be_changed_in_time_is_reported(monkeypatch):
+    """For example if a tool takes too long on a busy machine: later measurements have been made at
     another rate.
     """
     failed = threading.Event()
@@ -144,7 +144,7 @@ def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
     ):
         assert failed.wait(20)
     with pytest.raises(KeyError), links._kept_at(ends, Rate((1e6, 2e6), 0.05)):
-        raise KeyError  # an error of the block comes first
+        raise KeyError  # an error of the block takes precedence
 
 
 def test_rates_take_turns_by_the_clock():
@@ -161,12 +161,12 @@ def test_rates_take_turns_by_the_clock():
         (Rate((1e6,), float("inf")), "rate has period = inf; expected finite numbers > 0"),
     ],
 )
-def test_what_is_no_rate_is_refused(rate, message):
+def test_invalid_rates_are_refused(rate, message):
     with pytest.raises(ValueError, match=message):
         links.shaped(2, print, rate)
 
 
-def test_where_it_is_not_allowed_it_says_why(monkeypatch):
+def test_missing_permissions_are_reported(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="shaped: the user id is 1000; expected root"):
         links.require_allowed()

@@ -1,4 +1,4 @@
-"""Processes of this machine: they end together, and say why."""
+"""Processes of this machine: they end together, and report the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import dsgd
 from dsgd.machines import local_processes
 
 
-def test_refusals():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="run_local_processes: processes = 0"):
         dsgd.run_local_processes(0, print)
     with pytest.raises(ValueError, match="run_local_processes: timeout = 0; expected seconds > 0"):
@@ -26,8 +26,8 @@ def test_refusals():
 
 @pytest.fixture
 def started(monkeypatch):
-    """All processes that are started. They only run a script, in which `index` is known: for what
-    is about processes.
+    """Yields all processes that are started. They only run a script, in which `index` is defined,
+    for tests about processes.
     """
     there, really = [], subprocess.Popen
 
@@ -66,7 +66,7 @@ def runs(script, monkeypatch):
         ),
     ],
 )
-def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
+def test_if_one_process_fails_all_are_ended(script, timeout, message, monkeypatch, started):
     runs(script, monkeypatch)
     began = time.monotonic()
     with pytest.raises(ChildProcessError, match=message):
@@ -76,8 +76,8 @@ def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, sta
     assert all(process.returncode is not None for process in started)
 
 
-def test_the_first_to_fail_is_told_of(tmp_path):
-    """The other one fails for want of it."""
+def test_the_first_failure_is_reported(tmp_path):
+    """The other process fails as a consequence."""
     for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
         (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
         os.utime(tmp_path / f"{i}.log", (at, at))
@@ -98,9 +98,9 @@ def test_an_interruption_ends_all(monkeypatch, started):
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
-    """However that ended: all that it sees is that its input does."""
+    """For any reason: the process only sees that its input ends."""
     (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
-    # which waits for another that never comes
+    # it waits for a process that never joins
     join = [sys.executable, "-c", local_processes._SCRIPT, str(tmp_path), "0", "2", "1"]
     with subprocess.Popen(
         join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

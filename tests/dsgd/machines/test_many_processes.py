@@ -1,5 +1,5 @@
-"""Runs of several processes: what one process finds on as many devices, and what becomes of
-mistakes, signals and differences.
+"""Runs of several processes: equal to one process with the same devices; errors, signals and
+differences between processes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from budgets import smoke_cases
 
 import dsgd
 
-SECONDS = 580.0  # that processes may take on a busy machine
+SECONDS = 580.0  # maximal time of the processes on a busy machine
 
 
 def assert_equal(found, expected, **tolerance) -> None:
-    """To the bit, unless a tolerance is given."""
+    """Checks that results are equal to the bit, unless a tolerance is given."""
     if not tolerance:
         jax.tree.map(np.testing.assert_array_equal, found, expected)
     else:
@@ -27,7 +27,7 @@ def assert_equal(found, expected, **tolerance) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With the checkpoint of a run that one process began on two devices."""
+    """Returns a folder with the checkpoint of a run that one process started on two devices."""
     there = tmp_path_factory.mktemp("many")
     multiprocess_cases.saved(there / "one", 6, 2)
     return there
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(folder, request):
-    """What two processes give back."""
+    """Returns the results of two processes."""
     whole = request.config.getoption("--long")
     exchanges = [
         exchange
@@ -64,9 +64,7 @@ def four():
 @pytest.mark.long
 @pytest.mark.parametrize("exchange", multiprocess_cases.OF_FOUR)
 def test_four_processes_are_one_with_four_devices(exchange, four):
-    """To the bit in all processes, and beside one process where no all-reduce adds up in another
-    order.
-    """
+    """Bit-identical in all processes, and to one process if no all-reduce sums in another order."""
     expected = multiprocess_cases.iterates(exchange, 4)
     for found in four:
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
@@ -80,12 +78,12 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
 
 
 @pytest.mark.long
-def test_a_sweep_of_two_processes_too(both):
+def test_a_sweep_of_two_processes_equals_one_process(both):
     for found in both:
         assert_equal(found["sweep"], multiprocess_cases.swept(2))
 
 
-def test_each_process_has_its_own_workers_data_only(both):
+def test_each_process_has_only_the_data_of_its_workers(both):
     whole = np.asarray(multiprocess_cases.digits().data.inputs)
     for i, found in enumerate(both):
         everything, ((rows, values),) = found["own rows"]
@@ -94,7 +92,7 @@ def test_each_process_has_its_own_workers_data_only(both):
         np.testing.assert_array_equal(values, whole[rows])
 
 
-def test_data_are_loaded_where_they_are_needed(both):
+def test_each_process_loads_only_its_data(both):
     expected, loaded = multiprocess_cases.by_worker(2)
     assert loaded == [0, 1, 2, 3]
     for i, found in enumerate(both):
@@ -103,15 +101,15 @@ def test_data_are_loaded_where_they_are_needed(both):
         assert_equal(result, expected)
 
 
-def test_checkpoints_go_on_in_other_numbers_of_processes(both, folder):
-    """Two processes from what one left, and one from what two left."""
+def test_checkpoints_resume_with_other_numbers_of_processes(both, folder):
+    """Two processes resume from a checkpoint of one, and one from a checkpoint of two."""
     straight = multiprocess_cases.saved(folder / "straight", 12, 2)
     assert_equal([found["resumed"] for found in both], [straight, straight])
     assert_equal(multiprocess_cases.saved(folder / "two", 12, 2), straight)
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         (
             "method",
@@ -122,27 +120,27 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(both, folder):
         ("calls", "process 0 is at what is run, process 1 at data by worker"),
     ],
 )
-def test_processes_that_run_different_things_are_told_what_differs(what, told, both):
+def test_processes_with_different_arguments_raise_and_name_the_difference(what, message, both):
     first, second = (found["differently"][what] for found in both)
     assert first == second
     assert first.startswith("ValueError: the processes run different configurations (")
-    assert told in first
+    assert message in first
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_round(both):
-    (told, _, steps), (again, _, others) = (found["interrupted"] for found in both)
-    assert told == again
-    assert "interrupted after round" in told
+    (message, _, steps), (again, _, others) = (found["interrupted"] for found in both)
+    assert message == again
+    assert "interrupted after round" in message
     assert steps == others
 
 
-def test_what_fails_in_one_process_is_told_in_the_others(both):
+def test_a_failure_in_one_process_is_raised_in_the_others(both):
     ended = "ValueError: batches ended after round 20"
     assert both[1]["batches"].startswith(ended)
     assert both[0]["batches"].startswith(f"PeerFailed: process 1 of 2 left the run: {ended}")
 
 
-def test_process_0_says_when_it_is_enough(both):
+def test_process_0_decides_when_a_run_ends(both):
     assert both[0]["until"] == both[1]["until"]
 
 
@@ -162,7 +160,7 @@ def test_processes_that_do_not_divide_the_workers_are_refused(what, words, both)
         assert found[what].startswith(f"ValueError: {words}")
 
 
-def test_folders_that_cannot_be_are_told_in_all_processes(both, folder):
+def test_invalid_folders_raise_in_all_processes(both, folder):
     for found in both:
         assert "expected a folder that can be written to" in found["folders"]["nowhere"]
         assert found["folders"]["full"].startswith("OSError: ")
@@ -183,6 +181,6 @@ def test_a_method_is_checked_on_the_devices_of_both_processes(both):
         assert "differs between devices" in by_name["2 devices"].found
 
 
-def test_after_all_mistakes_they_still_run(both):
+def test_processes_still_run_after_all_errors(both):
     for found in both:
         assert_equal(found["again"], found["permutes"])

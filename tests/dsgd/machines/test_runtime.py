@@ -1,5 +1,5 @@
-"""Where a process stands among others, as what started it says; and a coordinator that nobody
-reaches, or too few.
+"""The number of a process as given by its launcher; and a coordinator that is unreachable, or has
+too few processes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
-# as version 4 has it
+# as in version 4
 FOUR = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets variables, in an environment that says nothing of other processes."""
+    """Sets variables, in an environment without other variables of launchers."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMIX_", "JOB_COMPLETION", "KUBERNETES_")):
             monkeypatch.delenv(name)
@@ -74,7 +74,7 @@ def environment(monkeypatch):
         ),
     ],
 )
-def test_where_a_process_stands(variables, given, place, environment):
+def test_the_number_of_a_process_is_detected(variables, given, place, environment):
     environment(variables)
     found = runtime._place(*given, timeout=1.0)
     assert (found and tuple(found)) == place
@@ -88,10 +88,10 @@ def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch)
         runtime._place(None, None, None, timeout=1.0)
 
 
-def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
+def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     began = time.monotonic()
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # where nobody listens
+        held.bind(("127.0.0.1", 0))  # nothing listens on this port
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
             dsgd.PeerLost, match=f"coordinator {address} cannot be reached within 0.3 s"
@@ -100,7 +100,7 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
     assert time.monotonic() - began < 20
 
 
-def test_data_by_worker_must_be_of_one_kind():
+def test_data_by_worker_must_have_equal_structure():
     model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
     loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
     with pytest.raises(ValueError, match=r"samples of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
@@ -132,7 +132,7 @@ time.sleep(3)
 
 
 def run(script: str, processes: int, asked: int) -> tuple[int, str]:
-    """How that one of so many processes ends, and what it says."""
+    """Returns the exit status and the output of one of several processes."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
@@ -155,7 +155,7 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
     return there[asked].returncode, said
 
 
-def test_processes_that_do_not_come_are_told_of_by_the_first():
+def test_the_first_process_reports_missing_processes():
     status, said = run(ALONE, 1, 0)
     assert status == heartbeat.STATUS
     assert re.match(
@@ -164,9 +164,9 @@ def test_processes_that_do_not_come_are_told_of_by_the_first():
 
 
 @pytest.mark.long
-def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
-    """Killed before it has said its name; a coordinator that stands still while another process
-    ends in order.
+def test_lost_processes_are_detected_at_the_start_and_the_end_of_a_run():
+    """One process is killed before it has sent its name; a coordinator is stopped while another
+    process ends normally.
     """
     with ThreadPoolExecutor() as pool:  # they mostly wait
         (joined, said_first), (hung, said_other) = pool.map(
@@ -178,7 +178,7 @@ def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
 
 
 class Store(dict):
-    """The coordinator's, of one process."""
+    """A replacement of the coordinator's store with one process."""
 
     def key_value_set(self, key, words, allow_overwrite):
         self[key] = words
@@ -189,8 +189,8 @@ class Store(dict):
 
 @pytest.mark.parametrize("state", ["ended", "left"])
 @pytest.mark.parametrize(("words", "same"), [("why", True), ("another why", False)])
-def test_what_process_0_has_said_is_not_said_again(monkeypatch, state, words, same):
-    """Also by who looks only when process 0 has left."""
+def test_messages_of_process_0_are_not_repeated(monkeypatch, state, words, same):
+    """Also for a process that reads only after process 0 has left."""
     monkeypatch.setattr(heartbeat, "leave_at_once", lambda *_: None)
     monkeypatch.setattr(
         heartbeat,

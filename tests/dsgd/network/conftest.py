@@ -1,4 +1,4 @@
-"""The event simulation, as it is for a user."""
+"""The event simulation as users call it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import dsgd.network.switch
 
 @pytest.fixture(scope="session")
 def simulate():
-    """`network.simulate` without the checks of annotations, which in many thousand messages take
-    ten times as long as the simulation.
+    """Returns `network.simulate` without the checks of annotations, which for many thousands of
+    messages take ten times as long as the simulation.
     """
     spec = importlib.util.spec_from_file_location(
         "unchecked_switch", Path(dsgd.network.switch.__file__)

@@ -1,4 +1,6 @@
-"""Patterns: closed forms against the event simulation, and what they do to workers' clocks."""
+"""Patterns: closed forms compared with the event simulation, and their effect on workers'
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,17 @@ TIMES = [
     (LATENCY, Fraction(0)),
     (Fraction(5), Fraction(1, 3)),
 ]
-# odd ones, even ones, powers of two; the closed forms have one branch, at N = 1
+# odd and even numbers, powers of two; the closed forms have one branch, at N = 1
 FEW, SIZES = (1, 2, 3, 4), (5, 8, 16, 33)
 ONE_SERVER = [network.parameter_server, network.star]
 TOGETHER = [network.multi_server, network.ring_all_reduce, network.ring_all_reduce_unpartitioned]
 ALL_REDUCES = [*ONE_SERVER, *TOGETHER]
-ROWS = [network.all_gather, network.ring_shift]  # each worker's own vector goes to others
+# patterns that send each worker's own vector to others
+ROWS = [network.all_gather, network.ring_shift]
 
 
 def directed(N: int):
-    """A directed cycle and some more arcs."""
+    """Returns a directed cycle and some more arcs."""
     graph = nx.cycle_graph(N, create_using=nx.DiGraph)
     draw = random.Random(N)
     graph.add_edges_from(draw.sample(range(N), 2) for _ in range(N))
@@ -63,8 +66,8 @@ SCHEDULES = [topologies.random_matchings(7, period=5), topologies.one_peer_expon
 
 
 def in_parts(messages, N: int):
-    """The messages with sizes in parts of 1 / N of a vector, as ints, with which the simulation is
-    exact and fast.
+    """Returns the messages with integer sizes in parts of 1 / N of a vector, for which the
+    simulation is exact and fast.
     """
     parts = [N * message.size for message in messages]
     assert all(part == int(part) for part in parts)
@@ -77,7 +80,7 @@ def id_of(value):
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_costs_are_what_the_simulation_takes(simulate, name):
-    """For few workers at many latencies and transfers, 0 among them."""
+    """For few workers with many latencies and transfers, including 0."""
     for N in (*FEW[name == "gossip on directed" :], *SIZES):
         pattern = SIMULATED[name](N)
         messages = pattern.messages(N) if N in FEW else in_parts(pattern.messages(N), N)
@@ -116,9 +119,10 @@ def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, sch
 
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
-def test_messages_bring_everybody_the_sum_of_all(pattern):
-    """Followed from message to message: of whom the sums are that are sent. Who makes a part of the
-    whole sum need not receive it. All numbers from N on are one server's."""
+def test_messages_bring_the_sum_to_all_workers(pattern):
+    """The vectors in each sum are followed from message to message. A worker that computes a part
+    of the whole sum need not receive it. Numbers from N on belong to a server.
+    """
     for N in (2, 3, 4, 9):
         messages, sums, whole = pattern.messages(N), [], [Fraction(0)] * (2 * N)
         for message in messages:
@@ -179,7 +183,7 @@ def test_pairs_of_asynchronous_gossip_exchange_side_by_side(convention):
 
 
 REFUSED = [
-    # Under pytest the annotation would catch it; a user has only the check inside.
+    # Under pytest the annotation would refuse it; users have only the check inside.
     (lambda: inspect.unwrap(network.cost)(network.star, 4, 1, 1, "duplex"), "'duplex'"),
     (lambda: inspect.unwrap(network.simulate)([], 1, 1, "duplex"), "'duplex'"),
     (
@@ -191,14 +195,16 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_has_no_cost_is_refused(call, message):
+def test_patterns_without_a_cost_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @cache
 def laps_of(N: int, compute, convention, servers: int = 1):
-    """Seconds of an update where all is in order: the server's arrivals of many laps, exactly."""
+    """Returns the seconds of an update in the steady state, exactly, from the server's arrivals
+    over many laps.
+    """
     laps = 24
     messages = network.asynchronous_server_messages([[compute] * laps] * N, servers)
     passages = network.simulate(messages, LATENCY, TRANSFER, convention).passages
@@ -211,7 +217,7 @@ def laps_of(N: int, compute, convention, servers: int = 1):
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("N", [1, 2, 3, 8])
 def test_updates_of_an_asynchronous_server_come_as_often_as_in_the_simulation(N, convention):
-    """As often as the server's busiest port lets them, or as all workers make them."""
+    """The rate is that of the server's busiest port, or of all workers."""
     assert laps_of(N, 0, convention) == network.cost(
         network.asynchronous_server, N, LATENCY, TRANSFER, convention
     )
@@ -225,7 +231,7 @@ def test_updates_of_an_asynchronous_server_come_as_often_as_in_the_simulation(N,
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("servers", [1, 5])
 def test_a_lap_alone_through_several_servers(servers, convention):
-    """Each part comes back while the next one is sent."""
+    """Each part is returned while the next one is sent."""
     assert laps_of(1, Fraction(2), convention, servers) == 2 + (servers + 1) * (
         LATENCY + TRANSFER / servers
     )
@@ -267,12 +273,13 @@ def test_every_server_sees_the_gradients_in_one_order(convention):
         gradients = own[:: 2 * servers]
         assert [passage.message.compute for passage in gradients] == compute[worker]
         ends = [0, *[passage.arrived for passage in own[2 * servers - 1 :: 2 * servers]]]
-        assert [passage.computing for passage in gradients] == ends[:-1]  # with the whole new model
+        # with the complete new model
+        assert [passage.computing for passage in gradients] == ends[:-1]
 
 
 def clock_of(pattern, convention):
-    """Many instances at once: (finish `[many, N]`, latency `[many]`, up and down `[many, N]`) to
-    when everybody is done.
+    """Returns a program for many instances: (finish `[many, N]`, latency `[many]`, up and down
+    `[many, N]`) to the times at which all workers have finished.
     """
 
     def one(finish, latency, up, down):
@@ -285,8 +292,8 @@ def clock_of(pattern, convention):
 
 
 def instances(seed: int, N: int, many: int = 60):
-    """Small whole numbers, which float32 adds without rounding: finish, latency, up, down. Ties,
-    zeros and equal ports among them.
+    """Returns small integers, which float32 adds without rounding: finish, latency, up, down. They
+    contain ties, zeros and equal ports.
     """
     draw = np.random.default_rng(seed)
     finish, up, down = draw.integers(0, 30, (3, many, N))
@@ -300,7 +307,9 @@ def instances(seed: int, N: int, many: int = 60):
 @pytest.mark.parametrize("N", [1, 6])
 @pytest.mark.parametrize("pattern", ONE_SERVER, ids=id_of)
 def test_the_servers_clock_is_the_simulation(simulate, pattern, N, convention):
-    """Message by message, to everybody's own end: the server's ports are never the slower ones."""
+    """For each message and the end of each worker; the server's ports are never slower than the
+    workers'.
+    """
     finish, latency, up, down = instances(N, N)
     done = clock_of(pattern, convention)(finish, latency, up, down)
     for k in range(len(done)):
@@ -314,8 +323,8 @@ def test_the_servers_clock_is_the_simulation(simulate, pattern, N, convention):
 
 
 def simulated(simulate, pattern, N: int, convention, latency, start, up, down):
-    """When each worker has sent and received all of it, where `up` and `down` are seconds of a full
-    vector.
+    """Returns the times at which each worker has sent and received everything; `up` and `down` are
+    seconds of a full vector.
     """
     messages = [message._replace(ready=start[message.sender]) for message in pattern.messages(N)]
     done = list(start)
@@ -330,8 +339,8 @@ def simulated(simulate, pattern, N: int, convention, latency, start, up, down):
 def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(
     simulate, pattern, convention
 ):
-    """On rings that is never too early. Among servers, it is what they take if nobody begins before
-    all can.
+    """On rings the clock is an upper bound. With servers, it is exact if all workers start when the
+    last one can.
     """
     N = 5
     finish, latency, up, down = instances(7, N, 20)
@@ -352,14 +361,16 @@ def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(
 
 
 def around(topology, turn: int) -> list[list[int]]:
-    """Of each worker, itself and those that it sends to or receives from, read from the matrix."""
+    """Returns, for each worker, itself and the workers that it sends to or receives from, read from
+    the matrix.
+    """
     W = topology.matrices[turn].toarray() != 0
     return [sorted({i, *np.flatnonzero(W[i]), *np.flatnonzero(W[:, i])}) for i in range(topology.n)]
 
 
 def busy_ports(topology, turn: int, convention, latency, up, down):
-    """For how long each worker's busier port is held, where messages take as long as the slower of
-    their two ports needs, `[n]`.
+    """Returns the seconds for which each worker's busier port is occupied, if messages take the
+    time of the slower of their two ports, `[n]`.
     """
     n, links = topology.n, topology.links[turn]
     sends, receives = np.zeros(n), np.zeros(n)
@@ -378,7 +389,7 @@ def busy_ports(topology, turn: int, convention, latency, up, down):
 def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_among_them(
     topology, convention
 ):
-    """A worker with nobody to exchange with waits for nobody, and for no latency."""
+    """A worker without neighbours waits for no other worker, and for no latency."""
     n, period = topology.n, topology.period
     finish, latency, up, down = instances(17, n, 8)
     ports = [
@@ -412,7 +423,7 @@ def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_a
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
-def test_local_work_waits_for_nobody():
+def test_local_work_does_not_wait_for_other_workers():
     finish, port = jnp.array([3.0, 1.0]), jnp.zeros(2)
     done = network.elapse(
         network.local, finish, network.Ports(1.0, port, port), "blocking", jnp.int32(0)

@@ -1,5 +1,5 @@
-"""The switch, event by event, against a simulation that looks through all messages again and
-again.
+"""The event simulation of the switch, compared with a simulation that searches all messages
+repeatedly.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dsgd.network.switch import CONVENTIONS
 
 
 def naive(messages, latency, transfer, convention, receive=None):
-    """(ready, start, arrived) of each message: the one that can start first goes first, then the
-    one ready first, then the list's first.
+    """Returns (ready, start, arrived) of each message: the message that can start first goes first,
+    then the one that is ready first, then the first of the list.
 
-    Blocking: a message holds both ports until it has arrived. Pipelined: the sender's while it
-    leaves, the receiver's while it arrives.
+    Blocking: a message occupies both ports until it has arrived. Pipelined: the sender's port while
+    it leaves, the receiver's while it arrives.
     """
 
     def of(ports, worker):
@@ -57,8 +57,8 @@ def naive(messages, latency, transfer, convention, receive=None):
 
 
 def lists(seed: int, count: int):
-    """Messages on few ports, with few different times, so that there are many ties; latency; the
-    ports' transfers.
+    """Returns messages on few ports, with few different times, so that there are many ties;
+    latency; the ports' transfers.
     """
     draw = random.Random(seed)
     some = [Fraction(0), Fraction(1, 2), Fraction(1), Fraction(1), Fraction(7, 3), Fraction(5)]
@@ -97,7 +97,7 @@ def lists(seed: int, count: int):
 
 
 def shuffled(messages, draw):
-    """In another order, so that messages may come after later ones in the list."""
+    """Returns the list in another order, so that messages may follow later ones in the list."""
     order = list(range(len(messages)))
     draw.shuffle(order)
     place = {i: k for k, i in enumerate(order)}
@@ -109,8 +109,8 @@ def times_of(timeline):
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_messages_go_when_the_rules_say(simulate, convention):
-    """And no port has two at once."""
+def test_messages_start_at_the_times_given_by_the_rules(simulate, convention):
+    """No port has two messages at once."""
     for workers, messages, latency, transfer, receive in lists(0, 200):
         timeline = simulate(iter(messages), latency, transfer, convention, receive=receive)
         expected = naive(messages, latency, transfer, convention, receive)
@@ -149,7 +149,7 @@ def test_messages_go_when_the_rules_say(simulate, convention):
 )
 def test_the_surveys_example(transfer, seconds):
     """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5 units:
-    latency holds ports by default.
+    latency occupies ports by default.
     """
     messages = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
     timeline = network.simulate(messages, Fraction(3, 2), transfer)
@@ -159,7 +159,7 @@ def test_the_surveys_example(transfer, seconds):
 
 
 def test_a_long_chain_is_no_cycle():
-    """Nor too deep; and a message may wait twice for the same one."""
+    """It is not too deep either; and a message may depend twice on the same one."""
     count = 3000
     messages = [
         Message(i % 2, 1 - i % 2, after=(i + 1, i + 1) if i + 1 < count else ())
@@ -169,7 +169,7 @@ def test_a_long_chain_is_no_cycle():
 
 
 def test_on_ports_that_are_free_messages_start_when_they_are_ready():
-    """To the bit: (0.1 + 0.3) - 0.3 is more than 0.1."""
+    """Exactly: (0.1 + 0.3) - 0.3 is larger than 0.1."""
     (passage,) = network.simulate([Message(0, 1, ready=0.1)], 0.3, 1.0, "pipelined").passages
     assert passage.start == 0.1
 

@@ -1,4 +1,4 @@
-"""Modules of flax: what differs in training, constants, and models that are none."""
+"""Modules of flax: differences in training, constants, and invalid models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Nnx(nnx.Module):
 
 
 def evaluated(model: Any, params: Any) -> Any:
-    """flax's outputs."""
+    """Returns the outputs of flax."""
     if isinstance(model, nn.Module):
         variables = params if "params" in params else {"params": params}
         return jax.jit(model.apply, static_argnames="train")(variables, X, train=False)
@@ -69,7 +69,7 @@ def trained(model: Any) -> tuple[dsgd.Problem, dsgd.Result]:
 
 
 @pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
-def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model):
+def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
     _, result = trained(model)
     losses = LABELS(evaluated(model, result.params), CLASSES)
     for name in ("loss", "test_loss"):
@@ -78,12 +78,12 @@ def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(mode
 
 
 def test_running_averages_are_the_means_over_batches_of_the_workers():
-    """The norm is on the inputs, so they do not depend on what is trained."""
+    """The norm is applied to the inputs, so that averages do not depend on trained parameters."""
     problem, result = trained(Linen())
     statistics = result.params["batch_stats"]["BatchNorm_0"]
     batches, sample = [], jax.jit(problem.sample)
     for n in range(2):
-        mine = jax.tree.map(lambda leaf: leaf[n], problem.data)  # noqa: B023 (called at once)
+        mine = jax.tree.map(lambda leaf: leaf[n], problem.data)  # noqa: B023 (called immediately)
         keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), n) for k in range(16)]
         batches += [np.asarray(sample(own, mine).inputs) for own in keys]
     mean, var = ([of(batch, axis=0) for batch in batches] for of in (np.mean, np.var))
@@ -97,7 +97,7 @@ def test_running_averages_are_the_means_over_batches_of_the_workers():
     ids=["batches", "exact gradients"],
 )
 def test_a_step_is_that_of_flax(method, model, key):
-    """Batches, here all that a worker has, are in training; in exact gradients dropout is off."""
+    """Batches, here all data of a worker, are in training mode; exact gradients have no dropout."""
     problem = classifier(model, batch_size=12, replacement=False)
     start = problem.init(loop.split(key)[0])
     params = start.get("params", start)
@@ -144,9 +144,11 @@ OUTSIDE = problems.Examples(np.zeros((2, 12, 3), np.float32), np.ones((2, 12)), 
     [(DROPPED, None), (DROPPED, OUTSIDE), (NOISY, None)],
     ids=["dropout", "dropout in batches from outside", "noise"],
 )
-def test_what_gradients_draw_differs_by_worker_round_and_seed_and_not_by_devices(problem, batches):
-    """The gradient of the sum of the outputs with respect to the bias is the number of those that
-    are not dropped.
+def test_random_numbers_of_gradients_depend_on_worker_round_and_seed_but_not_on_devices(
+    problem, batches
+):
+    """The gradient of the sum of the outputs with respect to the bias is the number of elements
+    that are not dropped.
     """
 
     def drawn(devices: int, rounds: int) -> np.ndarray:
@@ -167,7 +169,7 @@ def test_what_gradients_draw_differs_by_worker_round_and_seed_and_not_by_devices
     assert problem is not NOISY or np.std(rows) == pytest.approx(2 / 8, rel=0.12)
 
 
-# What is kept of a module
+# Leaves of a module that are kept
 
 
 class Constants(nnx.Module):
@@ -247,7 +249,7 @@ class Missing(nnx.Module):
         ("mlp", "^model = 'mlp'; .*flax.*nnx.Rngs"),
     ],
 )
-def test_what_is_no_model_is_refused_with_the_cause(model, words):
+def test_invalid_models_are_refused_with_the_cause(model, words):
     with pytest.raises(ValueError, match=words) as caught:
         classifier(model)
     assert not getattr(caught.value, "__notes__", [])

@@ -32,14 +32,14 @@ PACKED: dict[str, Any] = {".bz2": bz2, ".gz": gzip, ".xz": lzma}
 
 
 def write(path: Path, raw: bytes) -> None:
-    """Compressed if the name ends so."""
+    """Writes a file, compressed if its name ends so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(PACKED[path.suffix].compress(raw) if path.suffix in PACKED else raw)
 
 
 def idx(array: np.ndarray) -> bytes:
-    """The MNIST page's format: magic number 2049 (labels) or 2051 (images), big-endian sizes, bytes
-    row by row.
+    """Returns the MNIST format: magic number 2049 (labels) or 2051 (images), big-endian sizes,
+    bytes row by row.
     """
     magic, raw = {1: 2049, 3: 2051}[array.ndim], array.astype(np.uint8).tobytes()
     return struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + raw
@@ -48,7 +48,7 @@ def idx(array: np.ndarray) -> bytes:
 def write_mnist(
     folder: Path, mark: str = "-", packed: str = "", prefix: str = "", test: str = "t10k", first=0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images `[M, height, width, channels]` and labels `[M]`, which count from `first`."""
+    """Writes images `[M, height, width, channels]` and labels `[M]`, which start at `first`."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (TRAIN + TEST, 28, 28, 1))
     labels = rng.permutation(TRAIN + TEST) % 10 + first
@@ -61,7 +61,7 @@ def write_mnist(
 
 class Python2(pickle._Pickler):
     """Writes byte strings as Python 2's `cPickle.dump(value, file, 2)` wrote the published batches,
-    with numpy's module path of the time.
+    with numpy's module path of that time.
     """
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
@@ -79,7 +79,7 @@ def pickled(content: Any) -> bytes:
 
 
 def planes(images: np.ndarray) -> np.ndarray:
-    """Of each image 3,072 bytes: the red plane row by row, then green, then blue."""
+    """Returns 3,072 bytes of each image: the red plane row by row, then green, then blue."""
     rows = [np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images]
     return np.array(rows, np.uint8)
 
@@ -125,7 +125,7 @@ def assert_read_back(
 
 
 def split(inputs: Any, classes: Any) -> list[np.ndarray]:
-    """Inputs for training and for testing, then classes, as scikit-learn splits them: a fifth,
+    """Returns inputs for training and for testing, then classes, as split by scikit-learn: a fifth,
     stratified.
     """
     return train_test_split(inputs, classes, test_size=0.2, random_state=0, stratify=classes)
@@ -138,7 +138,7 @@ def assert_is_split(dataset: problems.Dataset, *expected: np.ndarray):
 
 
 def test_digits_are_split_as_scikit_learn_splits_them():
-    """Upright images, whose pixels go from 0 to 16."""
+    """Upright images with pixels from 0 to 16."""
     digits, dataset = load_digits(), problems.load("digits")
     assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
     assert_is_split(dataset, *split(digits.images[..., None] / 16, digits.target))
@@ -211,7 +211,7 @@ def test_emnist_images_are_upright_and_classes_count_from_zero(
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_cifar_files_are_read_back_exactly(tmp_path, binary):
-    """Planes become channels, red first; the five batches keep their order; the folder is the
+    """Planes become channels, red first; the five batches keep their order; the folder may be the
     archive's, or the one above it.
     """
     files = write_cifar(tmp_path, binary)
@@ -290,11 +290,13 @@ def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
         np.testing.assert_array_equal(found.train_inputs[:, 0] % 3, found.train_targets)
 
 
-# Damaged files: each is named in one line, and costs no more memory than it has bytes
+# Damaged files: each is named in one line, and uses no more memory than its bytes
 
 
 def doubled(times: int) -> list:
-    """A list of the same list twice, and so on: numpy would make an array of 2^30 numbers of it."""
+    """Returns nested lists of the same list twice: numpy would make an array of 2^30 numbers of
+    them.
+    """
     return [inner := doubled(times - 1), inner] if times else [1, 2]
 
 
@@ -302,12 +304,12 @@ def bytes_as(kind: type, count: int) -> np.ndarray:
     return np.zeros((2, count), kind)
 
 
-SIZED = struct.Struct(">HBB3I")  # an IDX file's header
+SIZED = struct.Struct(">HBB3I")  # header of an IDX file
 WHOLE = bytes_as(np.uint8, 3072)
 BATCH = "cifar-10-batches-py/data_batch_1"
 IMAGES = "train-images-idx3-ubyte"
-# By the data set that is written, its name, and the file that is damaged: what becomes of its bytes
-# (or what it has instead), and words of the message.
+# By the written data set, its name, and the damaged file: a function of its bytes (or other
+# contents), and words of the message.
 DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     (write_mnist, "mnist", IMAGES): [
         (lambda raw: raw[:7], "first bytes"),
@@ -351,13 +353,13 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
         (pickled({"labels": [1, 2], "data": bytes_as(np.uint8, 3071)}), "3071"),
         (pickled({"labels": [1, 2, 3], "data": WHOLE}), r"\(3,\)"),
         (pickled({"labels": [1, 2], "data": bytes_as(np.float32, 3072)}), "dtype"),
-        # pickles that would grow
+        # pickles that would grow when they are loaded
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "stored at .*2147483647"),
         (b"Np2147483647\n.", "stored at .*2147483647"),
         (b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b"x.", "bytes"),
         (b"\x80\x02(" + b"]" * 200_000 + b"t.", "16 instructions"),
         (pickle.dumps({b"labels": doubled(30)}, 3), "integers"),
-        # the same text, 1 MB, as bytes again and again
+        # the same text, 1 MB, as bytes repeatedly
         (
             b"\x80\x02c_codecs\nencode\nq\x00X"
             + struct.pack("<I", 1 << 20)
@@ -426,7 +428,7 @@ def test_damaged_files_are_named_and_not_unpacked(tmp_path, written, data, file,
 
 @pytest.mark.parametrize("suffix", [".bin", ""], ids=["binary", "pickled"])
 def test_a_cifar_file_longer_than_any_batch_is_refused(tmp_path, suffix):
-    """A file with a hole: it takes no room on the disk."""
+    """A sparse file, which takes no space on the disk."""
     path = tmp_path / f"data_batch_1{suffix}"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -435,7 +437,7 @@ def test_a_cifar_file_longer_than_any_batch_is_refused(tmp_path, suffix):
 
 
 def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(tmp_path):
-    """Handed to numpy, that one byte is a segmentation fault. What it says of the array is not
+    """Passed to numpy, this byte causes a segmentation fault. The array's description is not
     needed.
     """
     files = write_cifar(tmp_path, binary=False)
@@ -446,7 +448,7 @@ def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(tmp_path):
 
 
 class Payload:
-    """Makes a folder when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -508,7 +510,7 @@ def test_missing_files_are_named(tmp_path, written, data, file):
     ("data", "folder"),
     [("mnist", "nul\0byte"), ("cifar-10", "x" * 5000), ("a9a", "x" * 5000), ("nul\0byte", "")],
 )
-def test_paths_that_cannot_be_are_one_line(data, folder):
+def test_invalid_paths_are_reported_in_one_line(data, folder):
     with pytest.raises(
         (ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes"
     ) as error:
@@ -516,7 +518,7 @@ def test_paths_that_cannot_be_are_one_line(data, folder):
     assert "\n" not in str(error.value)
 
 
-# Arrays that are no data
+# Invalid arrays of data
 
 
 ONES, HALVES = np.ones((20, 3)), np.arange(20) % 2
@@ -558,7 +560,7 @@ def entry(value: float) -> np.ndarray:
         (given(labels=np.array(["a"])), "mine: 1 labels"),
     ],
 )
-def test_data_that_are_none_are_refused(data, words):
+def test_invalid_data_are_refused(data, words):
     with pytest.raises(ValueError, match=words):
         problems.load(data)
 

@@ -1,6 +1,4 @@
-"""Batches: how they are drawn of a worker's samples, with and without replacement, and in
-epochs.
-"""
+"""Batches: draws from a worker's samples, with and without replacement, and in epochs."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ MODEL = problems.Model(
 
 @cache
 def numbered(**options: Any) -> dsgd.Problem:
-    """Worker n's samples are the numbers in `PARTS[n]`; f_n(x) is half their mean squared distance
-    from x.
+    """Returns a problem in which worker n's samples are the numbers in `PARTS[n]`; f_n(x) is half
+    their mean squared distance from x.
     """
     data, options = (np.arange(M), np.arange(float(M))), {"replacement": False, **options}
     return problems.finite_sum(MODEL, optax.l2_loss, data, N, PARTS, **options)
@@ -43,7 +41,7 @@ def worker(problem: dsgd.Problem, n: int) -> Any:
 
 
 def draw(problem: dsgd.Problem, n: int, draws: int, *number: Any) -> problems.Examples:
-    """Many batches of one worker, `[draws, B, ...]`."""
+    """Returns many batches of one worker, `[draws, B, ...]`."""
     sample = jax.jit(jax.vmap(lambda key: problem.sample(key, worker(problem, n), *number)))
     return sample(jax.random.split(KEY, draws))
 
@@ -53,7 +51,7 @@ def draw(problem: dsgd.Problem, n: int, draws: int, *number: Any) -> problems.Ex
     [(True, 2, 4**2), (False, 2, 4 * 3), (False, 4, 24), ("epoch", 4, 24)],
 )
 def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcomes):
-    """Of a worker with four samples; padding never comes."""
+    """For a worker with four samples; padding is never drawn."""
     problem = numbered(batch_size=batch_size, replacement=replacement)
     number = [jnp.int32(7)] * (replacement == "epoch")
     batches = np.asarray(draw(problem, 2, outcomes * 400, *number).inputs)
@@ -63,7 +61,7 @@ def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcome
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_workers_draw_their_own_samples_and_small_ones_each_once_without_replacement(replacement):
+def test_workers_draw_their_own_samples_without_replacement(replacement):
     problem = numbered(batch_size=4, replacement=replacement)
     for n, size in enumerate(SIZES):
         batches = draw(problem, n, 300)
@@ -100,7 +98,7 @@ def test_a_small_client_steps_along_the_mean_over_its_own_samples():
 
 
 def test_a_cluster_charges_small_clients_for_their_own_samples():
-    """Without work, and with it: 2 seconds a batch and 1 a sample."""
+    """Without work, and with it: 2 seconds per batch and 1 per sample."""
     cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
     whole = dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers")
     options = {"steps": 2, "key": KEY, "mesh": 1, "cluster": cluster}
@@ -123,8 +121,8 @@ def test_work_of_more_samples_than_a_small_client_has_is_refused():
 
 @cache
 def counting(batch_size: int = 3) -> dsgd.Problem:
-    """The gradient of a batch is -1/b at the numbers of its samples: a method's step counts
-    them.
+    """Returns a problem in which the gradient of a batch is -1/b at the numbers of its samples, so
+    that steps count them.
     """
     model = problems.Model(lambda key: jnp.zeros(M), lambda params, inputs: params[inputs])
     options: Any = {"batch_size": batch_size, "replacement": "epoch"}
@@ -133,7 +131,9 @@ def counting(batch_size: int = 3) -> dsgd.Problem:
 
 
 def visits(params: Any) -> list[np.ndarray]:
-    """How often each worker has drawn each of its samples, after steps of size N along the mean."""
+    """Returns how often each worker has drawn each of its samples, after steps of size N along the
+    mean.
+    """
     return [np.asarray(params)[part] * min(3, len(part)) for part in PARTS]
 
 
@@ -191,7 +191,7 @@ AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1
     ],
     ids=["micro-batches that are not computed", "stages of several micro-batches", "absence"],
 )
-def test_what_is_not_computed_waits_for_the_next_round(method, stages, options, epochs):
+def test_samples_that_are_not_computed_are_drawn_in_the_next_round(method, stages, options, epochs):
     """Worker 3 has whole epochs of its 9 samples."""
     start = {}
     for steps in stages:
@@ -200,9 +200,9 @@ def test_what_is_not_computed_waits_for_the_next_round(method, stages, options, 
     np.testing.assert_allclose(visits(found.params)[3], epochs, rtol=1e-5)
 
 
-def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
-    """Of SGD, which asks one worker a round: each has drawn its samples equally often, or once
-    more.
+def test_a_queried_worker_continues_its_own_epoch():
+    """In SGD, which queries one worker per round, each worker has drawn its samples equally often,
+    or once more.
     """
     found = visits(count(algorithms.sgd(optax.sgd(1.0)), steps=20).params)
     assert max(np.ptp(np.round(times)) for times in found) <= 1
@@ -211,7 +211,7 @@ def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
 
 
 def test_a_worker_alone_draws_the_batches_of_the_loop():
-    """The third round's batch of epochs, which one step along the mean shows."""
+    """The third batch of epochs, which is visible from one step along the mean."""
     stage = count(COUNTING, steps=2)
     third = count(COUNTING, steps=1, start=stage)
     seen = np.flatnonzero(np.asarray(third.params - stage.params))

@@ -1,5 +1,5 @@
-"""`finite_sum`: models and losses of one's own, against loops in numpy; in pieces as in one; and
-what it refuses.
+"""`finite_sum` with custom models and losses, compared with loops in numpy; evaluation in pieces;
+and invalid arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def predict(x: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
 
 
 def bigrams(size: int) -> problems.Model:
-    """Logits of the next token, which depend on the token alone."""
+    """Returns logits of the next token, which depend only on the token."""
     return problems.Model(lambda key: jnp.zeros((size, size)), lambda table, tokens: table[tokens])
 
 
@@ -41,7 +41,7 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any) -> Any:
-    """Of (params, data, shared), a program."""
+    """Returns a program (params, data, shared) -> result."""
     over = {"mesh": mesh, "out_specs": out, "check_vma": False}
     return jax.jit(jax.shard_map(function, in_specs=(P(), P("workers"), P()), **over))
 
@@ -49,7 +49,7 @@ def on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any) 
 @pytest.mark.parametrize(("chunk", "devices"), [(None, 1), (9, 8)])
 def test_regression_is_that_of_numpy(chunk, devices):
     """Inputs of two parts, workers with 1 to 17 samples, in pieces that do not divide them: the
-    evaluation, and every worker's gradient on all it has.
+    evaluation, and every worker's exact gradient.
     """
     features = np.concatenate([INPUTS["left"], INPUTS["right"]], axis=1)
     errors = features @ X - TARGETS
@@ -100,20 +100,20 @@ def test_a_loss_of_every_position_is_averaged_over_them(mesh):
     np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
 
 
-def test_of_a_batch_the_first_samples_may_count_alone():
+def test_a_batch_can_be_truncated_to_its_first_samples():
     data = (INPUTS, TARGETS)
     problem: Any = problems.finite_sum(LINEAR, optax.squared_error, data, 2, batch_size=6, l2=0.2)
     batch = problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
     slope, x = jax.jit(jax.value_and_grad(problem.loss)), X.astype(np.float32)
     for b in (1, 4, 6):
-        alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023 (called at once)
+        alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023
         found, expected = slope(x, problem.truncate(batch, jnp.int32(b))), slope(x, alone)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize("what", ["evaluation", "exact gradient"])
 def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
-    """In one piece, the logits of its 215,000 windows alone would be 14 GB."""
+    """In one piece, the logits of its 215,000 windows alone would take 14 GB."""
     windows = np.zeros((215_000, 64), np.uint8)
     problem = problems.finite_sum(bigrams(256), cross_entropy, (windows, windows), 16, "blocks")
 
@@ -184,6 +184,6 @@ GOOD: dict[str, Any] = {
         ({"test": PAIR, "metrics": {"mean": mean}}, "finite_sum: mean returned float32"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, words):
+def test_arguments_that_do_not_fit_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         problems.finite_sum(**{**GOOD, **change})

@@ -1,4 +1,4 @@
-"""Language models: texts, windows of their bytes, and the transformer's run on them."""
+"""Language models: texts, windows of their bytes, and runs of the transformer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 class Bigram(nn.Module):
-    """The next byte's logits hang on the byte alone."""
+    """A model in which the next byte's logits depend only on the byte."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -33,8 +33,8 @@ class Bigram(nn.Module):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of different lengths, two of which are equal, of random bytes; one too short for a
-    window.
+    """Returns a folder with files of random bytes of different lengths, two of which are equal, and
+    one too short for a window.
     """
     path = tmp_path_factory.mktemp("files")
     for i, size in enumerate((90, 40, 4, 130, 61, 50, 200, 90)):
@@ -51,7 +51,7 @@ Windows = list[tuple[bytes, bytes]]
 
 
 def held(data) -> Windows:
-    """Windows, without the padding."""
+    """Returns the windows, without the padding."""
     real = np.asarray(data.weights) > 0
     rows = zip(np.asarray(data.inputs)[real], np.asarray(data.targets)[real], strict=True)
     return [(inputs.tobytes(), targets.tobytes()) for inputs, targets in rows]
@@ -69,8 +69,9 @@ def blocks(trained: list[Windows]) -> list[Windows]:
 
 
 def files(trained: list[Windows]) -> list[Windows]:
-    """Of whole files: the largest first, to the worker with the fewest windows; ties go to the
-    first file and the first worker; each worker has its own in their order.
+    """Returns the partition of whole files: the largest file first, to the worker with the fewest
+    windows; ties go to the first file and the first worker; each worker has its files in their
+    order.
     """
     dealt, has = [[] for _ in range(WORKERS)], [0] * WORKERS
     for file in sorted(range(len(trained)), key=lambda file: -len(trained[file])):
@@ -82,8 +83,8 @@ def files(trained: list[Windows]) -> list[Windows]:
 
 @pytest.mark.parametrize("deal", [blocks, files])
 def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal):
-    """Each byte is predicted once, but for those left at the end, and the last tenth is held
-    out.
+    """Each byte is predicted once, except for remaining ones at the end, and the last tenth is the
+    test set.
     """
     read = [path.read_bytes() for path in sorted(folder.iterdir())]
     read = [b"".join(read)] if deal is blocks else read
@@ -97,7 +98,7 @@ def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal)
 
 
 def test_bits_are_those_of_a_loop_over_all_bytes():
-    """Also of bytes above 127."""
+    """Including bytes above 127."""
     logits = RNG.normal(size=(1, 256, 256)).astype(np.float32)
     expected = [[np.log2(np.exp(row).sum() / np.exp(row[b])) for b, row in enumerate(logits[0])]]
     targets = jnp.arange(256, dtype=jnp.uint8)[None]
@@ -135,7 +136,7 @@ def test_the_default_model_is_a_transformer(folder):
         ({"model": nn.Embed(256, 255)}, r"model .*255.*\[m, T, 256\]"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, options, words):
+def test_invalid_arguments_are_refused(folder, options, words):
     with pytest.raises(ValueError, match=f"language_model: {words}|language_model: .*{words}"):
         small(**{"text": folder, **options})
 
@@ -158,7 +159,7 @@ def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
     assert texts.documents(str(tmp_path / "b"), 0) == [b"2"]
 
 
-def test_texts_that_have_nothing_are_refused(tmp_path):
+def test_empty_texts_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'docstrings'.* no sources"):
         texts.docstrings(tmp_path)
     (tmp_path / "empty").touch()
@@ -177,7 +178,7 @@ def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path
     assert texts.docstrings(tmp_path) == [b"A.\n\n", b"B.\n\nIn\ntwo lines.\n\nF.\n\nH.\n\n"]
 
 
-def test_python_says_enough_about_itself():
+def test_the_docstrings_of_python_are_long_enough():
     documents = texts.documents("docstrings", 0)
     assert sum(map(len, documents)) > 300_000
     assert len(documents) > 100
@@ -191,16 +192,16 @@ def test_the_grammars_probabilities_add_up_to_1():
 
 
 def test_entropy_of_a_grammar_that_can_be_summed_by_hand():
-    """Two bits a sentence, of two words on average, each with one byte after it, and a line's
-    end.
+    """Two bits per sentence, of two words on average, each with one byte after it, and the end of a
+    line.
     """
     rules = {"SENTENCE": {"x REST": 1.0}, "REST": {"SENTENCE": 0.5, "DONE": 0.5}, "DONE": {"": 1.0}}
     assert grammar.bits_per_byte(rules) == pytest.approx(2 / (2 * 2 + 1))
 
 
 def derivations(sentence: str) -> list[float]:
-    """The probability of each derivation of the sentence: one of what its words could come from, by
-    trying all.
+    """Returns the probability of each derivation of the sentence, by trying all words from which
+    its words could be derived.
     """
     words = sentence.removesuffix(".\n").split()
 
@@ -220,9 +221,7 @@ def derivations(sentence: str) -> list[float]:
 
 
 def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entropy():
-    """The mean of -log2 p over sentences that are drawn is the entropy, within four standard
-    errors.
-    """
+    """The mean of -log2 p over drawn sentences is the entropy, within four standard errors."""
     sentences = b"".join(grammar.documents(0)[:32]).decode().splitlines(keepends=True)
     found = [derivations(sentence) for sentence in sentences]
     assert all(len(each) == 1 for each in found)
@@ -231,7 +230,7 @@ def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entrop
     assert abs(excess.mean()) < 4 * excess.std() / math.sqrt(len(excess))
 
 
-def test_the_docstring_says_the_entropy_and_the_sizes():
+def test_the_docstring_states_the_entropy_and_the_sizes():
     doc = problems.language_model.__doc__ or ""
     assert f"{grammar.bits_per_byte():.3f} bits per byte" in doc
     documents = grammar.documents(0)
@@ -239,6 +238,6 @@ def test_the_docstring_says_the_entropy_and_the_sizes():
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
 
 
-def test_the_grammars_text_hangs_on_the_seed_alone():
+def test_the_grammars_text_depends_only_on_the_seed():
     assert grammar.documents(3) == grammar.documents(3)
     assert grammar.documents(3)[0] != grammar.documents(4)[0]

@@ -38,8 +38,8 @@ def test_loss_and_accuracy_are_those_of_numpy(problem):
 
 
 def test_smoothness_is_the_steepest_curvature_of_the_steepest_worker(problem):
-    """Where two classes share all probability, the softmax's Hessian has the eigenvalue 1/2, the
-    largest that it has anywhere.
+    """If two classes share all probability, the softmax's Hessian has the eigenvalue 1/2, its
+    global maximum.
     """
     params = problem.init(jax.random.key(0))
     x, unravel = ravel_pytree(params._replace(bias=params.bias.at[:2].set(50.0)))
@@ -68,7 +68,7 @@ def test_strong_convexity_is_known_with_l2_only(problem):
 
 @pytest.mark.parametrize(("samples", "features"), [(300, 280), (300, 5), (40, 300)])
 def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, features):
-    """Beyond 256 x 256 the largest singular value is found iteratively."""
+    """Above 256 x 256 the largest singular value is computed iteratively."""
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(samples, features)), np.arange(samples) % 3
     data = problems.Dataset("normal", inputs, targets, inputs, targets, 3)

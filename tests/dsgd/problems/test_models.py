@@ -17,7 +17,7 @@ TINY = problems.Transformer(vocabulary=11, context=6, width=8, layers=2, heads=2
 
 
 def drawn(network, inputs):
-    """Variables that are normal everywhere: also biases, which start at 0."""
+    """Returns normally distributed variables, including biases, which start at 0."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
     return jax.tree.map(lambda leaf: 0.5 * rng.normal(size=leaf.shape).astype(np.float32), shapes)
@@ -34,7 +34,7 @@ def drawn(network, inputs):
     ],
     ids=["mlp, digits", "mlp", "cnn", "resnet-18", "transformer"],
 )
-def test_docstrings_say_how_many_parameters_there_are(network, inputs, count):
+def test_docstrings_state_the_number_of_parameters(network, inputs, count):
     shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
     assert f"{count:,}" in type(network).__doc__
@@ -76,9 +76,9 @@ def test_a_residual_block_that_computes_nothing_passes_its_input_on():
     ],
     ids=["two hidden layers", "no hidden layer", "three convolutions", "resnet-18"],
 )
-def test_networks_see_each_sample_whole_and_on_its_own(network, shape):
-    """A change of the last element reaches all logits; the other samples of a batch do not matter,
-    as they would to batch norm.
+def test_networks_process_each_sample_independently(network, shape):
+    """A change of the last element affects all logits; the other samples of a batch have no effect,
+    unlike with batch norm.
     """
     x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     changed, others = np.array(x), np.concatenate([x[:1], 10 * x[1:]])
@@ -91,7 +91,7 @@ def test_networks_see_each_sample_whole_and_on_its_own(network, shape):
 
 
 def test_transformer_is_causal_knows_positions_and_reads_shorter_sequences():
-    """A change at position t changes no output before t, and the ones from t on."""
+    """A change at position t changes the outputs from t on, and none before t."""
     tokens = np.random.default_rng(0).integers(0, 11, size=(1, 6))
     variables, apply = drawn(TINY, tokens), jax.jit(TINY.apply)
     changed = (np.repeat(tokens, 6, axis=0) + np.eye(6, dtype=int)) % 11
@@ -119,7 +119,7 @@ class OneLayer(nn.Module):
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_start_knows_nothing_and_gradient_descent_learns(model):
+def test_initial_predictions_are_uniform_and_gradient_descent_learns(model):
     """The first loss is near that of a guess among ten classes; a few steps on eight samples halve
     it.
     """

@@ -22,7 +22,7 @@ def regression(start: Any, apply: Any, targets: Any = X[:, 0]) -> dsgd.Problem:
 
 
 class Labels:
-    """A user's own loss, of which no check knows that its targets are indices."""
+    """A custom loss, for which no check knows that its targets are indices."""
 
     def __call__(self, params, batch):
         return jnp.log(-1.0 - jnp.sum(batch.targets)) + jnp.sum(params)
@@ -69,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_finite_is_named(case, key):
+def test_values_that_are_not_finite_are_named(case, key):
     problem, rate, words = CASES[case]
     with pytest.raises(dsgd.Diverged, match=words):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(rate)), problem, steps=90, key=key, mesh=1)

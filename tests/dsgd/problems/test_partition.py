@@ -1,4 +1,4 @@
-"""Which samples each worker gets, against the rules written as loops."""
+"""The samples of each worker, compared with the rules written as loops."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ BALANCED = np.repeat(np.arange(10), 40)
 
 @st.composite
 def cases(draw):
-    """Labels of up to five classes, in any order, and at least as many samples as workers."""
+    """Draws labels of up to five classes, in any order, and at least as many samples as workers."""
     workers = draw(st.integers(1, 8))
     labels = draw(st.lists(st.integers(0, 4), min_size=workers, max_size=100))
     return np.array(labels), workers, draw(st.integers(0, 2**32 - 1))
 
 
 def equal_parts(order: list[int], workers: int) -> list[list[int]]:
-    """The first ones have one more."""
+    """Returns equal parts; the first ones have one sample more."""
     size, more = divmod(len(order), workers)
     ends = [n * size + min(n, more) for n in range(workers + 1)]
     return [order[begin:end] for begin, end in pairwise(ends)]
 
 
 def dirichlet(labels, workers: int, alpha: float, seed: int) -> list[list[int]]:
-    """Class by class: its members in random order, in pieces whose ends are rounded where the
-    drawn shares end; then each worker's samples, in random order.
+    """Returns the partition class by class: its samples in random order, in pieces whose ends are
+    the rounded ends of the drawn shares; then each worker's samples, in random order.
     """
     draw, shares = np.random.default_rng(seed), [[] for _ in range(workers)]
     for label in sorted(set(labels.tolist())):
@@ -63,7 +63,7 @@ def test_equal_parts_are_those_of_one_order(case):
 
 @given(case=cases(), alpha=st.floats(1e-3, 1e6))
 def test_dirichlet_cuts_each_class_where_the_drawn_shares_end(case, alpha):
-    """If that leaves a worker without samples, shares are drawn again."""
+    """If a worker would have no samples, shares are drawn again."""
     labels, workers, seed = case
     try:
         parts = split(labels, workers, "dirichlet", alpha=alpha, seed=seed)
@@ -109,13 +109,13 @@ def test_dirichlet_partitions_of_digits_work_with_defaults():
         ([0, 1, 0], 5, "by-label", {}, "worker 3 without samples"),
     ],
 )
-def test_partitions_that_cannot_be_are_refused(labels, workers, partition, options, words):
+def test_impossible_partitions_are_refused(labels, workers, partition, options, words):
     with pytest.raises(ValueError, match=words):
         split(labels, workers, partition, **options)
 
 
-def test_indices_that_are_given_are_those_of_samples():
-    """From the first to the last; of each worker one at least, and as many lists as workers."""
+def test_given_indices_must_be_those_of_samples():
+    """From the first to the last sample; at least one for each worker, and one list per worker."""
     found = require_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
     assert [part.tolist() for part in found] == [[0, 9], [9], [3]]
     for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):

@@ -1,5 +1,5 @@
-"""Gradients of single samples, changed before their mean is taken. Their noise is tested with
-dropout.
+"""Gradients of single samples, transformed before their mean is computed. Their noise is tested
+with dropout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_gradients_are_clipped_sample_by_sample_before_their_mean(mesh, key):
 
 
 @pytest.mark.parametrize("budget", [1 << 28, 200])
-def test_clipping_is_in_pieces_as_in_one_and_of_the_samples_that_count(monkeypatch, budget):
+def test_clipping_in_pieces_equals_clipping_of_the_whole_batch(monkeypatch, budget):
     monkeypatch.setattr(accumulate, "BUDGET", budget)
     problem = problems.per_sample(least_squares(), problems.clipped(C))
     slope: Any = problem.gradient
@@ -71,7 +71,7 @@ class Normalised(nn.Module):
         return nn.BatchNorm(use_running_average=not train)(x)[:, 0]
 
 
-def test_what_has_no_gradients_of_samples_is_refused(key):
+def test_problems_without_per_sample_gradients_are_refused(key):
     for problem, words in (
         (problems.random_quadratic(2, 2), "custom gradient|draws batches of type"),
         (least_squares(Normalised()), "batch norm"),

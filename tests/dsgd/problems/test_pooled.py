@@ -1,4 +1,4 @@
-"""Very unequal workers share a pool, which computes what padded arrays do."""
+"""Very unequal workers share a pool, with the same results as padded arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unequal(**options: Any) -> Any:
 
 @cache
 def with_padding(**options: Any) -> Any:
-    """The same problem with the arrays `[N, longest, ...]`."""
+    """Returns the same problem with arrays `[N, longest, ...]`."""
     order = np.concatenate(PARTS)
     data = pad(ROWS[order], VALUES[order], np.split(np.arange(len(ROWS)), CUTS))
     return unequal(**options)._replace(data=data)

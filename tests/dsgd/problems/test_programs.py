@@ -1,4 +1,4 @@
-"""Which problems share one compiled program: those that differ in numbers only, and the same one
+"""Problems that share one compiled program: those that differ only in numbers, and the same one
 built twice.
 """
 
@@ -20,7 +20,7 @@ B = np.random.default_rng(0).normal(size=(4, 3))
 
 
 class Widths(nn.Module):
-    """Fields that have no hash are compared, too."""
+    """Fields without a hash, which are compared, too."""
 
     widths: list[int]
 
@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_problems_share_a_program_if_they_compute_alike(name):
+def test_problems_with_the_same_computation_share_a_program(name):
     make, others = PROGRAMS[name]
     first, second = (loop.without_arrays(make(seed)) for seed in (0, 1))
     assert first == second

@@ -21,8 +21,8 @@ LIMIT = 5  # standard errors
 
 
 def make_hessians(kind: str) -> np.ndarray:
-    """Different ones; that of worker 0 is negative and the largest of all, their mean is positive
-    definite.
+    """Returns different Hessians; that of worker 0 is negative and the largest, and their mean is
+    positive definite.
     """
     rng = np.random.default_rng(0)
     shift = np.array([-9.0, 4.0, 4.0, 4.0]) + 1.0
@@ -56,7 +56,7 @@ def slopes(A: np.ndarray, x: np.ndarray) -> np.ndarray:
     return dense(A) @ x - B
 
 
-def test_constants_are_those_of_brute_force(hessians):
+def test_constants_agree_with_brute_force(hessians):
     known = problems.quadratic(hessians, B, noise=0.7).constants
     eigenvalues = [linalg.eigvals(a).real for a in dense(hessians)]
     assert np.min(eigenvalues) < -np.max(eigenvalues)
@@ -73,7 +73,7 @@ def test_constants_are_those_of_brute_force(hessians):
 
 
 def test_objective_and_gradients_are_those_of_numpy(hessians, mesh, key):
-    """With the noise of its batch, and without it in a worker's whole data."""
+    """With the noise of its batch, and without it for a worker's whole data."""
     with jax.enable_x64(True):
         problem = problems.quadratic(hessians, B, noise=2.0)
         over = {"mesh": mesh, "out_specs": P(), "check_vma": False}
@@ -95,8 +95,8 @@ def test_objective_and_gradients_are_those_of_numpy(hessians, mesh, key):
 
 
 def test_noise_is_normal_and_has_the_variance_asked_for():
-    r"""$g_n - f_n'$ is $N(0, \sigma^2 I / d)$: unbiased, $E |\xi|^2 = \sigma^2$, and no coordinate
-    knows of another.
+    r"""$g_n - f_n'$ is $N(0, \sigma^2 I / d)$: unbiased, $E |\xi|^2 = \sigma^2$, with independent
+    coordinates.
     """
     sigma = 3.0
     problem = problems.quadratic(make_hessians("dense"), B, noise=sigma)
@@ -144,14 +144,14 @@ ONES = np.ones((N, D))
         (ONES, B, {"start": [0.0, np.nan, 0.0]}, "start.*not finite"),
     ],
 )
-def test_quadratic_that_is_none_is_refused(A, b, options, words):
+def test_invalid_quadratics_are_refused(A, b, options, words):
     with pytest.raises(ValueError, match=words):
         problems.quadratic(A, b, **options)
 
 
 @pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
 def test_asymmetry_is_judged_by_the_size_of_the_worker_s_own_hessian(unit):
-    """In other units, or beside a much steeper worker, half an eigenvalue of asymmetry is no
+    """In other units, or next to a much larger Hessian, half an eigenvalue of asymmetry is not a
     rounding error.
     """
     A = np.stack([np.eye(D), 1e8 * np.eye(D)])
@@ -164,7 +164,7 @@ def test_asymmetry_is_judged_by_the_size_of_the_worker_s_own_hessian(unit):
 
 @st.composite
 def requests(draw) -> dict[str, Any]:
-    """One worker has no heterogeneity, one dimension one eigenvalue."""
+    """With one worker there is no heterogeneity, with one dimension one eigenvalue."""
     workers, dimension = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     smoothness = draw(st.floats(0.1, 100))
     return {
@@ -188,7 +188,7 @@ def test_random_quadratic_has_the_constants_asked_for(request, equal_hessians):
     assert known.smoothness == pytest.approx(request["smoothness"], rel=1e-9)
     assert known.heterogeneity == pytest.approx(request["heterogeneity"], rel=1e-9, abs=1e-9)
     assert known.noise == request["noise"]
-    if equal_hessians:  # then the heterogeneity is the same everywhere
+    if equal_hessians:  # with equal Hessians the heterogeneity is the same everywhere
         assert np.ptp(np.asarray(problem.data.A), axis=0).max() == 0
         assert known.strong_convexity == pytest.approx(request["strong_convexity"], rel=1e-9)
     else:
@@ -216,6 +216,6 @@ def test_seed_decides_the_random_quadratic():
         (3, 1, {"strong_convexity": 0.1, "smoothness": 1.0}, "dimension 1"),
     ],
 )
-def test_random_quadratic_that_cannot_be_is_refused(workers, dimension, options, words):
+def test_impossible_random_quadratics_are_refused(workers, dimension, options, words):
     with pytest.raises(ValueError, match=words):
         problems.random_quadratic(workers, dimension, **options)

@@ -1,5 +1,5 @@
-"""Robust regression: its constants against points, samples and batches, in numpy; and what it
-refuses.
+"""Robust regression: its constants compared with points, samples and batches in numpy; and invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ def phi(u):
 
 
 def arrays(problem) -> tuple[np.ndarray, np.ndarray]:
-    """a `[N, M, d]` and y `[N, M]`."""
+    """Returns a `[N, M, d]` and y `[N, M]`."""
     return np.asarray(problem.data.inputs), np.asarray(problem.data.targets)
 
 
 def sample_gradients(problem, x: np.ndarray) -> np.ndarray:
-    """Of every sample, `[N, M, d]`."""
+    """Returns the gradient of every sample, `[N, M, d]`."""
     a, y = arrays(problem)
     u = a @ x - y
     return (u / (1 + u**2) ** 2)[..., None] * a
 
 
 def points(problem, count: int = 40) -> np.ndarray:
-    """Near and far; and where samples, or all of a worker's first ones, are steepest."""
+    """Returns points near and far, and points at which samples, or all first samples of a worker,
+    have the largest slope.
+    """
     rng = np.random.default_rng(1)
     a, y = arrays(problem)
     steep = [
@@ -57,7 +59,7 @@ def points(problem, count: int = 40) -> np.ndarray:
     )
 
 
-def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
+def test_loss_is_geman_and_mcclure_s_and_attains_its_stated_slope():
     u = np.linspace(-10, 10, 200_001)
     slope, curvature = np.gradient(phi(u), u), np.gradient(np.gradient(phi(u), u), u)
     assert np.abs(slope).max() == pytest.approx(STEEPEST, rel=1e-6)
@@ -75,9 +77,7 @@ def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
 
 
 def test_smoothness_bounds_every_worker_s_hessian_and_is_reached():
-    """Where all residuals are 0 phi'' is 1, and the steepest worker's Hessian has this
-    eigenvalue.
-    """
+    """If all residuals are 0, phi'' is 1, and the largest Hessian has this eigenvalue."""
     problem = make(residual=0.0, seed=1)
     hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
     L, best = problem.constants.smoothness, problem.constants.minimizer
@@ -91,7 +91,7 @@ def test_smoothness_bounds_every_worker_s_hessian_and_is_reached():
     )
 
 
-def test_gradients_of_workers_are_as_far_apart_as_is_said():
+def test_heterogeneity_of_gradients_is_the_stated_one():
     problem = make(residual=1.0, seed=2)
     spreads = []
     for x in points(problem, 200):
@@ -102,8 +102,8 @@ def test_gradients_of_workers_are_as_far_apart_as_is_said():
 
 
 @pytest.mark.parametrize(("batch_size", "replacement"), [(2, True), (2, False), (M, False)])
-def test_noise_bounds_the_variance_of_every_batch_there_is(batch_size, replacement):
-    """All of them, each as likely, at many points."""
+def test_noise_bounds_the_variance_of_every_possible_batch(batch_size, replacement):
+    """All of them, with equal probabilities, at many points."""
     problem = make(batch_size=batch_size, replacement=replacement, residual=1.0)
     drawn = product(range(M), repeat=2) if replacement else combinations(range(M), batch_size)
     batches, largest = np.array(list(drawn)), 0.0
@@ -124,11 +124,11 @@ def test_noise_is_that_of_one_sample_divided():
     assert square(3, True) == pytest.approx(one / 3)
     assert square(4, False) == pytest.approx(one * (M - 4) / (M - 1) / 4)
     assert square(M, False) == square(M + 2, False) == 0
-    # one sample of one has none: it is a bound
+    # a single sample has no variance: the constant is a bound
     assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0
 
 
-def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
+def test_0_is_a_lower_bound_and_the_minimum_if_all_residuals_vanish():
     best, left = (make(residual=residual).constants for residual in (0.0, 2.0))
     a, y = arrays(make(residual=0.0))
     np.testing.assert_allclose(a @ best.minimizer, y, atol=1e-12)

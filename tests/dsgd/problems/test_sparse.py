@@ -1,4 +1,4 @@
-"""Sparse features compute what dense ones do, in less memory."""
+"""Sparse features give the results of dense ones, in less memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), dense.init(KEY))
 
     def of(problem: dsgd.Problem) -> list[jax.Array]:
-        """Worker 1's batch loss and gradient."""
+        """Returns worker 1's batch loss and gradient."""
         mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
         batch = problem.sample(KEY, mine)
         return jax.tree.leaves(jax.jit(jax.value_and_grad(problem.loss))(params, batch))
@@ -42,7 +42,7 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
 
 
 def test_sparse_rows_are_the_matrix():
-    # two entries at one place, and a zero
+    # two entries at one position, and a zero
     matrix = sp.coo_array(([1.0, 2, 3, 0], ([0, 0, 2, 1], [4, 4, 0, 2])), (3, 5))
     rows = problems.sparse_rows(matrix, longest=2)
     assert rows.shape == (3, 5)
@@ -53,7 +53,7 @@ def test_sparse_rows_are_the_matrix():
         np.testing.assert_array_equal(rows @ each, rows.toarray() @ each)
     with pytest.raises(ValueError, match=r"kernel .*\(4, 2\)"):
         rows @ kernel[:4]
-    # a column that is not there
+    # an empty column
     assert jnp.isnan(problems.SparseRows(np.array([[5]]), np.ones((1, 1)), 5) @ kernel).all()
     with pytest.raises(ValueError, match="2 entries and 2 features, but longest = 1"):
         problems.sparse_rows(sp.csr_array(np.ones((2, 2))), longest=1)
@@ -71,7 +71,7 @@ def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_lo
     shared = made(SPARSE, test=(sp.csr_array(longer), np.ones(2)), metrics=metrics).replicated
     assert isinstance(shared.inputs, problems.SparseRows)
     np.testing.assert_allclose(shared.inputs @ jnp.arange(30.0), longer @ np.arange(30.0))
-    # dense where that is smaller, or needed
+    # dense if that is smaller, or required
     assert isinstance(made(sp.csr_array(np.ones((40, 30)))).data.inputs, jax.Array)
     assert problems.neural_network("mlp", (SPARSE, CLASSES), 2).data.inputs.shape[-1] == 30
 

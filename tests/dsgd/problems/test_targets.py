@@ -1,4 +1,4 @@
-"""Targets are what the loss takes them for: indices of classes, or probabilities."""
+"""Targets are interpreted as in the loss: indices of classes, or probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HINGE = jax.vmap(optax.losses.multiclass_hinge_loss)
 
 
 def classifier(targets: Any, loss: Any = INTEGER_LABELS, outputs: Any = 2, **options: Any):
-    """Linear, with so many outputs; () for one without an axis."""
+    """Returns a linear classifier with the given outputs; () for one without an axis."""
     shape = (3, outputs) if outputs else (3,)
     model = problems.Model(lambda key: jnp.zeros(shape), lambda W, x: x @ W)
     return problems.finite_sum(model, loss, (X, targets), workers=2, batch_size=2, **options)
@@ -79,7 +79,7 @@ def test_labels_outside_the_classes_are_refused(loss, targets, words):
     ],
     ids=["classes", "a marker", "indices", "numbers", "hinge", "squares", "margins"],
 )
-def test_targets_that_have_a_meaning_for_the_loss_are_accepted(loss, targets, outputs):
+def test_targets_that_the_loss_defines_are_accepted(loss, targets, outputs):
     classifier(targets, loss, outputs)
 
 
@@ -100,7 +100,7 @@ def test_labels_of_a_test_set_are_checked_for_loss_and_metrics():
     classifier(ALTERNATING, test=(X, ALTERNATING), metrics={"accuracy": right})
 
 
-def test_labels_of_workers_data_and_of_batches_from_outside_are_checked(key):
+def test_labels_of_workers_data_and_of_streamed_batches_are_checked(key):
     model = problems.Model(lambda key: jnp.zeros((3, 2)), lambda W, x: x @ W)
     data = problems.ByWorker(lambda n: (X, CYCLE % (2 + n)))
     with pytest.raises(ValueError, match="targets from 0 to 2"):

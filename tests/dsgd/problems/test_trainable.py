@@ -53,7 +53,7 @@ def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(mesh, 
         np.testing.assert_allclose(found.history[column], expected.history[column], rtol=1e-5)
 
 
-def test_runs_with_fixed_leaves_go_on_from_results_checkpoints_and_models(tmp_path, mesh, key):
+def test_runs_with_frozen_leaves_continue_from_results_checkpoints_and_models(tmp_path, mesh, key):
     problem = regression(trainable=lambda params: {**dict.fromkeys(params, True), "frozen": False})
     options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 2}
     whole = dsgd.run(SGD, problem, steps=4, **options)
@@ -130,7 +130,7 @@ def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, words):
 
 def test_layers_of_a_neural_network_can_be_frozen():
     def last(params):
-        """Of flax's modules, whose layers' names end with their numbers."""
+        """Returns the last layer of flax's modules, whose names end with their numbers."""
         return dict.fromkeys(params, False) | {max(params): True}
 
     problem = problems.neural_network("mlp", workers=2, batch_size=4, trainable=last)

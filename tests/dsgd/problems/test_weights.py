@@ -27,8 +27,8 @@ GD, SGD = (each(optax.sgd(0.1)) for each in (algorithms.gradient_descent, algori
 
 @cache
 def means(weights: Any = "samples") -> dsgd.Problem:
-    """f_n(x) = |x - c_n|^2 / 2 for x in R^2 and worker n's center c_n, with exact gradients: each
-    batch is all that a worker has.
+    """Returns a problem with f_n(x) = |x - c_n|^2 / 2 for x in R^2 and worker n's center c_n, with
+    exact gradients: each batch is all data of a worker.
     """
     model = problems.Model(
         lambda key: jnp.zeros(2), lambda x, inputs: jnp.broadcast_to(x, (len(inputs), 2))
@@ -47,7 +47,7 @@ def objective(x: float, weights: Any) -> float:
     [("samples", W, 4), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]), 1)],
 )
 def test_the_history_has_the_weighted_objective_and_its_gradient(weights, numbers, devices):
-    """The batches are all data, so that the loss on them is the objective at the model before."""
+    """Batches are all data, so that their loss is the objective at the previous model."""
     options = {"steps": 2, "key": KEY, "mesh": devices, "train_loss": True}
     history = dsgd.run(SGD, means(weights), **options).history
     x = 0.1 * np.average(CENTERS, weights=numbers)
@@ -76,7 +76,7 @@ AT_ONCE = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
     ids=["local SGD", "wrapped"],
 )
 def test_models_are_averaged_with_weights_after_plain_local_steps(method, steps, expected):
-    """FedAvg: (1/N) sum_n w_n x_n, with the step size that was given."""
+    """FedAvg: (1/N) sum_n w_n x_n, with the given step size."""
     found = dsgd.run(method, means(), steps=steps, key=KEY, mesh=4).params
     np.testing.assert_allclose(found, np.average(expected, weights=W), rtol=1e-5)
 
@@ -113,7 +113,7 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
 @pytest.mark.parametrize(
     "weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1]]
 )
-def test_weights_that_are_none_are_refused(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(ValueError, match="finite_sum: weights = "):
         means.__wrapped__(weights)
     if not isinstance(weights, str):
@@ -122,7 +122,7 @@ def test_weights_that_are_none_are_refused(weights):
             dsgd.run(GD, wrong, steps=1, key=KEY, mesh=1)
 
 
-def test_a_checkpoint_knows_the_weights(tmp_path):
+def test_a_checkpoint_contains_the_weights(tmp_path):
     options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
     dsgd.run(SGD, means(), **options)
     with pytest.raises(ValueError, match=r"another run.*data = "):
@@ -138,7 +138,7 @@ def test_the_smoothness_is_that_of_the_weighted_functions():
 
 
 def test_a_worker_alone_computes_its_weighted_loss():
-    """As processes and actors do."""
+    """As in processes and actors."""
     problem = means()
     for n in range(N):
         alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)

@@ -1,4 +1,4 @@
-"""A run that stops and goes on is the run that did not stop."""
+"""A run that is interrupted and resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE = "dsgd-run.npz"
 
 
 def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
-    """Bit for bit, keys and bfloat16 included."""
+    """Checks that trees are equal bit for bit, including keys and bfloat16."""
 
     def content(leaf):
         typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -39,8 +39,8 @@ def assert_equal(one: dsgd.Result, other: dsgd.Result) -> None:
     assert jax.tree.map(content, one) == jax.tree.map(content, other)
 
 
-def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(problem, tmp_path):
-    """Also its clock: what is ahead of the last worker, and what the bandwidth goes by."""
+def test_a_finished_run_continues_with_more_steps_as_if_it_had_not_stopped(problem, tmp_path):
+    """Including its clock: the lead of workers over the last one, and the time of the bandwidth."""
     cluster = clusters.Cluster(
         clusters.exponential(1.0), up=clusters.square_wave(64.0, 8.0, 30.0), latency=0.25
     )
@@ -51,8 +51,8 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(problem
         assert_equal(run(METHOD, problem, 30, checkpoint=tmp_path / "run", **options), straight)
 
 
-def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(tmp_path):
-    """A method that carries a key and a bfloat16."""
+def test_states_with_keys_and_types_that_numpy_lacks_are_saved(tmp_path):
+    """A method whose state has a key and a bfloat16."""
     sgd = algorithms.minibatch_sgd(optax.sgd(0.1))
 
     def init(params, N):
@@ -77,7 +77,7 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(tmp_path):
 
 
 def sevens(data: Any, stop: int | None) -> dsgd.Batches:
-    """Batches that are interrupted before that one."""
+    """Yields batches that are interrupted before the given one."""
 
     def items():
         for t in itertools.count():
@@ -88,8 +88,8 @@ def sevens(data: Any, stop: int | None) -> dsgd.Batches:
     return dsgd.Batches(items(), "sevens")
 
 
-def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(problem, tmp_path):
-    """Batches that were used are skipped."""
+def test_a_run_interrupted_by_its_batches_is_saved_and_resumes(problem, tmp_path):
+    """Used batches are skipped."""
     data = jax.tree.map(np.asarray, problem.data)
     straight = run(METHOD, problem, 100, batches=sevens(data, None))
     with pytest.raises(dsgd.Interrupted) as stopped:
@@ -110,7 +110,7 @@ def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(problem, tmp_
             run(METHOD, problem, 100, batches=other, checkpoint=tmp_path)
 
 
-def test_an_identity_that_is_none_is_refused():
+def test_an_invalid_identity_is_refused():
     with pytest.raises(ValueError, match="expected a non-empty text"):
         dsgd.Batches([], "")
 
@@ -119,7 +119,7 @@ ANYTHING_ELSE = "the compiled programs differ: another hyperparameter"
 
 
 def l2(strength: float, workers: int = N, shared: float = 0.0) -> dsgd.Problem:
-    """One name, one data set, several objectives."""
+    """Returns objectives with the same name and data set."""
     inputs = np.linspace(-1, 1, workers * 3, dtype=np.float32).reshape(workers, 3)
 
     def loss(params, batch):
@@ -168,7 +168,7 @@ OTHER_RUNS = {
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory) -> Path:
-    """Its checkpoint."""
+    """Returns the checkpoint of a run."""
     folder = tmp_path_factory.mktemp("one")
     run(**ONE, checkpoint=folder)
     return folder
@@ -176,20 +176,20 @@ def one_run(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("other", OTHER_RUNS)
 def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run):
-    """Also where names, shapes and the first step are the same."""
+    """Also if names, shapes and the first step are the same."""
     changed, message = OTHER_RUNS[other]
     with pytest.raises(ValueError, match=message):
         run(**ONE | changed, checkpoint=one_run)
 
 
-def test_the_same_run_made_anew_is_the_same(one_run):
+def test_an_equal_run_built_again_has_the_same_fingerprint(one_run):
     run(momentum(0.5), l2(0.1), 3, checkpoint=one_run)
 
 
-def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one(
+def test_a_run_that_ended_between_records_continues_with_the_records_of_an_uninterrupted_one(
     problem, tmp_path
 ):
-    """Its own last record stays."""
+    """Its own last record is kept."""
     straight = run(METHOD, problem, 50, record_every=10)
     run(METHOD, problem, 25, record_every=10, checkpoint=tmp_path)
     resumed = run(METHOD, problem, 50, record_every=10, checkpoint=tmp_path)
@@ -219,8 +219,8 @@ dsgd.run(method, problem, steps=2_000_000_000, **options)
 """
 
 
-def test_killed_within_a_save_it_goes_on_also_on_another_number_of_devices(problem, tmp_path):
-    """What is left of half a save is taken away; what is not ours stays."""
+def test_a_run_killed_during_a_save_resumes_also_on_another_number_of_devices(problem, tmp_path):
+    """Remains of an incomplete save are removed; other files are kept."""
     (tmp_path / "12").mkdir()
     for own in (tmp_path / "12" / "own.txt", tmp_path / "notes.npz"):
         own.write_text("mine")
@@ -243,7 +243,7 @@ def test_killed_within_a_save_it_goes_on_also_on_another_number_of_devices(probl
 
 @pytest.fixture
 def full_disk():
-    """A function after whose call the disk takes no more."""
+    """Returns a function after whose call the disk is full."""
 
     def half_written(file, **arrays):
         file.write(b"PK half of it")
@@ -253,7 +253,7 @@ def full_disk():
         yield lambda: patch.setattr(checkpoints.np, "savez", half_written)
 
 
-def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(problem, tmp_path, full_disk):
+def test_a_full_disk_keeps_the_previous_checkpoint(problem, tmp_path, full_disk):
     run(METHOD, problem, 20, checkpoint=tmp_path)
     before = (tmp_path / FILE).read_bytes()
     full_disk()
@@ -263,7 +263,7 @@ def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(problem, tmp_pat
     assert {entry.name for entry in tmp_path.iterdir()} == {"dsgd-run.lock", FILE}
 
 
-def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, tmp_path, full_disk):
+def test_a_full_disk_does_not_lose_the_history_of_an_interrupted_run(problem, tmp_path, full_disk):
     full_disk()
     batches = sevens(jax.tree.map(np.asarray, problem.data), 60)
     with pytest.raises(dsgd.Interrupted, match=r"could not be written: .*No space left") as stopped:
@@ -272,8 +272,8 @@ def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, tm
     assert not (tmp_path / FILE).exists()
 
 
-def test_one_flipped_bit_anywhere_is_noticed(one_run, tmp_path):
-    """Also where the file is cut, or is none of ours."""
+def test_any_flipped_bit_is_detected(one_run, tmp_path):
+    """Also if the file is truncated, or is not a checkpoint."""
     whole = (one_run / FILE).read_bytes()
     broken = [
         whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
@@ -300,14 +300,14 @@ ABOUT = {"method": "one", "program": "a"}
         ("/proc/checkpoint", "No such file or directory; expected a folder"),
     ],
 )
-def test_a_folder_that_cannot_be_one_is_refused(folder, message, tmp_path):
+def test_an_invalid_folder_is_refused(folder, message, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=message):
         checkpoints.Checkpoint(str(tmp_path / folder) if folder else "", ABOUT)
 
 
-def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
-    """Root may write everywhere: the system's refusal is made."""
+def test_a_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
+    """Root may write everywhere, so the system's error is simulated."""
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -322,7 +322,7 @@ def carried(**server: jax.Array) -> loop.Carry:
 
 
 def opened(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:
-    """A run that has the folder, for as long as it takes to open it."""
+    """Opens a run in the folder, for as long as opening takes."""
     with checkpoints.Checkpoint(folder, about):
         if fails:
             raise ZeroDivisionError
@@ -337,9 +337,9 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     opened(tmp_path)
 
 
-def test_after_an_error_the_folder_is_free_while_the_error_is_still_looked_at(tmp_path):
-    """Damaged files, another run's, what cannot be taken away, and errors of a run: each keeps what
-    it was raised in.
+def test_the_folder_is_unlocked_after_an_error_while_the_error_is_referenced(tmp_path):
+    """Damaged files, files of another run, files that cannot be removed, and errors of a run: each
+    error references the frames in which it was raised.
     """
     path, half, kept = tmp_path / FILE, tmp_path / ".dsgd-run-abcdefgh.npz", []
     with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
@@ -364,8 +364,8 @@ def test_after_an_error_the_folder_is_free_while_the_error_is_still_looked_at(tm
     assert len(kept) == 4
 
 
-def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
-    """And a state with other leaves, shapes or types is refused by name."""
+def test_the_saved_state_is_restored_once(tmp_path):
+    """A state with other leaves, shapes or types is refused by name."""
     carry = carried(x=jnp.arange(3.0), n=jnp.int32(7))
     records = {"step": np.arange(2), "loss": np.array([2.0, 1.0])}
     with checkpoints.Checkpoint(tmp_path, ABOUT) as first:
@@ -393,8 +393,8 @@ def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
             again.restore(other)
 
 
-def test_a_checkpoint_is_due_after_as_long_as_an_interruption_may_cost(tmp_path, monkeypatch):
-    """Since the last one, or since the run began."""
+def test_a_checkpoint_is_due_after_the_time_that_an_interruption_may_lose(tmp_path, monkeypatch):
+    """Since the last checkpoint, or since the start of the run."""
     now = [100.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
     with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:

@@ -1,5 +1,5 @@
-"""Evaluations that are rarer than records: what was not evaluated is NaN, not computed, and taken
-for no divergence.
+"""Evaluations that are rarer than records: other records are NaN, are not computed, and are not
+treated as a divergence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MASK = np.isin(RECORDS, EVALUATED)
 METHOD = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
 
 
-def test_some_records_are_evaluated_and_all_else_is_as_ever(problem):
+def test_some_records_are_evaluated_and_everything_else_is_unchanged(problem):
     plain, rare = (
         run(METHOD, problem, STEPS, seeds=2, mesh=2, **options)
         for options in ({"record_every": 2}, EVERY)
@@ -43,7 +43,7 @@ def test_some_records_are_evaluated_and_all_else_is_as_ever(problem):
 
 @pytest.mark.parametrize("slope", [True, False])
 def test_records_that_are_not_due_compute_no_evaluation(slope):
-    """It may give no gradient."""
+    """The evaluation may return no gradient."""
     calls = []
 
     def evaluate(params, data, shared):
@@ -85,7 +85,7 @@ def test_bar_and_until_see_the_last_evaluation(problem, capsys):
     assert all(np.isfinite(dsgd.evaluated(history)["loss"]).all() for history in seen)
 
 
-def test_until_is_asked_where_the_last_record_has_a_loss(problem):
+def test_until_is_called_if_the_last_record_has_a_loss(problem):
     def until(history):
         return len(history["step"]) > 1 and history["loss"][-1] < np.inf
 

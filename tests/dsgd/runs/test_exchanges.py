@@ -1,4 +1,4 @@
-"""`exchanges`: what a method's rounds send, without running it."""
+"""`exchanges`: the messages of a method's rounds, without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SGD = optax.sgd(0.1)
 
 
 def twice(topology, period):
-    """Gossip in every round, and a mean in every few of them."""
+    """Returns gossip in every round, and a mean in each period."""
 
     def update(state, gradients, round):
         x = round.mix(state.workers, topology)

@@ -1,5 +1,5 @@
-"""Batches from outside, chunk by chunk: which are on the devices, how many, and the number of a
-wrong one.
+"""Streamed batches, chunk by chunk: those that are on the devices, their number, and the number of
+an invalid one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def feed(batches, rounds: int = 100, record_every: int = 3) -> Feed:
 
 
 def numbered(first: int = 0, last: int = 10**6):
-    """Batch t is full of t."""
+    """Yields batches; batch t is filled with t."""
     for t in range(first, last):
         yield {"x": np.full((N, 3), t, np.float32), "n": np.full(N, t, np.int32)}
 
@@ -39,7 +39,7 @@ def test_sixteen_rounds_are_on_the_devices_or_the_rounds_of_one_record(record_ev
     assert one.take(1)["x"].shape == (records * record_every, N, 3)
 
 
-def test_each_batch_is_taken_once_and_in_order_unless_it_is_skipped():
+def test_each_batch_is_used_once_and_in_order_unless_it_is_skipped():
     one, seen = feed(numbered()), []
     for skipped, rounds in ((0, 4), (0, 15), (7, 1), (0, 3), (2, 2)):
         one.skip(skipped)
@@ -71,7 +71,7 @@ def test_batches_that_end_are_reported_with_the_round(rounds):
         ([5], 4, (3,), [5]),
     ],
 )
-def test_the_first_batch_with_what_is_not_finite_is_reported_with_its_number(
+def test_the_first_batch_that_is_not_finite_is_reported_with_its_number(
     wrong, skipped, chunks, expected
 ):
     def batches():

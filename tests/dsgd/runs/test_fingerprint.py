@@ -40,14 +40,14 @@ def test_equal_trees_have_one_digest_wherever_they_are():
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_digest_is_of_names_types_shapes_and_all_values(what):
-    """That of the workers' data, too, which is row by row."""
+def test_a_digest_depends_on_names_types_shapes_and_all_values(what):
+    """Also for the workers' data, which is read row by row."""
     assert fingerprint.digest(OTHERS[what]) != fingerprint.digest(TREE)
     if what in ROWS:
         assert fingerprint._rows_digest(ROWS[what]) != fingerprint._rows_digest({"a": A})
 
 
-def test_a_digest_is_of_further_words_and_of_the_data_of_keys():
+def test_a_digest_depends_on_extra_words_and_on_the_data_of_keys():
     assert len({fingerprint.digest(TREE, words) for words in ("", "a", "b")}) == 3
     keys = jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0))
     assert len({fingerprint.digest(key) for key in keys}) == 3
@@ -61,7 +61,7 @@ DIFFERENCES = [
         {"workers": "8", "method": "n"},
         "method = m in the checkpoint, n in this run; workers = 4 in the checkpoint, 8 in this run",
     ),
-    ({"jax": "2"}, ""),  # which lowers it to the same program
+    ({"jax": "2"}, ""),  # this version lowers it to the same program
     ({"platform": "gpu"}, ""),
     ({"jax": "2", PROGRAM: "q"}, "jax = 1 in the checkpoint, 2 in this run"),
     ({"jax": "2", "workers": "8"}, "workers = 4 in the checkpoint, 8 in this run"),
@@ -73,7 +73,7 @@ DIFFERENCES = [
 
 @pytest.mark.parametrize(("here", "reported"), DIFFERENCES)
 def test_differences_are_reported_by_name(here, reported, monkeypatch):
-    """Also between processes, which all refuse to run."""
+    """Also between processes, all of which refuse to run."""
     found = fingerprint.differences(RUN, RUN | here)
     assert found.startswith(reported)
     assert bool(found) == bool(reported)

@@ -1,4 +1,4 @@
-"""The log of a run, chunk by chunk, with records that are made up here."""
+"""The log of a run, chunk by chunk, with constructed records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def bits(*numbers: int) -> np.ndarray:
 
 
 def log(*pieces: tuple[dict[str, np.ndarray], int], **options: int) -> Log:
-    """Of one run with a record every 3 rounds, unless the options are others; each piece with the
-    round that it ends with.
+    """Returns the log of one run with a record every 3 rounds, unless the options differ, and
+    pieces with their last rounds.
     """
     one = Log(N=N, **{"runs": 0, "record_every": 3, "first": 0, **options})
     for piece, last in pieces:
@@ -28,13 +28,13 @@ def log(*pieces: tuple[dict[str, np.ndarray], int], **options: int) -> Log:
 
 
 def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
-    """Records with these losses, of 10 bits each."""
+    """Returns records with these losses, of 10 bits each."""
     loss = np.array(loss, np.float32)
     return {"loss": loss, "bits": np.broadcast_to(bits(10), (*loss.shape, 4)).copy(), **more}
 
 
 def test_records_are_numbered_from_the_start_and_the_last_may_come_early():
-    """A chunk may have room for more."""
+    """A chunk may have space for more records."""
     one = log((piece([5.0, 4.0, 3.0, -1.0, -1.0]), 6), (piece([2.0, 1.0, -1.0]), 10))
     assert one.steps == [0, 3, 6, 9, 10]
     history = one.history()
@@ -46,7 +46,7 @@ def test_records_are_numbered_from_the_start_and_the_last_may_come_early():
     assert log().history() == {}
 
 
-def test_bits_are_added_up_exactly_of_each_run():
+def test_bits_of_each_run_are_summed_exactly():
     large = (1 << 52) + 1
     chunks = [bits(0, large), bits(1, 3)], [bits(large), bits(5)]
     pieces = [
@@ -59,7 +59,7 @@ def test_bits_are_added_up_exactly_of_each_run():
     )
 
 
-def test_what_is_kept_for_later_is_all_and_goes_on():
+def test_a_saved_log_is_complete_and_can_be_continued():
     one = log((piece([5.0, 4.0], clock=np.array([[0.0, 0.0], [2.0, 0.5]], np.float32)), 3))
     again = log()
     again.resume(one.records())
@@ -77,9 +77,9 @@ OF_POINTS = [[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf],
     ("runs", "losses", "expected"),
     [
         (1, [[3.0, 2.0], [5.0, 6.0]], 4.0),  # the mean over seeds
-        (2, OF_POINTS, 4.0),  # of the best point that is finite
+        (2, OF_POINTS, 4.0),  # of the best point whose loss is finite
         (1, [[1.0, np.nan], [1.0, 2.0]], np.nan),
-        (1, [[3e38], [3e38]], np.float32(3e38)),  # whose sum is too large for float32
+        (1, [[3e38], [3e38]], np.float32(3e38)),  # their sum overflows in float32
     ],
 )
 def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, expected):
@@ -88,7 +88,7 @@ def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, ex
     np.testing.assert_allclose(one.last_loss(), expected, rtol=1e-6)
 
 
-def test_the_last_loss_is_of_the_last_evaluation():
+def test_the_last_loss_is_that_of_the_last_evaluation():
     one = log(
         (piece([5.0, 4.0, np.nan], evaluated=np.array([1, 1, 0], np.float32)), 2),
         (piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4),
@@ -100,7 +100,7 @@ def test_the_last_loss_is_of_the_last_evaluation():
 
 
 def test_evaluated_records_of_several_runs_and_workers():
-    """The axis of records is the last but for one of workers."""
+    """The axis of records is the last, or the second last if there is an axis of workers."""
     mask = np.array([True, False, True])
     history = {
         "step": np.arange(3),
@@ -120,7 +120,7 @@ SOME_EVALUATED = piece(
 )
 FIRST = log((piece([5.0, np.inf]), 3))
 DIVERGED = [
-    # the log; the method, and what the data say; words; records that are kept
+    # the log; the method, and the message about the data; words; kept records
     (
         log((piece([5.0, 4.0, 3.0]), 6), (piece([np.inf, np.nan]), 12)),
         ("mine", ""),
@@ -148,7 +148,7 @@ DIVERGED = [
 
 @pytest.mark.parametrize(("one", "given", "words", "records"), DIVERGED)
 def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, given, words, records):
-    """What the data say is asked once, of the start if its own record is not finite."""
+    """The data are examined once, at the start if its own record is not finite."""
     (name, reason), asked = given, []
 
     def diagnose(record, first, run):
@@ -166,7 +166,7 @@ def test_the_first_record_that_is_not_finite_is_reported_with_its_round(one, giv
     ("before", "clock", "wrong"),
     [
         ([0.0, 1.0], [1.0, 2.0], False),
-        ([0.0, 1.0], [0.5, 2.0], True),  # back from one chunk to the next
+        ([0.0, 1.0], [0.5, 2.0], True),  # it decreases between two chunks
         ([0.0, 1.0], [2.0, 1.5], True),
         ([0.0, 1.0], [2.0, np.inf], True),
         ([0.0, 1.0], [2.0, np.nan], True),

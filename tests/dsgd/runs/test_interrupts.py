@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends soon, and what it has is kept."""
+"""Ctrl-C and SIGTERM: a run ends soon, and its results are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def handlers_are_put_back() -> Iterator[None]:
 
 @contextmanager
 def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
-    """That signal reaches this process when the second chunk has been read; it must have an effect
+    """Sends the signal to this process when the second chunk has been read; it must have an effect
     within three seconds.
     """
     assert threading.current_thread() is threading.main_thread()
@@ -55,7 +55,7 @@ def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(progress.Progress, "update", interrupted)
-    with interrupts.terminable():  # if it came outside the run, this process would end
+    with interrupts.terminable():  # outside the run, the signal would end this process
         yield
     assert time.monotonic() - at[0] < 3
     monkeypatch.undo()
@@ -63,7 +63,7 @@ def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, tmp_path, monkeypatch):
-    run(METHOD, problem, 1, record_every=1_000)  # compiled
+    run(METHOD, problem, 1, record_every=1_000)  # compiles the program
     options = {"record_every": 1_000, "checkpoint": tmp_path}
     with (
         sent(number, monkeypatch),
@@ -80,7 +80,7 @@ def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, tmp_pat
     np.testing.assert_equal(run(METHOD, problem, done, **options).history, stopped.value.history)
 
 
-def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
+def test_a_sweep_ends_with_its_history_and_resumes_from_its_checkpoint(
     problem, mesh, key, tmp_path, monkeypatch
 ):
     options = {
@@ -107,7 +107,7 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(
 
 
 def test_a_signal_at_the_very_end_is_not_swallowed(problem, monkeypatch):
-    """While the models are taken home."""
+    """The signal arrives while the models are copied to the host."""
     take_home = chunks.programs.call
 
     def call(function, *arguments, **options):
@@ -146,7 +146,7 @@ def test_the_third_signal_does_not_wait():
 
 
 def test_what_is_ignored_stays_ignored():
-    """As nohup would have it."""
+    """As with nohup."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with interrupts.Stop() as stop, interrupts.terminable():

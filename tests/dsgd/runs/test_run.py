@@ -1,4 +1,4 @@
-"""`dsgd.run`: history, seeds, chunks, batches, refusals, warnings, and how it stops."""
+"""`dsgd.run`: history, seeds, chunks, batches, invalid arguments, warnings, and how it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 
 
 def own_problem() -> dsgd.Problem:
-    """Least squares as a user would write it, with none of the optional parts."""
+    """Least squares as a user would write it, without optional members."""
     inputs = jax.random.normal(jax.random.key(0), (N, 20, 3))
 
     def loss(params, batch):
@@ -56,7 +56,7 @@ INPUTS, TARGETS = WHOLE = tuple(map(np.asarray, LEAST_SQUARES.data))
 
 
 def test_seed_r_is_the_run_with_the_r_th_key(problem, key):
-    """Each has its own clock."""
+    """Each seed has its own clock."""
     seconds, bandwidths = (clusters.lognormal(mean, 1.0) for mean in (0.0, 4.0))
     cluster = clusters.Cluster(seconds, up=bandwidths, latency=0.25)
     together = run(RING, problem, 10, seeds=3, cluster=cluster)
@@ -94,8 +94,8 @@ def test_sparse_records_are_those_of_every_round(problem):
             np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
 
 
-def test_programs_are_those_of_other_steps_and_data_and_of_an_equal_method_made_anew():
-    """Methods that differ in the numbers of W only have programs of their own."""
+def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
+    """Methods that differ only in the numbers of W have different programs."""
 
     def consensus(own_weight, steps, seed):
         W = np.full((N, N), (1 - own_weight) / (N - 1))
@@ -114,7 +114,7 @@ def test_programs_are_those_of_other_steps_and_data_and_of_an_equal_method_made_
 
 @pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (4, 0.0), (4, 0.3)])
 def test_raw_keys_draw_what_typed_keys_draw_for_any_number_of_workers(workers, noise):
-    """Programs that do not use the data, or the type of the key, lower to the same text."""
+    """Programs that do not use the data, or the type of the key, have the same text."""
     few = problems.random_quadratic(workers, 3, heterogeneity=0.0, noise=noise, seed=0)
     raw, typed = (
         run(SGD, few, 5, key=key, seeds=2)
@@ -138,7 +138,7 @@ def test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused(key, wor
         run(SGD, LEAST_SQUARES, 1, key=key)
 
 
-def test_rbg_as_jax_s_default_is_refused_and_our_own_keys_are_not_of_it():
+def test_rbg_as_jax_s_default_is_refused_and_generated_keys_are_threefry():
     with jax.default_prng_impl("rbg"):
         with pytest.raises(ValueError, match=r"'rbg'.*impl='threefry2x32'"):
             run(SGD, LEAST_SQUARES, 1, key=jax.random.key(0))
@@ -148,8 +148,8 @@ def test_rbg_as_jax_s_default_is_refused_and_our_own_keys_are_not_of_it():
 
 @pytest.fixture
 def advances(monkeypatch) -> list[int]:
-    """The rounds of each chunk, of runs that know no pace yet, and whose chunks may take as long as
-    they like.
+    """Yields the rounds of each chunk of runs without known speed, whose chunks may take any
+    time.
     """
     call, found = programs.call, []
 
@@ -164,9 +164,9 @@ def advances(monkeypatch) -> list[int]:
     return found
 
 
-def test_chunks_leave_no_seam(problem, advances):
-    """A run of several chunks passes through the state of a shorter run, of one: a run begins at
-    the pace of the one before.
+def test_results_do_not_depend_on_chunks(problem, advances):
+    """A run of several chunks passes through the state of a shorter run of one chunk: a run starts
+    with the chunk length of the previous one.
     """
     long = run(RING, problem, 150)
     assert (advances[0], sum(advances)) == (1, 150)
@@ -178,7 +178,7 @@ def test_chunks_leave_no_seam(problem, advances):
     np.testing.assert_array_equal(long.history["step"], np.arange(151))
 
 
-def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(advances):
+def test_chunks_of_a_run_on_more_data_do_not_start_with_the_length_of_a_faster_run(advances):
     few = LEAST_SQUARES
     more = few._replace(data=(INPUTS.repeat(2, axis=1), TARGETS.repeat(2, axis=1)))
     for problem, first in ((few, 1), (few, 20), (more, 1), (more, 20), (few, 20)):
@@ -199,7 +199,7 @@ def test_state_is_donated(problem, mesh, key):
 
 
 def test_bits_neither_overflow_nor_round(problem):
-    """2^40 + 1 bits up in every round: more than a 32-bit integer holds, and odd, which a float32
+    """2^40 + 1 bits up in every round: more than a 32-bit integer can hold, and odd, which float32
     cannot represent.
     """
     huge = 2**40 + 1
@@ -221,8 +221,8 @@ def test_half_precision_models_send_16_bits_a_number():
 
 
 def test_train_loss_is_that_of_the_drawn_batches():
-    """Batches from outside, against numpy; also on two devices, with sparse records, and with a
-    gradient of the problem's own.
+    """Streamed batches, compared with numpy; also on two devices, with sparse records, and with a
+    custom gradient.
     """
     drawn = np.random.default_rng(0).integers(0, 20, (6, 5))
     options = {"batches": [(INPUTS[:, at], TARGETS[:, at]) for at in drawn], "train_loss": True}
@@ -242,7 +242,7 @@ def test_train_loss_is_that_of_the_drawn_batches():
         )
 
 
-def test_batches_come_in_order_and_none_is_lost(gradient_is_batch):
+def test_batches_are_used_in_order_and_none_is_lost(gradient_is_batch):
     """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
     batches = (np.full(N, float(t), np.float32) for t in itertools.count())
     method = algorithms.minibatch_sgd(optax.sgd(1.0))
@@ -275,7 +275,7 @@ NOT_FINITE = {
 
 
 def given(changed: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `dsgd.run`: options, and members of its problem."""
+    """Returns arguments of `dsgd.run`: options, and members of its problem."""
     members = {name: changed[name] for name in LEAST_SQUARES._fields if name in changed}
     options = {name: value for name, value in changed.items() if name not in members}
     problem = LEAST_SQUARES._replace(**members)
@@ -283,7 +283,7 @@ def given(changed: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("message", NOT_FINITE)
-def test_a_loss_that_is_not_finite_for_its_data_says_so(message):
+def test_a_loss_that_is_not_finite_because_of_the_data_names_them(message):
     """It does not blame the step size."""
     with pytest.raises(dsgd.Diverged, match=message):
         run(**given({"steps": 40} | NOT_FINITE[message]()))
@@ -335,7 +335,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_run_is_refused(message):
+def test_impossible_runs_are_refused(message):
     with pytest.raises(ValueError, match=message):
         run(**given(REFUSED[message]))
 
@@ -346,7 +346,7 @@ def test_until_may_return_any_truth_value(truth):
     assert history["step"][-1] < 10**6
 
 
-def test_an_error_in_until_says_where_it_comes_from():
+def test_an_error_in_until_names_its_origin():
     with pytest.raises(KeyError) as caught:
         run(SGD, LEAST_SQUARES, 2, until=lambda history: history["accuracy"])
     assert "until, of a run of minibatch_sgd raised KeyError" in caught.value.__notes__[-1]
@@ -370,9 +370,9 @@ def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
     assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * N
 
 
-def test_a_compiled_round_may_be_on_a_cluster(problem):
-    """Without one, backup workers would not know which are slow. Three floats are all-reduced round
-    a ring of two.
+def test_a_compiled_round_may_have_a_cluster(problem):
+    """Without a cluster, backup workers would not know which workers are slow. Three floats are
+    all-reduced around a ring of two.
     """
     method = algorithms.backup_workers_sgd(optax.sgd(0.1), 1)
     with pytest.raises(ValueError, match="has no cluster"):
@@ -382,7 +382,7 @@ def test_a_compiled_round_may_be_on_a_cluster(problem):
     assert dsgd.workers.traffic(program) == {"all-reduce": 12}
 
 
-# --- Exceptions, and processes that were forked.
+# --- Exceptions, and forked processes.
 
 EXCEPTION = re.compile(
     r"^class (\w+)\(.*(Error|Exception|Interrupt|Warning|WithHistory)\b.*\):", re.MULTILINE
@@ -390,7 +390,7 @@ EXCEPTION = re.compile(
 
 
 def exceptions() -> list[tuple[str, str]]:
-    """Module and name of each exception that the packages define."""
+    """Yields module and name of each exception that the packages define."""
     root = Path(dsgd.__file__).parents[1]
     return [
         (".".join(path.relative_to(root).with_suffix("").parts), name)
@@ -400,7 +400,7 @@ def exceptions() -> list[tuple[str, str]]:
     ]
 
 
-def test_there_are_exceptions_of_runs():
+def test_runs_have_their_own_exceptions():
     assert {"Diverged", "Interrupted", "PeerLost", "PeerFailed"} <= {
         name for _, name in exceptions()
     }
@@ -450,15 +450,15 @@ def test_a_process_that_was_forked_after_jax_started_is_refused():
     run(SGD, LEAST_SQUARES, 1)
 
 
-# --- Workers that come and go, and messages that are lost.
+# --- Partial participation, and lost messages.
 
-# which links are up in a round, and which workers take part
+# links that are up in a round, and participating workers
 LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for t in range(8)])
 PRESENT = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])
 
 
 def by_round(table: np.ndarray) -> clusters.Quantity:
-    """The table's numbers, `[rounds, numbers]`, where a round takes a second."""
+    """Returns the table's numbers, `[rounds, numbers]`, if a round takes a second."""
 
     def sample(key, clock, number):
         return jnp.asarray(table, jnp.float32)[jnp.round(clock).astype(jnp.int32), number]
@@ -467,14 +467,14 @@ def by_round(table: np.ndarray) -> clusters.Quantity:
 
 
 def messages(t: int) -> tuple[int, int]:
-    """On the ring in round t: sent, and arrived."""
+    """Returns the messages on the ring in round t: sent, and arrived."""
     near = [(i, j) for i in range(N) for j in ((i - 1) % N, (i + 1) % N)]
     sent = [pair for pair in near if t % 2 and PRESENT[t][list(pair)].all()]
     return len(sent), sum(LINKS[t, min(pair) * N + max(pair)] for pair in sent)
 
 
 def test_the_history_has_the_share_of_messages_that_arrived(problem):
-    """Of those between two records: NaN if none was sent."""
+    """The share over the rounds between two records; NaN if no message was sent."""
     cluster = clusters.Cluster(
         clusters.constant(1.0), present=by_round(PRESENT), delivered=by_round(LINKS)
     )
@@ -491,7 +491,7 @@ def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
 
 
 def of_two(participation_period: int) -> clusters.Cluster:
-    """Two workers at a time, drawn every few rounds."""
+    """Returns a cluster in which two workers at a time participate, drawn every few rounds."""
     return present(clusters.sampled(2, of=N), participation_period=participation_period)
 
 
@@ -511,7 +511,7 @@ WARNED = [
     (LOCAL, 2, of_two(2), None),
     (SCAFFOLD[1], 2, of_two(2), None),
     (LOCAL, 2, None, None),
-    # by the clock, nothing is drawn
+    # a recording; nothing is drawn
     (LOCAL, 2, present(clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)), None),
     (LOCAL, 2, present(clusters.constant([1.0, 1.0, 1.0, 0.0])), None),
     (LOCAL, 2, present(clusters.bernoulli(1.0, 1.0)), None),
@@ -540,7 +540,7 @@ def test_periods_of_participation_that_do_not_fit_are_warned_of(
 
 
 def test_a_period_longer_than_the_run_is_warned_of(problem):
-    """Unless it is a later stage."""
+    """Except in a later stage."""
     method = algorithms.local_sgd(optax.sgd(0.1), 3)
     with pytest.warns(UserWarning, match="every 3 rounds, but .*steps = 2, so nothing is sent"):
         first = run(method, problem, 2)

@@ -1,4 +1,4 @@
-"""`start=`: a run that goes on from another; `until=`: one that ends before its last round."""
+"""`start=`: a run that continues another; `until=`: a run that ends before its last round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = 4
 METHOD = algorithms.decentralized_sgd(
     optax.sgd(0.1, momentum=0.5), topologies.one_peer_exponential(N)
 )
-unchecked = inspect.unwrap(dsgd.run)  # without pytest's look at annotations
+unchecked = inspect.unwrap(dsgd.run)  # without the checks of annotations
 
 
 def assert_equal(one, other) -> None:
@@ -29,7 +29,7 @@ def assert_equal(one, other) -> None:
 
 @pytest.mark.parametrize(("first", "seeds"), [(20, None), (25, 2)])
 def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem):
-    """Bits and clock begin at 0; the start's record is the last of the stage before."""
+    """Bits and clock start at 0; the first record is the last of the previous stage."""
     cluster = clusters.Cluster(clusters.constant(0.5))
     options = {"seeds": seeds, "record_every": 10, "cluster": cluster}
     straight = run(METHOD, problem, 40, **options)
@@ -48,7 +48,7 @@ def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem):
         assert_equal(one.state, kept)
 
 
-def test_a_stage_has_checkpoints_of_its_own(problem, tmp_path):
+def test_a_stage_has_its_own_checkpoints(problem, tmp_path):
     one, other = (run(METHOD, problem, 10, key=jax.random.key(seed)) for seed in (0, 1))
     straight = run(METHOD, problem, 20, start=one)
     run(METHOD, problem, 8, checkpoint=tmp_path, start=one)
@@ -59,7 +59,7 @@ def test_a_stage_has_checkpoints_of_its_own(problem, tmp_path):
         run(METHOD, problem, 20, checkpoint=tmp_path, start=other)
 
 
-def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch):
+def test_the_batches_of_a_stage_start_with_the_first_given(gradient_is_batch):
     method = algorithms.minibatch_sgd(optax.sgd(1.0))
     batches = [np.full(N, float(t), np.float32) for t in range(30)]
     one = run(method, gradient_is_batch, 20, batches=batches)
@@ -84,13 +84,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_does_not_fit_is_refused_by_name(message, problem, key):
+def test_arguments_that_do_not_fit_are_refused_by_name(message, problem, key):
     state = run(METHOD, problem, 10).state
     with pytest.raises(ValueError, match=message):
         unchecked(METHOD, problem, steps=10, key=key, mesh=1, start=REFUSED[message](state))
 
 
-def test_a_run_ends_where_its_history_is_enough(problem, tmp_path):
+def test_a_run_ends_when_until_accepts_its_history(problem, tmp_path):
     asked = []
 
     def low(history):

@@ -71,7 +71,7 @@ def test_a_point_that_diverges_does_not_stop_the_others_and_is_never_best(swept)
         swept.best("accuracy")
 
 
-def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem):
+def test_twenty_step_sizes_compile_once_and_are_reused(problem):
     before = programs.compiled()
     sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-3, -1, 20))
     after = programs.compiled()
@@ -96,7 +96,7 @@ def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem):
         ({"learning_rate": [0.1], "steps": 0}, "steps = 0"),
     ],
 )
-def test_bad_options_are_refused(options, message, problem):
+def test_invalid_options_are_refused(options, message, problem):
     with pytest.raises(ValueError, match=message):
         sweep(factory, problem, **options)
 
@@ -119,19 +119,19 @@ def test_a_hyperparameter_that_is_used_as_a_python_value_is_named(use, problem):
         )
 
 
-def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is(problem):
+def test_errors_that_no_hyperparameter_causes_pass_unchanged(problem):
     wrong = method(update=lambda state, gradients, round: len(round.workers))
     with pytest.raises(TypeError, match="has no len"):
         sweep(lambda rate: wrong, problem, rate=[0.1, 0.2])
 
 
-# --- The best point, of histories that are made up here.
+# --- The best point of constructed histories.
 
 
 def made_up(
     metric: str, ends: np.ndarray, loss: np.ndarray | None = None, **grid: list[float]
 ) -> dsgd.Sweep:
-    """A sweep whose metric has these values at its points, with one seed and one record."""
+    """Returns a sweep whose metric has these values at its points, with one seed and one record."""
     loss = np.zeros_like(ends) if loss is None else loss
     history = {"step": np.arange(1), "loss": loss[..., None, None], metric: ends[..., None, None]}
     grids = {name: np.asarray(values) for name, values in grid.items()}
@@ -159,7 +159,7 @@ def test_the_best_point_is_in_the_metric_s_direction(metric, options, index):
     assert found.best(metric, **options) == (index,)
 
 
-def test_a_metric_of_unknown_direction_needs_it():
+def test_a_metric_of_unknown_direction_requires_a_direction():
     with pytest.raises(ValueError, match=r"best: metric = 'f1'.*; pass largest=False or"):
         made_up("f1", SOME, rate=[*range(6)]).best("f1")
 
@@ -188,7 +188,7 @@ def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, words):
     assert made_up("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], **grids).best() == (1, 1)
 
 
-def test_a_sweep_keeps_its_grid_and_gives_histories_that_may_be_changed(problem):
+def test_a_sweep_keeps_its_grid_and_returns_histories_that_may_be_changed(problem):
     rates = np.array([0.1, 0.2])
     found = sweep(factory, problem, 1, learning_rate=rates)
     rates[:] = 7
@@ -208,7 +208,9 @@ def test_tail_mean_is_of_the_last_tenth():
 
 
 def counting(size=0.1) -> dsgd.Algorithm:
-    """Its metric is `[N]`: the round, a decimal further for each worker."""
+    """Returns a method whose metric is `[N]`: the round, plus a different decimal for each
+    worker.
+    """
 
     def update(state, gradients, round):
         round.log(rounds=(round.step + 1) * 10.0 ** jnp.arange(round.workers))
@@ -231,8 +233,8 @@ def test_metrics_of_workers_are_recorded_worker_by_worker(problem):
         found.best("rounds")
 
 
-def test_what_diverges_keeps_the_records_until_then(problem):
-    """More records than workers, so that the axes cannot be taken for each other."""
+def test_a_diverged_run_keeps_its_records_until_then(problem):
+    """More records than workers, so that the axes are distinguishable."""
     with pytest.raises(dsgd.Diverged, match=r"mine: the loss .*; try a smaller step") as caught:
         run(counting(1e4), problem, 100, seeds=2)
     history = caught.value.history

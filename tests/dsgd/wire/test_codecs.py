@@ -1,6 +1,4 @@
-"""Packed codes are what they say: as few bytes as planes can have, in a fixed order, and all
-there.
-"""
+"""Packed codes: the minimal number of bytes of their planes, in a fixed order, and complete."""
 
 from __future__ import annotations
 
@@ -14,24 +12,28 @@ import pytest
 
 from dsgd import codecs
 
-# every number of bits that are left of whole bytes, and of these
+# every number of bits beyond whole bytes, and of whole bytes
 BITS = (*range(9), 13, 15, 16, 22, 29, 31, 32)
 SIZES = (0, 1, 7, 8, 13, 64)
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # most of these tests' time is compilation
 
 
 def sizes(bits: int) -> tuple[int, ...]:
-    """Above 8 bits, a third of them, such that each meets each number of high bits."""
+    """Returns sizes; above 8 bits a third of them, such that each meets each number of high
+    bits.
+    """
     return SIZES if bits <= 8 else SIZES[bits % 3 :: 3]
 
 
 def widths(bits: int) -> list[int]:
-    """As many bytes as there are whole ones, then the powers of two that are left."""
+    """Returns the widths of planes: whole bytes, then the powers of two that remain."""
     return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
 
 
 def packed_by_hand(codes: list[int], bits: int) -> list[bytes]:
-    """Whole bytes from the bottom of the codes, narrower planes from the top down."""
+    """Returns whole bytes from the low bits of the codes, and narrower planes from the high
+    bits.
+    """
     planes, bottom, top = [], 0, bits
     for width in widths(bits):
         top -= 0 if width == 8 else width
@@ -54,14 +56,16 @@ def trits_by_hand(codes: list[int]) -> bytes:
 
 
 def contents(size: int, below: int) -> np.ndarray:
-    """Zeros, the largest code, and three draws."""
+    """Yields zeros, the largest code, and three draws."""
     kind = np.uint8 if below <= 256 else np.uint32
     draws = np.random.default_rng(size).integers(0, below, (3, size), kind)
     return np.concatenate([np.zeros((1, size), kind), np.full((1, size), below - 1, kind), draws])
 
 
 def packing(bits: int | str) -> tuple[Callable, Callable, Callable[[list[int]], list[bytes]]]:
-    """How codes of so many bits, or trits, are packed and unpacked; and packed by hand."""
+    """Returns programs that pack and unpack codes of the given bits, or trits; and the packing by
+    hand.
+    """
     if isinstance(bits, str):
         return (
             lambda codes: (codecs.pack_trits(codes),),
@@ -76,7 +80,7 @@ def packing(bits: int | str) -> tuple[Callable, Callable, Callable[[list[int]], 
 
 
 @pytest.mark.parametrize("bits", [*BITS, "trits"])
-def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
+def test_codes_are_decoded_from_the_minimal_number_of_bytes(bits):
     pack, unpack, by_hand = packing(bits)
     lengths, below = (SIZES, 3) if bits == "trits" else (sizes(bits), 2**bits)
 
@@ -104,6 +108,6 @@ def test_a_code_of_few_bits_may_come_in_a_wide_type():
     np.testing.assert_array_equal(codecs.unpack(packed, 6, 13), codes)
 
 
-def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
+def test_an_index_takes_the_fewest_bits_that_distinguish_all_elements():
     dimensions = [1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31]
     assert [*map(codecs.index_bits, dimensions)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]

@@ -25,7 +25,7 @@ carry, total, times, of_array = (
 
 
 def count_of(*values: int) -> np.ndarray:
-    """Base-2^16 digits, least significant first, by Python's arithmetic."""
+    """Returns base-2^16 digits, least significant first, by Python's arithmetic."""
     return np.array(
         [[value // 2 ** (16 * i) % 2**16 for i in range(4)] for value in values], np.uint32
     )
@@ -36,7 +36,7 @@ def number(count: jax.Array) -> list[int] | int:
 
 
 def whole(largest: int):
-    """Integers up to `largest`, with its end and the edges of digits, of a float32 and of a
+    """Draws integers up to `largest`, including its end and the limits of digits, of float32 and of
     float64.
     """
     edges = [
@@ -49,14 +49,14 @@ def whole(largest: int):
 
 
 @given(whole(MOST))
-def test_of_a_python_integer(bits):
+def test_from_a_python_integer(bits):
     count = counts.from_bits(bits, 3)
     assert count.dtype == jnp.uint32
     np.testing.assert_array_equal(count, count_of(bits, bits, bits))
 
 
 @given(st.lists(whole(2**32 - 1), min_size=WORKERS, max_size=WORKERS))
-def test_of_an_array(bits):
+def test_from_an_array(bits):
     np.testing.assert_array_equal(of_array(np.array(bits, np.uint32)), count_of(*bits))
 
 
@@ -74,7 +74,7 @@ def factor_and_count():
 
 
 @given(st.lists(factor_and_count(), min_size=WORKERS, max_size=WORKERS))
-def test_times(pairs):
+def test_scale(pairs):
     factors, values = zip(*pairs, strict=True)
     product = times(np.array(factors, np.uint32), count_of(*values))
     np.testing.assert_array_equal(product, count_of(*(factor * value for factor, value in pairs)))
@@ -86,14 +86,14 @@ def test_total(values):
 
 
 def test_total_of_65535_counts():
-    """The most that it promises: every digit of every count full."""
+    """The largest supported sum: every digit of every count is maximal."""
     k, each = 2**16 - 1, 2**48 - 1
     everybody = np.broadcast_to(count_of(each)[0], (k, 4))
     assert number(total(everybody)) == k * each
 
 
 @given(st.lists(st.integers(0, 2**32 - 2**16), min_size=3, max_size=3), st.integers(0, 2**15))
-def test_carry_keeps_the_number_and_makes_every_digit_small(low, high):
+def test_normalize_keeps_the_number_and_makes_every_digit_small(low, high):
     digits = [*low, high]
     carried = carry(np.array(digits, np.uint32))
     assert carried.max() < 2**16

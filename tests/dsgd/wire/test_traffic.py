@@ -1,5 +1,5 @@
-"""Bytes counted in compiled programs are the bytes that the collectives' definitions say, on every
-number of devices.
+"""Bytes counted in compiled programs are those of the collectives' definitions, on every number of
+devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOAT = 4  # bytes
 
 
 def compiled(function, *args, devices: int = D):
-    """The program of `function` on every device's blocks."""
+    """Returns the program of `function` on every device's blocks."""
     spread = jax.shard_map(
         function,
         mesh=workers.mesh(devices),
@@ -54,7 +54,7 @@ COLLECTIVES = {
     # XLA may sum the leaves in one collective of many operands
     "tree": (workers.sum, TREE, lambda D, n: {"all-reduce": 2 * (D - 1) * 96 * 4 // D}),
     "gather": (workers.gather, rows(), lambda D, n: {"all-gather": (D - 1) * n * ROW * FLOAT}),
-    # from each of the n own workers to each of the peer's n
+    # from each of the device's n workers to each of the peer's n
     "all_to_all": (
         workers.all_to_all,
         jnp.zeros((N, N, 5), jnp.uint8),
@@ -76,14 +76,14 @@ COLLECTIVES = {
 
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_send_what_their_definitions_say(name, devices):
+def test_collectives_send_the_bytes_of_their_definitions(name, devices):
     function, given, expected = COLLECTIVES[name]
     found = traffic(compiled(function, given, devices=devices))
     assert found == expected(devices, N // devices)
 
 
 def test_one_device_sends_nothing():
-    """Nor does a collective over a group of one, which stays in the program."""
+    """Neither does a collective over a group of one, which remains in the program."""
 
     def everything(x):
         return (
@@ -101,8 +101,8 @@ def test_one_device_sends_nothing():
     assert traffic(endless) == {}
 
 
-def test_only_devices_that_send_elsewhere_count():
-    """Three of eight devices send their blocks, two to themselves."""
+def test_only_devices_that_send_to_others_count():
+    """Three of eight devices send their blocks, two of them to themselves."""
     pairs = [(0, 0), (1, 1), (2, 5), (5, 2), (3, 4)]
     program = compiled(lambda x: lax.ppermute(x, workers.AXIS, pairs), rows(D))
     assert traffic(program) == {"collective-permute": 3 / 8 * ROW * FLOAT}
@@ -121,7 +121,7 @@ def repeat(times: int, function):
 
 
 def test_nested_loops_multiply():
-    """Five times a gather, and three shifts, each time."""
+    """A gather is executed five times, and three shifts in each iteration."""
     block = N // D * ROW * FLOAT
 
     def outer(y):
@@ -146,7 +146,7 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
+def test_a_conditional_counts_as_its_branch_that_sends_most(swapped):
     block = N // D * ROW * FLOAT
     branches = [lambda y: workers.ring_shift(y, 1), lambda y: y + workers.gather(y).sum()]
     program = compiled(
@@ -160,7 +160,7 @@ def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
     [jax.jit(lambda x: x), jax.jit(lambda x: x).lower(1.0), "HloModule", None],
     ids=["jitted", "lowered", "text", "none"],
 )
-def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
+def test_functions_that_are_not_compiled_are_refused_with_a_remedy(given):
     with pytest.raises(
         ValueError,
         match=rf"traffic: compiled is a {type(given).__name__} .*\.lower\(\.\.\.\)\.compile",
@@ -168,11 +168,11 @@ def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
         traffic(given)
 
 
-# Programs written by hand, for what XLA does not emit for CPUs.
+# Hand-written programs, for instructions that XLA does not emit for CPUs.
 
 
 class Written:
-    """An optimised HLO module with these instructions in its entry computation."""
+    """An optimized HLO module with these instructions in its entry computation."""
 
     def __init__(self, entry: str, computations: str = "", header: str = f"num_partitions={D}"):
         main = f"ENTRY %main (p: f32[4]) -> f32[4] {{\n{entry}\n}}"
@@ -246,7 +246,7 @@ def test_forms_of_groups(groups, size, attributes):
 
 
 def computation(name: str, kind: str) -> str:
-    """One shift of an operand of this type, under the same names in every computation."""
+    """Returns one shift of an operand of this type, under the same names in every computation."""
     return f"%{name} (p: {kind}) -> {kind} {{\n{shift_by_one(kind + '{0}')}\n}}\n"
 
 
@@ -276,13 +276,13 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_programs_for_other_platforms_are_read(name):
-    """What no computation calls sends nothing."""
+    """Computations that are not called send nothing."""
     text, sent = WRITTEN[name]
     assert traffic(Written(text, computation("uncalled", "u8[1]"))) == sent
 
 
 @pytest.mark.parametrize("header", ["num_partitions=4", "replica_count=4"])
-def test_the_header_tells_how_many_devices_there_are(header):
+def test_the_header_contains_the_number_of_devices(header):
     assert traffic(Written(REDUCED, header=header)) == {"all-reduce": 2 * 3 * FLOAT}
 
 
@@ -392,6 +392,6 @@ def test_a_loop_whose_condition_sends_is_refused_without_a_count():
         ("collective-permute(%p), channel_id=1", "expected source_target_pairs in a known form"),
     ],
 )
-def test_what_cannot_be_read_is_refused(instruction, reason):
+def test_unreadable_programs_are_refused(instruction, reason):
     with pytest.raises(ValueError, match=reason):
         traffic(Written(f"{P4}  ROOT %r = f32[4]{{0}} {instruction}"))

@@ -1,4 +1,4 @@
-"""Every collective means the same on one device, two and eight, and is what numpy says."""
+"""Every collective agrees with numpy on one device, two and eight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENDS = re.compile(
 
 @cache
 def rows() -> dict[str, np.ndarray]:
-    """Everybody's rows `[N, ...]`: several leaves, ranks and dtypes."""
+    """Returns the rows of all workers `[N, ...]`: several leaves, ranks and dtypes."""
     draw = np.random.default_rng(0)
     return {
         "matrix": draw.normal(size=(N, 3, 2)).astype(np.float32),
@@ -38,7 +38,7 @@ def rows() -> dict[str, np.ndarray]:
 
 @cache
 def messages() -> dict[str, np.ndarray]:
-    """`[sender, receiver, ...]`"""
+    """Returns messages `[sender, receiver, ...]`."""
     draw = np.random.default_rng(1)
     return {
         "vector": draw.normal(size=(N, N, 3)).astype(np.float32),
@@ -51,7 +51,9 @@ def on_every_device(tree):
 
 
 def every_collective(rows, messages, everybody, chosen, key):
-    """What each function gives: by worker, and as each device sees it (a leading device axis)."""
+    """Returns the result of each function: by worker, and as each device sees it (a leading device
+    axis).
+    """
     here, place = workers.locate(chosen, N)
     asked = workers.collect(here, jax.tree.map(lambda leaf: leaf[place], rows))
     numbers = {name: rows[name] for name in ("matrix", "scalar", "half")}
@@ -81,7 +83,7 @@ def every_collective(rows, messages, everybody, chosen, key):
 
 
 def expected(devices: int):
-    """What numpy says: by worker, to the bit; on every device, to the bit; and sums and means, in
+    """Returns numpy's results: by worker, exact; on every device, exact; and sums and means, in
     float64, up to a few roundings.
     """
     everything = rows()
@@ -127,15 +129,19 @@ def identical(got, want):
 
 
 def close(got, want, roundings: float = 8):
-    """Up to a few roundings at the size of the largest element; integers exactly."""
+    """Checks equality up to a few roundings at the size of the largest element; for integers
+    exactly.
+    """
     floating = jnp.issubdtype(got.dtype, jnp.floating)
     eps = float(jnp.finfo(got.dtype).eps) if floating else 0.0
     atol = roundings * eps * max(1.0, np.abs(want).max())
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=atol)
 
 
-def test_every_collective_is_what_numpy_says(any_mesh):
-    """On every device the same, and sums and means keep the type; only many devices send."""
+def test_every_collective_agrees_with_numpy(any_mesh):
+    """The result is the same on every device, and sums and means keep the type; only several
+    devices send.
+    """
     args = (rows(), messages(), rows(), CHOSEN, jax.random.key(KEY))
     spread = jax.shard_map(
         every_collective,
@@ -167,7 +173,7 @@ def test_every_collective_is_what_numpy_says(any_mesh):
     assert set(SENDS.findall(program.as_text())) == (kinds if any_mesh.size > 1 else set())
 
 
-def test_stack_repeats_every_leaf():
+def test_replicate_repeats_every_leaf():
     tree = {"scalar": jnp.float32(2), "vector": jnp.arange(3, dtype=jnp.int32), "number": 1.5}
     repeated = {
         "scalar": np.full(4, 2, np.float32),

@@ -1,5 +1,5 @@
-"""Gossip is the product with W on one device, two and eight, by every road; and it sends no more
-than the neighbours' rows.
+"""Gossip is the product with W on one device, two and eight, with every implementation; and it
+sends no more than the neighbours' rows.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dsgd.workers import routes
 
 N = 16
 SEEDS = 3
-STEPS = 8  # two of the longest period
+STEPS = 8  # two periods of the longest schedule
 FLOAT = 4  # bytes
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(
     r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
     r"|collective-broadcast)(?:-start)?\("
 )
-# of what LLVM makes of the program, not of the program
+# compiler options of LLVM, which do not change the HLO program
 FAST = {"xla_backend_optimization_level": 0}
 
 
 def directed(n: int, seed: int) -> nx.DiGraph:
-    """A cycle in a random order, and one random arc more for everybody."""
+    """Returns a cycle in a random order, and one random arc more for each worker."""
     draw = np.random.default_rng(seed)
     order = draw.permutation(n)
     graph = nx.empty_graph(n, create_using=nx.DiGraph)
@@ -78,7 +78,7 @@ def graphs(n: int) -> dict[str, Topology]:
 
 @cache
 def rows(n: int) -> dict[str, np.ndarray]:
-    """Everybody's rows `[n, ...]`: several leaves, ranks and dtypes."""
+    """Returns the rows of all workers `[n, ...]`: several leaves, ranks and dtypes."""
     draw = np.random.default_rng(n)
     return {
         "matrix": draw.normal(size=(n, 3, 2)).astype(np.float32),
@@ -94,27 +94,29 @@ def seeds(n: int) -> np.ndarray:
 
 @cache
 def codes(n: int) -> np.ndarray:
-    """A worker's number, from 1, and what it says."""
+    """Returns a worker's number, from 1, and its message."""
     said = np.random.default_rng(2).integers(0, 256, (n, 3), np.uint8)
     return np.concatenate([np.arange(1, n + 1, dtype=np.uint8)[:, None], said], axis=1)
 
 
 @cache
 def counts(n: int) -> np.ndarray:
-    """So large that float32 would round them, and that fifteen of them are below 2^32."""
+    """Returns counts so large that float32 would round them, and that fifteen of them are below
+    2^32.
+    """
     return np.random.default_rng(3).integers(2**27, 2**28, (n, 2)).astype(np.uint32) | np.uint32(1)
 
 
 @cache
 def agreed(n: int) -> dict[str, np.ndarray]:
-    """Models that agree."""
+    """Returns equal models."""
     one = np.random.default_rng(4).normal(size=5).astype(np.float32)
     return {"float": np.tile(one, (n, 1)), "half": np.tile(one.astype(jnp.bfloat16), (n, 1))}
 
 
 @cache
 def near(n: int) -> np.ndarray:
-    """Models that nearly agree: 4096 and less than 1/32."""
+    """Returns nearly equal models: 4096 and less than 1/32."""
     return (4096 + np.random.default_rng(5).integers(0, 64, (n, 3)) / 2048).astype(np.float32)
 
 
@@ -125,7 +127,7 @@ def spread(function, devices: int = 2):
 
 
 def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
-    """Results by what is called, and by graph."""
+    """Returns results by function, and by graph."""
     n = len(jax.tree.leaves(rows)[0]) * workers.devices()
     results: dict[str, dict[str, Any]] = {
         what: {} for what in ("mix", "codes", "heard", "pulled", "by hand", "stay")
@@ -134,8 +136,8 @@ def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
     for name, graph in graphs(n).items():
 
         def after(tree, zero=zero):
-            """The tree, once the last graph's are there: XLA may run independent collectives in
-            another order on each device.
+            """Returns the tree after the last graph's results: XLA may run independent collectives
+            in different orders on the devices.
             """
             return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), tree)
 
@@ -147,8 +149,8 @@ def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
         results["heard"][name] = workers.neighbour_sum(table["counts"], graph, step)
         results["mix"][name] = workers.mix(mine, graph, step)
         results["pulled"][name] = workers.laplacian(after(near), graph, step)
-        told = 2 * workers.gather_neighbours(mine["matrix"], graph, step)
-        results["by hand"][name] = workers.laplacian(mine["matrix"], graph, step, table=told)
+        table = 2 * workers.gather_neighbours(mine["matrix"], graph, step)
+        results["by hand"][name] = workers.laplacian(mine["matrix"], graph, step, table=table)
         if not graph.uniform:
             results["stay"][name] = workers.mix(after(agreed), graph, step)
         if name.startswith(("ring(", "one_peer")):
@@ -164,7 +166,9 @@ def arguments(n: int, step: int):
 
 
 def rounds(devices: int, n: int) -> tuple[list[Any], str]:
-    """What `on_every_graph` gives in each round, by one program for all graphs, and its text."""
+    """Returns the results of `on_every_graph` in each round, by one program for all graphs, and its
+    text.
+    """
     across = P(None, workers.AXIS)
     places = {
         "in_specs": (BLOCKS, across, BLOCKS, BLOCKS, SAME, BLOCKS, BLOCKS),
@@ -179,14 +183,17 @@ def rounds(devices: int, n: int) -> tuple[list[Any], str]:
 
 @cache
 def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
-    """On eight devices in a process of its own: in whole runs of the tests, XLA has stopped in this
-    program four times (seven devices waited for each other in a permute, one in a gather) and then
-    ended the process; in fresh processes not once in 8,000 rounds."""
+    """Runs on eight devices in a separate process: in whole test runs, XLA stopped in this program
+    four times (seven devices waited for each other in a permute, one in a gather) and then aborted
+    the process; in fresh processes not once in 8,000 rounds.
+    """
     return subprocess_call.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
 def close(result: np.ndarray, expected: np.ndarray, message: str, *, roundings: float = 4) -> None:
-    """Up to a few roundings at the size of the largest element; `expected` in float64."""
+    """Checks equality up to a few roundings at the size of the largest element; `expected` is in
+    float64.
+    """
     atol = roundings * float(jnp.finfo(result.dtype).eps) * max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(
         np.asarray(result, np.float64), expected, rtol=0, atol=atol, err_msg=message
@@ -197,16 +204,16 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-def pull(W: np.ndarray, leaf: np.ndarray, *, told: float = 1) -> np.ndarray:
-    """Of neighbours that tell so many times what they have."""
+def laplacian(W: np.ndarray, leaf: np.ndarray, *, factor: float = 1) -> np.ndarray:
+    """Returns the Laplacian with neighbours' rows multiplied by a factor."""
     x, others = np.asarray(leaf, np.float64), W - np.diag(np.diag(W))
-    differences = told * x[None] - x[:, None]
+    differences = factor * x[None] - x[:, None]
     return np.einsum("ij,ij...->i...", others, differences)
 
 
 def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
-    """Exactly what neighbours say; whoever a device hears, it hears right: rows of zeros fill the
-    table up.
+    """Checks that messages arrive exactly; all rows that a device receives are correct, and the
+    table is padded with zeros.
     """
     n = len(W)
     said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
@@ -223,8 +230,8 @@ def check_fetched(table: np.ndarray, W: np.ndarray, devices: int) -> None:
 @pytest.mark.parametrize(
     ("devices", "n"), [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)], ids=str
 )
-def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
-    """By both roads: lists of a few rows, and products with the whole table."""
+def test_gossip_multiplies_the_rows_with_W_in_every_round(devices, n):
+    """With both implementations: lists of a few rows, and products with the whole table."""
     plans = [routes.routes_of(graph, devices) for graph in graphs(n).values() if not graph.uniform]
     assert n < N or {plan.places is None for plan in plans} == {True, False}
     for step, (found, vmapped) in enumerate(of_rounds(devices, n)[0]):
@@ -234,18 +241,19 @@ def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
                 mixed = found["mix"][name][leaf]
                 assert mixed.dtype == row.dtype
                 close(mixed, product(W, row), at)
-            close(found["by hand"][name], pull(W, rows(n)["matrix"], told=2), at)
-            # Errors of a pull are as small as the disagreement, which is 2^17 times smaller than
-            # the models, whose roundings would drown it; a mean over all is rounded as a model is.
+            close(found["by hand"][name], laplacian(W, rows(n)["matrix"], factor=2), at)
+            # Errors of a Laplacian are as small as the disagreement, which is 2^17 times smaller
+            # than the models, whose rounding errors would dominate it; a mean over all workers is
+            # rounded as a model is.
             size = near(n).max() if graph.uniform else np.ptp(near(n))
             np.testing.assert_allclose(
                 found["pulled"][name],
-                pull(W, near(n)),
+                laplacian(W, near(n)),
                 rtol=0,
                 atol=8 * float(size * np.finfo(np.float32).eps),
                 err_msg=at,
             )
-            # Models that agree stay as they are; under push-sum they are scaled by sums of rows.
+            # Equal models stay unchanged; under push-sum they are scaled by sums of rows.
             for leaf, model in agreed(n).items() if name in found["stay"] else ():
                 if graph.doubly_stochastic:
                     np.testing.assert_array_equal(found["stay"][name][leaf], model, err_msg=at)
@@ -264,7 +272,9 @@ def test_gossip_is_what_W_makes_of_the_rows_in_every_round(devices, n):
 
 
 def test_gradients_flow_through_mix():
-    """The derivative of c . W x is W^T c; and in double precision roundings are of float64."""
+    """The derivative of c . W x is W^T c; in double precision rounding errors are those of
+    float64.
+    """
     graph = graphs(N)["push-sum"]
     with jax.enable_x64(True):
         x, c = np.random.default_rng(0).normal(size=(2, N, 2))
@@ -278,8 +288,8 @@ def test_gradients_flow_through_mix():
 ROW = 3 * FLOAT
 TAIL = nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)])
 RING = topologies.ring(8).W
-# The devices, the graph, and what a mix of rows of three numbers sends: kinds and shapes of the
-# messages, and bytes of each device.
+# The devices, the graph, and the messages of a mix of rows of three numbers: kinds and shapes, and
+# bytes of each device.
 SENT = {
     "one device": (1, topologies.one_peer_exponential(8), [], [], 0),
     "a ring in blocks": (8, topologies.ring(16), 2 * ["collective-permute"], [1, 3], 2 * ROW),
@@ -290,7 +300,8 @@ SENT = {
         [2, 3],
         4 * ROW,
     ),
-    # In as many permutes as one has neighbours; the mean over devices sends the mean degree.
+    # The number of permutes is the largest number of neighbours; the mean over devices sends the
+    # mean degree.
     **{
         name: (
             8,
@@ -305,10 +316,10 @@ SENT = {
             "a star with a tail": topologies.from_graph(TAIL),
         }.items()
     },
-    # The hub needs everybody's row: a gather brings what permutes would.
+    # The hub needs the rows of all workers: a gather moves the same as permutes.
     "a star": (8, topologies.star(16), ["all-gather"], [], 14 * ROW),
     "all": (8, topologies.complete(16), ["all-reduce"], [3], None),
-    # One branch for each of the three rounds, of which a step takes one.
+    # One branch for each of the three rounds; a step executes one of them.
     "a schedule": (
         8,
         topologies.one_peer_exponential(8),
@@ -358,14 +369,14 @@ def test_a_mix_sends_no_more_than_the_neighbours_rows(name):
     ],
 )
 def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
-    """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
+    """A ring of 16 on 8 rows would become a ring of 8; 1/3 as an integer is 0."""
     for gossip in (workers.mix, workers.laplacian):
         with pytest.raises(ValueError, match=rf"{re.escape(graph.name)}: a leaf of {given}"):
             spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
 
 
-def test_one_worker_keeps_what_it_has():
-    """Nobody is there to hear, also in a schedule."""
+def test_a_single_worker_keeps_its_model():
+    """There are no neighbours, also in a schedule."""
     once, twice = topologies.complete(1), topologies.from_matrix(np.ones((2, 1, 1)))
     x, count = np.array([[1.5, -2.0]], np.float32), np.array([[7]], np.uint32)
     for graph in (once, twice):
@@ -386,7 +397,7 @@ def test_one_worker_keeps_what_it_has():
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_schedule_needs_the_step(devices):
+def test_a_schedule_requires_the_step(devices):
     graph = topologies.one_peer_exponential(8)
     calls = [lambda x: workers.mix(x, graph), lambda x: workers.laplacian(x, graph)]
     if devices > 1:

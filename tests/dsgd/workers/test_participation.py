@@ -1,4 +1,4 @@
-"""Collectives in rounds from which workers are away, and where messages are lost."""
+"""Collectives in rounds with partial participation and lost messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTED = HERE & (np.arange(N) != 4)
 DOWN = {(0, 1), (3, 5), (4, 5), (1, 7)}
 GRAPHS = {
     "ring": topologies.ring(N),
-    "complete": topologies.complete(N),  # by a product
+    "complete": topologies.complete(N),  # computed by a product
     "exponential": topologies.exponential(N),
     "one peer": topologies.one_peer_exponential(N),
     "star, lazy": topologies.star(N, topologies.lazy),
@@ -45,7 +45,7 @@ ROWS, ONE = P("workers"), P()
 
 
 def spread(function, devices: int, *arguments: Any, out: Any = ROWS) -> Any:
-    """What it gives of blocks of the arguments."""
+    """Returns the function's result on blocks of the arguments."""
     mesh = workers.mesh(devices)
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=ROWS, out_specs=out, check_vma=False)
@@ -53,7 +53,7 @@ def spread(function, devices: int, *arguments: Any, out: Any = ROWS) -> Any:
 
 
 def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray]:
-    """W', whose rows (or columns) sum to 1, and who has sent whom a message, `[receiver,
+    """Returns W', whose rows (or columns) sum to 1, and the delivered messages, `[receiver,
     sender]`.
     """
     topology = GRAPHS[graph]
@@ -64,8 +64,8 @@ def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_sums_are_over_those_that_count(devices):
-    """Also of rows that are not numbers, if they do not count."""
+def test_sums_are_over_participating_workers(devices):
+    """Also if the rows of other workers are not numbers."""
 
     def function(x):
         with workers.with_participation(SOME):
@@ -91,7 +91,7 @@ def test_sums_are_over_those_that_count(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
+def test_rows_are_chosen_by_participation_and_delivery(devices):
     def function(x):
         with workers.with_participation(SOME):
             return workers.where_present(x, -x), workers.where_delivered(x, -x)
@@ -102,7 +102,7 @@ def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_gossip_goes_by_the_links_that_are_there(devices):
+def test_gossip_uses_the_links_between_participating_workers(devices):
     step = 1
 
     def function(x):
@@ -153,8 +153,8 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         )
 
 
-def test_functions_that_are_traced_once_see_each_rounds_attendance():
-    """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of
+def test_functions_that_are_traced_once_see_the_participation_of_each_round():
+    """JAX caches traces of a function by its arguments: the participation of a round is one of
     them.
     """
 

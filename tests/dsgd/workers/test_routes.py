@@ -1,5 +1,5 @@
-"""Rows cross devices in as few permutes as there can be, and all that are needed arrive: followed
-with numpy, nothing compiled.
+"""Rows cross devices in the fewest permutes, and all required rows arrive: simulated in numpy,
+nothing is compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pairs = list[tuple[int, int]]
 
 @st.composite
 def gossip(draw) -> tuple[int, int, str, list[int], Pairs]:
-    """Devices, workers, a kind of graph, an order of the workers that it holds as a path, and other
+    """Draws devices, workers, a kind of graph, a random order of the workers as a path, and other
     pairs.
     """
     devices, block = draw(
@@ -63,7 +63,7 @@ def adjacency(n: int, arcs: Pairs):
 
 
 def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: int) -> np.ndarray:
-    """What a device finds when permutes, or the gather, have been followed."""
+    """Returns the rows on a device after permutes, or the gather, have been executed."""
     if plan.permutes is None:
         return rows
     found = [rows[device * block : (device + 1) * block]]
@@ -80,7 +80,7 @@ def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: 
 
 
 @given(gossip())
-def test_a_plan_brings_what_W_needs_and_no_more_than_it_must(given):
+def test_a_plan_moves_exactly_the_rows_that_W_requires(given):
     devices, topology = given[0], built(*given[1:])
     for rows in (True, False):  # sums of a few rows, and products with the whole table
         plan = routes.routes_of.__wrapped__(topology, devices, rows)
@@ -90,7 +90,7 @@ def test_a_plan_brings_what_W_needs_and_no_more_than_it_must(given):
 
 
 def check_sums(plan: routes.Routes, topology: Topology, devices: int) -> None:
-    """What each device's weights make of its table is what W makes of the rows."""
+    """Checks that each device's weights applied to its table give the product with W."""
     block = topology.n // devices
     x = np.random.default_rng(0).normal(size=(topology.n, 2))
     others = [W - scipy.sparse.diags_array(W.diagonal()) for W in topology.matrices]
@@ -116,8 +116,8 @@ def check_sums(plan: routes.Routes, topology: Topology, devices: int) -> None:
 
 
 def check_cost(plan: routes.Routes, topology: Topology, devices: int) -> None:
-    """As many permutes as a device has peers; less in all than a gather would bring, or the
-    gather.
+    """Checks that the number of permutes is the number of a device's peers, and that they move less
+    than a gather; otherwise the gather is used.
     """
     block = topology.n // devices
     device = np.arange(topology.n) // block
@@ -167,8 +167,8 @@ def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permute
     assert len(once) == permutes
 
 
-def test_sums_are_lists_where_neighbours_are_few():
-    """Up to 2.5 times the root of the table, but never more than 32."""
+def test_sums_with_few_neighbours_are_lists():
+    """Up to 2.5 times the root of the table's size, but never more than 32."""
     for n, degree, few in [
         (16, 10, True),
         (16, 11, False),
@@ -188,9 +188,9 @@ def test_a_plan_is_made_once():
     assert routes.routes_of(ring, 2) is not routes.routes_of(ring, 4)
 
 
-def test_rounds_that_differ_in_one_place_of_a_long_list_are_told_apart():
-    """numpy writes an array of more than 1000 elements with dots in the middle: rounds must not be
-    told apart by how they are written.
+def test_rounds_that_differ_in_one_entry_of_a_long_list_have_different_plans():
+    """numpy abbreviates an array of more than 1000 elements when it is printed: rounds must not be
+    compared by their text.
     """
     workers = np.arange(1200)[None, :].repeat(2, axis=0)
     other = workers.copy()

@@ -1,4 +1,4 @@
-"""Sums and means over workers that are long enough to go another way on CPUs."""
+"""Sums and means over workers that are long enough to use another algorithm on CPUs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def rows(dtype, N: int = 8) -> jax.Array:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
-    """To a rounding of the result, and on one device of nothing else: sums of half precision are
-    not added up in it.
+    """To a rounding of the result, and on one device of nothing else: half precision is not summed
+    in half precision.
     """
     with jax.enable_x64(dtype == "float64"):
         x = rows(dtype)
-        # of eight terms, exact for float64, too, but for a thousandth of its rounding
+        # eight terms, exact for float64, too, except for a thousandth of its rounding
         exact = np.asarray(x).astype(np.longdouble)
         total, mean = over_workers(lambda x: (workers.sum(x), workers.mean(x)), any_mesh)(x)
         assert total.dtype == mean.dtype == x.dtype
-        # Of float32 sums, each of the terms; of float64, three halves: eight terms are three
-        # additions deep.
+        # For float32 sums, one rounding for each term; for float64, three halves: eight terms are
+        # three additions deep.
         roundings = (
             8 if dtype == "float32" or any_mesh.size > 1 else 1.5 if dtype == "float64" else 1
         )
@@ -54,9 +54,7 @@ def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
 
 @pytest.mark.parametrize(("shape", "grid", "seeds"), [((3,), 2, 2), ((50, 20), 2, 3)])
 def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
-    """Runs that are mapped over, twice, are added up each for itself: many elements by
-    additions.
-    """
+    """Runs that are mapped over, twice, are summed separately: many elements by additions."""
     x = 1e3 + jax.random.normal(jax.random.key(0), (grid, seeds, 8, *shape))
     mean = over_workers(jax.vmap(jax.vmap(workers.mean, 1), 1), mesh)
     rows = jnp.moveaxis(x, 2, 0)
@@ -65,7 +63,7 @@ def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
 
 
 def test_sums_of_long_rows_can_be_differentiated(mesh):
-    """Forwards and backwards: the derivative of a linear function is the function."""
+    """In forward and reverse mode: the derivative of a linear function is the function."""
     x, change = rows("float32"), jax.random.normal(jax.random.key(1), (8, *LONG))
     values, changes = over_workers(lambda x: jax.jvp(workers.mean, (x,), (x,)), mesh)(x)
     np.testing.assert_allclose(changes, values, rtol=1e-6)
@@ -85,7 +83,7 @@ def test_flags_and_counts_are_added_as_they_are(mesh):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_consensus_distances_of_long_rows_are_those_of_numpy(dtype, any_mesh):
-    """Of two leaves, around centers that need not be their means."""
+    """Two leaves, around centers that need not be their means."""
     tree, center = (
         {"w": rows(dtype), "b": rows(dtype)[:, 0, :5]},
         {"w": jnp.full(LONG, 992, dtype), "b": jnp.full(5, 1000, dtype)},
@@ -112,7 +110,9 @@ WEIGHTS = (2.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 @pytest.mark.parametrize("by", [(1.0,) * 8, WEIGHTS], ids=["plain", "weighted"])
 def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(by, any_mesh):
-    """The sums of pairs are in the program once. Types are kept; half precision is rounded once."""
+    """The program contains the sums of pairs once. Types are kept; half precision is rounded
+    once.
+    """
     x = {"a": rows("float32"), "b": rows("bfloat16")[:, 0]}
     both = over_workers(weighted if by is WEIGHTS else workers.mean_and_sqdist, any_mesh)
     mean, apart = both(x)
@@ -130,8 +130,8 @@ def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(b
 
 
 @pytest.mark.parametrize("shape", [LONG, (5,)])
-def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(shape):
-    """Bit for bit, though their sum is rounded."""
+def test_on_one_device_equal_models_equal_their_mean_and_have_consensus_distance_0(shape):
+    """Bit for bit, although their sum is rounded."""
     one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
     mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(
         jnp.broadcast_to(one, (7, *shape))
@@ -140,9 +140,9 @@ def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(sh
     assert apart == 0
 
 
-def test_a_record_takes_both_in_one_pass():
-    """Equal workers agree for ever, and a record that took their mean by itself would find them a
-    rounding from it.
+def test_a_record_computes_both_in_one_pass():
+    """Equal workers stay equal, whereas a record that computed their mean separately would differ
+    from them by a rounding.
     """
     problem = problems.random_quadratic(
         7, 1024, heterogeneity=0.0, equal_hessians=True, diagonal=True

@@ -1,4 +1,4 @@
-"""Arrays that are stored before they are used."""
+"""Arrays that are materialized before they are used."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TYPES = ["bfloat16", "float16", "float64", "uint8", "uint32", "int32", "complex6
 EDGES = [0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 1e-45]
 
 
-def test_all_bits_stay_as_they_are():
-    """For all types, and all numbers that the loop that never turns looks at: the first of each
-    tree.
+def test_materialize_changes_no_bit():
+    """For all types, and for all numbers that the condition of the loop without iterations reads:
+    the first of each tree.
     """
     with jax.enable_x64(True):
         trees = [jnp.array([255, 3, 7]).astype(dtype) for dtype in TYPES]
@@ -31,7 +31,7 @@ def test_all_bits_stay_as_they_are():
             np.testing.assert_array_equal(as_bits(x), as_bits(y))
 
 
-def test_under_vmap_it_is_one_loop_and_what_is_not_mapped_stays_so():
+def test_under_vmap_it_is_one_loop_and_unmapped_arguments_stay_unmapped():
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(4.0)
     mapped = jax.jit(
         jax.vmap(
@@ -45,7 +45,7 @@ def test_under_vmap_it_is_one_loop_and_what_is_not_mapped_stays_so():
     assert lowered.as_text().count("stablehlo.while") == 1
 
 
-def test_it_is_the_identity_for_derivatives_and_of_nothing():
+def test_it_is_the_identity_for_derivatives_and_empty_arrays():
     x = jnp.arange(3.0)
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(materialize(x) ** 2))(x), 2 * x)
     assert materialize((None, ())) == (None, ())
@@ -54,9 +54,9 @@ def test_it_is_the_identity_for_derivatives_and_of_nothing():
 
 
 @pytest.mark.parametrize("kept", [materialize, lambda x: x], ids=["materialized", "plain"])
-def test_what_makes_it_is_not_fused_with_its_uses(kept):
-    """Without it XLA needs no memory for the array; if XLA saw that the loop never turns, it would
-    need none either.
+def test_producers_are_not_fused_with_consumers(kept):
+    """Without it XLA allocates no memory for the array; the same would hold if XLA removed the loop
+    without iterations.
     """
     x = jnp.linspace(0, 1, 1 << 16)
     program = (

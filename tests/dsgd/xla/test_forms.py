@@ -1,5 +1,5 @@
-"""Both forms of each operation, where each is chosen, and that no other package knows about XLA on
-CPUs.
+"""Both forms of each operation, the choice between them, and that no other package depends on XLA
+for CPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(dsgd.__file__).parents[1]
 
 
 def whole(*shape: int) -> jax.Array:
-    """Whole numbers, of which all sums and products here are exact, in whatever order."""
+    """Returns integers, for which all sums and products here are exact, in any order."""
     return jnp.asarray(np.random.default_rng(len(shape)).integers(-9, 9, shape).astype(np.float32))
 
 
@@ -37,14 +37,14 @@ def momentum(params, overwritten):
 
 
 def convolved(x, kernel):
-    """With what its derivatives are, weighted by the places."""
+    """Returns the convolution and its derivatives, weighted by positions."""
     stride = 1 if kernel.shape[0] == 1 else 2
     y, back = jax.vjp(lambda x, kernel: xla.convolve(x, kernel, stride), x, kernel)
     return y, back(jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) % 7)
 
 
 def with_derivative(function, x):
-    """Forwards and backwards."""
+    """Returns the function's derivatives in forward and reverse mode."""
     value, back = jax.vjp(function, x)
     return value, jax.jvp(function, (x,), (jnp.roll(x, 1),)), back(value)
 
@@ -79,21 +79,22 @@ OPERATIONS = {
 
 
 def counted(lowered) -> Counter[str]:
-    """How often each of StableHLO's operations is in the program, but for the choice of a form and
-    zeros in the place of the other form's residuals."""
+    """Returns the number of each of StableHLO's operations in the program, without the choice of a
+    form and zeros that replace the other form's residuals.
+    """
     return Counter(
         re.findall(r"hlo\.(?!case|constant|return|broadcast_in_dim)(\w+)", lowered.as_text())
     )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monkeypatch):
-    """Of whole numbers, whose sums are exact: of others, sums differ by the order of additions."""
+def test_both_forms_are_bit_identical_and_only_cpus_use_theirs(name, monkeypatch):
+    """For integers, whose sums are exact; otherwise sums differ by the order of additions."""
     monkeypatch.setattr(steps, "LARGE", 0)
     function, *args = OPERATIONS[name]
 
     def lowered(platform: str):
-        """Traced each time: `jax.jit` remembers traces of a function by the function, and from JAX
+        """The function is traced each time: `jax.jit` caches traces by the function, and from JAX
         0.11 on also the programs of the functions that it calls.
         """
         jax.clear_caches()
@@ -113,7 +114,7 @@ def test_both_forms_are_the_same_to_the_bit_and_only_cpus_have_theirs(name, monk
         np.testing.assert_array_equal(one, other)
 
 
-def test_few_elements_have_the_plain_form():
+def test_few_elements_use_the_plain_form():
     def text():
         operations = (
             lambda x: xla.sum_elements(x[0]),
@@ -186,8 +187,9 @@ def sources(*packages: str) -> dict[Path, str]:
 
 
 def test_only_this_package_knows_about_xla_on_cpus():
-    """Outside of it, nobody asks for the platform of a program, sets XLA's options for CPUs, or
-    uses what is private in JAX, but for real processes, whose store JAX does not make public."""
+    """Other packages do not read the platform of a program, set XLA's options for CPUs, or use
+    private names of JAX, except for real processes, whose store is not public in JAX.
+    """
     known = re.compile(
         r"platform_dependent|lowering_platforms|xla_cpu|_private_parameters|[!=]= "
         r"?[\"']cpu[\"']|XLA on CPUs|on CPUs,? XLA"

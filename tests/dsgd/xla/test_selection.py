@@ -1,4 +1,4 @@
-"""The k largest elements, which are found by counting on CPUs where there are many."""
+"""The k largest elements, which are found by counting on CPUs if there are many."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from dsgd import xla
 
-# Runs, vectors, elements, k: side by side and one after the other; places of 8, 16 and 32 bits;
-# few, which are sorted.
+# Runs, vectors, elements, k: side by side and one after the other; indices of 8, 16 and 32 bits;
+# few elements, which are sorted.
 SIDE_BY_SIDE, LONG, ONE, FEW = (3, 60, 99, 7), (160, 157, 16), (1, 70_000, 69_000), (2, 41, 2)
 CASES = [
     (SIDE_BY_SIDE, "float32"),
@@ -22,8 +22,8 @@ CASES = [
 
 
 def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
-    """With equal elements in many places: some vectors have none, some some, some a single
-    value.
+    """Returns examples with equal elements in many positions: some vectors have none, some have
+    some, and some are constant.
     """
     rng = np.random.default_rng(0)
     normal = rng.normal(size=shape)
@@ -53,12 +53,14 @@ def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
 
 
 def magnitudes(x: np.ndarray) -> np.ndarray:
-    """Unsigned integers in the order of magnitudes, NaN last: floats without their sign bit."""
+    """Returns unsigned integers in the order of magnitudes, NaN last: floats without their sign
+    bit.
+    """
     return x.view(f"uint{8 * x.itemsize}") << 1
 
 
 def those_to_send(x: np.ndarray, k: int) -> np.ndarray:
-    """The k largest by magnitude that are not 0, of equal ones the first."""
+    """Returns the k largest nonzero elements by magnitude, the first of equal ones."""
     order = np.argsort(~magnitudes(x), axis=-1, kind="stable")
     among = np.zeros(x.shape, bool)
     np.put_along_axis(among, order[..., :k], True, axis=-1)
@@ -66,8 +68,8 @@ def those_to_send(x: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
-def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dtype):
-    """Zeros of either sign need no choice."""
+def test_the_largest_are_those_of_a_sort_and_the_first_of_equal_ones(shape, dtype):
+    """The selection among zeros of either sign does not matter."""
     *shape, k = shape
 
     def among(x):
@@ -85,5 +87,5 @@ def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dty
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_places_of_the_largest_are_in_order_and_of_equal_ones_the_first(k):
+def test_indices_of_the_largest_are_in_order_and_the_first_of_equal_ones(k):
     np.testing.assert_array_equal(xla.largest(jnp.array([1.0, -3.0, 2.0, 3.0]), k), [1, 3, 2][:k])

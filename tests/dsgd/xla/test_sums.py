@@ -1,4 +1,4 @@
-"""Sums in the form for CPUs, against numpy; both forms are compared in `test_forms.py`."""
+"""Sums in the form for CPUs, compared with numpy; both forms are compared in `test_forms.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dsgd import xla
 
 
 def mapped(function, x: jax.Array):
-    """The function of vectors, over all leading axes."""
+    """Applies the function of vectors over all leading axes."""
     for _ in x.shape[1:]:
         function = jax.vmap(function)
     return function(x)
@@ -51,13 +51,14 @@ def test_inner_products_are_those_of_numpy_in_float32_at_least(dtype):
             )
 
 
-# Blocks of 1,024 float32 lie whole pages apart, and eight blocks of 64 rows of 256, but not twelve.
+# Blocks of 1,024 float32 have distances of whole pages, and so do eight blocks of 64 rows of 256,
+# but not twelve.
 ROWS = [(512,), (8, 64), (256, 2), (512, 1), (1024,), (256,)]
 
 
 @pytest.mark.parametrize("n", [1, 7, 17, 64, 513])
 def test_sums_of_any_number_of_rows(n):
-    """Of whole numbers they are exact: none is left out, none counted twice."""
+    """For integers they are exact: no row is left out, none is counted twice."""
     given = [
         np.random.default_rng(0).integers(-10, 10, (8, n, *row)).astype(np.float32) for row in ROWS
     ]
@@ -71,10 +72,8 @@ def test_sums_of_any_number_of_rows(n):
 
 
 @pytest.mark.parametrize("edge", [np.inf, np.nan])
-def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
-    """Of 17 rows the last block has number 14 of another block's, too, which does not count
-    there.
-    """
+def test_a_row_that_is_not_finite_affects_only_its_own_sum(edge):
+    """Of 17 rows the last block also contains row 14 of another block, with weight 0."""
     x = jnp.ones((17, 256)).at[14, 3].set(edge)
     rows, (differences, squares), elements = jax.jit(
         lambda x: (xla.sum_rows(x), xla.moments(x), jax.vmap(xla.sum_elements)(x))
@@ -86,7 +85,7 @@ def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dtype):
-    """What all rows have in common is not rounded with it."""
+    """The common part of all rows causes no rounding error."""
     with jax.enable_x64(dtype == "float64"):
         step = float(jnp.finfo(dtype).eps)
         given = [
@@ -106,8 +105,8 @@ def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dty
             np.testing.assert_array_equal(squares, ((x - x[:1]) ** 2).sum(axis=0))
 
 
-def test_what_makes_rows_does_not_go_through_memory():
-    """A sixth of them at the most: the sums of eights."""
+def test_rows_are_fused_with_their_sum():
+    """They take at most a sixth of the rows' memory: the sums of eights."""
     A, b, x = jnp.ones((128, 4096)), jnp.ones((128, 4096)), jnp.ones((1, 4096))
     program = jax.jit(lambda A, b, x: xla.sum_rows(A * x - b)).lower(A, b, x).compile()
     assert program.memory_analysis().temp_size_in_bytes < A.nbytes / 6

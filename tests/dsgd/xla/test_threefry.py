@@ -1,4 +1,4 @@
-"""Random bits on CPUs: those of jax.random, in straight code."""
+"""Random bits on CPUs: those of jax.random, in unrolled code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jax.interpreters import mlir
 from dsgd import xla
 from dsgd.xla import forms, threefry
 
-KNOWN = {  # of Random123's known answers: counters and keys, and the words
+KNOWN = {  # known answers of Random123: counters and keys, and the words
     ((0, 0), (0, 0)): (0x6B200159, 0x99BA4EFE),
     ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF)): (0x1CB996FC, 0xBB002BE7),
     ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344)): (0xC4923A9C, 0x483DF7A0),
 }
-LOOP = "known_trip_count"  # of JAX's own rounds, once they are compiled
+LOOP = "known_trip_count"  # marks JAX's own rounds in compiled programs
 
 
 def draws(keys: jax.Array) -> tuple[jax.Array, ...]:
-    """Of one key, of many and of none, of several widths and shapes: counters and keys broadcast in
-    all ways.
+    """Returns draws of one key, of many and of none, of several widths and shapes: counters and
+    keys broadcast in all ways.
     """
     key = keys[0]
     many = jax.random.split(jax.random.fold_in(key, 7), (5, 3))
@@ -58,8 +58,8 @@ def test_draws_are_those_of_jax_to_the_bit():
 
 @pytest.mark.usefixtures("optimised")
 def test_a_key_is_stored_before_its_words():
-    """In a loop that XLA does not see through: fused, keys of keys are code that does not end
-    compiling (`--long` has such a program).
+    """In a loop that XLA does not unroll: if fused, code for keys of keys takes forever to compile
+    (`--long` has such a program).
     """
     text = xla.lower(traced(), "cpu").compile().as_text()
     assert text.count(" while(") == 3
@@ -86,10 +86,10 @@ def test_without_private_names_of_jax_the_plain_form_runs(monkeypatch):
     assert xla.lower(traced(), "cpu").as_text() == plain
 
 
-def test_elsewhere_in_haste_and_where_it_is_off_jax_lowers_it(optimised, monkeypatch):
+def test_other_platforms_and_fast_compilation_use_the_lowering_of_jax(optimised, monkeypatch):
     plain = traced().lower().as_text()
     assert xla.lower(traced(), "tpu").as_text() == plain
-    jax.config.update("jax_disable_most_optimizations", True)  # the fixture puts it back
+    jax.config.update("jax_disable_most_optimizations", True)  # the fixture restores it
     assert xla.lower(traced(), "cpu").as_text() == plain
     jax.config.update("jax_disable_most_optimizations", False)
     monkeypatch.setattr(forms, "ENABLED", False)

@@ -20,7 +20,9 @@ from theory_checks.statements.recursions import (
     compressed,
     decentralized,
     dropcompute,
+    federated,
     kimad,
+    outer,
     slow_links,
     synchronous,
 )
@@ -29,6 +31,8 @@ CASES: dict[str, Case] = {
     case.name: case
     for family in (
         synchronous,
+        outer,
+        federated,
         slow_links,
         dropcompute,
         compressed,

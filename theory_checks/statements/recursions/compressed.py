@@ -7,15 +7,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.linalg import block_diag
 
 import algorithms
 from dsgd import compressors
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server
 from theory_checks.machinery.statement import Method
-from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
+from theory_checks.machinery.trajectories import LAYERS, WEIGHTS, D, N, Trajectory
 from theory_checks.recursions import compressed
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
+from theory_checks.recursions.shared import Step, momentum
 from theory_checks.statements.compressed_sgd import Via
 from theory_checks.statements.recursions.shared import HALF, HALF_OF_ALL, SHORT, SHORT_OF_ALL, SIGN
 
@@ -110,6 +112,66 @@ def _squeezed_twice(
     return compressed.double_squeeze(inputs.x, inputs.G, inputs.step, up, down, cutting)
 
 
+LAYER = compressed.Layers(*WEIGHTS)
+RANK, MU = 2, 0.9
+
+
+def _start(inputs: Inputs) -> np.ndarray:
+    """Returns a right factor from which the first round yields the one that the method has after
+    it. The method draws its own start in the first round, and does not keep it.
+    """
+    gradient = LAYER.split(inputs.G(0, inputs.X))[1].mean(axis=0)
+    Q = inputs.found.states.server.Q[0][1]
+    return np.linalg.pinv(gradient) @ np.linalg.pinv(gradient.T) @ Q
+
+
+def _factored(symbol: str, found: Trajectory, papers: Symbols) -> Symbols:
+    Q = found.states.server.Q[0]
+    return {
+        **on_server(found, papers),
+        symbol: found.states.workers[0],
+        "Q Q^T": Q @ np.swapaxes(Q, 1, 2),
+    }
+
+
+def _powersgd_momentum(inputs: Inputs) -> Step:
+    """x - gamma (delta + m), with the m of `momentum`."""
+    m = momentum(inputs.gamma)
+    return lambda delta: m(delta) - inputs.gamma * delta
+
+
+def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...]) -> Case:
+    """DeMo on chunks of the given sizes, whose coefficients are T x, one chunk after the other."""
+    ends = np.cumsum(chunks)[:-1]
+
+    def top(coefficients):
+        return np.concatenate(
+            [compressed.largest(each, min(k, len(each))) for each in np.split(coefficients, ends)]
+        )
+
+    def rounds(inputs):
+        for paper in compressed.demo(inputs.x, inputs.G, inputs.gamma, N, 0.9, T, top):
+            # The method's m lacks the factor gamma, which changes neither `top` nor the sign.
+            yield {"x": paper["x"], "m": paper["m"] / inputs.gamma}
+
+    return Case(
+        name,
+        "DeMo, algorithm 1",
+        lambda optimizer, of: algorithms.demo(optimizer, 0.9, k, chunk),
+        rounds,
+        lambda found, papers: {
+            **on_server(found, papers),
+            "m": trajectories.rows(found.states.workers),
+        },
+        f"noisy gradients; workers differ; k = {k}",
+    )
+
+
+_BLOCKS = np.asarray(block_diag(compressed.dct(7), np.kron(compressed.dct(3), compressed.dct(5))))
+# 7 is a prime number above 4, and so is 5: chunks of one element, and columns of three.
+_COLUMNS = np.asarray(
+    block_diag(np.eye(7), np.einsum("kh,jw->jkhw", compressed.dct(3), np.eye(5)).reshape(15, 15))
+)
 _EC, _EF = algorithms.error_compensated_sgd, algorithms.ef21
 _ALL = compressors.whole_model
 CASES = (
@@ -159,4 +221,36 @@ CASES = (
         (SHORT_OF_ALL, clipped),
         WHOLE,
     ),
+    Case(
+        "PowerSGD",
+        "PowerSGD, algorithm 1",
+        lambda optimizer, of: algorithms.powersgd(optimizer, RANK),
+        lambda inputs: compressed.powersgd(
+            inputs.x, inputs.G, inputs.step, LAYER, N, _start(inputs)
+        ),
+        partial(_factored, "e"),
+    ),
+    Case(
+        "PowerSGD, rank 1, momentum",
+        "PowerSGD, algorithms 1 and 2",
+        lambda optimizer, of: algorithms.powersgd(
+            algorithms.powersgd_momentum(of.learning_rate), 1
+        ),
+        lambda inputs: compressed.powersgd(
+            inputs.x, inputs.G, _powersgd_momentum(inputs), LAYER, N, _start(inputs)
+        ),
+        partial(_factored, "e"),
+    ),
+    Case(
+        "Dion",
+        "Dion, algorithm 1",
+        lambda optimizer, of: algorithms.dion(optimizer, 0.5, MU),
+        lambda inputs: compressed.dion(
+            inputs.x, inputs.G, inputs.step, LAYER, N, _start(inputs), MU
+        ),
+        partial(_factored, "M"),
+        optimizer="momentum",
+    ),
+    _demo("DeMo, blocks", 4, 7, _BLOCKS, (7, 15)),
+    _demo("DeMo, columns", 2, 4, _COLUMNS, (1,) * 7 + (3,) * 5),
 )

@@ -1,0 +1,116 @@
+"""FedNova: changes of clients that make different numbers of steps, normalized before the mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
+from algorithms.optimizers import Model
+from dsgd import Algorithm, checks, network, workers
+from dsgd.base import Pattern, Period, PyTree
+from dsgd.communication import Communicator
+
+
+class Measured(NamedTuple):
+    r"""State of an optimizer whose steps are measured.
+
+    Args:
+        optimizer: its state.
+        unit: a scalar model, from 0, that the same optimizer moves with gradients 1, and the state
+            of that optimizer. The model is $-\gamma \|a\|_1$.
+    """
+
+    optimizer: PyTree
+    unit: Model
+
+
+@checks.arguments
+def fed_nova(
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    *,
+    via: Pattern = network.star,
+) -> Algorithm:
+    r"""FedNova: FedAvg in which the server averages the clients' changes per unit of local
+    progress, so that clients with more steps do not count more.
+
+    $$ x_t - y^{(n)} = \gamma \sum_{k=1}^{\tau_n} a_{n,k}\, g_n(y_k^{(n)}), \qquad
+       d_n = \frac{x_t - y^{(n)}}{\gamma \|a_n\|_1}, \qquad
+       x_{t+1} = x_t - \gamma \tau_{\mathrm{eff}} \sum_n p_n d_n, \qquad
+       \tau_{\mathrm{eff}} = \sum_n p_n \|a_n\|_1 $$
+
+    A round is one gradient per client; every H-th round sends $d_n$ and two numbers. Client n makes
+    $\tau_n \le H$ steps: one in each round in which it participates and computes something
+    (`Query.work`). Clients that participate in the H-th round without having made a step count as
+    absent. Participation and the weights $p_n$, which are divided by the sum over the participating
+    clients, are those of `fed_avg`; with equal $\tau_n$ and `optax.sgd` the method is FedAvg.
+
+    $\gamma \|a_n\|_1$ is the distance that the optimizer moves a number with $\tau_n$ gradients of
+    1: $\gamma \tau_n$ for `optax.sgd(gamma)`, and $\gamma \sum_{k=1}^{\tau_n} (1 - \rho^k) / (1 -
+    \rho)$ with momentum $\rho$. The first equation holds for optimizers that are linear in the
+    gradients.
+
+    The limit differs from the optimum by $O(\gamma)$. That of FedAvg with different $\tau_n$ is the
+    optimum of another objective, $\sum_n p_n \tau_n f_n$, up to $O(\gamma)$.
+
+    Args:
+        optimizer: each client's step, for example `optax.sgd(gamma, momentum=0.9)`; its state
+            starts again in each period.
+        period: H, the largest number of steps. It may be swept.
+        via: communication pattern; by default each client has its own link to the server.
+
+    Raises:
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or the optimizer does not
+            accept a scalar.
+
+    Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
+    optimization", 2020, equation (6) and section 4, without the proximal term and without momentum
+    at the server. The authors' code has the same $\|a_n\|_1$ without a proximal term.
+    """
+    period = checks.period("fed_nova: period", period)
+
+    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+        distance = -y.optimizer.unit.params
+        counts = distance > 0
+        normalized = jax.vmap(_scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
+        sent = normalized, distance, counts.astype(distance.dtype)
+        direction, effective, share = round.weighted_mean(sent, via)
+        share = jnp.where(share > 0, share, 1)
+        return _scaled(effective / share**2, direction), x.memory, y.memory
+
+    return local_updates(
+        f"fed_nova({period})",
+        _measured(optimizer),
+        optax.sgd(1.0),
+        period,
+        via=via,
+        fresh=True,
+        change=change,
+    )
+
+
+def _scaled(factor: jax.Array, tree: PyTree) -> PyTree:
+    """Multiplies all leaves by a scalar; their types stay the same."""
+    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
+def _measured(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns the optimizer with a `Measured` state."""
+
+    def init(params):
+        leaves = jax.tree.leaves(params)
+        unit = jnp.zeros((), workers.widened(jnp.zeros((), jnp.result_type(*leaves))).dtype)
+        return Measured(optimizer.init(params), Model(unit, optimizer.init(unit)))
+
+    def update(gradient, state, params=None):
+        updates, memory = optimizer.update(gradient, state.optimizer, params)
+        one = jnp.ones_like(state.unit.params)
+        step, of_unit = optimizer.update(one, state.unit.optimizer, state.unit.params)
+        unit = Model(optax.apply_updates(state.unit.params, step), of_unit)
+        return updates, Measured(memory, unit)
+
+    return optax.GradientTransformation(init, update)

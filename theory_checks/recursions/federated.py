@@ -1,0 +1,71 @@
+"""Federated methods whose clients make different numbers of steps or have memory, and methods with
+corrected local steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from theory_checks.recursions.shared import Gradients, Rounds
+
+
+def fed_nova(
+    x: np.ndarray, G: Gradients, gamma: float, rho: float, tau: np.ndarray, H: int
+) -> Rounds:
+    r"""FedNova with local momentum: $a_n$ has the weights of the client's gradients in its change.
+
+    Args:
+        rho: the momentum.
+        tau: numbers of steps, `[N]`, at most H; client n makes the first tau_n of H rounds.
+
+    Source: Wang et al., "Tackling the objective inconsistency problem", 2020, equation (6) and
+    section 4.
+    """
+    N, t = len(tau), 0
+    norms = np.array([sum((1 - rho**k) / (1 - rho) for k in range(1, steps + 1)) for steps in tau])
+    while True:
+        y, u = np.tile(x, (N, 1)), np.zeros((N, len(x)))
+        for h in range(H):
+            u = rho * u + G(t, y)
+            y = np.where((h < tau)[:, None], y - gamma * u, y)
+            t += 1
+            if h + 1 < H:
+                yield {"params": y, "server": x}
+        d = (x - y) / (gamma * norms[:, None])
+        x = x - gamma * norms.mean() * d.mean(axis=0)
+        yield {"params": np.tile(x, (N, 1)), "server": x}
+
+
+def fed_dyn(x: np.ndarray, G: Gradients, N: int, gamma: float, alpha: float, H: int) -> Rounds:
+    """FedDyn with all clients; their problems are solved by H gradient steps.
+
+    Source: Acar et al., "Federated learning based on dynamic regularization", 2021, Algorithm 1.
+    """
+    h, memory, t = np.zeros_like(x), np.zeros((N, len(x))), 0
+    while True:
+        theta = np.tile(x, (N, 1))
+        for k in range(H):
+            theta = theta - gamma * (G(t, theta) - memory + alpha * (theta - x))
+            t += 1
+            if k + 1 < H:
+                yield {"params": theta, "memory": memory, "server": x, "h": h}
+        memory = memory - alpha * (theta - x)
+        h = h - alpha / N * (theta - x).sum(axis=0)
+        x = theta.mean(axis=0) - h / alpha
+        yield {"params": np.tile(x, (N, 1)), "memory": memory, "server": x, "h": h}
+
+
+def scaffnew(X: np.ndarray, G: Gradients, gamma: float, p: float, coins: np.ndarray) -> Rounds:
+    """Scaffnew.
+
+    Args:
+        coins: theta, bool `[T]`.
+
+    Source: Mishchenko et al., "ProxSkip", 2022, Algorithm 2.
+    """
+    h = np.zeros_like(X)
+    for t, coin in enumerate(coins):
+        hat = X - gamma * (G(t, X) - h)
+        X = np.tile(hat.mean(axis=0), (len(X), 1)) if coin else hat
+        h = h + p / gamma * (X - hat)
+        yield {"params": X, "control": h}

@@ -1,0 +1,80 @@
+"""Federated methods, compared with their recursions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from dsgd.base import Algorithm, LocalWork, Round, State
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
+from theory_checks.machinery.trajectories import N, Trajectory
+from theory_checks.recursions import federated
+
+H, ALPHA, P = 3, 0.7, 0.5
+TAU = np.arange(N) % H + 1
+
+
+def _some_steps(state: State, round: Round) -> LocalWork:
+    """Client n computes in the first TAU[n] rounds of each period."""
+    computes = (round.step % H < TAU)[:, None]
+    return LocalWork(computes, jnp.ones(computes.shape))
+
+
+def _fed_nova(optimizer: optax.GradientTransformation) -> Algorithm:
+    return algorithms.with_local_work(algorithms.fed_nova(optimizer, H), _some_steps)
+
+
+def _fed_nova_rounds(inputs: Inputs) -> Iterator[Symbols]:
+    def G(t, X):
+        return inputs.exact(t, X) + inputs.found.noise[t, :, 0]
+
+    return federated.fed_nova(inputs.x, G, inputs.gamma, 0.9, TAU, H)
+
+
+def _with_server(found: Trajectory, papers: Symbols) -> Symbols:
+    return {
+        "params": trajectories.rows(found.states.workers.params),
+        "server": trajectories.rows(found.states.server.params, 1),
+    }
+
+
+def _with_memories(found: Trajectory, papers: Symbols) -> Symbols:
+    return {
+        **_with_server(found, papers),
+        "memory": trajectories.rows(found.states.workers.memory),
+        "h": trajectories.rows(found.states.server.memory, 1),
+    }
+
+
+CASES = (
+    Case(
+        "FedNova",
+        "Wang et al. 2020, (6)",
+        lambda optimizer, of: _fed_nova(optimizer),
+        _fed_nova_rounds,
+        _with_server,
+        "momentum; clients make 1, 2 or 3 steps",
+        "momentum",
+    ),
+    Case(
+        "FedDyn",
+        "Acar et al. 2021, algorithm 1",
+        lambda optimizer, of: algorithms.fed_dyn(optimizer, H, ALPHA),
+        lambda inputs: federated.fed_dyn(inputs.x, inputs.G, N, inputs.gamma, ALPHA, H),
+        _with_memories,
+    ),
+    Case(
+        "Scaffnew",
+        "Mishchenko et al. 2022, algorithm 2",
+        lambda optimizer, of: algorithms.scaffnew(optimizer, P),
+        lambda inputs: federated.scaffnew(
+            inputs.X, inputs.G, inputs.gamma, P, inputs.found.sent[:, 0] > 0
+        ),
+        on_workers,
+    ),
+)
