@@ -102,8 +102,9 @@ def instance(noise: float) -> Instance:
     A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
     b = rng.normal(size=(N, D))
     best = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
-    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), best)
-    return Instance(*arrays, np.float64(0), np.float64(0))
+    zero = np.float64(0)
+    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), best, zero, zero)
+    return Instance(*arrays)
 
 
 @cache
@@ -119,7 +120,8 @@ def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:
 
 # --- Identities.
 
-MIXED, NESTEROV = {"momentum": 0.5}, {"step": 0.7, "outer_momentum": 0.6}
+MIXED: Any = {"momentum": 0.5}
+NESTEROV: Any = {"step": 0.7, "outer_momentum": 0.6}
 IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
     "Streaming DiLoCo of one fragment, at once": (
         ("one fragment at once", Numbers(share=0.0, **MIXED, **NESTEROV)),
