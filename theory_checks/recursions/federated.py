@@ -19,8 +19,7 @@ def fed_nova(
         tau: numbers of steps, `[N]`, at most H; client n computes in the first tau_n of H rounds,
             and is absent if tau_n = 0.
 
-    Source: Wang et al., "Tackling the objective inconsistency problem", 2020, equation (6) and
-    section 4.
+    Source: Wang et al., "Tackling the objective inconsistency problem", 2020.
     """
     N, S, t = len(tau), tau > 0, 0
     norms = np.array([sum((1 - rho**k) / (1 - rho) for k in range(1, steps + 1)) for steps in tau])

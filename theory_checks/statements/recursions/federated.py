@@ -66,7 +66,7 @@ def _mime_rounds(inputs: Inputs) -> Iterator[Symbols]:
 CASES = (
     Case(
         "FedNova",
-        "Wang et al. 2020, (6)",
+        "Wang et al. 2020, FedNova",
         lambda optimizer, of: _fed_nova(optimizer),
         _fed_nova_rounds,
         _with_server,
