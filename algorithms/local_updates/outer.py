@@ -146,7 +146,9 @@ def local_updates(
         return round.every(period, synchronize, x, y)
 
     def absent(before: Inner, after: Inner) -> Inner:
-        """The worker adopts the common model when it returns."""
+        """Returns the state of workers that did not participate: they adopt the common model when
+        they return.
+        """
         optimizer = after.optimizer if fresh else before.optimizer
         return before._replace(params=after.params, optimizer=optimizer)
 

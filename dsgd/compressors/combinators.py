@@ -115,7 +115,7 @@ class WholeModel(Compressor):
 
     @property
     def layer_wise(self) -> bool:
-        """False: all leaves of a pytree are compressed together."""
+        """Returns False: all leaves of a pytree are compressed together."""
         return False
 
 
