@@ -287,7 +287,7 @@ class Ends(NamedTuple):
 
     @property
     def rest(self) -> np.ndarray:
-        """Returns the mean state to which the rounds converge: the fixed point of the mean's map."""
+        """Returns the mean state to which the rounds converge, the fixed point of `map`."""
         M, c = self.map[:, :-1], self.map[:, -1]
         return np.linalg.solve(np.eye(len(c)) - M, c)
 
