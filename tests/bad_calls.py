@@ -327,6 +327,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.hypercube: {"dimension": 2},
     topologies.torus: {"columns": 2},
     topologies.uniform: {"adjacency": ADJACENCY},
+    algorithms.powersgd_momentum: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
