@@ -33,6 +33,7 @@ SERVER, GOSSIP = (
 
 LOCAL = "algorithms/test_local_updates"
 SLOW_LINKS = "algorithms/test_slow_links"
+STATEMENTS = "theory_checks/test_statements"
 
 MISTAKES = [
     # Equations.
@@ -77,6 +78,30 @@ MISTAKES = [
         "g + proximal * (y - x[None])",
         "g + proximal * y",
         of(LOCAL, "the_outer_step_does_not_change_the_limit[FedProx]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_nova.py",
+        "effective / share**2",
+        "effective / share",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-nova]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_dyn.py",
+        "mean / share + h / regularization",
+        "mean + h / regularization",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-dyn]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/mime.py",
+        "jnp.where(at_local, t - 1, t)",
+        "t",
+        of(STATEMENTS, "statement_holds[Mime, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/scaffnew.py",
+        "probability / gamma * (mean - hat)",
+        "1 / gamma * (mean - hat)",
+        of(STATEMENTS, "statement_holds[Scaffnew, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/post_local_sgd.py",
