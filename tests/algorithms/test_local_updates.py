@@ -186,7 +186,7 @@ def test_two_methods_are_the_same(name):
 
 
 def test_mime_of_one_step_is_mini_batch_momentum():
-    """With exact gradients; the noise of numbered draws differs."""
+    """The gradients are exact, since draws with sample ids have different noise."""
     left, right = (
         models(name, Numbers(period=1, momentum=0.5), instance(0.0))
         for name in ("Mime", "mini-batch")
@@ -312,8 +312,8 @@ def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
 
 
 def limit_of_mime_lite(gamma: float, beta: float) -> np.ndarray:
-    """The zero of the affine map from x to the change of the server's model in a period, with the
-    momentum of a constant mean gradient.
+    """Returns the model x that MimeLite does not change within a period, with the momentum of a
+    constant mean gradient. The change of the server's model is affine in x.
     """
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     slopes = quadratic(A, b)
