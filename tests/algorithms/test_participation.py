@@ -126,8 +126,8 @@ def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
 
 
 def controlled() -> tuple[dict, float]:
-    """Returns the final states of SCAFFOLD, and the bits. If a worker misses a round, its control variate replaces the
-    gradient.
+    """Returns the final states of SCAFFOLD, and the bits. If a worker misses a round, its control
+    variate replaces the gradient.
     """
     Y, own, c, total, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0.0
     for t in range(T):
@@ -171,14 +171,14 @@ def outer_momentum() -> tuple[dict, float]:
 
 
 def unbiased() -> tuple[dict, float]:
-    """Returns the final models if each client sends its model to the server and receives the server's."""
+    """Returns the final models if clients send their models to the server and receive its model."""
     X = outer_steps(averaging, ratio=False)
     return {"params": X}, sum(2 * HERE[t].sum() * WORD for t in range(H - 1, T, H))
 
 
 def normalized() -> tuple[dict, float]:
-    """Returns the final models of FedNova: the server averages the changes per step, over the clients that
-    made a step.
+    """Returns the final models of FedNova: the server averages the changes per step, over the
+    clients that made a step.
     """
     X, x, tau, bits = np.zeros((N, D)), np.zeros(D), np.zeros(N), 0
     for t in range(T):
@@ -211,8 +211,8 @@ def regularized(alpha: float) -> tuple[dict, float]:
 
 
 def frozen_momentum() -> tuple[dict, float]:
-    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of the first
-    round of each period.
+    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of the
+    first round of each period.
     """
     X, x, m, first, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
     for t in range(T):
@@ -248,7 +248,9 @@ def corrected_momentum() -> tuple[dict, float]:
 
 
 def desynced() -> tuple[dict, float]:
-    """Returns the final models of DES-LOC. Models are averaged every H rounds, momenta every second round."""
+    """Returns the final models of DES-LOC, with averages of models every H rounds and of momenta
+    every second round.
+    """
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         S, there = counted(t), HERE[t][:, None]
@@ -263,8 +265,8 @@ def desynced() -> tuple[dict, float]:
 
 
 def elastic() -> tuple[dict, float]:
-    """Returns the final models of EASGD. A worker whose message is lost is not moved, so that the sum of
-    models and center is preserved.
+    """Returns the final models of EASGD. A worker whose message is lost is not moved, so that the
+    sum of models and center is preserved.
     """
     X, center, bits = np.zeros((N, D)), np.zeros(D), 0
     for t in range(T):
@@ -322,8 +324,8 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
 
 
 def streamed() -> tuple[dict, float]:
-    """Returns the final models of Streaming DiLoCo with one fragment. It is sent uncompressed and merged a
-    round later, also into the models of workers that do not participate.
+    """Returns the final models of Streaming DiLoCo with one fragment. It is sent uncompressed and
+    merged a round later, also into the models of workers that do not participate.
     """
     X, x, u, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0.0
     for t in range(T):
@@ -340,8 +342,8 @@ def streamed() -> tuple[dict, float]:
 
 
 def paired(topology: dsgd.Topology) -> tuple[dict, float]:
-    """Returns the final models of NoLoCo. A worker that does not participate in an exchange continues from
-    its model.
+    """Returns the final models of NoLoCo. A worker that does not participate in an exchange
+    continues from its model.
     """
     X, slow, v, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
@@ -458,7 +460,7 @@ def test_the_training_loss_is_that_of_the_workers_that_participate():
 
 
 def test_a_worker_that_does_not_participate_has_no_work():
-    """With weighted micro-batches, the mean is over the micro-batches of the participating workers."""
+    """With weighted micro-batches, the mean is over those of the participating workers."""
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
     cluster = clusters.Cluster(
