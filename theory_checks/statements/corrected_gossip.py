@@ -341,7 +341,9 @@ def identity_of_extra() -> list[Outcome]:
 def _roots(
     method: Method, eigenvalues: np.ndarray, turn: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns s, m and c_1 / gamma of each eigenvalue, for gamma h = turn."""
+    """Returns the coefficients of the closed form along each eigenvector, s, m and c_1 / gamma, for
+    gamma h = `turn`.
+    """
     if method is algorithms.extra:
         return 1 + eigenvalues - turn, (1 + eigenvalues) / 2 - turn, np.ones_like(eigenvalues)
     nu = (1 + eigenvalues) / 2 if method is algorithms.exact_diffusion else eigenvalues
