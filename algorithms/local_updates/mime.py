@@ -1,4 +1,4 @@
-"""Mime and MimeLite: local steps with the state of an optimizer of the mean gradient."""
+"""Mime and MimeLite: local steps with an optimizer whose state only the server updates."""
 
 from __future__ import annotations
 
