@@ -1,4 +1,4 @@
-"""FedNova: changes of clients that make different numbers of steps, normalized before the mean."""
+"""FedNova: the mean of changes that are normalized by the clients' numbers of steps."""
 
 from __future__ import annotations
 

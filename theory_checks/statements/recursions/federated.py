@@ -21,7 +21,7 @@ TAU = np.arange(N) % (H + 1)
 
 
 def _some_steps(state: State, round: Round) -> LocalWork:
-    """Client n computes in the first TAU[n] rounds of each period."""
+    """Returns the local work: client n computes in the first TAU[n] rounds of each period."""
     computes = (round.step % H < TAU)[:, None]
     return LocalWork(computes, jnp.ones(computes.shape))
 
