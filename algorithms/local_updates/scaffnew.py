@@ -96,11 +96,11 @@ def scaffnew(
         optimizer,
         update,
         server=lambda params: (),
-        start=lambda y: Controlled(*y, optax.tree.zeros_like(y.params)),
+        start=lambda y: Controlled(y.params, y.optimizer, optax.tree.zeros_like(y.params)),
     )
 
 
 def _step_size(optimizer: optax.GradientTransformation) -> jax.Array:
-    """Returns the size of the first step for a gradient of 1."""
+    """Returns the length of the optimizer's first step for a gradient of 1."""
     start = optimizers.init(optimizer, jnp.zeros(()))
     return -optimizers.update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]

@@ -14,6 +14,7 @@ from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import slow_links
 from theory_checks.recursions.compressed import clipped
+from theory_checks.recursions.outer import Outer, nesterov
 from theory_checks.statements.recursions.shared import DOUBLE, SHORT, graph, matrices
 
 H, TAU, ALPHA = 4, 1, 0.25
@@ -23,13 +24,13 @@ PARTS = (slice(0, LAYERS[0]), slice(LAYERS[0], D))
 OUTER = optax.sgd(0.6, momentum=0.8, nesterov=True)
 
 
-def _outer() -> slow_links.Outer:
-    return slow_links.nesterov(0.6, 0.8)
+def _outer() -> Outer:
+    return nesterov(0.6, 0.8)
 
 
 def _e3m0_bits(d: int) -> int:
-    """Bits of a message of d elements to each of the other workers: two elements in a byte, and the
-    scale.
+    """Returns the bits of a message of d elements to each of the other workers: two elements in a
+    byte, and the scale.
     """
     return (N - 1) * (8 * -(-d // 2) + DOUBLE)
 
@@ -77,7 +78,9 @@ def drawn(found: Trajectory) -> np.ndarray:
 
 
 def _sparta(inputs: Inputs) -> Iterator[Symbols]:
-    """The elements are random; their number is not."""
+    """Runs SPARTA's recursion with the elements that the method drew, and checks their number,
+    which is not random.
+    """
     mask = drawn(inputs.found)
     number = sum(int(np.ceil(DENSITY * size)) for size in LAYERS)
     assert (mask.sum(axis=1) == number).all()
