@@ -33,7 +33,7 @@ _CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after 
 _AHEAD = 2  # number of chunks queued on the devices
 _SLOW_CHUNK = 1.0  # seconds of the first chunk, from which on an evaluation is timed
 _LONG_EVALUATIONS = 5.0  # seconds; runs with less time in evaluations do not warn
-_MOST_TIME = 0.5  # share of the time from which on evaluations are reported
+_MOST_TIME = 0.6  # share of the time from which on evaluations are reported
 _DONATED = (0,)  # donated arguments of `advance`: the carry
 
 

@@ -120,7 +120,8 @@ def plain(args: Args, problem: dsgd.Problem) -> Callable[[int], object]:
     count = args.workers * args.batch_size
 
     def loss(params, inputs, targets):
-        return jnp.mean(next_byte(model.apply({"params": params}, inputs), targets))
+        logits = jnp.asarray(model.apply({"params": params}, inputs))
+        return jnp.mean(next_byte(logits, targets))
 
     @jax.jit
     def start(key):
