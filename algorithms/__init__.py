@@ -37,6 +37,7 @@ from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from algorithms.local_updates.local_sgd import local_sgd
+from algorithms.local_updates.mime import mime, mime_lite
 from algorithms.local_updates.noloco import noloco
 from algorithms.local_updates.post_local_sgd import post_local_sgd
 from algorithms.local_updates.scaffnew import scaffnew
@@ -103,6 +104,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
+    "mime": lambda optimizer, workers: mime(optimizer, 2),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
@@ -202,6 +205,8 @@ __all__ = [
     "kimad_sgd",
     "local_sgd",
     "make",
+    "mime",
+    "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
     "muloco",

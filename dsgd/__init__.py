@@ -39,7 +39,7 @@ from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.sweeps import Sweep, mean_and_error, sweep, tail_mean
 from dsgd.wire import codecs, counts
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Algorithm",

@@ -27,10 +27,10 @@ def demo(
     T is the orthonormal discrete cosine transform (DCT-II) of the chunks of each leaf, in two
     dimensions for matrices, and TopK keeps the k largest coefficients of each chunk: see
     `compressors.dct_top_k`. The momenta start at 0 and differ between workers; x does not. The mean
-    is over all N workers, also for coefficients that only some of them send. An element of u that
-    is 0 makes no step. With k at least the number of elements of a chunk, m is 0 after each round,
-    and the method is SGD along the sign of the mean gradient. Steps have a constant size, so that x
-    approaches a minimum only if $\gamma$ decreases.
+    is over all N workers, also for coefficients that only some of them send, with the problem's
+    worker weights. An element of u that is 0 makes no step. With k at least the number of elements
+    of a chunk, m is 0 after each round, and the method is SGD along the sign of the mean gradient.
+    Steps have a constant size, so that x approaches a minimum only if $\gamma$ decreases.
 
     Sends k values and k indices for each chunk, by an all-gather.
 
@@ -69,9 +69,9 @@ def demo(
         m = jax.tree.map(lambda m, g: jnp.asarray(decay, m.dtype) * m + g, state.workers, gradients)
         leaves, treedef = jax.tree.flatten(m)
         with round.joint():
-            sent = [round.all_gather(leaf, compressor(leaf)) for leaf in leaves]
+            sent = [round.mean_of_messages(compressor(leaf), leaf) for leaf in leaves]
         m = optax.tree.sub(m, treedef.unflatten(each.decoded for each in sent))
-        u = treedef.unflatten(jnp.mean(each.received, axis=0) for each in sent)
+        u = treedef.unflatten(each.received for each in sent)
         signs = jax.tree.map(lambda u, x: jnp.sign(u).astype(x.dtype), u, state.server.params)
         return State(optimizers.step(optimizer, state.server, signs), m)
 

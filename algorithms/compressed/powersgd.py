@@ -22,14 +22,14 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     $$ \Delta' = P Q^\top, \qquad e_n \leftarrow D_n - \Delta', \qquad x \leftarrow x - \gamma
     \Delta' $$
 
-    Leaves of several axes are matrices, cut where a + b is smallest: a kernel `[height, width,
-    inputs, outputs]` has a = outputs. Other leaves make the step with the mean gradient. The
-    memories start at 0. Q starts with independent normal elements, the same for all workers, and is
-    kept between rounds (warm start). All operations are linear in the $D_n$, so that the iterates
-    are those of one worker with the mean gradient. With exact gradients and a small constant step,
-    x converges to a stationary point of the mean objective, whatever the data of the workers. Only
-    the mean of the memories then tends to 0: each $e_n$ adds up its
-    worker's gradient, so that rounding errors grow with the number of rounds if workers differ.
+    Leaves of several axes are matrices, cut where a + b is smallest: a kernel
+    `[height, width, inputs, outputs]` has a = outputs. Other leaves make the step with the mean
+    gradient. The memories start at 0. Q starts with independent normal elements, the same for all
+    workers, and is kept between rounds (warm start). All operations are linear in the $D_n$, so
+    that the iterates are those of one worker with the mean gradient. With exact gradients and a
+    small constant step, x converges to a stationary point of the mean objective, whatever the data
+    of the workers. Only the mean of the memories then tends to 0: each $e_n$ adds up its worker's
+    gradient, so that rounding errors grow with the number of rounds if workers differ.
 
     Sends the r(a + b) elements of P and Q for each matrix, by two all-reduces. The first one also
     has the elements of all other leaves.

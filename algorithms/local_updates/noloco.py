@@ -98,6 +98,6 @@ def noloco(
         f"noloco({period}, {topology.name})",
         optimizer,
         update,
-        start=lambda y: Slow(*y, y.params, optax.tree.zeros_like(y.params)),
+        start=lambda y: Slow(y.params, y.optimizer, y.params, optax.tree.zeros_like(y.params)),
         topology=topology,
     )

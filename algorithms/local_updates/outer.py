@@ -139,7 +139,7 @@ def local_updates(
             model = optimizers.Model(x.params, x.optimizer)
             x = Outer(*optimizers.server_step(outer, model, delta), shared)
             memory = _restarted(inner, x.params, y.optimizer) if fresh else y.optimizer
-            return x, Inner(_replicated(x.params, y.params), memory, own)
+            return x, Inner(replicated(x.params, y.params), memory, own)
 
         if callable(period):
             return round.when(period(x, round), synchronize, x, y)
@@ -160,7 +160,7 @@ def local_updates(
     )
 
 
-def _replicated(tree: PyTree, like: PyTree) -> PyTree:
+def replicated(tree: PyTree, like: PyTree) -> PyTree:
     """Repeats leaves `[...]` to the shape `[n, ...]` of `like`."""
     return jax.tree.map(lambda leaf, rows: jnp.broadcast_to(leaf, rows.shape), tree, like)
 

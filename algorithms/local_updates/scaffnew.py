@@ -96,7 +96,7 @@ def scaffnew(
         optimizer,
         update,
         server=lambda params: (),
-        start=lambda y: Controlled(*y, optax.tree.zeros_like(y.params)),
+        start=lambda y: Controlled(y.params, y.optimizer, optax.tree.zeros_like(y.params)),
     )
 
 

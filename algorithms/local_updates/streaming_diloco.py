@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import KeyPath, SequenceKey
 
@@ -104,10 +103,11 @@ def streaming_diloco(
 
             x[p] = round.every(period, send, x[p], offset=offset)
             sent = round.step + 1 - delay
-            now = (sent > 0) & (sent % period == offset)
-            merged = round.when(now, partial(_merged, local_share, x[p].params), rows)
-            for i, leaf in zip(member, merged, strict=True):
-                leaves[i] = leaf
+            merged = (sent > 0) & (sent % period == offset)
+            for i, x_i in zip(member, x[p].params, strict=True):
+                mixed = local_share * leaves[i] + (1 - local_share) * x_i[None]
+                # Without a branch, so that XLA computes it together with the local step.
+                leaves[i] = jnp.where(merged, mixed.astype(leaves[i].dtype), leaves[i])
         return x, y._replace(params=treedef.unflatten(leaves))
 
     def start(params: Params) -> list[Model]:
@@ -125,13 +125,6 @@ def streaming_diloco(
         start=lambda y: y,
         absent=lambda before, after: after,
     )
-
-
-def _merged(local_share: Real, x: Leaves, y: Leaves) -> Leaves:
-    return [
-        (local_share * y + (1 - local_share) * x[None]).astype(y.dtype)
-        for x, y in zip(x, y, strict=True)
-    ]
 
 
 def of_fragments(model: Params, P: int) -> list[list[int]]:

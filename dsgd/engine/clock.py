@@ -151,8 +151,14 @@ def tick(
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
-        # participates, the round ends when the slowest worker would have computed its gradient.
-        seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
+        # participates, the round ends when the slowest worker would have computed its gradient, of
+        # one batch if the local work of absent workers is 0: the clock must not stand still.
+        idle = (
+            finish
+            if round.work is None
+            else _finish(clock, problem, round._replace(work=None), query, None)
+        )
+        seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(idle)), 0)
         done = jnp.where(round.present, done, seconds)
     if isinstance(pending, Pending):
         pending = pending._replace(done=pending.done - seconds)

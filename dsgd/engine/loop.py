@@ -300,7 +300,13 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     everywhere: Any = P()
     by_worker: Any = P(workers.AXIS)
     statistics = Statistics(
-        Bits(by_worker, by_worker, by_worker, by_worker), *[everywhere] * 5, by_worker
+        Bits(by_worker, by_worker, by_worker, by_worker),
+        everywhere,
+        everywhere,
+        everywhere,
+        everywhere,
+        everywhere,
+        by_worker,
     )
     return _sharded(
         plan, body, (_state_spec(plan), everywhere, by_worker), (_state_spec(plan), statistics)

@@ -64,6 +64,8 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
         algorithms.fed_nova(plain_sgd(of), of.period), partial(first_rounds, of.period)
     ),
     "FedDyn": lambda of: algorithms.fed_dyn(plain_sgd(of), of.period, of.proximal),
+    "MimeLite": lambda of: algorithms.mime_lite(sgd(of), of.period),
+    "Mime": lambda of: algorithms.mime(sgd(of), of.period),
     "Scaffnew": lambda of: algorithms.scaffnew(plain_sgd(of), of.probability),
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
     "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
@@ -151,6 +153,11 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("SlowMo", Numbers(step=0.7, outer_momentum=0.6)),
     ),
     "FedNova of equal steps": (("FedNova", Numbers(period=3)), ("FedAvg", Numbers(period=3))),
+    "MimeLite without momentum": (("MimeLite", Numbers()), ("FedAvg", Numbers())),
+    "MimeLite of one step": (
+        ("MimeLite", Numbers(period=1, momentum=0.5)),
+        ("mini-batch", Numbers(momentum=0.5)),
+    ),
     "Scaffnew that always averages": (("Scaffnew", Numbers()), ("mini-batch", Numbers())),
     "post-local SGD, local at once": (
         ("post-local SGD", Numbers(momentum=0.5)),
@@ -173,6 +180,15 @@ def test_two_methods_are_the_same(name):
     """With noisy gradients: the noise depends on round and worker only."""
     left, right = (models(*side, instance(0.5)) for side in IDENTITIES[name])
     assert np.ptp(left) > 0.1
+    np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
+
+
+def test_mime_of_one_step_is_mini_batch_momentum():
+    """With exact gradients; the noise of numbered draws differs."""
+    left, right = (
+        models(name, Numbers(period=1, momentum=0.5), instance(0.0))
+        for name in ("Mime", "mini-batch")
+    )
     np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
 
@@ -278,15 +294,43 @@ def test_with_unequal_steps_fednovas_limit_is_near_the_optimum_and_fedavgs_is_no
     assert few[0] < 0.02 * min(fed_avg)
 
 
-@pytest.mark.parametrize("name", ["FedDyn", "Scaffnew"])
+@pytest.mark.parametrize("name", ["FedDyn", "Mime", "Scaffnew"])
 def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
     numbers = {
         "FedDyn": Numbers(gamma=0.2, proximal=2.0),
+        "Mime": Numbers(gamma=0.3, momentum=0.3, period=3),
         "Scaffnew": Numbers(gamma=0.4, probability=0.5),
     }
     path = models(name, numbers[name], instance(0.0))
     assert error(path[0]) > 0.1
     assert error(path[-1]) < 1e-10
+
+
+def limit_of_mime_lite(gamma: float, beta: float) -> np.ndarray:
+    """The zero of the affine map from x to the change of the server's model in a period, with the
+    momentum of a constant mean gradient.
+    """
+    A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
+    slopes = quadratic(A, b)
+
+    def change(x):
+        y = np.tile(x, (N, 1))
+        m = slopes(0, y).mean(axis=0) / (1 - beta)
+        for _ in range(H):
+            y = y - gamma * (slopes(0, y) + beta * m)
+        return y.mean(axis=0) - x
+
+    slope = np.stack([change(row) for row in np.eye(D)], axis=1) - change(np.zeros(D))[:, None]
+    return np.linalg.solve(slope, -change(np.zeros(D)))
+
+
+def test_mime_lites_limit_is_biased_in_proportion_to_the_step():
+    numbers = Numbers(gamma=0.2, momentum=0.5)
+    path, best = models("MimeLite", numbers, instance(0.0)), limit_of_mime_lite(0.2, 0.5)
+    np.testing.assert_allclose(path[-1], best, rtol=0, atol=1e-6)
+    assert error(best) > 1e-2
+    few = [error(limit_of_mime_lite(gamma, 0.5)) for gamma in (1e-3, 1e-4)]
+    assert few[1] / few[0] == pytest.approx(0.1, rel=0.02)
 
 
 def test_feddyn_reaches_the_optimum_with_sampled_clients_and_few_steps():

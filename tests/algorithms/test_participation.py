@@ -205,6 +205,41 @@ def regularized(alpha: float) -> tuple[dict, float]:
     return {"params": X, "memory": memory}, bits
 
 
+def frozen_momentum() -> tuple[dict, float]:
+    """MimeLite: the server's momentum is of the gradients in the first round of each period."""
+    X, x, m, first, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        g, there, S = slopes(X), HERE[t][:, None], counted(t)
+        first = np.where(there & (t % H == 0), g, first)
+        X = np.where(there, X - GAMMA * (g + BETA * m), X)
+        if (t + 1) % H == 0:
+            if S.any():
+                x, m = X[S].mean(axis=0), first[S].mean(axis=0) + BETA * m
+            X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * 2 * WORD
+    return {"params": X}, bits
+
+
+def corrected_momentum() -> tuple[dict, float]:
+    """Mime with two steps, the second of which takes two rounds."""
+    X, x, m, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0
+    c, at_x, known = np.zeros(D), np.zeros((N, D)), np.zeros(N, bool)
+    for t in range(T):
+        S, there = counted(t), HERE[t][:, None]
+        if t % 3 == 0:
+            c = slopes(X)[S].mean(axis=0) if S.any() else np.zeros(D)
+            X = np.where(there, X - GAMMA * (c + BETA * m), X)
+        elif t % 3 == 1:
+            at_x, known = slopes(np.tile(x, (N, 1))), HERE[t]
+        else:
+            step = slopes(X) - at_x + c + BETA * m
+            X = np.where(there & known[:, None], X - GAMMA * step, X)
+            if S.any():
+                x, m = X[S].mean(axis=0), c + BETA * m
+            X = np.tile(x, (N, 1))
+        bits += 2 * HERE[t].sum() * WORD * (t % 3 != 1)
+    return {"params": X}, bits
+
+
 def desynced() -> tuple[dict, float]:
     """Models are averaged every H rounds, momenta every second round."""
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
@@ -319,6 +354,8 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
     "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
+    "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
+    "mime": (algorithms.mime(MOMENTUM, 2), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "streaming-diloco": (

@@ -32,14 +32,76 @@ SERVER, GOSSIP = (
 )
 
 LOCAL = "algorithms/test_local_updates"
+SLOW_LINKS = "algorithms/test_slow_links"
+STATEMENTS = "theory_checks/test_statements"
 
 MISTAKES = [
     # Equations.
+    Mistake(
+        "algorithms/local_updates/streaming_diloco.py",
+        "offset = (p + 1) * period",
+        "offset = p * period",
+        of("theory_checks/test_statements", "statement_holds[Streaming DiLoCo, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/outer.py",
+        "optax.tree.sub(total, delivery.decoded)",
+        "total",
+        of(SLOW_LINKS, "two_methods_are_the_same[SparseLoCo of all elements]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/delayed_diloco.py",
+        "mean[None] - own",
+        "mean[None]",
+        of("theory_checks/test_statements", "statement_holds[DiLoCo, eager, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/noloco.py",
+        "consensus * (mixed - slow)",
+        "consensus * mixed",
+        of(SLOW_LINKS, "two_methods_are_the_same[NoLoCo of full steps]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/sparta.py",
+        "ends[:-1], ends[1:]",
+        "ends[:-1], ends[1:] - 1",
+        of(SLOW_LINKS, "sparta_draws_other_elements_in_each_round"),
+    ),
+    Mistake(
+        "dsgd/engine/clock.py",
+        "begin, ends, due = jnp.maximum(done, jnp.max(pending.done, axis=0)), [], []",
+        "begin, ends, due = done, [], []",
+        of(SLOW_LINKS, "messages_of_a_fragment_are_sent_while_the_workers_compute"),
+    ),
     Mistake(
         "algorithms/local_updates/fed_avg.py",
         "g + proximal * (y - x[None])",
         "g + proximal * y",
         of(LOCAL, "the_outer_step_does_not_change_the_limit[FedProx]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_nova.py",
+        "effective / share**2",
+        "effective / share",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-nova]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_dyn.py",
+        "mean / share + h / regularization",
+        "mean + h / regularization",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-dyn]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/mime.py",
+        "jnp.where(at_local, t - 1, t)",
+        "t",
+        of(STATEMENTS, "statement_holds[Mime, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/scaffnew.py",
+        "probability / gamma * (mean - hat)",
+        "1 / gamma * (mean - hat)",
+        of(STATEMENTS, "statement_holds[Scaffnew, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/post_local_sgd.py",

@@ -93,8 +93,8 @@ METHODS = [
     ),
     Mistake(
         "algorithms/compressed/demo.py",
-        "jnp.mean(each.received, axis=0)",
-        "jnp.mean(jnp.sign(each.received), axis=0)",
+        "each.decoded for each",
+        "each.decoded / 2 for each",
         holds("DeMo, columns, every round"),
     ),
     Mistake(

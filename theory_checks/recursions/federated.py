@@ -69,3 +69,41 @@ def scaffnew(X: np.ndarray, G: Gradients, gamma: float, p: float, coins: np.ndar
         X = np.tile(hat.mean(axis=0), (len(X), 1)) if coin else hat
         h = h + p / gamma * (X - hat)
         yield {"params": X, "control": h}
+
+
+def mime_lite(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int) -> Rounds:
+    r"""MimeLite with momentum: $\mathcal U(g, m) = g + \beta m$, $\mathcal V(c, m) = c + \beta m$.
+    The first local gradients are those at x.
+
+    Source: Karimireddy et al., "Mime", 2020, Algorithm 1.
+    """
+    m, t = np.zeros_like(x), 0
+    while True:
+        y = np.tile(x, (N, 1))
+        c = G(t, y).mean(axis=0)
+        for h in range(H):
+            y = y - gamma * (G(t, y) + beta * m)
+            t += 1
+            if h + 1 < H:
+                yield {"params": y, "server": x, "momentum": m}
+        x, m = y.mean(axis=0), c + beta * m
+        yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}
+
+
+def mime(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int) -> Rounds:
+    """Mime with momentum, as `mime_lite`. G(t, y) has draw t; the two gradients of a step have the
+    same draw, and a round each, except for the first, in which they cancel.
+    """
+    m, t = np.zeros_like(x), 0
+    while True:
+        start = np.tile(x, (N, 1))
+        c = G(t, start).mean(axis=0)
+        y = start - gamma * (c + beta * m)
+        t += 1
+        for _ in range(H - 1):
+            yield {"params": y, "server": x, "momentum": m}
+            yield {"params": y, "server": x, "momentum": m}
+            y = y - gamma * (G(t, y) - G(t, start) + c + beta * m)
+            t += 2
+        x, m = y.mean(axis=0), c + beta * m
+        yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}

@@ -8,23 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from theory_checks.recursions.outer import Outer
 from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step
 
-# (x, Delta) -> the next x; some have memory
-Outer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Compress = Callable[[np.ndarray], np.ndarray]  # one vector -> the decoded vector
-
-
-def nesterov(eta: float, mu: float) -> Outer:
-    r"""Returns the step $u \leftarrow \mu u + \Delta$, $x \leftarrow x - \eta (\Delta + \mu u)$."""
-    u = np.zeros(())
-
-    def outer(x, delta):
-        nonlocal u
-        u = mu * u + delta
-        return x - eta * (delta + mu * u)
-
-    return outer
 
 
 def e3m0(x: np.ndarray) -> np.ndarray:

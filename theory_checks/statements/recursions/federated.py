@@ -14,6 +14,7 @@ from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import federated
+from theory_checks.recursions.shared import Gradients
 
 H, ALPHA, P = 3, 0.7, 0.5
 TAU = np.arange(N) % H + 1
@@ -29,11 +30,13 @@ def _fed_nova(optimizer: optax.GradientTransformation) -> Algorithm:
     return algorithms.with_local_work(algorithms.fed_nova(optimizer, H), _some_steps)
 
 
-def _fed_nova_rounds(inputs: Inputs) -> Iterator[Symbols]:
-    def G(t, X):
-        return inputs.exact(t, X) + inputs.found.noise[t, :, 0]
+def _of_one_batch(inputs: Inputs) -> Gradients:
+    """Returns the gradients of the only micro-batch of a method that sets its local work."""
+    return lambda t, X: inputs.exact(t, X) + inputs.found.noise[t, :, 0]
 
-    return federated.fed_nova(inputs.x, G, inputs.gamma, 0.9, TAU, H)
+
+def _fed_nova_rounds(inputs: Inputs) -> Iterator[Symbols]:
+    return federated.fed_nova(inputs.x, _of_one_batch(inputs), inputs.gamma, 0.9, TAU, H)
 
 
 def _with_server(found: Trajectory, papers: Symbols) -> Symbols:
@@ -49,6 +52,15 @@ def _with_memories(found: Trajectory, papers: Symbols) -> Symbols:
         "memory": trajectories.rows(found.states.workers.memory),
         "h": trajectories.rows(found.states.server.memory, 1),
     }
+
+
+def _with_momentum(found: Trajectory, papers: Symbols) -> Symbols:
+    momentum = optax.tree.get(found.states.server.optimizer, "trace")
+    return {**_with_server(found, papers), "momentum": trajectories.rows(momentum, 1)}
+
+
+def _mime_rounds(inputs: Inputs) -> Iterator[Symbols]:
+    return federated.mime(inputs.x, _of_one_batch(inputs), N, inputs.gamma, 0.9, H)
 
 
 CASES = (
@@ -67,6 +79,24 @@ CASES = (
         lambda optimizer, of: algorithms.fed_dyn(optimizer, H, ALPHA),
         lambda inputs: federated.fed_dyn(inputs.x, inputs.G, N, inputs.gamma, ALPHA, H),
         _with_memories,
+    ),
+    Case(
+        "MimeLite",
+        "Karimireddy et al. 2020, algorithm 1",
+        lambda optimizer, of: algorithms.mime_lite(optimizer, H),
+        lambda inputs: federated.mime_lite(inputs.x, inputs.G, N, inputs.gamma, 0.9, H),
+        _with_momentum,
+        "momentum, frozen in local steps",
+        "momentum",
+    ),
+    Case(
+        "Mime",
+        "Karimireddy et al. 2020, algorithm 1",
+        lambda optimizer, of: algorithms.mime(optimizer, H),
+        _mime_rounds,
+        _with_momentum,
+        "momentum, frozen in local steps; gradients at two points with the same noise",
+        "momentum",
     ),
     Case(
         "Scaffnew",

@@ -14,6 +14,7 @@ from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import slow_links
 from theory_checks.recursions.compressed import clipped
+from theory_checks.recursions.outer import Outer, nesterov
 from theory_checks.statements.recursions.shared import DOUBLE, SHORT, graph, matrices
 
 H, TAU, ALPHA = 4, 1, 0.25
@@ -23,8 +24,8 @@ PARTS = (slice(0, LAYERS[0]), slice(LAYERS[0], D))
 OUTER = optax.sgd(0.6, momentum=0.8, nesterov=True)
 
 
-def _outer() -> slow_links.Outer:
-    return slow_links.nesterov(0.6, 0.8)
+def _outer() -> Outer:
+    return nesterov(0.6, 0.8)
 
 
 def _e3m0_bits(d: int) -> int:

@@ -1,0 +1,234 @@
+"""Mime and MimeLite: local steps with the state of an optimizer of the mean gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import methods, optimizers
+from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated
+from dsgd import Algorithm, checks, network, workers
+from dsgd.base import (
+    Gradients,
+    LocalWork,
+    Params,
+    Pattern,
+    Period,
+    PyTree,
+    Query,
+    Round,
+    State,
+)
+from dsgd.communication import Communicator
+
+
+@checks.arguments
+def mime_lite(
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    *,
+    via: Pattern = network.star,
+) -> Algorithm:
+    r"""MimeLite: clients make local steps of an optimizer whose state is frozen; the server updates
+    the state with the mean gradient at $x_t$.
+
+    $$ y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U(g_n(y^{(n)}), s_t) \quad H \text{ times from
+       } x_t, \qquad c = \frac{1}{|S_t|} \sum_{n \in S_t} g_n(x_t) $$
+
+    $$ x_{t+1} = \frac{1}{|S_t|} \sum_{n \in S_t} y^{(n)}, \qquad s_{t+1} = \mathcal V(c, s_t) $$
+
+    $\mathcal U$ and $\mathcal V$ are the updates and the next state of the optimizer. $g_n(x_t)$ is
+    the gradient of the first local step; the paper computes that of all samples of a client. A
+    round is one gradient per client; every H-th round sends $y^{(n)}$ and $g_n(x_t)$. Clients
+    participate as in `fed_avg`. If the problem has weights, means are weighted. With H = 1 and
+    momentum the method is mini-batch SGD with momentum; with an optimizer without state it is
+    FedAvg. The limit is biased by $O(\gamma (H - 1))$ if the clients' data differ.
+
+    Args:
+        optimizer: for example `optax.sgd(gamma, momentum=0.9)`. As in fedjax's `mime_lite`, a local
+            step is the whole update of the optimizer, whose new state is then discarded: Adam's
+            moments contain the gradient of that step, which the paper's do not.
+        period: H. It may be swept.
+        via: communication pattern; by default each client has its own link to the server.
+
+    Raises:
+        ValueError: if the period is less than 1 or more than 2^31 - 1.
+
+    Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
+    learning", 2020, Algorithm 1 (MimeLite).
+    """
+    period = checks.period("mime_lite: period", period)
+
+    def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
+        at_start = round.step % period == 0
+        y = y._replace(memory=_either(at_start, round.if_active(gradients, y.memory), y.memory))
+        moves = jnp.ones(jax.tree.leaves(gradients)[0].shape[0], bool)
+        y = _frozen_step(optimizer, x, y, gradients, round, moves)
+
+        def synchronize(x: Outer, y: Inner):
+            delta, c = round.weighted_mean((outer_gradient(x, y), y.memory), via)
+            return _synchronized(optimizer, x, y, delta, c)
+
+        return round.every(period, synchronize, x, y)
+
+    name = f"mime_lite({period})"
+    return _clients(name, optimizer, update, lambda params: (), optax.tree.zeros_like)
+
+
+@checks.arguments
+def mime(
+    optimizer: optax.GradientTransformation,
+    steps: Period,
+    *,
+    via: Pattern = network.star,
+) -> Algorithm:
+    r"""Mime: MimeLite with local gradients that are corrected as in SVRG.
+
+    $$ c = \frac{1}{|S_t|} \sum_{n \in S_t} g_n(x_t), \qquad
+       y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U\big(g_n(y^{(n)}; \xi) - g_n(x_t; \xi) + c,
+       s_t\big) \quad H \text{ times from } x_t $$
+
+    $x_{t+1}$, $s_{t+1}$, participation and weights are those of `mime_lite`. With exact gradients
+    the limit is exact: the optimum of the mean objective for any data.
+
+    A round is one gradient per client, and a period has $2H - 1$ rounds. The first round computes
+    $g_n(x_t)$, which are sent, averaged and sent back as c; the first local step is along c, since
+    $y^{(n)} = x_t$. Each further step takes two rounds, which compute $g_n(x_t; \xi)$ and
+    $g_n(y^{(n)}; \xi)$ for the same draw $\xi$; a client that misses the first of the two makes no
+    step in the second. The last round averages $y^{(n)}$. The clients $S_t$ should be drawn once
+    per period. In the paper $g_n(x_t)$ is the gradient of all samples of a client; here it is that
+    of one batch, unless the problem's gradients are exact.
+
+    Args:
+        optimizer: as in `mime_lite`.
+        steps: H, the number of local steps. It may be swept.
+        via: as in `mime_lite`.
+
+    Raises:
+        ValueError: if the number of steps is less than 1 or more than 2^30. During a run: if the
+            user supplies the batches, which cannot be drawn twice.
+
+    Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
+    learning", 2020, Algorithm 1 (Mime).
+    """
+    steps = checks.period("mime: steps", steps)
+    period = checks.period("mime: 2 * steps - 1", 2 * steps - 1)
+
+    def query(state: State, round: Round) -> Query:
+        t, x, y = round.step, state.server.params, state.workers.params
+        at_start, at_local = _place(t, period)
+        # Both gradients of a pair have the number of its first round as the number of their draw.
+        draws = jnp.full(round.workers, jnp.where(at_local, t - 1, t), jnp.int32)
+        once = jnp.ones((round.workers, 1))
+        models = _either(at_start | at_local, y, replicated(x, y))
+        return Query(models, work=LocalWork(once > 0, once, draws))
+
+    def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
+        at_start, at_local = _place(round.step, period)
+
+        def share(x: Outer) -> Outer:
+            return x._replace(memory=round.weighted_mean(gradients, via))
+
+        x = round.every(period, share, x, offset=1 % period)
+        corrected = jax.tree.map(
+            lambda g, at_x, c: jnp.where(at_start, 0, g - at_x) + c[None],
+            gradients,
+            y.memory.gradient,
+            x.memory,
+        )
+        y = _frozen_step(optimizer, x, y, corrected, round, at_start | (at_local & y.memory.known))
+        yes = jnp.ones_like(y.memory.known)
+        computed = round.if_active(Reference(gradients, yes), Reference(gradients, ~yes))
+        y = y._replace(memory=_either(at_start | at_local, y.memory, computed))
+
+        def synchronize(x: Outer, y: Inner):
+            delta = round.weighted_mean(outer_gradient(x, y), via)
+            return _synchronized(optimizer, x, y, delta, x.memory)
+
+        return round.every(period, synchronize, x, y)
+
+    def start(models: Params) -> Reference:
+        rows = jax.tree.leaves(models)[0].shape[0]
+        return Reference(optax.tree.zeros_like(models), jnp.zeros(rows, bool))
+
+    method = _clients(f"mime({steps})", optimizer, update, optax.tree.zeros_like, start)
+    return method._replace(query=query)
+
+
+class Reference(NamedTuple):
+    """A client's gradient at the server's model, for the current pair of rounds.
+
+    Args:
+        gradient: the gradient.
+        known: whether the client has computed it, bool.
+    """
+
+    gradient: Params
+    known: jax.Array
+
+
+def _place(t: jax.Array, period: Period) -> tuple[jax.Array, jax.Array]:
+    """Returns whether round t of Mime is the first of its period, and whether it is the second of a
+    pair.
+    """
+    place = t % period
+    return place == 0, (place > 0) & (place % 2 == 0)
+
+
+def _either(condition: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
+    return jax.tree.map(partial(jnp.where, condition), tree, otherwise)
+
+
+def _frozen_step(
+    optimizer: optax.GradientTransformation,
+    x: Outer,
+    y: Inner,
+    gradients: Gradients,
+    round: Communicator,
+    moves: jax.Array,
+) -> Inner:
+    """Makes the step of each client that is active and moves, bool `[n]`, with the server's state
+    of the optimizer.
+    """
+
+    def stepped(params, gradient, moves):
+        updates, _ = optimizers.update(optimizer, gradient, x.optimizer, params)
+        return _either(moves, optax.apply_updates(params, updates), params)
+
+    after = jax.vmap(stepped)(y.params, gradients, moves)
+    return y._replace(params=round.if_active(after, y.params))
+
+
+def _synchronized(
+    optimizer: optax.GradientTransformation, x: Outer, y: Inner, delta: Params, c: Params
+) -> tuple[Outer, Inner]:
+    """Returns the states after the averaging, with the mean change and gradient."""
+    _, state = optimizers.update(optimizer, c, x.optimizer, x.params)
+    after = x._replace(params=optax.tree.sub(x.params, delta), optimizer=state)
+    x = workers.if_nonempty(after, x)
+    return x, y._replace(params=replicated(x.params, y.params))
+
+
+def _clients(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    update: Callable,
+    shared: Callable[[Params], PyTree],
+    own: Callable[[Params], PyTree],
+) -> Algorithm:
+    """Returns the method whose optimizer has its state on the server. Arguments are as in
+    `methods.with_server` and `local_updates`.
+    """
+    return methods.with_server(
+        name,
+        optimizer,
+        update,
+        server=lambda params: Outer(*optimizers.init(optimizer, params), shared(params)),
+        start=lambda models: Inner(models.params, (), own(models.params)),
+        absent=lambda before, after: after,  # updates use `if_active`
+    )
