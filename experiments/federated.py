@@ -14,7 +14,7 @@ smallest loss over the second half of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,10 @@ import dsgd
 from dsgd import clusters, network, plots, problems, work
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-EPOCHS, EQUAL = "epochs", "equal"
+EPOCHS, EQUAL, ALL = "epochs", "equal", "all clients"
+WINDOW = 5
+COSTS = {"rounds": "communication rounds", "megabits": "megabits sent and received by all clients"}
+SYMBOLS = {"proximal": "μ", "regularization": "α", "step": "η", "momentum": "β"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Args(commands.Data, commands.Common):
     """Concentration of the Dirichlet partition; smaller values are more heterogeneous."""
     epochs: commands.Count = 2
     """Passes of a client through its samples in a communication round."""
-    rounds: commands.Count = 80
+    rounds: commands.Count = 60
     """Number of communication rounds."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.5, 1.0)
     """Candidate step sizes of the clients."""
@@ -78,28 +81,27 @@ class Case(NamedTuple):
     Args:
         build: (learning_rate, and the names of the grid) -> the method.
         period: rounds of the run in a communication round.
-        local: `EPOCHS` or `EQUAL`.
-        everybody: whether all clients participate in each communication round.
+        group: `EPOCHS`; `EQUAL`; or `ALL`, if all clients participate in each communication round.
         grid: name and candidates of the second parameter.
     """
 
     build: Callable[..., dsgd.Algorithm]
     period: int
-    local: str
-    everybody: bool = False
-    grid: dict[str, tuple[float, ...]] = {}
+    group: str
+    grid: Mapping[str, Sequence[float]] = {}
 
 
 def main(args: Args) -> None:
+    present = clusters.sampled(args.sampled, of=args.clients)
     clients = make_clients(args)
     cases = build(clients)
     commands.begin(args)
     found = tuning.compare(
-        args, "methods", cases, lambda name: tune(args, clients.problem, cases[name])
+        args, "methods", cases, lambda name: tune(args, clients.problem, cases[name], present)
     )
     commands.finish(
         args,
-        {"figure": draw(args, cases, found)},
+        {"figure": draw(args, found)},
         {"costs": tabulate(args, clients, cases, found)},
     )
 
@@ -119,9 +121,7 @@ def make_clients(args: Args) -> Clients:
         data_dir=args.data_dir,
     )
     labels = problems.load(args.data, args.data_dir).train_targets
-    parts = problems.split(
-        labels, args.clients, "dirichlet", alpha=args.alpha, seed=args.seed
-    )
+    parts = problems.split(labels, args.clients, "dirichlet", alpha=args.alpha, seed=args.seed)
     sizes = np.array([len(part) for part in parts])
     steps = np.ceil(args.epochs * sizes / np.minimum(sizes, args.batch_size)).astype(int)
     return Clients(problem, steps, int(np.ceil(steps.mean())))
@@ -136,62 +136,53 @@ def build(clients: Clients) -> dict[str, Case]:
         counted = round.step % most < clients.steps
         return work.micro_batches(counted[:, None], average="workers")
 
-    def epochs(factory, everybody=False, **grid):
+    def epochs(factory, group=EPOCHS, **grid):
         def made(learning_rate, **second):
             method = factory(optax.sgd(learning_rate), most, *second.values())
             return algorithms.with_local_work(method, computing)
 
-        return Case(made, most, EPOCHS, everybody, grid)
+        return Case(made, most, group, grid)
+
+    def equal_steps(factory, argument=equal, group=EQUAL, **options):
+        def made(learning_rate):
+            return factory(optax.sgd(learning_rate), argument, **options)
+
+        return Case(made, equal, group)
 
     def mime(learning_rate, momentum):
-        return algorithms.mime(optax.sgd(learning_rate, momentum=momentum), equal)
+        # In Mime's paper the gradient has the weight 1 - momentum.
+        optimizer = optax.sgd(learning_rate * (1 - momentum), momentum=momentum)
+        return algorithms.mime(optimizer, equal)
 
     return {
         "fed-avg": epochs(algorithms.fed_avg),
         "fed-prox": epochs(algorithms.fed_prox, proximal=(0.01, 0.1, 1.0)),
         "fed-nova": epochs(algorithms.fed_nova),
-        "fed-dyn": epochs(algorithms.fed_dyn, regularization=(0.1, 0.3, 1.0)),
+        "fed-dyn": epochs(algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3)),
         "fed-adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
-        "fed-avg, equal steps": Case(
-            lambda learning_rate: algorithms.fed_avg(optax.sgd(learning_rate), equal),
-            equal,
-            EQUAL,
-        ),
-        "scaffold": Case(
-            lambda learning_rate: algorithms.scaffold(
-                optax.sgd(learning_rate), equal, via=network.star
-            ),
-            equal,
-            EQUAL,
-        ),
-        "mime": Case(mime, 2 * equal - 1, EQUAL, grid={"momentum": (0.0, 0.9)}),
-        "fed-avg, all clients": epochs(algorithms.fed_avg, everybody=True),
-        "scaffnew, all clients": Case(
-            lambda learning_rate: algorithms.scaffnew(
-                optax.sgd(learning_rate), 1 / equal, via=network.star
-            ),
-            equal,
-            EQUAL,
-            everybody=True,
-        ),
+        "fed-avg-equal": equal_steps(algorithms.fed_avg),
+        "scaffold": equal_steps(algorithms.scaffold, via=network.star),
+        "mime": Case(mime, 2 * equal - 1, EQUAL, {"momentum": (0.0, 0.9)}),
+        "fed-avg-all": epochs(algorithms.fed_avg, group=ALL),
+        "scaffnew-all": equal_steps(algorithms.scaffnew, 1 / equal, group=ALL, via=network.star),
     }
 
 
-def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
+def tune(
+    args: Args, problem: dsgd.Problem, case: Case, present: clusters.Quantity
+) -> tuning.Tuned | None:
     """Returns the history at the best parameters, with one record for each communication round;
     None if the method diverged at all of them.
     """
     sampled = clusters.Cluster(
-        clusters.constant(0.0),
-        present=clusters.sampled(args.sampled, of=args.clients),
-        participation_period=case.period,
+        clusters.constant(0.0), present=present, participation_period=case.period
     )
     found = tuning.tune(
         args,
         case.build,
         problem,
         steps=case.period * args.rounds,
-        cluster=None if case.everybody else sampled,
+        cluster=None if case.group == ALL else sampled,
         records=args.rounds,
         **case.grid,
     )
@@ -203,50 +194,55 @@ def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
     return found
 
 
-COSTS = {"rounds": "communication rounds", "megabits": "megabits sent and received by all clients"}
-
-
 def tabulate(
     args: Args, clients: Clients, cases: dict[str, Case], found: dict[str, tuning.Tuned]
 ) -> Table:
     """Tabulates parameters, costs to the target and the final accuracy, one row per method."""
     goal = f"{args.target:.0%}"
     table = tables.table(
-        f"{args.data}, Dirichlet {args.alpha:g}, {args.clients} clients, {args.sampled} sampled:\n"
-        f"{args.rounds} communication rounds, {statistics.runs(args.seeds)}",
+        f"{args.data}, Dirichlet {args.alpha:g}, {args.sampled} of {args.clients} clients in each "
+        f"round,\n{args.rounds} rounds of communication, {statistics.runs(args.seeds)}",
         (
             "method",
-            "local steps",
-            "step size",
-            "second parameter",
+            "step size, other",
             f"rounds\nto {goal}",
             f"Mbit\nto {goal}",
             "loss",
-            "test accuracy",
+            "accuracy",
         ),
-        "*: step size at an edge of the grid. Mbit: sent and received by all clients. -: not "
-        "reached.\nLoss and accuracy: mean over the last tenth of the rounds"
-        f"{', ± standard error' * (args.seeds > 1)}.",
-        left=4,
+        "*: step size at an edge of the grid. Mbit: sent and received by all clients.\n-: not "
+        "reached. Loss, and test accuracy in %: means over the last tenth\nof the rounds"
+        f"{', with standard error over seeds' * (args.seeds > 1)}.",
+        left=2,
     )
-    for name, (rate, history, second) in found.items():
-        at = statistics.first_reaching(1 - history["test_accuracy"], 1 - args.target)
-        costs = ["-"] * len(COSTS)
-        if at is not None:
-            costs = [f"{history[cost][:, at].mean():,.3g}" for cost in COSTS]
-        table.add_row(
-            name,
-            f"1 to {clients.steps.max()}" if cases[name].local == EPOCHS else f"{clients.equal}",
-            statistics.step_size(rate, args.learning_rates),
-            ", ".join(f"{label} {value:g}" for label, value in second.items()),
-            *costs,
-            f"{dsgd.tail_mean(history['loss']).mean():.3f}",
-            f"{statistics.with_error(100 * dsgd.tail_mean(history['test_accuracy']))} %",
-        )
+    words = {
+        EPOCHS: f"{EPOCHS}: {clients.steps.min()} to {clients.steps.max()} steps",
+        EQUAL: f"{EQUAL}: {clients.equal} steps",
+        ALL: ALL,
+    }
+    for group, heading in words.items():
+        table.add_section()
+        table.add_row(heading)
+        for name, outcome in found.items():
+            if cases[name].group == group:
+                table.add_row(name, *cells(args, outcome))
     return table
 
 
-def draw(args: Args, cases: dict[str, Case], found: dict[str, tuning.Tuned]) -> Figure:
+def cells(args: Args, outcome: tuning.Tuned) -> list[str]:
+    """Returns the cells of a method: its parameters, costs to the target, loss and accuracy."""
+    rate, history, second = outcome
+    at = statistics.first_reaching(1 - history["test_accuracy"], 1 - args.target)
+    others = [f"{SYMBOLS[name]} {value:g}" for name, value in second.items()]
+    return [
+        ", ".join([statistics.step_size(rate, args.learning_rates), *others]),
+        *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
+        f"{dsgd.tail_mean(history['loss']).mean():.3f}",
+        statistics.with_error(100 * dsgd.tail_mean(history["test_accuracy"])),
+    ]
+
+
+def draw(args: Args, found: dict[str, tuning.Tuned]) -> Figure:
     """Draws the accuracy against communication rounds and bits."""
     sheet, panels = plots.figure(2, width=figures.WIDTH / 2, height=5.0)
     for axes, (cost, label) in zip(panels, COSTS.items(), strict=True):
@@ -257,7 +253,7 @@ def draw(args: Args, cases: dict[str, Case], found: dict[str, tuning.Tuned]) -> 
         }
         plots.draw_lines(axes, lines)
         axes.axhline(100 * args.target, color="0.4", linewidth=0.8)
-    panels[0].set(ylabel="test accuracy in %", ylim=(50, 100))
+    panels[0].set(ylabel="test accuracy in %", ylim=(70, 100))
     figures.legend(sheet, 3, panels[0])
     figures.title(
         sheet,
@@ -266,9 +262,6 @@ def draw(args: Args, cases: dict[str, Case], found: dict[str, tuning.Tuned]) -> 
         f"target {args.target:.0%}",
     )
     return sheet
-
-
-WINDOW = 5
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
