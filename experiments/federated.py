@@ -14,10 +14,10 @@ smallest loss over the second half of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -30,8 +30,8 @@ from dsgd import clusters, network, plots, problems, work
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 EPOCHS, EQUAL, ALL = "epochs", "equal", "all clients"
-WINDOW = 5
-COSTS = {"rounds": "communication rounds", "megabits": "megabits sent and received by all clients"}
+WINDOW = 5  # rounds over which figures average the accuracy
+COSTS = {"rounds": "communication rounds", "megabits": "Mbit sent and received"}
 SYMBOLS = {"proximal": "μ", "regularization": "α", "step": "η", "momentum": "β"}
 
 
@@ -51,7 +51,7 @@ class Args(commands.Data, commands.Common):
     """Passes of a client through its samples in a communication round."""
     rounds: commands.Count = 60
     """Number of communication rounds."""
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.5, 1.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.2, 0.5, 1.0, 2.0)
     """Candidate step sizes of the clients."""
     seeds: commands.Count = 2
     """Independent runs of each method."""
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     build: Callable[..., dsgd.Algorithm]
     period: int
     group: str
-    grid: Mapping[str, Sequence[float]] = {}
+    grid: Mapping[str, Any] = {}
 
 
 def main(args: Args) -> None:
@@ -101,7 +101,7 @@ def main(args: Args) -> None:
     )
     commands.finish(
         args,
-        {"figure": draw(args, found)},
+        {"figure": draw(args, clients, cases, found)},
         {"costs": tabulate(args, clients, cases, found)},
     )
 
@@ -143,7 +143,7 @@ def build(clients: Clients) -> dict[str, Case]:
 
         return Case(made, most, group, grid)
 
-    def equal_steps(factory, argument=equal, group=EQUAL, **options):
+    def equal_steps(factory, argument: float = equal, group=EQUAL, **options):
         def made(learning_rate):
             return factory(optax.sgd(learning_rate), argument, **options)
 
@@ -204,29 +204,34 @@ def tabulate(
         f"round,\n{args.rounds} rounds of communication, {statistics.runs(args.seeds)}",
         (
             "method",
-            "step size, other",
+            "parameters",
             f"rounds\nto {goal}",
             f"Mbit\nto {goal}",
             "loss",
             "accuracy",
         ),
-        "*: step size at an edge of the grid. Mbit: sent and received by all clients.\n-: not "
-        "reached. Loss, and test accuracy in %: means over the last tenth\nof the rounds"
-        f"{', with standard error over seeds' * (args.seeds > 1)}.",
+        "Step size of the clients (*: at an edge of the grid), other parameter.\n"
+        "Mbit: sent and received by all clients. -: not reached. Loss, accuracy\n"
+        "in %: means over the last tenth of the rounds"
+        f"{'; ±: standard error' * (args.seeds > 1)}.",
         left=2,
     )
-    words = {
-        EPOCHS: f"{EPOCHS}: {clients.steps.min()} to {clients.steps.max()} steps",
-        EQUAL: f"{EQUAL}: {clients.equal} steps",
-        ALL: ALL,
-    }
-    for group, heading in words.items():
+    for group, heading in describe(clients).items():
         table.add_section()
         table.add_row(heading)
         for name, outcome in found.items():
             if cases[name].group == group:
                 table.add_row(name, *cells(args, outcome))
     return table
+
+
+def describe(clients: Clients) -> dict[str, str]:
+    """Returns the headings of the groups, with the numbers of local steps."""
+    return {
+        EPOCHS: f"{EPOCHS}: {clients.steps.min()}-{clients.steps.max()} steps",
+        EQUAL: f"{EQUAL}: {clients.equal} steps",
+        ALL: ALL,
+    }
 
 
 def cells(args: Args, outcome: tuning.Tuned) -> list[str]:
@@ -242,19 +247,32 @@ def cells(args: Args, outcome: tuning.Tuned) -> list[str]:
     ]
 
 
-def draw(args: Args, found: dict[str, tuning.Tuned]) -> Figure:
-    """Draws the accuracy against communication rounds and bits."""
-    sheet, panels = plots.figure(2, width=figures.WIDTH / 2, height=5.0)
-    for axes, (cost, label) in zip(panels, COSTS.items(), strict=True):
-        axes.set(xlabel=label, xscale="log" if cost == "megabits" else "linear")
-        lines = {
-            name: (history[cost].mean(axis=0), smoothed(100 * history["test_accuracy"]))
-            for name, (_, history, _) in found.items()
-        }
-        plots.draw_lines(axes, lines)
-        axes.axhline(100 * args.target, color="0.4", linewidth=0.8)
-    panels[0].set(ylabel="test accuracy in %", ylim=(70, 100))
-    figures.legend(sheet, 3, panels[0])
+def draw(
+    args: Args, clients: Clients, cases: dict[str, Case], found: dict[str, tuning.Tuned]
+) -> Figure:
+    """Draws the accuracy against communication rounds and bits: a column of panels for each group,
+    whose first line is FedAvg.
+    """
+    headings = describe(clients)
+    sheet, panels = plots.figure(
+        len(headings), len(COSTS), width=figures.WIDTH / len(headings), height=3.2
+    )
+    for row, (cost, label) in zip(panels.reshape(len(COSTS), -1), COSTS.items(), strict=True):
+        values = np.array([history[cost].mean(axis=0) for _, history, _ in found.values()])
+        limits = values[values > 0].min(), values.max()
+        for axes, (group, heading) in zip(row, headings.items(), strict=True):
+            lines = {
+                name: (history[cost].mean(axis=0), smoothed(100 * history["test_accuracy"]))
+                for name, (_, history, _) in found.items()
+                if cases[name].group == group
+            }
+            axes.set(xlabel=label, title=heading if cost == "rounds" else "")
+            axes.set(xscale="linear" if cost == "rounds" else "log", xlim=limits)
+            plots.draw_lines(axes, lines)
+            axes.axhline(100 * args.target, color="0.4", linewidth=0.8)
+            if lines and cost == "rounds":
+                axes.legend(frameon=False, loc="lower right", fontsize=9)
+        row[0].set(ylabel="test accuracy in %", ylim=(max(0, 100 * args.target - 20), 100))
     figures.title(
         sheet,
         f"{args.data}, Dirichlet {args.alpha:g}, {args.sampled} of {args.clients} clients in each "
