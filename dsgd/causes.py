@@ -74,7 +74,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def put_last(error: Exception) -> None:
-    """Moves our note behind those of JAX.
+    """Moves the project's note on an error behind the notes of JAX.
 
     An error without our note is one of our own and should end with its message, so JAX's note on
     omitted frames is removed.

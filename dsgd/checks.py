@@ -367,7 +367,9 @@ def _any_of(needs: Sequence[_Requirement | None]) -> _Requirement | None:
 
 
 def _list_of(each: _Requirement | None) -> _Requirement:
-    """Returns the requirement of a list. Strings, named tuples and arrays are not lists."""
+    """Returns the requirement that a value is a list, and each entry meets `each`. Strings, named
+    tuples and arrays are not lists.
+    """
 
     def accepts(value: Any) -> bool:
         listed = (

@@ -43,7 +43,7 @@ _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """Within the block, JAX's checks for NaN, infinity, type promotion and transfers have their
+    """Context in which JAX's checks for NaN, infinity, type promotion and transfers have their
     defaults.
 
     Errors of the block end with the notes of `causes`.

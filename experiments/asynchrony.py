@@ -252,8 +252,8 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
 
 
 def saturation_point(args: Args, bits: int) -> float:
-    """Returns the number of workers that keeps the busier of the server's ports busy: the lap time
-    2(l + r) + C divided by the l + r of each worker.
+    """Returns the number of workers that keeps the busier of the server's ports busy: a worker's
+    time per gradient, 2(l + r) + C, divided by l + r, the time for which it occupies the port.
     """
     message = args.latency + bits / args.bandwidth
     return (2 * message + args.compute) / message

@@ -188,7 +188,7 @@ def write(path: Path, found: Found) -> None:
 
 
 def write_epochs(path: Path, epochs: dict[str, np.ndarray]) -> None:
-    """Writes figure 9."""
+    """Writes the data of figure 9 as CSV."""
     rows = (
         (name, seed, epoch + 1, f"{value:.6g}")
         for name, times in epochs.items()

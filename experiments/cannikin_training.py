@@ -120,7 +120,7 @@ def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
 
 
 def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:
-    """Writes all epochs."""
+    """Writes the results of all epochs as CSV."""
     names = ("seconds", "totals", "factors", "noise_scales", "losses", "qualities")
     rows = (
         (name, system, seed, epoch + 1, *(f"{getattr(run, column)[epoch]:.6g}" for column in names))

@@ -139,8 +139,9 @@ def tune(
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """Returns the default target: the highest mean loss over the last tenth of a run that fewer
-    than half of the methods reach by their first record; the lowest if there is none.
+    """Returns the default target of the loss. Candidates are the mean losses over the last tenth of
+    each run. The target is the highest candidate that fewer than half of the methods reach by their
+    first record, or the lowest candidate if all are reached earlier.
 
     Rounded up to two digits.
     """

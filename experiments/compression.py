@@ -306,8 +306,8 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
 
 
 def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rounds or megabits, and losses; an invisible line if it diverged, which keeps its
-    colour.
+    """Returns rounds or megabits, and losses. For a run that diverged they are NaN, so that no line
+    is visible, but its colour is not given to another run.
     """
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])

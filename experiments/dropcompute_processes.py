@@ -106,7 +106,7 @@ def check(args: Args) -> None:
 
 
 def _train_twice(args: Args) -> Pair:
-    """Runs in each process."""
+    """Trains without and with a threshold; all processes call it together."""
     model, optimizer, key = (
         problems.MLP(10, (args.width,)),
         optax.sgd(args.learning_rate),

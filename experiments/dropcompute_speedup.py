@@ -142,8 +142,8 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
-    """Returns the speedups by the clock of runs, as planned from independently drawn latencies, and
-    exact.
+    """Returns the speedups at one number of workers: by the clock of runs, as planned from
+    independently drawn latencies, and exact.
     """
     tau = float(of.found[workers].threshold.mean())
     plan = simulated.of_seeds(

@@ -105,7 +105,7 @@ def main(args: Args) -> None:
 
 
 def label(ratio: float, period: float) -> str:
-    """Labels an oscillation."""
+    """Returns the label of an oscillation: the ratio of its extremes and its period in seconds."""
     return f"{ratio:g} : 1, {period:g} s"
 
 

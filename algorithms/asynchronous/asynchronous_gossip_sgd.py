@@ -48,7 +48,7 @@ class Events(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The next update.
+    """The exchange with which the next update begins.
 
     Args:
         worker, partner: the two workers that average, int32 scalars.

@@ -240,7 +240,7 @@ def shard(params: Params, parts: int) -> jax.Array:
 
 
 def unshard(parts: jax.Array, like: Params) -> Params:
-    """Returns the model whose shards `[P, part]` these are, with the shapes and types of `like`;
+    """Returns the model with the shards `parts`, `[P, part]`, and the shapes and types of `like`;
     the inverse of `shard`.
     """
     flat, unravel = ravel_pytree(like)

@@ -166,7 +166,9 @@ class Learner:
 
     @property
     def seen_at(self) -> np.ndarray:
-        """The only measured batch size of nodes that need another one, `[n]`; otherwise NaN."""
+        """Returns the batch size at which each node was measured, for nodes that must be measured
+        at another size before there is a model, `[n]`; NaN for all other nodes.
+        """
         return np.where(self.unknown, self.seen.smallest, np.nan)
 
     @checks.arguments

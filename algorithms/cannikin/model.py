@@ -259,7 +259,9 @@ class ClusterModel:
 
     @cached_property
     def _lines(self) -> Lines:
-        """The lines of computation (never the flatter one) and of communication, without T_u."""
+        """Returns the lines that bound the batch time: of the computation (never the flatter one)
+        and of the communication, without T_u.
+        """
         q, s, k, m = (np.asarray(each) for each in (self.q, self.s, self.k, self.m))
         most = np.full(len(q), np.inf) if self.limits is None else np.asarray(self.limits)
         return Lines(q + k, s + m, q + self.gamma * k, s + self.gamma * m + self.t_overlap, most)

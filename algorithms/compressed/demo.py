@@ -1,4 +1,4 @@
-"""DeMo: momenta that stay on the workers, which send their largest frequencies."""
+"""DeMo: each worker keeps its own momentum and sends its largest frequencies."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def demo(
     dimensions for matrices, and TopK keeps the k largest coefficients of each chunk: see
     `compressors.dct_top_k`. The momenta start at 0 and differ between workers; x does not. The mean
     is over all N workers, also for coefficients that only some of them send, with the problem's
-    worker weights. An element of u that is 0 makes no step. With k at least the number of elements
-    of a chunk, m is 0 after each round, and the method is SGD along the sign of the mean gradient.
-    Steps have a constant size, so that x approaches a minimum only if $\gamma$ decreases.
+    worker weights. If an element of u is 0, that element of x does not change. With k at least the
+    number of elements of a chunk, m is 0 after each round, and the method is SGD along the sign of
+    the mean gradient. Steps have a constant size, so that x approaches a minimum only if $\gamma$
+    decreases.
 
     Sends k values and k indices for each chunk, by an all-gather.
 
@@ -39,18 +40,19 @@ def demo(
             `optax.chain(optax.add_decayed_weights(lambda_), optax.sgd(gamma))` also multiplies x by
             $1 - \gamma\lambda$; the paper has 0 or 0.1 for $\lambda$.
         decay: beta, in [0, 1).
-        k: coefficients that are sent for each chunk; the paper has 1 to 32.
+        k: number of coefficients that are sent for each chunk; the paper has 1 to 32.
         chunk: largest side of a chunk. A side of a leaf is cut into chunks of its largest divisor
             that is at most `chunk`.
 
     Raises:
-        ValueError: if decay is outside [0, 1), or k or chunk < 1. At the start of a run: if
-            workers may not participate or messages may be lost, since x would differ.
+        ValueError: if decay is outside [0, 1), or k or chunk < 1. At the start of a run: if workers
+            may be absent or messages may be lost, since x would then differ between workers.
 
     Source: Peng, Quesnelle and Kingma, "DeMo: decoupled momentum optimization", 2024. Departures:
-    $m_n$ adds $g_n$ instead of $\gamma g_n$; for constant $\gamma$ the iterates are the same, since
-    TopK and sign ignore a scale, and with a schedule old gradients do not keep old rates. The
-    authors' code divides the sum of a coefficient by the number of workers that sent it, not by N.
+    $m_n$ accumulates $g_n$ instead of $\gamma g_n$; for constant $\gamma$ the iterates are the
+    same, since TopK and sign are invariant to scaling; with a schedule, old gradients are not
+    weighted by the step sizes of their rounds. The authors' code divides the sum of a coefficient
+    by the number of workers that sent it, not by N.
     """
     optimizers.require_descent(optimizer)
     checks.within("demo: decay", decay, "[0, 1)")

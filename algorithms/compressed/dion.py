@@ -1,4 +1,4 @@
-"""Dion: orthonormalized updates from low-rank factors of momenta that stay on the workers."""
+"""Dion: orthonormalized updates from low-rank factors of the workers' momenta, which stay local."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stay
 def dion(
     optimizer: optax.GradientTransformation, rank_fraction: float = 0.25, momentum: Real = 0.95
 ) -> Algorithm:
-    r"""Dion: steps along an orthonormalized low-rank approximation of the mean momentum, of which
-    the workers send the factors. Each worker's momentum keeps what was left out.
+    r"""Dion: steps along an orthonormalized low-rank approximation of the mean momentum; the
+    workers send its factors. Each worker's momentum keeps what the approximation omits.
 
-    For each leaf that is a matrix (see `powersgd`), $a \times b$ with the a output features:
+    For each leaf that is a matrix (see `powersgd`), $a \times b$, where a is the number of output
+    features:
 
     $$ M_n \leftarrow M_n + g_n(x), \qquad P = \mathrm{orth}\Big(\frac1N \sum_n M_n Q\Big), \qquad R
     = \frac1N \sum_n M_n^\top P $$
@@ -42,11 +43,11 @@ def dion(
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation, and
             `optax.chain(optax.add_decayed_weights(lambda_), optax.sgd(gamma))` multiplies x by
-            $1 - \gamma\lambda$ before. `optax.partition` gives the other leaves a step of their
-            own: the paper has AdamW or Lion.
+            $1 - \gamma\lambda$ first. With `optax.partition` the other leaves can have a different
+            optimizer: the paper has AdamW or Lion.
         rank_fraction: r / min(a, b), in (0, 1]; r is rounded up. The authors report that 1/4
-            nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to do for
-            larger models. With 1, M is Muon's momentum, the direction is its orthonormalization
+            nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to suffice
+            for larger models. With 1, M is Muon's momentum, the direction is its orthonormalization
             once the power iteration has converged, and the factors are larger than the gradient.
         momentum: mu, in [0, 1).
 

@@ -15,21 +15,22 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     r"""PowerSGD with error feedback: all workers make one step of power iteration on the mean of
     their gradients and error memories, and send its factors.
 
-    For each leaf that is a matrix, $a \times b$ with the a output features:
+    For each leaf that is a matrix, $a \times b$, where a is the number of output features:
 
     $$ D_n = g_n(x) + e_n, \qquad P = \mathrm{orth}\Big(\frac1N \sum_n D_n Q\Big), \qquad Q
     \leftarrow \frac1N \sum_n D_n^\top P $$
     $$ \Delta' = P Q^\top, \qquad e_n \leftarrow D_n - \Delta', \qquad x \leftarrow x - \gamma
     \Delta' $$
 
-    Leaves of several axes are matrices, cut where a + b is smallest: a kernel
-    `[height, width, inputs, outputs]` has a = outputs. Other leaves make the step with the mean
+    Leaves with more than two axes are reshaped to the matrix with the smallest a + b: a kernel
+    `[height, width, inputs, outputs]` has a = outputs. Other leaves are updated with the mean
     gradient. The memories start at 0. Q starts with independent normal elements, the same for all
     workers, and is kept between rounds (warm start). All operations are linear in the $D_n$, so
     that the iterates are those of one worker with the mean gradient. With exact gradients and a
-    small constant step, x converges to a stationary point of the mean objective, whatever the data
-    of the workers. Only the mean of the memories then tends to 0: each $e_n$ adds up its worker's
-    gradient, so that rounding errors grow with the number of rounds if workers differ.
+    small constant step, x converges to a stationary point of the mean objective for any data of the
+    workers. The mean of the memories then tends to 0, but each $e_n$ continues to accumulate its
+    worker's gradient. If the workers' data differ, rounding errors therefore grow with the number
+    of rounds.
 
     Sends the r(a + b) elements of P and Q for each matrix, by two all-reduces. The first one also
     has the elements of all other leaves.
@@ -37,8 +38,7 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation. `powersgd_momentum(gamma)` is
             the paper's, with momentum.
-        rank: r; matrices with a side shorter than r are sent with all their rank, without error.
-            The paper has 1 to 4.
+        rank: r; matrices with a side shorter than r are sent exactly. The paper has 1 to 4.
 
     Raises:
         ValueError: if rank < 1.

@@ -453,8 +453,8 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
 
 
 def _integral(function: Callable[[float], Any], length: Any) -> Any:
-    """Returns the integral of a function of the position's share of the length, for an array of
-    them at once.
+    """Returns the integral of a function from 0 to `length`, for an array of lengths at once. The
+    function takes the position as a share of the length.
     """
     from scipy.integrate import quad_vec  # noqa: PLC0415 (a sixth of a second that training is spared)
 

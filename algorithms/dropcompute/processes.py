@@ -176,8 +176,8 @@ class _Times(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray, M: int) -> _Times:
-        """Constructs it from rows `[steps, N, M + 1]`: the seconds of each micro-batch and of the
-        full step.
+        """Constructs the times from rows `[steps, N, M + 1]`: the seconds of each micro-batch and
+        of the full step.
         """
         latencies, whole = rows[..., :M], rows[..., M]
         after = whole - np.nansum(latencies, axis=-1)

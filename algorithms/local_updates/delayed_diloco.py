@@ -1,4 +1,4 @@
-"""DiLoCo whose communication takes a whole period: delayed and eager outer steps."""
+"""DiLoCo with communication that takes a whole period: delayed and eager outer steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Eager(NamedTuple):
         optimizer: state of its inner optimizer.
         start: x^(n), its model after its last outer step.
         outer: state of its outer optimizer.
-        others: the part of the other workers in the last mean of changes.
+        others: the last mean of changes, minus the worker's own part of it.
     """
 
     params: Params
@@ -49,8 +49,8 @@ def delayed_diloco(
     $$ \Delta_t = \frac1N \sum_n \big(x_t - y_H^{(n)}\big), \qquad
        x_{t+1} = \mathrm{Outer}(x_t, \Delta_{t-1}), \qquad \Delta_{-1} = 0 $$
 
-    As `diloco` in all other respects, except that all workers must participate. On the clock of a
-    cluster the messages are sent during the next period, at whose end the workers wait for them
+    All else is as in `diloco`, except that all workers must participate. On the clock of a
+    cluster the messages are sent during the next period; at its end the workers wait for them
     (`round.delayed`). The models are equal after each period, and the limit is that of `diloco`.
 
     Args:
@@ -103,7 +103,7 @@ def eager_diloco(
     Models and outer states differ between workers. The mean of $\tilde\Delta_t^{(n)}$ over the
     workers is the mean of $\Delta_t^{(n)}$. The worker's own old change is subtracted: otherwise
     each worker would converge to its own optimum. The limit is biased by $O(\gamma H)$, and the
-    models stay apart by $O(\gamma H)$. With weights of the problem's workers,
+    models differ from each other by $O(\gamma H)$. If the problem has worker weights,
     $w_n / \sum_m w_m$ replaces 1/N. All workers must participate. Seconds are counted as for
     `delayed_diloco`.
 

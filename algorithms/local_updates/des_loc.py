@@ -94,7 +94,9 @@ def des_loc(
 
 
 def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> None:
-    """Raises ValueError if states have vectors, leaves `[N, ...]`, but no known moments."""
+    """Raises ValueError if states contain vectors, leaves `[N, ...]`, but no moments with known
+    names.
+    """
     vectors = [
         leaf
         for leaf in jax.tree.leaves(states)
@@ -103,14 +105,14 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
     if vectors and not any(_are(FIRST + SECOND, states)):
         raise ValueError(
             f"des_loc: the state of optimizer {optimizers.display_name(optimizer)} has no field "
-            f"{', '.join(FIRST + SECOND)}; expected an optimizer whose moments have these names, "
+            f"{', '.join(FIRST + SECOND)}; expected an optimizer with moments of these names, "
             "such as optax.adamw(1e-3)"
         )
 
 
 def _are(names: tuple[str, ...], states: PyTree) -> list[bool]:
-    """Returns for each leaf whether it belongs to a moment of one of these names. The outermost
-    field counts, as parameters may have fields of the same names.
+    """Returns, for each leaf, whether it belongs to a moment with one of the given names. If names
+    are nested, the outermost counts, because parameters may have fields of the same names.
     """
 
     def name(path: tuple[Any, ...]) -> str | None:
@@ -121,7 +123,9 @@ def _are(names: tuple[str, ...], states: PyTree) -> list[bool]:
 
 
 def _averaged(names: tuple[str, ...], round: Communicator, via: Pattern, states: PyTree) -> PyTree:
-    """Returns the states, leaves `[n, ...]`, with the moments of these names averaged."""
+    """Returns the states, leaves `[n, ...]`, in which the moments with the given names are averaged
+    over the workers.
+    """
     leaves, treedef = jax.tree.flatten(states)
     chosen = [i for i, is_moment in enumerate(_are(names, states)) if is_moment]
     for i, mean in zip(chosen, round.average([leaves[i] for i in chosen], via), strict=True):

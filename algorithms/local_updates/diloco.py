@@ -1,4 +1,4 @@
-"""DiLoCo, and its relatives with heavy-ball momentum: SlowMo and BMUF."""
+"""DiLoCo, and the related methods SlowMo and BMUF, whose outer step has heavy-ball momentum."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def slowmo(
     $$ u_{t+1} = \beta u_t + \frac1\gamma \Big(x_t - \frac1N \sum_n y_H^{(n)}\Big), \qquad
        x_{t+1} = x_t - \alpha \gamma u_{t+1} $$
 
-    This is `diloco` with heavy-ball instead of Nesterov momentum, and the same in communication,
-    participation and weights. $\gamma u$ is stored instead of u, so that $\gamma$ is not needed; if
-    the inner step size changes over time, the paper rescales u, and this method does not.
+    This is `diloco` with heavy-ball instead of Nesterov momentum; communication, participation and
+    weights are the same. $\gamma u$ is stored instead of u, so that $\gamma$ is not needed; if
+    the inner step size changes over time, the paper rescales u; this method does not.
 
     Args:
         optimizer: each worker's inner step; its state is kept.

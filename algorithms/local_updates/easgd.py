@@ -25,9 +25,10 @@ def easgd(
        \tilde x \leftarrow \tilde x + \alpha \sum_n (x^{(n)} - \tilde x), \qquad
        \alpha = \frac\beta N $$
 
-    Both lines use the values before the round. A round is one gradient per worker; rounds that H
-    does not divide have the gradient term only and send nothing. The others send the center to the
-    workers and a vector from each worker to the server. The model of the run is $\tilde x$.
+    Both lines use the values before the round. A round is one gradient per worker; in all rounds
+    but every H-th, only the gradient term is applied and nothing is sent. Every H-th round sends
+    the center to the workers and a vector from each worker to the server. The model of the run is
+    $\tilde x$.
 
     $\sum_n x^{(n)} + \tilde x$ changes by the gradient steps alone. The limit is biased: with
     $H = 1$ and exact gradients, $\tilde x$ tends to the minimizer of the mean of the Moreau

@@ -140,7 +140,7 @@ def _mean_change_of_clients(name: str, inclusion: Real | Sequence[float] | None)
     {\pi_n} \Delta_n$.
 
     Args:
-        name: the method's, for error messages.
+        name: the method's name, for error messages.
         inclusion: $\pi$, a number or `[N]`; None: the ratio.
     """
     if inclusion is None:

@@ -1,4 +1,4 @@
-"""FedDyn: local steps on objectives that a linear and a quadratic term make consistent."""
+"""FedDyn: local steps with a linear and a quadratic term that let clients agree at the limit."""
 
 from __future__ import annotations
 

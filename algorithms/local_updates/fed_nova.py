@@ -1,4 +1,4 @@
-"""FedNova: changes of clients that make different numbers of steps, normalized before the mean."""
+"""FedNova: the mean of changes that are normalized by the clients' numbers of steps."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def fed_nova(
             accept a scalar.
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
-    optimization", 2020, equation (6) and section 4, without the proximal term and without momentum
-    at the server. The authors' code has the same $\|a_n\|_1$ without a proximal term.
+    optimization", 2020, without the proximal term and without momentum at the server. The
+    authors' code has the same $\|a_n\|_1$ for SGD with and without momentum.
     """
     period = checks.period("fed_nova: period", period)
 
@@ -106,8 +106,8 @@ def _measured(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         unit = jnp.zeros((), workers.widened(jnp.zeros((), jnp.result_type(*leaves))).dtype)
         return Measured(optimizer.init(params), Model(unit, optimizer.init(unit)))
 
-    def update(gradient, state, params=None):
-        updates, memory = optimizer.update(gradient, state.optimizer, params)
+    def update(updates, state, params=None):
+        updates, memory = optimizer.update(updates, state.optimizer, params)
         one = jnp.ones_like(state.unit.params)
         step, of_unit = optimizer.update(one, state.unit.optimizer, state.unit.params)
         unit = Model(optax.apply_updates(state.unit.params, step), of_unit)

@@ -1,4 +1,4 @@
-"""Mime and MimeLite: local steps with the state of an optimizer of the mean gradient."""
+"""Mime and MimeLite: local steps with an optimizer whose state only the server updates."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ def _frozen_step(
     round: Communicator,
     moves: jax.Array,
 ) -> Inner:
-    """Makes the step of each client that is active and moves, bool `[n]`, with the server's state
-    of the optimizer.
+    """Makes a step of each client that is active and for which `moves`, bool `[n]`, is True. The
+    state of the optimizer is the server's and does not change.
     """
 
     def stepped(params, gradient, moves):
@@ -207,7 +207,9 @@ def _frozen_step(
 def _synchronized(
     optimizer: optax.GradientTransformation, x: Outer, y: Inner, delta: Params, c: Params
 ) -> tuple[Outer, Inner]:
-    """Returns the states after the averaging, with the mean change and gradient."""
+    """Returns the states after the averaging, from the mean change `delta` and the mean gradient
+    `c`.
+    """
     _, state = optimizers.update(optimizer, c, x.optimizer, x.params)
     after = x._replace(params=optax.tree.sub(x.params, delta), optimizer=state)
     x = workers.if_nonempty(after, x)
@@ -221,7 +223,7 @@ def _clients(
     shared: Callable[[Params], PyTree],
     own: Callable[[Params], PyTree],
 ) -> Algorithm:
-    """Returns the method whose optimizer has its state on the server. Arguments are as in
+    """Returns a method with an optimizer whose state is stored on the server. Arguments are as in
     `methods.with_server` and `local_updates`.
     """
     return methods.with_server(

@@ -47,17 +47,17 @@ def noloco(
        \phi^{(n)} \leftarrow \phi^{(n)} + v^{(n)}, \qquad y^{(n)} \leftarrow \phi^{(n)} $$
 
     A round is one gradient per worker. In every H-th round a worker sends two vectors to its
-    partner. The mean of the slow models moves by heavy-ball momentum on the mean of D. With
-    $\alpha = 0$ and $\eta = \eta_c = 1$ the method is `local_sgd` on the topology. With random
-    pairs and a constant inner step size there is no fixed point: the mean is off by
-    $O(\gamma H)$, and the models stay apart by $O(\gamma H)$ if the workers' data differ. A worker
-    that does not participate keeps its state. W is not changed by the problem's weights: worker n
-    steps along $w_n g_n$.
+    partner. The mean of the slow models moves by heavy-ball momentum on the mean of D. With $\alpha
+    = 0$ and $\eta = \eta_c = 1$ the method is `local_sgd` on the topology. With random pairs and a
+    constant inner step size there is no fixed point: the mean differs from the optimum by $O(\gamma
+    H)$, and the models from each other by $O(\gamma H)$, if the workers' data differ. A worker that
+    does not participate keeps its state. W is not changed by the problem's weights: worker n steps
+    along $w_n g_n$.
 
     Args:
         optimizer: each worker's inner step; its state is kept.
-        topology: W, doubly stochastic. `topologies.random_matchings(N)` is the paper's: a schedule
-            of random pairs, known to all workers, that advances with each exchange.
+        topology: W, doubly stochastic. `topologies.random_matchings(N)` is the paper's choice: a
+            schedule of random pairs that all workers know and that advances with each exchange.
         period: H. It may be swept.
         step: $\eta$, positive.
         consensus: $\eta_c$, positive.

@@ -1,4 +1,4 @@
-"""Local steps, then an outer step: the mechanism that all methods of this folder share.
+"""Local steps, then an outer step: the mechanism that most methods of this folder share.
 
 Each worker makes local steps from the common model with an inner optimizer. At a synchronization
 the mean of the workers' changes is the gradient of one step of an outer optimizer, and all workers
@@ -23,7 +23,7 @@ from dsgd.engine.randomness import is_state_key
 
 
 class Outer(NamedTuple):
-    """State that all workers know, or that a server holds.
+    """The state that all workers share, or that a server stores.
 
     Args:
         params: x, the common model after the last synchronization.
@@ -146,7 +146,9 @@ def local_updates(
         return round.every(period, synchronize, x, y)
 
     def absent(before: Inner, after: Inner) -> Inner:
-        """The worker adopts the common model when it returns."""
+        """Returns the state of workers that did not participate: they adopt the common model when
+        they return.
+        """
         optimizer = after.optimizer if fresh else before.optimizer
         return before._replace(params=after.params, optimizer=optimizer)
 

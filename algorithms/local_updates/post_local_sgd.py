@@ -30,13 +30,14 @@ def post_local_sgd(
 
     Args:
         optimizer: each worker's step.
-        switch: $t'$, the number of the first local round; the paper switches when it decays the
-            step size for the first time. With $t' = 0$ the method is `local_sgd`. It may be swept.
+        switch: $t'$, the number of the first local round; in the paper, the round in which the step
+            size decays for the first time. With $t' = 0$ the method is `local_sgd`. It may be
+            swept.
         period: H. It may be swept.
         via: as in `local_sgd`.
 
     Raises:
-        ValueError: if $t'$ is negative, the period is less than 1, or one is more than 2^31 - 1.
+        ValueError: if $t'$ is negative, the period is less than 1, or either is more than 2^31 - 1.
 
     Source: Lin et al., "Don't use large mini-batches, use local SGD", 2020.
     """

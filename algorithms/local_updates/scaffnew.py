@@ -101,6 +101,6 @@ def scaffnew(
 
 
 def _step_size(optimizer: optax.GradientTransformation) -> jax.Array:
-    """Returns the size of the first step for a gradient of 1."""
+    """Returns the length of the optimizer's first step for a gradient of 1."""
     start = optimizers.init(optimizer, jnp.zeros(()))
     return -optimizers.update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]

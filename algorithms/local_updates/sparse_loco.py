@@ -31,9 +31,9 @@ def sparse_loco(
     A round is one gradient per worker. Every H-th round all workers gather the messages of all
     others, so that all must participate. The mean is over all N workers (Templar's implementation
     clips messages to their median norm, and divides each element by the number of workers that sent
-    it). It is weighted by the problem's worker weights. The limit is biased, as that of local SGD,
-    and further because a memory with $\beta < 1$ forgets. If C is the identity, the memory stays 0,
-    and the method is `diloco` with the same outer step.
+    it). It is weighted by the problem's worker weights. The limit is biased, as that of local SGD;
+    a memory with $\beta < 1$ adds to the bias, because it loses a part of the errors. If C is the
+    identity, the memory stays 0, and the method is `diloco` with the same outer step.
 
     Args:
         optimizer: each worker's inner step, for example `optax.adamw(4e-4)`; its state is kept.
@@ -71,9 +71,9 @@ def muloco(
     $$ \Delta_t = \frac1N \sum_n m^{(n)}, \qquad u_{t+1} = \mu u_t + \Delta_t, \qquad
        x_{t+1} = x_t - \eta (\Delta_t + \mu u_{t+1}) $$
 
-    It is `sparse_loco` with Nesterov momentum in the outer step, and the same in communication,
-    participation and weights. Muon orthogonalizes the momentum of a matrix, and so needs the
-    model's leaves as they are.
+    It is `sparse_loco` with Nesterov momentum in the outer step; communication, participation and
+    weights are the same. Muon orthogonalizes the momentum of each matrix, so that the inner
+    optimizer must receive the model's leaves in their shapes.
 
     Args:
         optimizer: each worker's inner step, for example `optax.contrib.muon(0.02)`, which makes

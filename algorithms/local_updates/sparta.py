@@ -25,12 +25,12 @@ def sparta(
     $$ x^{(n)} \leftarrow x^{(n)} - \gamma g_n(x^{(n)}), \qquad
        x_i^{(n)} \leftarrow \frac1N \sum_m x_i^{(m)} \text{ for } i \in M_t $$
 
-    A leaf of d elements is divided into $\lceil p d \rceil$ runs of nearly equal length. In each
-    round one element is drawn of each run, with a random key that all workers have: only the
-    elements are sent, not their indices. With p = 1 the method is model averaging. The mean of the
-    models does not change when elements are averaged. The limit is biased, as that of `local_sgd`
-    with H of about 1/p. The mean is weighted by the problem's worker weights. A worker that does
-    not participate adopts the averages when it returns.
+    A leaf of d elements is divided into $\lceil p d \rceil$ segments of nearly equal length. In
+    each round one element of each segment is drawn, with a random key that all workers share, so
+    that only the elements are sent, not their indices. With p = 1 the method is model averaging.
+    The mean of the models does not change when elements are averaged. The limit is biased, as that
+    of `local_sgd` with H of about 1/p. The mean is weighted by the problem's worker weights. A
+    worker that does not participate adopts the averages when it returns.
 
     Args:
         optimizer: each worker's step; its state stays local.
@@ -68,8 +68,8 @@ def sparta(
 
 
 def _drawn(key: jax.Array, density: float, d: int) -> jax.Array:
-    """Returns the indices of the drawn elements of d, increasing. Its cost is proportional to their
-    number.
+    """Returns the indices of the drawn elements of a leaf with d elements, in increasing order. The
+    cost is proportional to their number.
     """
     k = kept(density, d)
     ends = np.arange(k + 1) * d // k

@@ -39,15 +39,16 @@ def streaming_diloco(
     $$ y_p^{(n)} \leftarrow \alpha y_p^{(n)} + (1 - \alpha) x_p \quad \tau \text{ steps later} $$
 
     A round is one gradient per worker. Layer l belongs to fragment l modulo P. The layers are the
-    entries of the first list in the model, if there is one, else of its outermost dictionary or
+    entries of the first list in the model, if it has one, otherwise of its outermost dictionary or
     structure with more than one entry.
 
-    The state is the same as in the paper, except that x_p is stepped as soon as it is sent; it is
-    not used before it is merged. With P = 1, $\tau = 0$, $\alpha = 0$ and no compressor the method
-    is `diloco`. The limit is biased, as that of local SGD. The weights of the problem's workers
-    weigh the mean. On the clock of a cluster a fragment's messages are sent while the workers
-    compute their next $\tau$ gradients, after which they wait for the messages (`round.delayed`).
-    C without error memory adds a bias that does not vanish with the step size.
+    The only difference to the paper's state is the time of the outer step: $x_p$ is updated when
+    the fragment is sent, not when it is merged. It is not used in between. With P = 1, $\tau = 0$,
+    $\alpha = 0$ and no compressor the method is `diloco`. The limit is biased, as that of local
+    SGD. The mean is weighted by the problem's worker weights. On the clock of a cluster a
+    fragment's messages are sent while the workers compute their next $\tau$ gradients, after which
+    they wait for the messages (`round.delayed`). C without error memory adds a bias that does not
+    vanish with the step size.
 
     Args:
         optimizer: each worker's inner step, for example `optax.adamw(4e-4)`; its state is kept.
@@ -76,7 +77,8 @@ def streaming_diloco(
     if isinstance(period, int) and not max(fragments, delay + 1) <= period:
         raise ValueError(
             f"streaming_diloco: period = {period} with {fragments} fragments and delay = {delay}; "
-            "expected at least as many rounds as fragments, and more than the delay"
+            f"expected period >= {max(fragments, delay + 1)}: at least the number of fragments, "
+            "and more than the delay"
         )
     checks.within("streaming_diloco: local_share", local_share, "[0, 1]")
     outer = optax.sgd(0.4, momentum=0.9, nesterov=True) if outer is None else outer
@@ -128,7 +130,7 @@ def streaming_diloco(
 
 
 def of_fragments(model: Params, P: int) -> list[list[int]]:
-    """Returns the numbers of the leaves that belong to each fragment.
+    """Returns, for each fragment, the indices of its leaves in the flattened model.
 
     Raises:
         ValueError: if the model has fewer than P layers.

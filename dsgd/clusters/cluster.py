@@ -297,7 +297,9 @@ class Cluster:
     def receiving(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
     ) -> jax.Array:
-        """As `sending`, for receiving ports."""
+        """Returns the seconds that the receiving ports of the given workers need for their bits,
+        `[k]`; arguments as for `sending`.
+        """
         return _at_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
 
     def bandwidths(
@@ -326,7 +328,9 @@ class Cluster:
 
     @property
     def _sender(self) -> tuple[Quantity, int]:
-        """The quantity of a worker's sending port, and the purpose of its draws."""
+        """Returns the quantity of a worker's sending port, and the number that separates its random
+        draws from those of other quantities.
+        """
         return self.up or _FREE, _UP
 
     @property

@@ -618,8 +618,10 @@ class Communicator(Round):
     def _to_neighbours(
         self, call: str, topology: Any, needs_all: Callable[[Topology], str] | None
     ) -> Iterator[None]:
-        """Validates the topology. `needs_all` returns why no worker or message may be missing on
-        it, or "" if they may; None: they may on any topology.
+        """Validates the topology, and counts the messages of the block as those of `call`.
+        `needs_all` takes the topology and returns the reason for which it needs all workers and
+        messages, or "" if it does not. If it is None, workers and messages may be missing on any
+        topology.
         """
         if not isinstance(topology, Topology):
             raise ValueError(

@@ -368,7 +368,9 @@ class Contracting(Protocol):
 
     @property
     def delta(self) -> Callable | None:
-        """d -> the contraction for d elements, or None if none is stated; None: for no d."""
+        """Function from the number of elements d to the contraction, or to None if none is stated
+        for d; None if the compressor states none for any d.
+        """
         ...
 
     @property

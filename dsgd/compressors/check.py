@@ -174,7 +174,9 @@ def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
     """
 
     def distance(one: Seen) -> float:
-        """Returns the largest mean error in excess of its standard errors."""
+        """Returns the largest difference, over the directions, between the mean error and its
+        statistical error.
+        """
         # the contribution of a few rare draws
         seldom = 2 * STANDARD_ERRORS * np.abs(one.along).max(axis=0) / DRAWS
         error = STANDARD_ERRORS * one.along.std(axis=0) / np.sqrt(DRAWS) + seldom + ROUNDING

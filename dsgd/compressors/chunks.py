@@ -19,7 +19,7 @@ from dsgd.wire import codecs
 
 
 class Tabled(NamedTuple):
-    """A message of packed codes and the numbers that they stand for.
+    """A message of packed codes and a table of their values.
 
     Args:
         codes: packed codes of `codecs.pack`.
@@ -43,17 +43,17 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
         k: number of elements that are kept of each chunk.
         chunk: number of elements of a chunk.
         values: compressor of the kept elements of all chunks together. If its contraction constant
-            is a, that of the whole is a k / chunk.
+            is a, that of `chunked_top_k` is a k / chunk.
 
     Raises:
         ValueError: if k is less than 1 or more than chunk.
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025. There a
-    chunk of a matrix is a block of 64 x 64 elements; here it is a run of the flat vector.
+    chunk of a matrix is a block of 64 x 64 elements; here it is a contiguous part of the vector.
     """
     checks.positive_int("chunked_top_k: k", k)
     if checks.positive_int("chunked_top_k: chunk", chunk) < k:
-        raise ValueError(f"chunked_top_k: k = {k} of a chunk of {chunk}; expected at most {chunk}")
+        raise ValueError(f"chunked_top_k: k = {k}, chunk = {chunk}; expected k <= chunk")
     name = f"chunked_top_k({k}, {chunk}{'' if values is identity else f', {values.name}'})"
 
     def largest_of(rows):

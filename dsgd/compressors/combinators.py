@@ -50,7 +50,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
         size: number of elements of a bucket; the last bucket has the remaining ones.
 
     Raises:
-        ValueError: if size < 1, or if the compressor starts warm (a bucket is not a matrix).
+        ValueError: if size < 1, or if the compressor has a warm start (a bucket is not a matrix).
 
     Source: Alistarh et al., "QSGD", 2017, section 4; Liu and Zhang, section 3.1.1, caveat 1.
     """
@@ -58,7 +58,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     checks.positive_int(f"{name}: size", size)
     if compressor.warm:
         raise ValueError(
-            f"{name}: {compressor.name} starts warm; expected a compressor without warm start"
+            f"{name}: {compressor.name} has a warm start; expected a compressor without warm start"
         )
 
     def compress(key, x):
@@ -115,7 +115,7 @@ class WholeModel(Compressor):
 
     @property
     def layer_wise(self) -> bool:
-        """False: all leaves of a pytree are compressed together."""
+        """Returns False: all leaves of a pytree are compressed together."""
         return False
 
 
@@ -150,7 +150,7 @@ def contraction(compressor: Compressor) -> Compressor:
         compressor: Q, unbiased, with an omega.
 
     Raises:
-        ValueError: if the compressor is biased, has no omega, or starts warm.
+        ValueError: if the compressor is biased, has no omega, or has a warm start.
 
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2.
     """
@@ -163,7 +163,7 @@ def contraction(compressor: Compressor) -> Compressor:
         )
     if compressor.warm:
         raise ValueError(
-            f"{name}: {compressor.name} starts warm; expected a compressor without warm start"
+            f"{name}: {compressor.name} has a warm start; expected a compressor without warm start"
         )
 
     def shrink(d):

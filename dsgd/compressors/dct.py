@@ -55,7 +55,9 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
         """Returns the shape of d elements in chunks: `[rows / c_1, c_1, columns / c_2, c_2]`."""
         across = d if columns is None else columns
         if d % across:
-            raise ValueError(f"{name} of {d} elements: expected a number of columns that divides d")
+            raise ValueError(
+                f"{name}: the vector has {d} elements; expected a multiple of columns = {columns}"
+            )
         first, second = _largest_divisor(d // across, chunk), _largest_divisor(across, chunk)
         return d // across // first, first, across // second, second
 

@@ -36,9 +36,9 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
     R is Gaussian, so that its range S is uniformly distributed: $|P^\top M| \ge |M Q|$ for an
     orthonormal basis Q of S, and $E|MQ|^2 = |M|^2 r / \mathrm{columns}$. Methods that keep messages
-    start warm: R is their last right factor $M^\top P$. For a matrix that does not change, this is
-    subspace iteration, whose error (for the padded matrix) never grows. For other matrices, the
-    bound does not hold with a warm start.
+    use a warm start: R is their last right factor $M^\top P$. For a matrix that does not change,
+    this is subspace iteration, whose error (for the padded matrix) never grows. For other matrices,
+    the bound does not hold with a warm start.
 
     Args:
         rank: r.

@@ -24,13 +24,13 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
         compressor: any.
         key: key of the random numbers.
         x: `[d]`, floating point.
-        last: previous message of this vector, for compressors that start warm; None: there is none.
+        last: previous message of this vector, for compressors with warm start; None: there is none.
 
     Returns:
         `message`, a pytree of arrays, and `decoded`, `[d]`.
 
     Raises:
-        ValueError: if x is not a vector; if last is given and the compressor does not start warm;
+        ValueError: if x is not a vector; if last is given and the compressor has no warm start;
             if `compress` or `decompress` do not return a message and a vector.
     """
     if jnp.ndim(x) != 1:
@@ -40,7 +40,7 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
         )
     if last is not None and not compressor.warm:
         raise ValueError(
-            f"encode: last = {checks.typed(last)}, but {compressor.name} does not start warm; "
+            f"encode: last = {checks.typed(last)}, but {compressor.name} has no warm start; "
             "expected last=None"
         )
     x = jnp.asarray(x)

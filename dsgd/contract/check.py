@@ -80,7 +80,9 @@ def check(
 def _findings(
     algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None
 ) -> Findings:
-    """As `check`. In a run of several processes, each of them executes the checks on one device."""
+    """Returns the findings of `check`. In a run of several processes, each process executes the
+    checks on one device.
+    """
     problem = (
         problem._replace(data=jax.tree.map(arrays.on_host, problem.data))
         if agreement.process_count() > 1

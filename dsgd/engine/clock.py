@@ -199,7 +199,7 @@ def _in_turn(
 def _exchange(
     round: Round, sending: Sending, bits: tuple[jax.Array, jax.Array], begin: jax.Array
 ) -> Timing:
-    """Times of an exchange, which may not take place in this round."""
+    """Returns the times of an exchange that may be omitted in this round."""
 
     def sent(begin):
         return network.exchange(

@@ -93,8 +93,9 @@ def flags(problem: Problem) -> tuple[bool, ...]:
 
 
 def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
-    """As `flags`, for given parameters and `trainable`: a tree of bools that is a prefix of the
-    parameters, a function from the parameters to such a tree, or None.
+    """Returns which leaves are trained, as `flags`, for given parameters and `trainable`: a tree of
+    bools that is a prefix of the parameters, a function from the parameters to such a tree, or
+    None.
     """
     floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)]
     for path, leaf in tree_leaves_with_path(params):

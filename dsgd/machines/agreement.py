@@ -95,8 +95,8 @@ def largest(name: str, value: float) -> float:
 
 @contextmanager
 def all_or_none(name: str, whole: bool = True) -> Iterator[None]:
-    """A block that all processes execute. A process that fails in it reports its error to the
-    others, which may be waiting.
+    """Context of a block that all processes execute. A process that fails in it reports its error
+    to the others, which may be waiting.
 
     Args:
         name: the common task, for messages.

@@ -182,7 +182,9 @@ def introduce(names: list[str]) -> None:
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """A block that all processes execute together, and that none can finish without the others."""
+    """Context of a block that all processes execute together, and that none can finish without the
+    others.
+    """
     if _heartbeat is None:
         yield
         return

@@ -200,7 +200,7 @@ def _why(folder: Path, statuses: Sequence[int | None]) -> str:
 
 
 def take_part(where: str, number: str, of: str, coordinator: str, address: str) -> None:
-    """The main function of each local process."""
+    """Runs the job of one local process; the main function of each of these processes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
 

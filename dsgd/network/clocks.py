@@ -259,7 +259,7 @@ def among_neighbours(topology: Topology) -> Callable:
             return jnp.sum(messages, axis=1) + latencies * ports.latency
 
         def wait(times):
-            """The latest of each worker's time and its neighbours' times."""
+            """Returns the latest of each worker's time and its neighbours' times."""
             latest = (
                 jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf)
                 for ends in (to, origin)

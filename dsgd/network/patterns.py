@@ -71,8 +71,8 @@ def _star_messages(N: int) -> list[Message]:
 
 
 def _multi_server_messages(N: int) -> list[Message]:
-    """In round k every worker sends to one other worker and receives from one: no port has two
-    messages.
+    """Returns the messages of the multi-server exchange. In round k every worker sends to one other
+    worker and receives from one, so that no port has two messages.
     """
     up = [Message(n, (n + k) % N, Fraction(1, N)) for k in range(1, N) for n in range(N)]
     sums: list[list[int]] = [[] for _ in range(N)]

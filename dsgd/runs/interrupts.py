@@ -29,7 +29,7 @@ class Interrupted(WithHistory, KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block, SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
+    """Context in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
 
     It is meant for scripts: their `finally` and `except` clauses then handle both signals. A run
     inside the block stops in its usual way, with `Interrupted`. Outside the main thread, which is
@@ -65,7 +65,7 @@ class Stop:
 
     @contextmanager
     def users_code(self) -> Iterator[None]:
-        """Within the block, the signals raise KeyboardInterrupt at once, and any KeyboardInterrupt
+        """Context in which the signals raise KeyboardInterrupt at once, and any KeyboardInterrupt
         ends the block.
 
         It is used for user code, which may wait for a long time and can be left at any point.

@@ -272,7 +272,7 @@ def mean_rows(leaf: jax.Array) -> jax.Array:
 
 
 def _wide_mean(leaf: jax.Array) -> jax.Array:
-    """As `mean_rows`, in at least float32."""
+    """Returns the mean over the leading axis, `[n, ...]` to `[...]`, in at least float32."""
     return _total(leaf) / leaf.shape[0]
 
 

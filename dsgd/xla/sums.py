@@ -116,7 +116,7 @@ def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
-    """Returns how many rows `[runs, n, ...]` are read at once, one of these numbers. Strides of
+    """Returns how many of the rows `[runs, n, ...]` are read at once: one of `numbers`. Strides of
     whole memory pages are avoided, since such rows compete for few places in a cache.
     """
     row = math.prod(rows.shape[2:]) * rows.dtype.itemsize

@@ -166,7 +166,7 @@ def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
 
 
 def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
-    """Returns the same as a product."""
+    """Returns a gossip round as a product with the dense matrix W."""
     W = np.asarray(graph.W, np.float32)
     return lambda x: jnp.matmul(W, x, precision=jax.lax.Precision.HIGHEST)
 

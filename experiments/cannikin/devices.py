@@ -111,14 +111,14 @@ class Workload(NamedTuple):
 
     @property
     def first(self) -> float:
-        """gamma: all buckets take the same part of the backward pass (assumed, as section 3.2.3
-        does for all buckets except the first).
+        """Returns gamma, the first bucket's share of the backward pass. All buckets take the same
+        share (assumed, as section 3.2.3 does for all buckets except the first).
         """
         return 1 / len(self.buckets)
 
     @property
     def last(self) -> float:
-        """T_u / T_comm."""
+        """Returns T_u / T_comm, the last bucket's share of the communication time."""
         return float(self.buckets[-1] / self.buckets.sum())
 
 
@@ -219,7 +219,7 @@ def batches(name: str, workload: str, count: int) -> np.ndarray:
 
 
 def batches_of(model: ClusterModel, workload: Workload, count: int) -> np.ndarray:
-    """Returns the same for any nodes.
+    """Returns total batches with equal ratios, as `batches`, for nodes with any model.
 
     Args:
         model: model of the nodes.

@@ -31,8 +31,8 @@ SHARES = {
 
 
 def tuned(times: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each run, from 1, from which its batches are nearly its shortest,
-    `[seeds, epochs]` to `[seeds]`.
+    """Returns the epoch of each run, counted from 1, after which all batches take nearly the
+    shortest time of the run: `[seeds, epochs]` to `[seeds]`.
     """
     longer = times > (1 + NEAR) * times.min(axis=1, keepdims=True)
     return 1 + np.max(np.arange(1, times.shape[1] + 1) * longer, axis=1)

@@ -64,12 +64,14 @@ class Sums(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """E T_n, seconds."""
+        """Returns E T_n, the expected time of one worker, seconds."""
         return CELL * float(self.after.sum())
 
     @property
     def share(self) -> np.ndarray:
-        """E M~ / M with preemption, for each threshold."""
+        """Returns E M~ / M, the expected share of computed micro-batches with preemption, for each
+        threshold.
+        """
         return self.ready.mean(axis=0)
 
     def without(self, workers: float) -> float:

@@ -71,7 +71,9 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
 
 
 def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
-    """Draws the same by equations 4, 5 and 11 only."""
+    """Draws a scale graph, micro-batches per second against workers, from equations 4, 5 and 11
+    only.
+    """
     N = np.unique(np.linspace(2, most, 50).astype(int))
     found = predicted(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
@@ -80,8 +82,9 @@ def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -
 
 
 def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) -> Figure:
-    """Draws scale graphs for the simulated numbers of workers and, by theory, up to `most`, and the
-    speedup against workers; `counts` are the points of its lines.
+    """Draws two scale graphs, micro-batches per second against workers: one for the simulated
+    numbers of workers, one extrapolated by theory up to `most`. A third panel draws the speedup
+    against workers; `counts` are the points of its lines.
     """
     sheet, panels = plots.figure(2, 2, width=figures.WIDTH / 2, height=3.6, sharey=False)
     left, right, gains, free = panels
@@ -150,7 +153,9 @@ def figure_3(
 def figure_4(
     setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str
 ) -> Figure:
-    """Draws speedups against the drop rate, `[seeds, K]` by line, by panel."""
+    """Draws speedups, `[seeds, K]`, against the drop rate: a panel for each entry of `panels`, with
+    a line for each of the panel's entries.
+    """
     sheet, axes = plots.figure(len(panels), width=figures.WIDTH / len(panels), height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color="black", linewidth=0.8)

@@ -107,8 +107,8 @@ def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
 def latencies(
     cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED
 ) -> np.ndarray:
-    """Returns the seconds of micro-batches, `[rounds, N, M]`, in other rounds than those of the
-    runs.
+    """Returns the seconds of micro-batches, `[rounds, N, M]`, from draws that are independent of
+    those of the training runs.
     """
     return dropcompute.latencies(
         cluster,

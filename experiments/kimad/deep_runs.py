@@ -181,7 +181,7 @@ def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict
 def _any_ratio(
     setting: Setting, round_time: jax.Array, fixed: jax.Array, oracle: jax.Array
 ) -> dsgd.Algorithm:
-    """Returns Kimad, or EF21 if the ratio is fixed; `fixed` is the number of its ratio, or -1."""
+    """Returns Kimad if `fixed` is -1, otherwise EF21 with the ratio of index `fixed`."""
 
     def rule(errors, sizes, budget):
         return jnp.where(

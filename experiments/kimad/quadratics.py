@@ -200,8 +200,9 @@ class Race(NamedTuple):
     history: dict[str, np.ndarray]
 
     def best(self, **given: float) -> Best | None:
-        """Returns the point with these values that has the smallest mean of the losses, which are
-        logarithms, over problems and the last tenth of the seconds; None if all diverged.
+        """Returns the grid point with the smallest mean of the log losses over problems and over
+        the last tenth of the seconds, among the points with the given hyperparameters; None if all
+        of them diverged.
         """
         score = dsgd.tail_mean(self.losses).mean(axis=-1)
         axes = np.meshgrid(*self.grid.values(), indexing="ij")

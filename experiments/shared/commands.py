@@ -471,7 +471,8 @@ def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None
 
 @contextmanager
 def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
-    """Writes what was found when the block ends, also if it fails or is interrupted.
+    """Context at whose end the results that its block has collected are written, also if the block
+    fails or is interrupted.
 
     Args:
         write: (path, found) -> None.
@@ -488,5 +489,7 @@ def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterat
 def kept_rows(
     path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]
 ) -> AbstractContextManager[None]:
-    """Writes a CSV file of the rows that the block fills, as `kept` does."""
+    """Returns a context at whose end the rows that its block has collected are written to a CSV
+    file, also if the block fails; see `kept`.
+    """
     return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)

@@ -71,8 +71,8 @@ def problem() -> dsgd.Problem:
 
 
 def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
-    """Returns the method. Kimad is not registered, because the seconds of its rounds belong to a
-    cluster; without one its messages are the best of the set.
+    """Returns the method. Kimad is not registered, because the time of its rounds is an argument
+    that depends on a cluster. Without a cluster it sends the most accurate messages of the set.
     """
     if name == "kimad":
         return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k((0.1, 0.3)), 1.0)
@@ -157,8 +157,8 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
 
 
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
-    """The recorded bits are those that cross devices (`dsgd.check`); if collectives are simulated,
-    they are those of the pattern.
+    """The recorded bits are those that are sent between devices (`dsgd.check`); if collectives are
+    simulated, they are those of the pattern.
     """
     # messages that are chosen differ if a worker computes nothing
     chosen = method(name) if name in SHARES else unequal(name)

@@ -1,7 +1,7 @@
-"""Methods with local steps: identities between them, their limits, and sampled clients.
+"""Methods with local steps: methods that equal others, their limits, and sampled clients.
 
-All runs are of six workers in float64, with numbers of the methods as arguments of one program for
-each method (`theory_checks.machinery.trajectories`).
+All runs have six workers, in float64. Each method has one program, whose arguments are the
+method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEVER = 10 * T
 
 
 class Numbers(NamedTuple):
-    """Arguments of the methods below, each of which uses some."""
+    """Arguments of the methods below; each method uses some of them."""
 
     gamma: float = GAMMA
     momentum: float = 0.0
@@ -78,7 +78,9 @@ UNEQUAL = np.arange(N) % H + 1
 
 
 def first_rounds(period: Any, state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
-    """Of H rounds, client n computes in the first `UNEQUAL[n]`; of other periods, in all."""
+    """Returns the local work of client n: it computes in the first `UNEQUAL[n]` rounds of a period
+    of H rounds, and in all rounds of any other period.
+    """
     computes = (round.step % period < jnp.where(period == H, UNEQUAL, period))[:, None]
     return dsgd.LocalWork(computes, jnp.ones(computes.shape))
 
@@ -93,7 +95,7 @@ def plain_sgd(of: Any) -> optax.GradientTransformation:
 
 @cache
 def build(name: str) -> trajectories.Build:
-    """The same object each time, so that the method is compiled once."""
+    """Returns the builder of a method, always the same object, so that it is compiled once."""
     return lambda of: METHODS[name](of.more)
 
 
@@ -105,7 +107,7 @@ def in_float64() -> Iterator[None]:
 
 @cache
 def instance(noise: float, start: tuple[float, ...] | None = None) -> Instance:
-    """f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2."""
+    """Returns the quadratics f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2."""
     rng = np.random.default_rng(7)
     bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
     A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
@@ -117,7 +119,7 @@ def instance(noise: float, start: tuple[float, ...] | None = None) -> Instance:
 
 
 def models(name: str, numbers: Numbers, of: Instance) -> np.ndarray:
-    """The mean of the workers' models after each round, `[T, d]`."""
+    """Returns the mean of the workers' models after each round, `[T, d]`."""
     arguments = jax.tree.map(np.asarray, numbers)
     return trajectories.run(build(name), of._replace(more=arguments), length=T).home
 
@@ -177,14 +179,14 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_two_methods_are_the_same(name):
-    """With noisy gradients: the noise depends on round and worker only."""
+    """The gradients are noisy; the noise depends on the round and the worker only."""
     left, right = (models(*side, instance(0.5)) for side in IDENTITIES[name])
     assert np.ptp(left) > 0.1
     np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
 
 def test_mime_of_one_step_is_mini_batch_momentum():
-    """With exact gradients; the noise of numbered draws differs."""
+    """The gradients are exact, since draws with sample ids have different noise."""
     left, right = (
         models(name, Numbers(period=1, momentum=0.5), instance(0.0))
         for name in ("Mime", "mini-batch")
@@ -193,7 +195,7 @@ def test_mime_of_one_step_is_mini_batch_momentum():
 
 
 def test_slowmo_is_bmuf_with_classical_block_momentum():
-    """For a constant step size the paper's u, in units of it, is the change of BMUF's model."""
+    """For a constant step size, gamma u of SlowMo is the change of BMUF's model."""
     A, b, _, x, *_ = instance(0.0)
     found = models("SlowMo", Numbers(step=0.8, outer_momentum=0.6), instance(0.0))
     rounds = outer.local_steps(
@@ -210,7 +212,7 @@ def test_slowmo_is_bmuf_with_classical_block_momentum():
 
 
 def test_dilocos_outer_step_is_pytorchs():
-    """OpenDiLoCo's outer optimizer is `torch.optim.SGD` with these arguments."""
+    """OpenDiLoCo's outer optimizer is `torch.optim.SGD` with the arguments used here."""
     torch = pytest.importorskip("torch")
     x, recursion = np.ones(3), outer.nesterov(0.7, 0.9)
     parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
@@ -223,8 +225,8 @@ def test_dilocos_outer_step_is_pytorchs():
 
 
 def test_des_loc_with_all_periods_1_is_not_mini_batch_adam():
-    """v is the mean of the squares of the gradients, which is at least the square of their mean:
-    the first steps of Adam are equal, since both quotients are signs, and later ones are not.
+    """DES-LOC averages the squares of the gradients, mini-batch Adam squares their mean, which is
+    at most as large. The first steps are equal, since both quotients are signs; later steps differ.
     """
     mean_of_squares = models("DES-LOC", Numbers(period=1, first=1, second=1), instance(0.5))
     local = models("DES-LOC", Numbers(period=1, first=1), instance(0.5))
@@ -240,10 +242,11 @@ def limit(
     proximal: float = 0.0,
     shares: np.ndarray | float = 1.0,
 ) -> np.ndarray:
-    r"""The solution of $\sum_n s_n (I - Q_n^{H_n}) (x - y_n(x)) = 0$, $Q_n = I - \gamma (A_n + \mu
-    I)$: worker n's change is $(I - Q_n^{H_n}) (x - y_n(x))$, where $y_n(x) = (A_n + \mu I)^{-1}
-    (b_n + \mu x)$ is the minimizer of its proximal objective. All $H_n$ may be equal, and all $s_n$
-    1.
+    r"""Returns the model x to which the methods converge, the solution of $\sum_n s_n (I -
+    Q_n^{H_n}) (x - y_n(x)) = 0$ with $Q_n = I - \gamma (A_n + \mu I)$. Worker n's change is $(I -
+    Q_n^{H_n}) (x - y_n(x))$, where $y_n(x) = (A_n + \mu I)^{-1} (b_n + \mu x)$ is the minimizer of
+    its proximal objective. Arguments: `period` is H, or `[N]`; `shares` are the weights s, 1 or
+    `[N]`.
     """
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     pulled = A + proximal * np.eye(D)
@@ -256,7 +259,7 @@ def limit(
 
 
 def error(x: np.ndarray) -> float:
-    """The distance to the optimum of the mean objective."""
+    """Returns the distance to the optimum of the mean objective."""
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     return float(np.linalg.norm(x - np.linalg.solve(A.mean(axis=0), b.mean(axis=0))))
 
@@ -275,7 +278,9 @@ LIMITS = {
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_outer_step_does_not_change_the_limit(name):
-    """From the limit, all return to it after each period, and leave it within the period."""
+    """Runs that start at the limit of local SGD leave it within a period and return to it at the
+    end.
+    """
     best = limit(proximal=LIMITS[name].proximal)
     path = models(name, LIMITS[name], instance(0.0, tuple(best)))
     np.testing.assert_allclose(path[H - 1 :: H], np.tile(best, (T // H, 1)), rtol=0, atol=1e-12)
@@ -283,7 +288,7 @@ def test_the_outer_step_does_not_change_the_limit(name):
 
 
 def test_with_unequal_steps_fednovas_limit_is_near_the_optimum_and_fedavgs_is_not():
-    """FedNova's changes are divided by the clients' numbers of steps."""
+    """FedNova divides the clients' changes by their numbers of steps, FedAvg does not."""
     best = limit(period=UNEQUAL, shares=1 / UNEQUAL)
     path = models("FedNova", Numbers(), instance(0.0, tuple(best)))
     np.testing.assert_allclose(path[H - 1 :: H], np.tile(best, (T // H, 1)), rtol=0, atol=1e-12)
@@ -307,8 +312,8 @@ def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
 
 
 def limit_of_mime_lite(gamma: float, beta: float) -> np.ndarray:
-    """The zero of the affine map from x to the change of the server's model in a period, with the
-    momentum of a constant mean gradient.
+    """Returns the model x that MimeLite does not change within a period, with the momentum of a
+    constant mean gradient. The change of the server's model is affine in x.
     """
     A, b = np.asarray(instance(0.0).A), np.asarray(instance(0.0).b)
     slopes = quadratic(A, b)
@@ -334,7 +339,9 @@ def test_mime_lites_limit_is_biased_in_proportion_to_the_step():
 
 
 def test_feddyn_reaches_the_optimum_with_sampled_clients_and_few_steps():
-    """Five gradient steps of four of eight clients; the memories of absent clients are kept."""
+    """In each period, four of eight clients make five gradient steps; absent clients keep their
+    memories.
+    """
     rng = np.random.default_rng(0)
     A, b = rng.uniform(0.5, 2.0, (8, D)), rng.normal(size=(8, D))
     cluster = clusters.Cluster(
@@ -351,7 +358,9 @@ def test_feddyn_reaches_the_optimum_with_sampled_clients_and_few_steps():
 
 
 def test_feddyns_memories_are_gradients_if_clients_find_their_minimizers():
-    """After 240 local steps, in one period; h is their mean."""
+    """In one period of 240 local steps, each client finds its minimizer; h is the mean of the
+    memories.
+    """
     of = instance(0.0)._replace(more=jax.tree.map(np.asarray, Numbers(period=T, proximal=1.0)))
     states = trajectories.run(build("FedDyn"), of, length=T).states
     x, memories = np.asarray(of.start), trajectories.rows(states.workers.memory)[-1]
@@ -380,8 +389,8 @@ def test_the_limits_distance_to_the_optimum_is_of_order_gamma_times_h_minus_1():
 
 
 def test_the_proximal_term_moves_the_limit_towards_the_optimum():
-    """With nearly exact solves, FedAvg's limit is the mean of the workers' minimizers, and
-    FedProx's is the nearer to the optimum the larger mu is.
+    """If the local problems are solved nearly exactly, FedAvg's limit is the mean of the workers'
+    minimizers. FedProx's limit is closer to the optimum, the more so the larger mu is.
     """
     errors = [error(limit(0.05, 2_000, mu)) for mu in (0.0, 0.1, 1.0, 10.0)]
     assert errors == sorted(errors, reverse=True)
@@ -392,7 +401,7 @@ def test_the_proximal_term_moves_the_limit_towards_the_optimum():
 
 
 def test_easgds_center_has_the_limit_of_fedprox_with_exact_solves():
-    """Of rho = beta / (N gamma): each worker's model is the solution of its proximal problem."""
+    """At the limit, each worker's model solves its proximal problem with rho = beta / (N gamma)."""
     numbers = Numbers(period=1, step=0.9)
     path = models("EASGD", numbers, instance(0.0))
     best = limit(0.05, 2_000, 0.9 / N / GAMMA)
@@ -409,14 +418,16 @@ CENTERS = np.array([-8.0, -4.0, 2.0, 4.0])
 
 @cache
 def means() -> dsgd.Problem:
-    """f_n(x) = |x - c_n|^2 / 2 with weights in proportion to the numbers of samples."""
+    """Returns the problem f_n(x) = |x - c_n|^2 / 2 with weights in proportion to the numbers of
+    samples.
+    """
     problem = problems.quadratic(np.ones((4, 1)), CENTERS[:, None])
     return problem._replace(weights=SHARES * 4, evaluate=None)
 
 
 def changes_of_clients(method: dsgd.Algorithm, present: clusters.Quantity, seeds: int) -> Any:
-    """The first change of the server's model, from 0, for each seed, `[seeds]`; and the clients'
-    own changes after two steps.
+    """Returns the first change of the server's model, from 0, for each seed, `[seeds]`, and the
+    changes that the clients make in two steps, `[N]`.
     """
     cluster = clusters.Cluster(clusters.constant(1.0), present=present, participation_period=2)
     options: Any = {"steps": 2, "key": jax.random.key(0), "mesh": 1, "seeds": seeds}
@@ -429,8 +440,8 @@ SAMPLED, BERNOULLI = clusters.sampled(2, of=4), clusters.bernoulli(0.5, 1.0)
 
 @pytest.mark.parametrize("present", [SAMPLED, BERNOULLI], ids=["without replacement", "coins"])
 def test_sampled_clients_have_the_mean_of_all_with_inclusion_probabilities(present):
-    """Each value is one of few, whose probabilities are known: the mean over all subsets is exact
-    up to the frequencies of the draws.
+    """Every measured change is that of one subset of clients. The mean over all subsets is exact;
+    the mean over draws must agree with it within the sampling error.
     """
     method = algorithms.fed_avg(optax.sgd(GAMMA), 2, inclusion=0.5)
     found, changes = changes_of_clients(method, present, seeds=2_000)
@@ -459,7 +470,7 @@ def test_the_ratio_of_sampled_clients_is_biased_if_weights_differ():
 
 
 def test_each_client_has_its_own_inclusion_probability():
-    """Client n participates if its coin of probability pi_n shows heads."""
+    """Client n participates with probability pi_n, independently of the others."""
     chances = np.array([0.9, 0.5, 0.7, 0.3])
     coins = clusters.Quantity(
         lambda key, clock, worker: jax.random.bernoulli(

@@ -1,5 +1,6 @@
-"""Methods that send factors or frequencies of matrices: what their recursions (`theory_checks`) do
-not show, on a model of a convolution, a dense layer and biases.
+"""Methods that send factors or frequencies of matrices, on a model with a convolution, a dense
+layer and biases: properties that the comparisons with their recursions (`theory_checks`) do not
+show.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class Bowl:
         self.b = rng.normal(size=(workers, D))
 
     def mean(self) -> Bowl:
-        """The one worker whose function is the mean."""
+        """Returns the problem of a single worker whose function is the mean."""
         mean = Bowl(1)
         mean.A, mean.b = self.A.mean(axis=0, keepdims=True), self.b.mean(axis=0, keepdims=True)
         return mean
 
     def slopes(self, x: np.ndarray) -> np.ndarray:
-        """All gradients at x, `[workers, D]`."""
+        """Returns the workers' gradients at x, `[workers, D]`."""
         return self.A @ x - self.b
 
     @property
@@ -79,7 +80,7 @@ class Bowl:
 def run(
     method: dsgd.Algorithm, bowl: Bowl, steps: int, **options: Any
 ) -> tuple[np.ndarray, dsgd.State]:
-    """The final model as a vector, and the final state, in float64."""
+    """Returns the final model as a vector, and the final state, in float64."""
     with jax.enable_x64(True):
         double = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), START)
         problem = bowl.problem()._replace(init=lambda key: double)
@@ -89,7 +90,9 @@ def run(
 
 
 def as_matrices(rows: np.ndarray) -> list[np.ndarray]:
-    """The dense layer and the convolution of vectors `[n, D]`, with a row for each output."""
+    """Returns the entries of vectors `[n, D]` that belong to the dense layer and to the
+    convolution, as matrices with a row for each output.
+    """
     dense, kernel = rows[:, 3:27].reshape(-1, 6, 4), rows[:, 27:].reshape(-1, 4, 5)
     return [np.swapaxes(dense, 1, 2), np.swapaxes(kernel, 1, 2)]
 
@@ -105,7 +108,7 @@ def as_matrices(rows: np.ndarray) -> list[np.ndarray]:
         ((1, 7), None),
         ((1, 1, 7), None),
         ((6, 4), (6, 4)),
-        ((3, 3, 16, 32), (144, 32)),  # of a convolution: all that an output feature is made of
+        ((3, 3, 16, 32), (144, 32)),  # a convolution: all inputs of an output feature
         ((3, 3, 1, 32), (9, 32)),
         ((64, 4, 16), (64, 64)),  # queries of an attention layer
         ((4, 16, 64), (64, 64)),  # its output
@@ -151,7 +154,7 @@ def test_it_holds_the_contract_on_matrices(name):
 
 @FACTORED
 def test_the_iterates_are_those_of_one_worker_with_the_mean_gradient(name):
-    """All is linear in the memories, so that only their mean matters."""
+    """All operations are linear in the memories, so that the iterates depend only on their mean."""
     (x, many), (x_one, one) = (run(METHODS[name](), bowl, 30) for bowl in (Bowl(), Bowl().mean()))
     np.testing.assert_allclose(x, x_one, rtol=0, atol=1e-12)
     for memories, memory in zip(many.workers, one.workers, strict=True):
@@ -162,7 +165,7 @@ def test_the_iterates_are_those_of_one_worker_with_the_mean_gradient(name):
 
 
 def test_with_all_its_rank_powersgd_is_sgd_and_leaves_no_error():
-    """With the mean gradient, and the paper's momentum."""
+    """With full rank, the method is SGD with the paper's momentum on the mean gradient."""
     bowl = Bowl().mean()
     x, state = run(powersgd(powersgd_momentum(GAMMA), 4), bowl, 20)
     y, m = np.zeros(D), np.zeros(D)
@@ -176,15 +179,16 @@ def test_with_all_its_rank_powersgd_is_sgd_and_leaves_no_error():
 
 @pytest.mark.parametrize("form", ["paper", "package", "hook"])
 def test_public_forms_of_powersgd_make_the_same_steps(form):
-    r"""The memory of epfml's paper-code and PyTorch is $D_n - \Delta'$, that of the pip package
-    leaves out what the worker itself sent, $D_n - P (D_n^\top P)^\top$. PyTorch's hook
-    orthonormalizes Q before it starts from it.
+    r"""Three public implementations make the same steps. The memory of the paper's code (epfml) and
+    of PyTorch is $D_n - \Delta'$. That of the pip package is $D_n - P (D_n^\top P)^\top$: it
+    subtracts what the worker itself sent. PyTorch's hook orthonormalizes Q before the power
+    iteration.
     """
     bowl, steps = Bowl(), 12
     (_, first), (x, last) = (run(powersgd(optax.sgd(GAMMA), 2), bowl, t) for t in (1, steps))
     y, memories = np.zeros(D), [np.zeros((N, 4, 6)), np.zeros((N, 5, 4))]
     start = as_matrices(bowl.slopes(y).mean(axis=0, keepdims=True))
-    # a start from which the first round yields the Q that the method has after it
+    # a Q from which the first power iteration yields the method's Q after the first round
     Qs = [
         np.linalg.pinv(g) @ np.linalg.pinv(g.T) @ Q
         for (g,), Q in zip(start, first.server.Q, strict=True)
@@ -210,8 +214,8 @@ def test_public_forms_of_powersgd_make_the_same_steps(form):
 
 
 def test_powersgd_converges_to_the_minimum_of_the_mean_but_its_memories_only_on_average():
-    """Their mean tends to 0 where the mean gradient does; each of them goes on adding up its
-    worker's gradient.
+    """The mean of the memories tends to 0, as the mean gradient does, while each memory continues
+    to accumulate its worker's gradient.
     """
     bowl, steps = Bowl(), 2_000
     x, state = run(powersgd(optax.sgd(0.05), 1), bowl, steps)
@@ -222,8 +226,8 @@ def test_powersgd_converges_to_the_minimum_of_the_mean_but_its_memories_only_on_
 
 
 def test_dion_of_full_rank_orthonormalizes_the_momentum_like_muon():
-    r"""Of a gradient that stays the same, power iteration finds the singular vectors. The momentum
-    is that of Muon, $m \leftarrow \mu m + g$, times mu.
+    r"""If the gradient does not change, power iteration finds its singular vectors. The momentum is
+    mu times that of Muon, $m \leftarrow \mu m + g$.
     """
     bowl, steps, mu = Bowl(), 300, 0.9
     bowl.A = 0 * bowl.A
@@ -245,7 +249,7 @@ def test_dion_of_full_rank_orthonormalizes_the_momentum_like_muon():
 @FACTORED
 def test_leaves_whose_gradient_is_0_stay_and_move_later(name):
     """The gradient of the dense layer is the first bias times a matrix, and that bias is 0 in the
-    first round; the convolution has none at all.
+    first round. The gradient of the convolution is always 0.
     """
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(N, 6, 4)), jnp.float32)
 
@@ -267,7 +271,7 @@ def test_leaves_whose_gradient_is_0_stay_and_move_later(name):
 
 @FACTORED
 def test_the_first_factor_is_drawn_from_the_runs_key(name):
-    """Of which the biases do not depend."""
+    """The first step of the matrices depends on the key; that of the biases does not."""
     x, other = (run(METHODS[name](), Bowl(), 1, key=jax.random.key(k))[0] for k in (1, 2))
     np.testing.assert_array_equal(x[:3], other[:3])
     assert np.abs(x - other)[3:].min() > 0
@@ -276,8 +280,8 @@ def test_the_first_factor_is_drawn_from_the_runs_key(name):
 @FACTORED
 @pytest.mark.parametrize("what", ["present", "delivered"])
 def test_workers_without_a_part_in_the_mean_keep_their_memory(name, what):
-    """A worker that is always away, or whose messages never arrive, changes nothing: the mean is
-    over the others.
+    """A worker that never participates, or whose messages never arrive, does not change the
+    iterates: means are over the other workers.
     """
     bowl, three = (
         Bowl(),
@@ -320,7 +324,9 @@ def test_a_model_without_matrices_is_sent_in_one_exchange():
 
 
 def test_of_all_coefficients_demo_is_sign_sgd_and_leaves_no_momentum():
-    """With the mean gradient. Its steps keep their size, so that it circles the minimum."""
+    """If all coefficients are sent, the method is sign SGD on the mean gradient. Steps have a
+    constant size, so that the model oscillates around the minimum.
+    """
     bowl, steps = Bowl(), 200
     x, state = run(demo(optax.sgd(0.01), k=64 * 64), bowl, steps)
     y = np.zeros(D)
@@ -332,8 +338,8 @@ def test_of_all_coefficients_demo_is_sign_sgd_and_leaves_no_momentum():
 
 
 def test_demo_sends_k_values_and_indices_of_each_chunk():
-    """Of the biases in one chunk of three, of the dense layer in two blocks of 3 x 4, and of the
-    kernel in five of 4 x 1.
+    """The chunks are: one of three elements for the biases, two of 3 x 4 for the dense layer, and
+    five of 4 x 1 for the kernel.
     """
     (exchange,) = dsgd.exchanges(METHODS["demo"](), Bowl().problem())
     assert exchange.pattern == dsgd.network.all_gather

@@ -97,8 +97,8 @@ def gradients_averaged() -> tuple[dict, float]:
 
 
 def averaged_every(period: int) -> Iterator[np.ndarray]:
-    """Yields X before the first round, and after each. With clients that are drawn once per
-    averaging it is FedAvg.
+    """Yields X before the first round, and after each. If the clients are drawn once per averaging
+    period, the method is FedAvg.
     """
     X = np.zeros((N, D))
     yield X
@@ -126,7 +126,9 @@ def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
 
 
 def controlled() -> tuple[dict, float]:
-    """If a worker misses a round, its control variate replaces the gradient."""
+    """Returns the final states of SCAFFOLD, and the bits. If a worker misses a round, its control
+    variate replaces the gradient.
+    """
     Y, own, c, total, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0.0
     for t in range(T):
         g = slopes(Y)
@@ -142,7 +144,8 @@ def controlled() -> tuple[dict, float]:
 
 
 def outer_steps(outer: Callable[[np.ndarray, np.ndarray], np.ndarray], ratio: bool) -> np.ndarray:
-    """Every worker's model: all continue from the server's model after each H rounds.
+    """Returns the workers' final models. All workers continue from the server's model after every H
+    rounds.
 
     Args:
         outer: (x, Delta) -> the next x, if any message arrives.
@@ -168,13 +171,15 @@ def outer_momentum() -> tuple[dict, float]:
 
 
 def unbiased() -> tuple[dict, float]:
-    """Each client sends its model to the server, and receives the server's."""
+    """Returns the final models if clients send their models to the server and receive its model."""
     X = outer_steps(averaging, ratio=False)
     return {"params": X}, sum(2 * HERE[t].sum() * WORD for t in range(H - 1, T, H))
 
 
 def normalized() -> tuple[dict, float]:
-    """FedNova: the server averages the changes per step, over clients that made a step."""
+    """Returns the final models of FedNova: the server averages the changes per step, over the
+    clients that made a step.
+    """
     X, x, tau, bits = np.zeros((N, D)), np.zeros(D), np.zeros(N), 0
     for t in range(T):
         X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
@@ -189,7 +194,7 @@ def normalized() -> tuple[dict, float]:
 
 
 def regularized(alpha: float) -> tuple[dict, float]:
-    """FedDyn: a client whose message is lost keeps its memory."""
+    """Returns the final models of FedDyn. A client whose message is lost keeps its memory."""
     X, x, h, memory, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
     for t in range(T):
         step = slopes(X) - memory + alpha * (X - x)
@@ -206,7 +211,9 @@ def regularized(alpha: float) -> tuple[dict, float]:
 
 
 def frozen_momentum() -> tuple[dict, float]:
-    """MimeLite: the server's momentum is of the gradients in the first round of each period."""
+    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of the
+    first round of each period.
+    """
     X, x, m, first, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
     for t in range(T):
         g, there, S = slopes(X), HERE[t][:, None], counted(t)
@@ -220,7 +227,7 @@ def frozen_momentum() -> tuple[dict, float]:
 
 
 def corrected_momentum() -> tuple[dict, float]:
-    """Mime with two steps, the second of which takes two rounds."""
+    """Returns the final models of Mime with two steps; the second step takes two rounds."""
     X, x, m, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0
     c, at_x, known = np.zeros(D), np.zeros((N, D)), np.zeros(N, bool)
     for t in range(T):
@@ -241,7 +248,9 @@ def corrected_momentum() -> tuple[dict, float]:
 
 
 def desynced() -> tuple[dict, float]:
-    """Models are averaged every H rounds, momenta every second round."""
+    """Returns the final models of DES-LOC, with averages of models every H rounds and of momenta
+    every second round.
+    """
     X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         S, there = counted(t), HERE[t][:, None]
@@ -256,7 +265,9 @@ def desynced() -> tuple[dict, float]:
 
 
 def elastic() -> tuple[dict, float]:
-    """A worker whose message is lost is not pulled, so that models and center keep their sum."""
+    """Returns the final models of EASGD. A worker whose message is lost is not moved, so that the
+    sum of models and center is preserved.
+    """
     X, center, bits = np.zeros((N, D)), np.zeros(D), 0
     for t in range(T):
         moved = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
@@ -313,8 +324,8 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
 
 
 def streamed() -> tuple[dict, float]:
-    """One fragment, sent uncompressed and merged a round later, also into the models of workers
-    that do not participate.
+    """Returns the final models of Streaming DiLoCo with one fragment. It is sent uncompressed and
+    merged a round later, also into the models of workers that do not participate.
     """
     X, x, u, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0.0
     for t in range(T):
@@ -331,7 +342,9 @@ def streamed() -> tuple[dict, float]:
 
 
 def paired(topology: dsgd.Topology) -> tuple[dict, float]:
-    """NoLoCo: a worker that does not participate in an exchange goes on from its model."""
+    """Returns the final models of NoLoCo. A worker that does not participate in an exchange
+    continues from its model.
+    """
     X, slow, v, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
@@ -399,7 +412,9 @@ def named(result: dsgd.Result) -> dict[str, np.ndarray]:
 
 @cache
 def masked(name: str) -> dsgd.Result:
-    """On two devices: some neighbours of a worker are on its own device, and some on the other."""
+    """Runs with masks on two devices, so that some neighbours of a worker are on its own device,
+    and some on the other.
+    """
     return run(METHODS[name][0], mesh=2, train_loss=name == "local-sgd")
 
 
@@ -416,7 +431,7 @@ def test_a_method_continues_with_the_workers_that_participate(name):
 
 
 def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
-    """S is drawn once for each averaging, for H local steps."""
+    """The clients S are drawn once for each averaging period of H local steps."""
     S = np.array([np.random.default_rng(t).permutation(N) < 3 for t in range(T // H)])
     cluster = clusters.Cluster(
         clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H))
@@ -522,8 +537,8 @@ def test_methods_that_do_not_fit_the_cluster_are_refused(method, missing, words)
 
 
 def test_states_are_kept_without_participation_unless_the_method_says_otherwise():
-    """A method that counts rounds: a worker counts those in which it participates, the server those
-    in which any worker does.
+    """In a method that counts rounds, a worker counts the rounds in which it participates, and the
+    server those in which any worker participates.
     """
     counting = dsgd.Algorithm(
         "counting",

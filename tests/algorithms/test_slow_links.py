@@ -1,7 +1,8 @@
-"""Methods for training over slow links: identities between them, their limits, and their messages.
+"""Methods for training over slow links: methods that equal others, their limits, and their
+messages.
 
-All runs are of six workers in float64, with numbers of the methods as arguments of one program for
-each method (`theory_checks.machinery.trajectories`).
+All runs have six workers, in float64. Each method has one program, whose arguments are the
+method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ IDENTITY = compressors.identity
 
 
 class Numbers(NamedTuple):
-    """Arguments of the methods below, each of which uses some."""
+    """Arguments of the methods below; each method uses some of them."""
 
     gamma: float = GAMMA
     momentum: float = 0.0
@@ -84,7 +85,7 @@ def outer(of: Any) -> optax.GradientTransformation:
 
 @cache
 def build(name: str) -> trajectories.Build:
-    """The same object each time, so that the method is compiled once."""
+    """Returns the builder of a method, always the same object, so that it is compiled once."""
     return lambda of: METHODS[name](of.more)
 
 
@@ -96,7 +97,9 @@ def in_float64() -> Iterator[None]:
 
 @cache
 def instance(noise: float) -> Instance:
-    """f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2, from the minimizer of f."""
+    """Returns the quadratics f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2; runs
+    start at the minimizer of f.
+    """
     rng = np.random.default_rng(7)
     bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
     A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
@@ -114,7 +117,7 @@ def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
 
 
 def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:
-    """The workers' models after each round, `[T, N, d]`."""
+    """Returns the workers' models after each round, `[T, N, d]`."""
     return trajectories.rows(run(name, numbers, noise).states.workers.params)[1:]
 
 
@@ -152,7 +155,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_two_methods_are_the_same(name):
-    """With noisy gradients: the noise depends on round and worker only."""
+    """The gradients are noisy; the noise depends on the round and the worker only."""
     left, right = (models(*side, noise=0.5) for side in IDENTITIES[name])
     assert np.ptp(left) > 0.1
     np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
@@ -162,8 +165,9 @@ def test_two_methods_are_the_same(name):
 
 
 def limit(name: str, numbers: Numbers) -> tuple[float, float]:
-    """The distance of the mean over a cycle of pairs and periods to the minimizer of f, and the
-    largest distance of a model to the mean of models.
+    """Returns two distances at the end of a run, over whole cycles of pairs and periods: that of
+    the mean model to the minimizer of f, and the largest distance of a model to the mean of the
+    models.
     """
     X = models(name, numbers)[-4 * PAIRS.period * H :]
     error = X.mean(axis=(0, 1)) - np.asarray(instance(0.0).start)
@@ -173,7 +177,7 @@ def limit(name: str, numbers: Numbers) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["delayed", "SparseLoCo, all elements"])
 def test_the_limit_is_that_of_diloco(name):
-    """With models that are equal after each exchange."""
+    """The models are equal after each exchange."""
     numbers = Numbers(step=0.4, outer_momentum=0.5)
     X = models(name, numbers)
     np.testing.assert_allclose(X[H - 1 :: H], X[H - 1 :: H, :1] + np.zeros_like(X[:1]), rtol=1e-12)
@@ -192,7 +196,7 @@ def test_a_limit_and_the_models_are_off_by_the_order_of_gamma(name):
 
 
 def test_sparta_is_off_by_the_order_of_gamma():
-    """In a stationary state instead of a limit, since the elements are random."""
+    """Compares means over a stationary state: since the elements are random, there is no limit."""
     error, smaller = (limit("SPARTA", Numbers(gamma=gamma))[0] for gamma in (GAMMA, GAMMA / 2))
     assert error / smaller == pytest.approx(2.0, rel=0.15)
 
@@ -207,8 +211,9 @@ def test_models_that_keep_a_share_are_further_off(share):
 
 
 def test_what_a_memory_forgets_does_not_vanish_with_gamma():
-    """Biased compressors need the whole memory: with a decay, or without a memory (E3M0 in
-    Streaming DiLoCo), the limit is off by more than that of local SGD, at any step size.
+    """Biased compressors need an error memory that does not decay. With a decay, or without a
+    memory (E3M0 in Streaming DiLoCo), the limit differs from the optimum by more than that of local
+    SGD, and the difference does not vanish with the step size.
     """
     whole, decaying = (
         [limit("SparseLoCo", Numbers(gamma=gamma, decay=decay))[0] for gamma in (GAMMA, GAMMA / 2)]
@@ -255,8 +260,8 @@ def test_each_fragment_is_an_exchange_of_its_own():
 
 def test_messages_of_a_fragment_are_sent_while_the_workers_compute():
     """A gradient takes a second. An all-reduce takes 0.7 s for each element: 3.5 s for the fragment
-    that is sent after rounds 2, 6, ..., and 4.2 s for that of rounds 4, 8, .... They are needed
-    three rounds later, and one is sent after the other.
+    that is sent after rounds 2, 6, ..., and 4.2 s for that of rounds 4, 8, .... The result is
+    needed three rounds later. An all-reduce begins when the previous one has ended.
     """
     cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1.75 * 32 / 0.7))
     method = algorithms.streaming_diloco(optax.sgd(0.1), 2, 4, delay=3, compressor=None)
@@ -274,7 +279,7 @@ def test_messages_of_a_delayed_step_have_a_whole_period(method):
 
 
 def two_layers() -> dsgd.Problem:
-    """f_n(x, y) = |x - n|^2 / 2 + |y - n|^2 / 2 on eight workers."""
+    """Returns the problem f_n(x, y) = |x - n|^2 / 2 + |y - n|^2 / 2 on eight workers."""
     numbers = jnp.arange(8.0)
 
     def loss(params, n):
@@ -286,7 +291,9 @@ def two_layers() -> dsgd.Problem:
 
 @pytest.mark.long
 def test_fragments_keep_the_contract():
-    """On several devices, with bits of each fragment that are those of the compiled program."""
+    """`dsgd.check` runs the method on several devices, and compares the recorded bits of each
+    fragment with those of the compiled program.
+    """
     with jax.enable_x64(False):
         method = algorithms.streaming_diloco(optax.sgd(0.1), 2, 4, delay=1)
         dsgd.check(method, two_layers()).require()
@@ -302,8 +309,8 @@ def test_sparta_draws_other_elements_in_each_round():
 
 
 def test_muon_is_an_inner_optimizer():
-    """The singular values of a step are near 1 for a matrix, so that it moves by the same length
-    in each direction.
+    """Muon's step for a matrix has singular values near 1, so that it has the same length in each
+    direction.
     """
     rng = np.random.default_rng(0)
     targets = jnp.asarray(rng.normal(size=(4, 6, 5)) * np.logspace(0, 2, 5))

@@ -83,7 +83,7 @@ MISTAKES = [
         "algorithms/local_updates/fed_nova.py",
         "effective / share**2",
         "effective / share",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-nova]"),
+        of(STATEMENTS, "statement_holds[FedNova, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/fed_dyn.py",

@@ -34,7 +34,9 @@ _TABLES = 512  # number of tables in a program: one size, so that it is compiled
 
 
 class Times(NamedTuple):
-    """Seconds of each micro-batch, `[T, N, M]`, and the threshold tau: arrays of the trace."""
+    """Arrays that a compiled program takes as arguments: the seconds of each micro-batch, `[T, N,
+    M]`, and the threshold tau.
+    """
 
     seconds: Any
     threshold: Any
@@ -285,7 +287,7 @@ class Ends(NamedTuple):
 
     @property
     def rest(self) -> np.ndarray:
-        """The fixed point of the mean."""
+        """Returns the mean state to which the rounds converge, the fixed point of `map`."""
         M, c = self.map[:, :-1], self.map[:, -1]
         return np.linalg.solve(np.eye(len(c)) - M, c)
 
@@ -346,7 +348,7 @@ def dependent(
 
 @cache
 def _on_cluster(method: Method, stop: str, micro_batches: int) -> Callable[..., Algorithm]:
-    """(learning rate, threshold) -> the method."""
+    """Returns a function (learning rate, threshold) -> the method."""
 
     def factory(learning_rate, threshold):
         return method(

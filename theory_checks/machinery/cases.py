@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
     @property
     def step(self) -> Step:
-        """A step function with empty memory."""
+        """Returns a step function with empty memory."""
         return self.steps()
 
 

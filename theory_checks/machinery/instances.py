@@ -147,8 +147,8 @@ def wells(
 
 
 def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
-    """Centres c, `[..., d]`, along an axis and scales it such that its mean square along the axis
-    is size^2.
+    """Subtracts the mean of c, `[..., d]`, along an axis and scales it such that its mean square
+    along the axis is size^2.
     """
     c = c - c.mean(axis=axis, keepdims=True)
     return (
@@ -213,7 +213,9 @@ def _sample_unevenly(key: jax.Array, data: Quadratic) -> Quadratic:
 
 
 def sample_noise(problem: Problem) -> float:
-    """Returns sigma of a single sample of a `wells` problem, whatever its batches."""
+    """Returns sigma of a single sample of a `wells` problem, which does not depend on the batch
+    size.
+    """
     c = np.asarray(problem.data.inputs[:, :, 0], np.float64)
     return float(
         np.sqrt(np.mean(np.sum((c - c.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=1).max())

@@ -43,8 +43,8 @@ def require_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
 def wrong(
     rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool
 ) -> dict[str, jax.Array]:
-    """Returns which of `WRONG` apply to a round. It is probed along two directions and their sum,
-    at three sizes, at several t and with several keys.
+    """Returns which of the violations `WRONG` a round shows. The round is evaluated along two
+    directions and their sum, at three sizes, at several t and with several keys.
     """
     N, d = rounds.shape
     keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])

@@ -92,7 +92,7 @@ class Rounds(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, d)."""
+        """Returns (N, d), the number of workers and of elements."""
         N, d = self.of.b.shape
         return N, d
 

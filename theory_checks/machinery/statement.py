@@ -61,15 +61,15 @@ class Outcome(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """measured / bound; 0 if both are 0, up to rounding."""
+        """Returns measured / bound; 0 if both are 0, up to rounding."""
         if abs(self.bound) <= ROUNDING * self.scale:
             return 0.0 if self.holds else np.inf
         return self.measured / self.bound
 
     @property
     def deviation(self) -> float:
-        """For an equation, the difference of the sides: in standard errors if there are any, else
-        relative to their size.
+        """Returns the difference of both sides of an equation: in standard errors if the measured
+        side has a standard error, otherwise relative to the size of the bound.
         """
         size = abs(self.bound) + self.scale
         return abs(self.measured - self.bound) / (
@@ -78,8 +78,8 @@ class Outcome(NamedTuple):
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """Sort key of outcomes, largest for the worst; outcomes that do not hold or are not finite
-        rank first.
+        """Returns the key by which outcomes are sorted, largest for the worst; outcomes that do not
+        hold or are not finite rank first.
         """
         size = (
             self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING)

@@ -16,12 +16,12 @@ def fed_nova(
 
     Args:
         rho: the momentum.
-        tau: numbers of steps, `[N]`, at most H; client n makes the first tau_n of H rounds.
+        tau: numbers of steps, `[N]`, at most H; client n computes in the first tau_n of H rounds,
+            and is absent if tau_n = 0.
 
-    Source: Wang et al., "Tackling the objective inconsistency problem", 2020, equation (6) and
-    section 4.
+    Source: Wang et al., "Tackling the objective inconsistency problem", 2020.
     """
-    N, t = len(tau), 0
+    N, S, t = len(tau), tau > 0, 0
     norms = np.array([sum((1 - rho**k) / (1 - rho) for k in range(1, steps + 1)) for steps in tau])
     while True:
         y, u = np.tile(x, (N, 1)), np.zeros((N, len(x)))
@@ -31,8 +31,8 @@ def fed_nova(
             t += 1
             if h + 1 < H:
                 yield {"params": y, "server": x}
-        d = (x - y) / (gamma * norms[:, None])
-        x = x - gamma * norms.mean() * d.mean(axis=0)
+        d = (x - y)[S] / (gamma * norms[S, None])
+        x = x - gamma * norms[S].mean() * d.mean(axis=0)
         yield {"params": np.tile(x, (N, 1)), "server": x}
 
 

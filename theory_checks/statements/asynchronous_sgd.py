@@ -246,8 +246,8 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
-    """Constructs quadratics on which only the start, the noise or the heterogeneity matters.
-    Without staleness the bound is attained at the largest step; with staleness at least half of it.
+    """Checks quadratics on which only the start, the noise or the heterogeneity matters. Without
+    staleness the bound is attained at the largest step size; with staleness at least half of it.
     """
     found = []
     for tau in taus:
@@ -261,8 +261,9 @@ def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
 
 
 def wells() -> list[Outcome]:
-    """Starts in a well with little noise of both kinds or none, and near a hilltop, each without
-    staleness, where the bound is attained at the largest step, and with staleness.
+    """Checks runs that start in a well, with little noise of both kinds or none, and near a
+    hilltop. Each is run without staleness, for which the bound is attained at the largest step
+    size, and with staleness.
     """
     found = []
     for start, noise, steps in ((0.01, 0.1, 1000), (0.05, 0.0, 300), (3.0, 0.0, 300)):

@@ -80,7 +80,9 @@ def _follow(method: Method, topology: Topology, models: np.ndarray, eta: float) 
 
 
 def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
-    """Returns r, eta beta and s."""
+    """Returns the entries of the matrices: r = max |1 - eta (1 - lambda)|, eta beta = eta max (1 -
+    lambda) and s = sqrt(1 - 1/d), with the eigenvalues lambda of W except the largest.
+    """
     gaps = 1 - np.linalg.eigvalsh(topology.W)[:-1]
     return (
         float(np.abs(1 - eta * gaps).max()),

@@ -328,8 +328,8 @@ _NEARLY_0 = 1e-9  # a compression error of exactly 0 would need another program
 
 
 def bowls(via: Via) -> list[Outcome]:
-    """With absolute errors the bound is attained as the influence of the start vanishes: by the
-    start, the noise or the errors alone, and by all of them.
+    """Checks quadratics with absolute errors on which the start, the noise or the errors act alone,
+    and one with all of them. The bound is attained as the influence of the start vanishes.
     """
     cases = (
         (1.0, 0.0, _NEARLY_0, 0.05),
@@ -350,8 +350,8 @@ def bowls(via: Via) -> list[Outcome]:
 
 
 def wide_bowls(via: Via) -> list[Outcome]:
-    """Relative errors of random-k, which are exactly as large as its omega: the start, the noise or
-    the heterogeneity alone.
+    """Checks quadratics with the relative errors of random-k, which are exactly as large as its
+    omega; the start, the noise or the heterogeneity acts alone.
     """
     # On a ring the inflation is not attained; with small steps it matters less.
     by_noise = (0.1, 1.0, 0.0, 1.0, 400) if via == "server" else (0.1, 1.0, 0.0, 0.2, 600)

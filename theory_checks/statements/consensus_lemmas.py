@@ -169,19 +169,21 @@ def sequences(draws: Draws) -> list[Outcome]:
 
 
 def balanced_gradients() -> tuple[Problem, Topology, float]:
-    """Curvatures of nearly opposite sign: the models do not move although f' is not 0."""
+    """Returns an instance with curvatures of nearly opposite sign: the local gradients balance, so
+    that the models do not move although f' is not 0.
+    """
     return balanced(4, 0.015), one_rho(4, 0.002), 1.0
 
 
 def growing_disagreement() -> tuple[Problem, Topology, float]:
-    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: the disagreement changes the gradients by as
-    much as they differ without it.
+    """Returns an instance of curvature -1 with gamma L rho / (1 - rho) = 1/2: the disagreement
+    changes the workers' gradients by as much as these differ without disagreement.
     """
     return diverging(), one_rho(10, 0.5), 0.5
 
 
 def constant_heterogeneity() -> tuple[Problem, Topology, float]:
-    """Workers whose gradients differ by constants, and small steps."""
+    """Returns an instance whose local gradients differ by constants, with a small step size."""
     pull = np.array([1.0, -1.0, *[0.0] * 8])
     return (
         problems.quadratic(np.ones((10, 2)), np.outer(pull, [1.0, 0.0]), start=[1e-3, 0.0]),
@@ -191,7 +193,7 @@ def constant_heterogeneity() -> tuple[Problem, Topology, float]:
 
 
 def growing_disagreement_small_step() -> tuple[Problem, Topology, float]:
-    """The instance of `growing_disagreement` at the largest step size of Lemma 5.2.7."""
+    """Returns the instance of `growing_disagreement` with the largest step size of Lemma 5.2.7."""
     return diverging(), one_rho(10, 0.5), 0.25
 
 

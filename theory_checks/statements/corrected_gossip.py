@@ -219,14 +219,16 @@ def trial(share: float, draws: Draws) -> list[Outcome]:
 
 
 def mean_alone(share: float) -> list[Outcome]:
-    """The factor (1 - gamma mu)^2: workers without disagreement."""
+    """Checks an instance with the rate (1 - gamma mu)^2, the factor of the mean: the workers do not
+    disagree.
+    """
     problem = problems.quadratic(np.tile([1.0, 0.2], (5, 1)), np.zeros((5, 2)), start=[0.0, 1.0])
     return check_linear(problem, graphs(share)[1], learning_rate=0.1, share=share)
 
 
 def slow_duals(share: float) -> list[Outcome]:
-    """The factor 1 - p: a start at the minimum with dual variables 0, on a graph that hardly
-    mixes.
+    """Checks an instance with the rate 1 - p, the factor of the dual variables: the start is the
+    minimum with dual variables 0, on a graph that hardly mixes.
     """
     problem = problems.quadratic(
         np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-6]
@@ -312,8 +314,8 @@ def trial_extra(draws: Draws) -> list[Outcome]:
 
 
 def oscillating_mean() -> list[Outcome]:
-    """The constant zeta: workers without disagreement jump from one side of the minimum to the
-    other, at nearly the largest step size.
+    """Checks an instance that nearly requires the constant zeta: workers that do not disagree jump
+    from one side of the minimum to the other, at nearly the largest step size.
     """
     problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
     return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99)
@@ -339,7 +341,9 @@ def identity_of_extra() -> list[Outcome]:
 def _roots(
     method: Method, eigenvalues: np.ndarray, turn: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns s, m and c_1 / gamma of each eigenvalue, for gamma h = turn."""
+    """Returns the coefficients of the closed form along each eigenvector, s, m and c_1 / gamma, for
+    gamma h = `turn`.
+    """
     if method is algorithms.extra:
         return 1 + eigenvalues - turn, (1 + eigenvalues) / 2 - turn, np.ones_like(eigenvalues)
     nu = (1 + eigenvalues) / 2 if method is algorithms.exact_diffusion else eigenvalues

@@ -141,7 +141,7 @@ def _consensus_bound(
     learning_rate: float,
     rho: float,
 ) -> float:
-    """Returns C."""
+    """Returns C, the bound on the consensus distance, without validation of the arguments."""
     q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
     r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
@@ -362,36 +362,40 @@ def _first(values: np.ndarray, other: float = 0.0) -> np.ndarray:
 
 
 def balanced_pulls() -> list[Outcome]:
-    """The term L^2 A^2: the models do not move although f' is not 0."""
+    """Checks an instance on which the bound's term L^2 A^2 is the largest: the local gradients
+    balance, so that the models do not move although f' is not 0.
+    """
     return [check(balanced(4, 0.015), one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def noise_of_the_mean() -> list[Outcome]:
-    """The term gamma L sigma^2 / N: on |x|^2 / 2 at gamma = 1 / L, where only the noise of the last
-    step remains.
+    """Checks an instance on which the bound's term gamma L sigma^2 / N is the largest: on |x|^2 / 2
+    at gamma = 1 / L, only the noise of the last step remains.
     """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), noise=1.0, start=[0.1, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
-    start.
+    """Checks an instance on which the bound's term 2 D / (gamma T) is the largest: from a distant
+    start, the first step with gamma = 1 / L reaches the minimum.
     """
     problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), start=[1.0, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
 def diverging() -> Problem:
-    """Two workers of curvature -1 diverge, so that the disagreement amplifies itself; the others
-    ensure that f has a minimum.
+    """Returns a problem on which the disagreement amplifies itself: two workers of curvature -1
+    diverge, and the others ensure that f has a minimum.
     """
     h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
     return problems.quadratic(_first(h, 1.0), _first(pull), start=[1e-6, 0.0])
 
 
 def lasting_disagreement() -> list[Outcome]:
-    """The term p / (1 - q): disagreement that amplifies itself."""
+    """Checks an instance on which the bound's term p / (1 - q) is the largest: the disagreement
+    amplifies itself.
+    """
     return [
         check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1]
         for gamma in (0.5, 0.1)
@@ -399,19 +403,21 @@ def lasting_disagreement() -> list[Outcome]:
 
 
 def random_disagreement() -> list[Outcome]:
-    """The term r / sqrt(1 - q^2): noise alone, at a small step size."""
+    """Checks an instance on which the bound's term r / sqrt(1 - q^2) is the largest: noise alone,
+    at a small step size.
+    """
     problem = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0])
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3)[1]]
 
 
 def in_a_well() -> list[Outcome]:
-    """A non-convex problem near a minimum, without noise, where f is close to |x|^2 / 2."""
+    """Checks a non-convex problem near a minimum, without noise, where f is close to |x|^2 / 2."""
     problem = instances.wells(4, 2, start=0.1)
     return [check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98)[0]]
 
 
 def on_a_hill() -> list[Outcome]:
-    """A non-convex problem near a hilltop, where the disagreement amplifies itself."""
+    """Checks a non-convex problem near a hilltop, where the disagreement amplifies itself."""
     problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
     return [
         check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma)[1] for gamma in (0.01, 0.05)

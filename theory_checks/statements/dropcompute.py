@@ -372,8 +372,8 @@ SAME = np.ones((500, N, M))
 
 
 def bowls() -> list[Outcome]:
-    """With constant batch sizes the bound is attained as the influence of the start vanishes, for
-    both ways to stop.
+    """Checks quadratics with constant batch sizes, for both ways to stop. The bound is attained as
+    the influence of the start vanishes.
     """
     found = []
     for away, noise, share in sgd.HARD:
@@ -384,7 +384,9 @@ def bowls() -> list[Outcome]:
 
 
 def wells() -> list[Outcome]:
-    """Starts in a well with little noise, and near a hilltop with small steps and without noise."""
+    """Checks runs that start in a well with little noise, and near a hilltop with small steps and
+    without noise.
+    """
     well, hilltop = instances.wells(N, 3, start=0.01, noise=0.1), instances.wells(N, 3, start=3.0)
     return [
         check_runs(well, CLUSTER, 20.0, steps=400, share=1.0),
@@ -394,8 +396,8 @@ def wells() -> list[Outcome]:
 
 
 def stopping_bowls() -> list[Outcome]:
-    """Slow micro-batches are rare, and the first one ends a worker's round; with small steps the
-    bound's second square root is small.
+    """Checks quadratics on which slow micro-batches are rare, and the first one ends a worker's
+    round. With small steps the bound's second square root is small.
     """
     found = list[Outcome]()
     for away, noise, share, steps in (

@@ -212,8 +212,8 @@ def trial_stopping(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """At the largest step size the bound is attained: after one step without noise, and with noise
-    as the influence of the start vanishes.
+    """Checks quadratics that attain the bound at the largest step size: after one step without
+    noise, and with noise as the influence of the start vanishes.
     """
     found = []
     for away, noise, share, T in (
@@ -229,8 +229,8 @@ def bowls() -> list[Outcome]:
 
 
 def stopping_bowls() -> list[Outcome]:
-    """One step attains the term of the start; noise alone, with small steps, attains half of the
-    bound.
+    """Checks quadratics that nearly attain the bound: one step attains the term of the start; noise
+    alone, with small steps, attains half of the bound.
     """
     found = list[Outcome]()
     for away, noise, share, steps in (

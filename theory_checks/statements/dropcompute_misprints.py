@@ -18,8 +18,8 @@ from theory_checks.statements import dropcompute
 
 
 def not_stopping_times() -> tuple[Outcome, Outcome]:
-    """One micro-batch of 1 or 3 seconds with equal probability, xi = t - 2, tau = 2: Algorithm 1
-    computes only micro-batches with xi = -1.
+    """Computes the expectation of the sum of xi for one micro-batch of 1 or 3 seconds with equal
+    probability, xi = t - 2, tau = 2: Algorithm 1 computes only micro-batches with xi = -1.
     """
     method, found = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), 2.0, 1), []
     for t in (1.0, 3.0):
@@ -32,8 +32,8 @@ def not_stopping_times() -> tuple[Outcome, Outcome]:
 
 
 def factor_of_two() -> tuple[Outcome, Outcome]:
-    """f = x^2 / 2 from 1, batches of 1, no noise: L = b = 1, D = 1/2, and the proof's step size is
-    1/2; (26) is half of the required value.
+    """Evaluates both right sides for f = x^2 / 2 from 1, with batches of 1 and no noise. L = b = 1,
+    D = 1/2, and the proof's step size is 1/2; (26) is half of the required value.
     """
     L, b, D, x = 1.0, 1, 0.5, 1.0
     step, left = 1 / (2 * L * b), 0.0
@@ -43,21 +43,23 @@ def factor_of_two() -> tuple[Outcome, Outcome]:
 
 
 def smoothness() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 from 1 to 2, where f increases."""
+    """Evaluates both inequalities on a step from 1 to 2 that increases f(x) = x^2 / 2."""
     first, second = 1.0, 2.0
     inner, square = first * (second - first), (second - first) ** 2 / 2
     return both(second**2 / 2, first**2 / 2 - inner + square, first**2 / 2 + inner + square)
 
 
 def first_of_the_martingale() -> tuple[Outcome, Outcome]:
-    """xi = 2 or -2: E|xi|^2 = E Q_1 + s (or s^2), where E Q_1 is at most 0."""
+    """Evaluates both definitions of Q_1 for xi = 2 or -2. They state E|xi|^2 = E Q_1 + s or E Q_1 +
+    s^2, where E Q_1 must be at most 0.
+    """
     s = 2.0
     return both(float(np.mean(np.array([2.0, -2.0]) ** 2)), s, s**2)
 
 
 def rounds_for_samples() -> tuple[Outcome, Outcome]:
-    """f = x^2 / 2 from 1 without noise, 1000 rounds, all with b = 1 or all with b = 15, with equal
-    probability; e = 1/30.
+    """Evaluates both left sides for f = x^2 / 2 from 1 without noise, over 1000 rounds that all
+    have b = 1 or all have b = 15, with equal probability; e = 1/30.
 
     If theta-bar is drawn within each run, it is often an early model in runs that compute little;
     the quotient of expectations does not have this effect.

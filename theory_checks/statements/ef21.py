@@ -48,7 +48,7 @@ _LARGEST = "the largest step of (9)"
 
 
 class Factors(NamedTuple):
-    """theta_i and beta_i (8) of each layer."""
+    """The factors theta_i and beta_i of each layer, defined in equation (8) of the paper."""
 
     theta: np.ndarray
     beta: np.ndarray

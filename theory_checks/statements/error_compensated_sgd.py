@@ -227,8 +227,9 @@ def trial_runs(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """Each term alone: the distance of the start, the noise, and the errors, whose effect is of the
-    order of the squared step size if they are compensated.
+    """Checks quadratics on which one term of the bound acts alone: the distance of the start, the
+    noise, or the errors, whose effect is of the order of the squared step size if they are
+    compensated.
     """
     nearly_0 = 1e-9  # a compression error of exactly 0 would need another program
     cases = (
@@ -249,15 +250,15 @@ def bowls() -> list[Outcome]:
 
 
 def pulling() -> list[Outcome]:
-    """The errors of all workers and of the server are equal and move the model in the same
-    direction.
+    """Checks an instance on which the errors of all workers and of the server are equal and move
+    the model in the same direction.
     """
     return [biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01)]
 
 
 def vanishing() -> list[Outcome]:
-    """The gradients of the workers, and their mean, round to 0, so that progress comes only from
-    the error memories.
+    """Checks instances on which the gradients of the workers, and their mean, round to 0, so that
+    progress comes only from the error memories.
     """
     start = [0.4, 0.35, 0.3, 0.25]
     problems = (instances.wells(2, 4, start=start, heterogeneity=z) for z in (0.0, 1.0))
@@ -265,7 +266,9 @@ def vanishing() -> list[Outcome]:
 
 
 def falling() -> list[Outcome]:
-    """Starts near a hilltop, with small steps and with nearly the largest step size."""
+    """Checks runs that start near a hilltop, with small steps and with nearly the largest step
+    size.
+    """
     problem = instances.wells(2, 4, start=3.0, smoothness=20.0)
     return [
         biased(problem, BIASED[1], steps=1000, learning_rate=share / 20) for share in (0.02, 0.9)

@@ -111,14 +111,16 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def bowls() -> list[Outcome]:
-    """At every step size the bound is attained as soon as the minimum is reached."""
+    """Checks quadratics, on which the bound is attained at every step size as soon as the minimum
+    is reached.
+    """
     problem = instances.bowl(3, 4, distance=1.0, smoothness=2.0)
     return [check(problem, steps=300, learning_rate=share / 2.0) for share in (0.05, 1.0, 1.9)]
 
 
 def hilltops() -> list[Outcome]:
-    """From near a hilltop into the well with small steps, where the bound on the decrease of f is
-    nearly attained.
+    """Checks a run from near a hilltop into the well with small steps, for which the bound on the
+    decrease of f is nearly attained.
     """
     return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02)]
 

@@ -172,8 +172,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def alternating() -> list[Outcome]:
-    """Negative eigenvalues of W and equal Hessians: the disagreement changes its sign in each
-    round, and all terms add up.
+    """Checks a W with negative eigenvalues and equal Hessians: the disagreement changes its sign in
+    each round, and all terms add up.
     """
     problem = problems.quadratic(
         np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-9]

@@ -2,9 +2,10 @@ r"""Kimad with one worker and compressed messages to the server only: Theorem 1 
 that change from round to round.
 
 The derivation is that of `statements.ef21`. It does not require that $C_i^k$ is the same in every
-round, only that each contracts its layer by at least $\alpha_i$. For every choice that bandwidth
-and rule make from a set, $\alpha_i$ is the smallest contraction in the set, `CompressorSet.delta`.
-The bound is `bounds.ef21`, and the initial estimates are the first message, $u^0 = C(f'(x^0))$.
+round, only that each contracts its layer by at least $\alpha_i$. Bandwidth and rule choose
+compressors from a set; for every such choice, $\alpha_i$ is the smallest contraction in the set,
+`CompressorSet.delta`. The bound is `bounds.ef21`, and the initial estimates are the first message,
+$u^0 = C(f'(x^0))$.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def mantissas() -> list[Outcome]:
-    """Compressors that omit little, with which the bound is attained; also checks that the
+    """Checks compressors that omit little, with which the bound is attained. Also checks that the
     compressors changed: messages had as many different lengths as there are choices.
     """
     choices, rule, weights, _ = TRIED[1]

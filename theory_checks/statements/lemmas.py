@@ -77,8 +77,8 @@ def variance_of_batches(draws: Draws) -> list[Outcome]:
 
 
 def variance_of_a_third() -> list[Outcome]:
-    """Batches of a third of the data, for which sampling with and without replacement, and the
-    printed (1.19), differ clearly.
+    """Checks batches of a third of the data, for which sampling with and without replacement, and
+    the printed (1.19), differ clearly.
     """
     return [
         outcome
@@ -144,7 +144,9 @@ def staleness(draws: Draws) -> list[Outcome]:
 
 
 def staleness_of_bowls() -> list[Outcome]:
-    """Nearly constant gradients, or noise; each alone attains half of the bound."""
+    """Checks quadratics with nearly constant gradients, or with noise; each alone attains half of
+    the bound.
+    """
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
         _worst_staleness(

@@ -77,17 +77,17 @@ class Memory(NamedTuple):
 
     @property
     def steady(self) -> float:
-        """kappa, the largest row sum of M."""
+        """Returns kappa, the largest row sum of M."""
         return float(self.drift.sum(axis=1).max())
 
     @property
     def random(self) -> float:
-        """nu, the largest n."""
+        """Returns nu, the largest element of n."""
         return float(self.noise.max())
 
     @property
     def radius(self) -> float:
-        """The spectral radius of M."""
+        """Returns the spectral radius of M."""
         return float(np.abs(np.linalg.eigvals(self.drift)).max())
 
 
@@ -344,7 +344,7 @@ def check(
 def every_round(
     optimizer: optax.GradientTransformation, period: int, topology: Topology
 ) -> Algorithm:
-    """Decentralized SGD, with the arguments of local SGD."""
+    """Returns decentralized SGD, with the arguments of local SGD."""
     return algorithms.decentralized_sgd(optimizer, topology)
 
 
@@ -443,23 +443,23 @@ def equal_curvatures_of_all(
 
 
 def balanced_pulls() -> list[Outcome]:
-    """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose gradients
-    balance although f' is not 0.
+    """Checks an instance on which the bound's term L^2 C is the largest, on a directed schedule:
+    curvatures of nearly opposite sign, whose gradients balance although f' is not 0.
     """
     problem = balanced(8, epsilon=0.06)
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
-    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
-    start.
+    """Checks an instance on which the bound's term 2 D / (gamma T) is the largest: from a distant
+    start, the first step with gamma = 1 / L reaches the minimum.
     """
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def noise_over_rounds() -> list[Outcome]:
-    """The term of the noise in a, at a small step size."""
+    """Checks an instance on which the noise is the largest term of a, at a small step size."""
     problem, topology = (
         problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]),
         schedules()[1][1],
@@ -468,8 +468,8 @@ def noise_over_rounds() -> list[Outcome]:
 
 
 def diverging_workers() -> list[Outcome]:
-    """The term a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that amplifies itself between
-    two averaging rounds.
+    """Checks an instance on which a_k = varsigma ((1 + gamma L)^k - 1) / L is the largest term of
+    the bound: the disagreement amplifies itself between two averaging rounds.
     """
     period, mean = local()[0]
     return [
@@ -479,7 +479,9 @@ def diverging_workers() -> list[Outcome]:
 
 
 def noise_between_averagings() -> list[Outcome]:
-    """The term a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
+    """Checks an instance on which a_k = gamma sigma sqrt(k (1 - 1/N)) is the largest term of the
+    bound, at a small step size.
+    """
     problem, (period, mean) = (
         problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]),
         local()[0],
@@ -488,8 +490,8 @@ def noise_between_averagings() -> list[Outcome]:
 
 
 def local_from_distant_start() -> list[Outcome]:
-    """The term 2 D / (gamma T): at gamma = 1 / L the first step reaches the minimum from a distant
-    start.
+    """Checks local SGD on an instance on which the bound's term 2 D / (gamma T) is the largest:
+    from a distant start, the first step with gamma = 1 / L reaches the minimum.
     """
     problem, (period, mean) = (
         problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]),

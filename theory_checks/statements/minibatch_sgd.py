@@ -200,8 +200,8 @@ def check_batches(problem: Problem, **options: Any) -> Outcome:
 
 
 def bowls() -> list[Outcome]:
-    """The bound is attained as the influence of the start vanishes; heterogeneity does not
-    matter.
+    """Checks quadratics, on which the bound is attained as the influence of the start vanishes;
+    heterogeneity does not matter.
     """
     return [
         check(
@@ -216,8 +216,9 @@ def bowls() -> list[Outcome]:
 
 
 def wells(replacement: bool) -> list[Outcome]:
-    """Starts in a well with little noise, and near a hilltop with small steps and without noise;
-    the latter only once, because without noise the kind of sampling does not matter.
+    """Checks runs that start in a well with little noise, and near a hilltop with small steps and
+    without noise. The latter runs only once, because without noise the kind of sampling does not
+    matter.
     """
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)

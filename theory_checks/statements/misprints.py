@@ -40,13 +40,16 @@ def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
 
 
 def gradient_and_gap() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 at x = 1: |f'|^2 = 1, f - f* = 1/2, L = 1."""
+    """Evaluates both inequalities for f(x) = x^2 / 2 at x = 1, where |f'|^2 = 1, f - f* = 1/2, L =
+    1.
+    """
     return both(1.0, 0.5, 1.0)
 
 
 def model_function() -> tuple[Outcome, Outcome]:
-    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the minimiser of the model function is the next
-    iterate of gradient descent; without the linear term it is x_t.
+    """Compares the minimiser of the model function of f(x) = x^2 / 2 at x_t = 1, gamma = 1/2, with
+    the next iterate of gradient descent. With the printed linear term, which is constant, the
+    minimiser is x_t.
     """
     at, gamma = 1.0, 0.5
     x = np.linspace(-2, 2, 4001)
@@ -58,16 +61,16 @@ def model_function() -> tuple[Outcome, Outcome]:
 
 
 def sgd_without_noise() -> tuple[Outcome, Outcome]:
-    """f = 5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's
-    constant, 2.
+    """Evaluates both rates, with the theorem's constant 2, for one step on f = 5 x^2 from 1: L =
+    10, D = 5, |f'|^2 = 100.
     """
     L, D, steps = 10.0, 5.0, 1
     return both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
 
 
 def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
-    """L = 1, M = 10^4: ratio of the queries of SGD to those of GD, at an eps that is 100 times the
-    printed limit (sigma = 100), and 100 times the corrected one (sigma = 1).
+    """Computes the ratio of SGD's queries to those of GD with L = 1, M = 10^4, at an eps that is
+    100 times the printed limit (sigma = 100), and 100 times the corrected one (sigma = 1).
     """
     M, found = 10_000, []
     for noise, eps in ((100.0, 100 * 100 / M), (1.0, 100 / M)):
@@ -80,7 +83,9 @@ def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
 
 
 def second_moment() -> tuple[Outcome, Outcome]:
-    """xi = 0 or 2, of a random sign: E xi = 0, so E|xi|^2 = 2, while (E|xi|)^2 = 1."""
+    """Evaluates both right sides for xi that is 0 or 2, with a random sign: E xi = 0, so E|xi|^2 =
+    2, while (E|xi|)^2 = 1.
+    """
     values = np.array([0.0, 2.0, 0.0, -2.0])
     deviations = np.abs(values - values.mean())
     return both(
@@ -92,15 +97,17 @@ def second_moment() -> tuple[Outcome, Outcome]:
 
 
 def batch() -> tuple[Outcome, Outcome]:
-    """All pairs of two fair signs, drawn with replacement: the variance of the mean is 1/2; that of
-    each term is 1.
+    """Computes the variance of the mean of two fair signs, drawn with replacement, over all pairs:
+    it is 1/2, and each term has the variance 1.
     """
     pairs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)])
     return both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
 
 def without_replacement() -> tuple[Outcome, Outcome]:
-    """All pairs from {-1, 0, 1}: the mean of two has the variance 1/6."""
+    """Computes the variance of the mean of two of {-1, 0, 1}, drawn without replacement, over all
+    pairs: it is 1/6.
+    """
     a = np.array([-1.0, 0.0, 1.0])
     means = [(a[i] + a[j]) / 2 for i in range(3) for j in range(i)]
     M, B, variance = 3, 2, float(np.mean(a**2))
@@ -115,8 +122,8 @@ def _power_of(rate: rates.Rate) -> float:
 
 
 def error_compensation_order() -> tuple[Outcome, Outcome]:
-    """The rate of the theorem with D = L = 1, sigma' = 1e6: the power of 1 / eps with which the
-    iterations grow.
+    """Computes the power of 1 / eps with which the theorem's number of iterations grows, for D = L
+    = 1 and sigma' = 1e6.
     """
     rate = error_compensated_sgd.rate(
         gap=1.0, smoothness=1.0, noise=0.0, compression=1e6, workers=1
@@ -125,7 +132,9 @@ def error_compensation_order() -> tuple[Outcome, Outcome]:
 
 
 def decentralization_order() -> tuple[Outcome, Outcome]:
-    """The rate of the theorem with D = L = 1, varsigma = 1e6, rho = 1/2: the power of 1 / eps."""
+    """Computes the power of 1 / eps with which the theorem's number of iterations grows, for D = L
+    = 1, varsigma = 1e6 and rho = 1/2.
+    """
     rate = decentralized_sgd.rate(
         gap=1.0, smoothness=1.0, noise=0.0, heterogeneity=1e6, workers=4, rho=0.5
     )
@@ -133,8 +142,8 @@ def decentralization_order() -> tuple[Outcome, Outcome]:
 
 
 def asynchronous_speedup() -> tuple[Outcome, Outcome]:
-    """f = x^2 / 2 with much noise, exact, after the same number of updates with 16 workers (tau =
-    15) and with one.
+    """Compares the exact results of 16 workers (tau = 15) and of one worker after the same number
+    of updates, for f = x^2 / 2 with much noise.
 
     With sigma^2 / (N eps^2), 16 workers would reach an eps about a quarter as large; with sigma^2 /
     eps^2, the same eps; the term N / eps adds to both.
@@ -152,7 +161,9 @@ def asynchronous_speedup() -> tuple[Outcome, Outcome]:
 
 
 def ring() -> tuple[Outcome, Outcome]:
-    """Four workers with equal gradients 1 and no compression error: the ring's result is 1."""
+    """Compares the ring's result for four workers with equal gradients 1 and no compression error,
+    which is 1, with both formulas.
+    """
     g = np.ones(4)
     printed = g.sum()  # Q(... Q(Q(g_1) + g_2) ... + g_N)
     return both(float(_ring_step(g)), float(printed), float(printed / 4), equality=True)
@@ -168,14 +179,14 @@ def _ring_step(g: np.ndarray) -> float:
 
 
 def sparsification() -> tuple[Outcome, Outcome]:
-    """p = 1/4: the probabilities of all possible values of an element sum to 1."""
+    """Sums the probabilities of all possible values of an element for p = 1/4, which must be 1."""
     p = 0.25
     return both(1.0, p + p, (1 - p) + p, equality=True)
 
 
 def averaged_noise() -> tuple[Outcome, Outcome]:
-    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 over all 16
-    cases is 1/4.
+    """Computes E|Delta|^2 over all 16 cases of four workers whose gradients differ from f' by 1 or
+    -1, independently: it is 1/4.
 
     In the theorem's assumption, sigma^2 is the variance of the mean of the gradients, and a fourth
     of it is too small; in the proof and in Assumption 6, it is the variance of one worker's
@@ -188,8 +199,8 @@ def averaged_noise() -> tuple[Outcome, Outcome]:
 
 
 def compensation() -> tuple[Outcome, Outcome]:
-    """One worker whose error equals the server's: |Omega|^2 = 4 sigma'^2; L = sigma' = 1, gamma =
-    1/2.
+    """Evaluates both inequalities for one worker whose error equals the server's, so that |Omega|^2
+    = 4 sigma'^2; L = sigma' = 1, gamma = 1/2.
 
     The distance of the gradients is 1, and so is its square, so that (3.18) is wrong even with the
     square that is missing on its left side.
@@ -200,15 +211,15 @@ def compensation() -> tuple[Outcome, Outcome]:
 
 
 def inner_product() -> tuple[Outcome, Outcome]:
-    """a = (1, 0), b = (1, 1)."""
+    """Evaluates both identities at a = (1, 0), b = (1, 1)."""
     a, b = np.array([1.0, 0.0]), np.array([1.0, 1.0])
     half = (a @ a + b @ b - (a - b) @ (a - b)) / 2
     return both(float(a @ b), -float(half), float(half), equality=True)
 
 
 def stale_gradients() -> tuple[Outcome, Outcome]:
-    """f = x^2 / 2 without noise, gamma = 1/2, from 1, D(0..3) = 0, 0, 0, 2: the gradient at x_2 = 0
-    is 0, yet x_3 differs from x_2.
+    """Evaluates both inequalities on f = x^2 / 2 without noise, with gamma = 1/2, from 1, and
+    D(0..3) = 0, 0, 0, 2: the gradient at x_2 = 0 is 0, yet x_3 differs from x_2.
     """
     gamma, x, D = 0.5, [1.0], (0, 0, 0, 2)
     for t in range(3):
@@ -223,8 +234,8 @@ def stale_gradients() -> tuple[Outcome, Outcome]:
 
 
 def stale_descent() -> tuple[Outcome, Outcome]:
-    """f = x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the
-    descent inequality of step 5, in which f increases.
+    """Evaluates both descent inequalities at step 5, in which f increases, on f = x^2 / 2 without
+    noise, from 1, with gamma = 1/4 and D(t) = max(0, t - 2), so that gamma L tau = 1/2.
     """
     gamma, tau, x = 0.25, 2, [1.0]
 
@@ -242,8 +253,8 @@ def stale_descent() -> tuple[Outcome, Outcome]:
 
 
 def asynchronous_step() -> tuple[Outcome, Outcome]:
-    """sigma = 0, tau = 4, L = 1: with the printed step size gamma L tau is 4/5, but (4.8) requires
-    at most 1/2.
+    """Computes gamma L tau, which (4.8) requires to be at most 1/2, for sigma = 0, tau = 4 and L =
+    1: with the printed step size it is 4/5.
     """
     L, tau = 1.0, 4
     printed = 1 / (L * (tau + 1))
@@ -252,8 +263,8 @@ def asynchronous_step() -> tuple[Outcome, Outcome]:
 
 
 def first_models() -> tuple[Outcome, Outcome]:
-    """Two workers on the complete graph, from X_1 = 0, gamma = 1, gradients 1 and 3: X_2 = -(1, 3)
-    W = -(2, 2).
+    """Computes X_2 of two workers on the complete graph, from X_1 = 0, with gamma = 1 and gradients
+    1 and 3: X_2 = -(1, 3) W = -(2, 2).
     """
     W, G = np.full((2, 2), 1 / 2), np.array([1.0, 3.0])
     X = (np.zeros(2) - G) @ W
@@ -261,13 +272,13 @@ def first_models() -> tuple[Outcome, Outcome]:
 
 
 def full_graph() -> tuple[Outcome, Outcome]:
-    """The complete graph of 4 workers."""
+    """Compares the rho of the complete graph of 4 workers with both values."""
     return both(topologies.complete(4).rho, 1.0, 0.0, equality=True)
 
 
 def disconnected() -> tuple[Outcome, Outcome]:
-    """Three workers that average, and an isolated one, f_n = (x - b_n)^2 / 2, b = (0, 0, 0, 4): the
-    isolated worker receives no information on f.
+    """Runs gossip on three workers that average and an isolated one, f_n = (x - b_n)^2 / 2, b = (0,
+    0, 0, 4): the isolated worker receives no information on f.
 
     Left side: the distance of its model from the minimiser 1 after many steps, which would be 0 if
     the matrix worked.
@@ -281,7 +292,7 @@ def disconnected() -> tuple[Outcome, Outcome]:
 
 
 def ring_spectrum() -> tuple[Outcome, Outcome]:
-    """The spectral gap of ring(1000), rounded to 1 %."""
+    """Compares the spectral gap of ring(1000), rounded to 1 %, with both approximations."""
     gap, right = topologies.ring(1000).spectral_gap, 4 * math.pi**2 / 3e6
     return Outcome(round(gap / right, 2), 4.0, equality=True), Outcome(
         round(gap / right, 2), 1.0, equality=True
@@ -289,8 +300,8 @@ def ring_spectrum() -> tuple[Outcome, Outcome]:
 
 
 def apart() -> tuple[Outcome, Outcome]:
-    """Two workers, f_n = x^2/2 -+ x, at x = (-1, 1): gradients -2 and 2, varsigma = 1: 8 compared
-    with 2 + 2.
+    """Evaluates both bounds for two workers, f_n = x^2 / 2 -+ x, at x = (-1, 1). The gradients are
+    -2 and 2, and varsigma = 1, so that the left side is 8 and the printed right side 2 + 2.
     """
     x, b, L = np.array([-1.0, 1.0]), np.array([1.0, -1.0]), 1.0
     local, mean = x - b, float(x.mean() - b.mean())
@@ -302,7 +313,9 @@ def apart() -> tuple[Outcome, Outcome]:
 
 
 def bracket() -> tuple[Outcome, Outcome]:
-    """f = x^2/2 - 10, which is negative along the trajectory; gamma = 1/2, at x = 1."""
+    """Evaluates both expressions at x = 1 with gamma = 1/2, on f = x^2 / 2 - 10, which is negative
+    along the trajectory.
+    """
     f, gamma, x = (lambda x: x**2 / 2 - 10), 0.5, 1.0
     after = x - gamma * x
     printed, corrected = 2 / gamma * f(x) - f(after), 2 / gamma * (f(x) - f(after))
@@ -310,8 +323,8 @@ def bracket() -> tuple[Outcome, Outcome]:
 
 
 def decentralized_step() -> tuple[Outcome, Outcome]:
-    """Linear speedup: with N = 16 times the workers the step size may be 4 times as large; as
-    printed it is 4 times smaller.
+    """Compares both step sizes for a linear speedup: with N = 16 times the workers the step size
+    may be 4 times as large; as printed it is 4 times smaller.
 
     Left side: the exact result of mini-batch SGD (the complete graph, rho = 0) at the printed and
     at the corrected step size. Right side: the rate 2LD/T + 2 sigma sqrt(2LD/(NT)), which holds at
@@ -334,8 +347,8 @@ def decentralized_step() -> tuple[Outcome, Outcome]:
 
 
 def decentralized_condition() -> tuple[Outcome, Outcome]:
-    """The inequality that the proof derives from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g
-    / N, at the largest g; N = 2, rho = 1/2.
+    """Evaluates the inequality that the proof derives from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2
+    <= L s^2 g / N, at the largest g of each version, for N = 2 and rho = 1/2.
     """
     L, N, rho = 1.0, 2, 0.5
 
@@ -349,8 +362,8 @@ def decentralized_condition() -> tuple[Outcome, Outcome]:
 
 
 def third_message() -> tuple[Outcome, Outcome]:
-    """The switch's time from the first start to the last end, compared with the 14 of figure 1.3
-    and its text.
+    """Computes the switch's time from the first start to the last end with both receivers of the
+    third message, and compares it with the 14 of figure 1.3 and its text.
     """
     found = []
     for receiver in (1, 0):
@@ -375,13 +388,15 @@ def _messages(N: int) -> list[network.Message]:
 
 
 def sent_by_each() -> tuple[Outcome, Outcome]:
-    """Four workers: total size of the first worker's messages, in vectors."""
+    """Computes the total size of the messages that the first of four workers sends, in vectors."""
     sent = sum(message.size for message in _messages(4) if message.sender == 0)
     return both(float(sent), 1.0, 2 * 3 / 4, equality=True)
 
 
 def all_reduce() -> tuple[Outcome, Outcome]:
-    """Four workers, called N + 1, on the switch, l = 1, r = 4."""
+    """Compares the simulated seconds of a ring all-reduce of four workers on the switch, l = 1, r =
+    4, with both formulas for N + 1 workers.
+    """
     N, latency, transfer = 3, 1, 4
     printed, corrected = (
         2 * N * latency + 2 * transfer,
@@ -396,7 +411,9 @@ def all_reduce() -> tuple[Outcome, Outcome]:
 
 
 def all_reduce_of_workers() -> tuple[Outcome, Outcome]:
-    """Four workers, called N, on the switch, l = 1, r = 4."""
+    """Compares the simulated seconds of a ring all-reduce of four workers on the switch, l = 1, r =
+    4, with both formulas for N workers.
+    """
     N, latency, transfer = 4, 1, 4
     printed, corrected = 2 * N * latency + 2 * transfer, 2 * (N - 1) * (latency + transfer / N)
     return both(

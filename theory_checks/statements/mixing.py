@@ -132,14 +132,14 @@ def _slowest(topology: Topology) -> np.ndarray:
 
 
 def alternating() -> list[Outcome]:
-    """Two workers swap most of their values: one round multiplies (1, -1) by -0.8, and rho is
-    0.8.
+    """Checks two workers that swap most of their values: one round multiplies (1, -1) by -0.8, and
+    rho is 0.8.
     """
     return _shrinks(topologies.from_matrix(SWAP, "swap"), np.array([1.0, -1.0]), 3)
 
 
 def slowest() -> list[Outcome]:
-    """Starts from the slowest eigenvectors, with which the bound is attained."""
+    """Checks runs from the slowest eigenvectors, with which the bound is attained."""
     return [
         outcome
         for topology in instances.graphs()

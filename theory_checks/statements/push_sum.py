@@ -113,8 +113,8 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def two_values() -> list[Outcome]:
-    """Models of 0 and 1: some of them attain the coefficient of the first round, others that of
-    many rounds.
+    """Checks runs from models of 0 and 1: some of them attain the coefficient of the first round,
+    others that of many rounds.
     """
     starts = [
         np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1)

@@ -91,7 +91,7 @@ def check(
 
 
 def trial(draws: Draws) -> list[Outcome]:
-    """Checks random quadratics."""
+    """Checks the linear rate on random strongly convex quadratics."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     L, kappa = draws.real(0.2, 5.0), draws.real(1.0, 100.0)
     bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
@@ -104,13 +104,13 @@ def trial(draws: Draws) -> list[Outcome]:
 
 
 def at_the_optimum() -> list[Outcome]:
-    """Only the control variates are wrong."""
+    """Checks a run that starts at the minimum, with control variates that are wrong."""
     b = np.random.default_rng(0).normal(size=(N, D))
     return check(np.tile(np.eye(D), (N, 1, 1)), b, b.mean(axis=0), 1.0, 0.5, 1.0, 0)
 
 
 def equal_workers() -> list[Outcome]:
-    """Gradient descent with small steps."""
+    """Checks equal workers, for which the method is gradient descent, with small steps."""
     A, b = np.tile(0.02 * np.eye(D), (N, 1, 1)), np.zeros((N, D))
     return check(A, b, np.ones(D), 1.0, 0.5, 0.02, 0)
 

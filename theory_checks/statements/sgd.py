@@ -141,8 +141,8 @@ HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
 
 
 def bowls() -> list[Outcome]:
-    """The bound is attained as the influence of the start vanishes, whether the variance comes from
-    the noise or from the heterogeneity.
+    """Checks quadratics, on which the bound is attained as the influence of the start vanishes,
+    whether the variance comes from the noise or from the heterogeneity.
     """
     found = []
     for away, noise, share in HARD:
@@ -155,8 +155,8 @@ def bowls() -> list[Outcome]:
 
 
 def wells() -> list[Outcome]:
-    """Starts in a well with little noise of both kinds, and near a hilltop with small steps and
-    without noise.
+    """Checks runs that start in a well with little noise of both kinds, and near a hilltop with
+    small steps and without noise.
     """
     well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
     hilltop = instances.wells(3, 4, start=3.0)

@@ -204,15 +204,15 @@ def _bowl() -> Problem:
 
 
 def one_step() -> list[Outcome]:
-    r"""With $\gamma = 1/L$ and exact gradients the first step reaches the minimum, $|f'|^2 = 2LD$,
-    and the bound is attained.
+    r"""Checks an instance that attains the bound: with $\gamma = 1/L$ and exact gradients the first
+    step reaches the minimum, and $|f'|^2 = 2LD$.
     """
     return [check(_bowl(), np.zeros(1, int), learning_rate=1.0)]
 
 
 def increasing_staleness() -> list[Outcome]:
-    """The staleness increases slowly: the largest gamma is so large that, without the division by
-    the staleness, models would grow without bound.
+    """Checks a staleness that increases slowly: the largest gamma is so large that, without the
+    division by the staleness, models would grow without bound.
     """
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
     return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness))]

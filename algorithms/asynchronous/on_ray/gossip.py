@@ -205,7 +205,9 @@ class _Run:
         return last
 
     def _hear(self, crew: WorkerPool) -> None:
-        """Collects the available news. A worker is not asked again before it has answered."""
+        """Collects the reports that workers have sent. A worker is not asked again before it has
+        answered.
+        """
         for worker in set(crew.runs.values()) - {
             worker for worker, life in self.asked.values() if life == crew.lives[worker]
         }:

@@ -82,7 +82,7 @@ class News(NamedTuple):
 
 
 class Peer:
-    """An actor.
+    """Ray actor of a worker of AD-PSGD.
 
     Args:
         worker: its number.

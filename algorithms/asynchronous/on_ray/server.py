@@ -81,7 +81,7 @@ class Pushed(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The current shard.
+    """The server's reply to a worker, with the current shard.
 
     Args:
         part: the shard, with NumPy leaves.
@@ -136,7 +136,8 @@ class News(NamedTuple):
 
 
 class Server:
-    """An actor. It has one thread, so code between two `await`s is atomic.
+    """Ray actor of the server of one shard. It has one thread, so code between two `await`s is
+    atomic.
 
     Args:
         part: the initial shard, with NumPy leaves.

@@ -89,7 +89,7 @@ def _gradient(
 
 
 class Worker:
-    """An actor. If a server dies during a call and is restarted, Ray repeats the call.
+    """Ray actor of a worker. If a server dies during a call and is restarted, Ray repeats the call.
 
     Args:
         worker: its number.
@@ -146,7 +146,7 @@ def parted(params: Params, servers: int) -> list[PyTree]:
 
 
 def joined(parts: Sequence[PyTree], like: Params) -> Params:
-    """Returns the model whose shards these are."""
+    """Returns the model, joined from its shards."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(np.asarray, _unshard(np.stack(parts), like))

@@ -33,7 +33,7 @@ RARELY = 1 << 20
 
 @dataclass(frozen=True)
 class Job:
-    """The job.
+    """Arguments of the job.
 
     Args:
         data: folder with inputs.npy `[N, m, d]` and targets.npy `[N, m]`, 0 or 1.

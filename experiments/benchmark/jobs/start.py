@@ -25,8 +25,9 @@ _COMPILE = ("/jax/core/compile/backend_compile_duration",)
 
 
 class Laps:
-    """Seconds by name, each since the previous one, without those in which JAX traced (and lowered)
-    and compiled, which have their own names.
+    """Records the seconds of each lap by name, from the end of the previous lap. The seconds in
+    which JAX traces (and lowers) and compiles are recorded under their own names, and are not part
+    of a lap.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Laps:
         monitoring.register_event_duration_secs_listener(self._heard)
 
     def lap(self, name: str) -> None:
-        """Ends a lap."""
+        """Ends a lap, and records its seconds under this name."""
         began, self._at = self._at, time.perf_counter()
         self._seconds[name] = (
             self._at - began - _covered([span for span in self._spans if span[0] >= began])

@@ -117,8 +117,9 @@ RANK, MU = 2, 0.9
 
 
 def _start(inputs: Inputs) -> np.ndarray:
-    """Returns a right factor from which the first round yields the one that the method has after
-    it. The method draws its own start in the first round, and does not keep it.
+    """Returns a right factor from which one power iteration yields the factor that the method has
+    after the first round. The method draws its own right factor in the first round and does not
+    store it.
     """
     gradient = LAYER.split(inputs.G(0, inputs.X))[1].mean(axis=0)
     Q = inputs.found.states.server.Q[0][1]
@@ -135,13 +136,15 @@ def _factored(symbol: str, found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _powersgd_momentum(inputs: Inputs) -> Step:
-    """x - gamma (delta + m), with the m of `momentum`."""
+    """Returns the step x - gamma (delta + m), with the m of `momentum`."""
     m = momentum(inputs.gamma)
     return lambda delta: m(delta) - inputs.gamma * delta
 
 
 def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...]) -> Case:
-    """DeMo on chunks of the given sizes, whose coefficients are T x, one chunk after the other."""
+    """Runs DeMo's recursion on chunks of the given sizes; the coefficients are T x, one chunk after
+    the other.
+    """
     ends = np.cumsum(chunks)[:-1]
 
     def top(coefficients):

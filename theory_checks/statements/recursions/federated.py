@@ -17,11 +17,11 @@ from theory_checks.recursions import federated
 from theory_checks.recursions.shared import Gradients
 
 H, ALPHA, P = 3, 0.7, 0.5
-TAU = np.arange(N) % H + 1
+TAU = np.arange(N) % (H + 1)
 
 
 def _some_steps(state: State, round: Round) -> LocalWork:
-    """Client n computes in the first TAU[n] rounds of each period."""
+    """Returns the local work: client n computes in the first TAU[n] rounds of each period."""
     computes = (round.step % H < TAU)[:, None]
     return LocalWork(computes, jnp.ones(computes.shape))
 
@@ -66,11 +66,11 @@ def _mime_rounds(inputs: Inputs) -> Iterator[Symbols]:
 CASES = (
     Case(
         "FedNova",
-        "Wang et al. 2020, (6)",
+        "Wang et al. 2020, FedNova",
         lambda optimizer, of: _fed_nova(optimizer),
         _fed_nova_rounds,
         _with_server,
-        "momentum; clients make 1, 2 or 3 steps",
+        "momentum; clients make 0 to 3 steps",
         "momentum",
     ),
     Case(

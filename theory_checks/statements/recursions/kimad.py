@@ -1,5 +1,5 @@
-"""Kimad compared with its recursion: bandwidths, which the monitors know, are given by a table, by
-second, worker and direction.
+"""Compares Kimad with its recursion. A table by second, worker and direction gives the bandwidths,
+and the method's monitors report them exactly.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def _outer() -> Outer:
 
 
 def _e3m0_bits(d: int) -> int:
-    """Bits of a message of d elements to each of the other workers: two elements in a byte, and the
-    scale.
+    """Returns the bits of a message of d elements to each of the other workers: two elements in a
+    byte, and the scale.
     """
     return (N - 1) * (8 * -(-d // 2) + DOUBLE)
 
@@ -78,7 +78,9 @@ def drawn(found: Trajectory) -> np.ndarray:
 
 
 def _sparta(inputs: Inputs) -> Iterator[Symbols]:
-    """The elements are random; their number is not."""
+    """Runs SPARTA's recursion with the elements that the method drew, and checks their number,
+    which is not random.
+    """
     mask = drawn(inputs.found)
     number = sum(int(np.ceil(DENSITY * size)) for size in LAYERS)
     assert (mask.sum(axis=1) == number).all()
