@@ -147,6 +147,11 @@ COMMANDS = {
         "--text grammar --batch-size 1 --steps 40 --period 10 --learning-rates 3e-3 "
         "--outer-rates 0.7 --sign-rates 1e-3 --powersgd-rates 0.03",
     ),
+    "federated": Command(
+        BEYOND,
+        "-",
+        "--clients 20 --sampled 5 --batch-size 40 --rounds 10 --seeds 1 --learning-rates 0.3 1",
+    ),
     "benchmark": Command(
         NO_PAPER,
         "-",
@@ -185,6 +190,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "dropcompute_speedup": "dropcompute_speedup",
     "dropcompute_text": "dropcompute_training --problem text",
     "dropcompute_training": "dropcompute_training",
+    "federated": "federated",
     "heterogeneity": "heterogeneity",
     "kimad_deep": "kimad_deep",
     "kimad_quadratic": "kimad_quadratic",
