@@ -180,8 +180,9 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
             continue
         x, (middle, error) = cost[on_axis], mean_and_error(y[:, on_axis])
         colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
-        marker = {"marker": MARKERS[i // len(COLOURS) % len(MARKERS)], "markevery": 0.2}
-        axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label, **marker)
+        (line,) = axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
+        if i >= len(COLOURS):
+            line.set(marker=MARKERS[i // len(COLOURS) % len(MARKERS)], markevery=0.2)
         axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)
 
 

@@ -74,6 +74,14 @@ def frequencies(k: int, d: int) -> int:
     return FLOAT * sent + packed((chunk - 1).bit_length(), sent)
 
 
+def chunked(k: int, chunk: int, d: int) -> int:
+    """Returns the bits of k of the elements of each chunk: their indices in the chunk, and codes of
+    two bits with a table of four numbers.
+    """
+    sent = d // chunk * k + min(k, d % chunk)
+    return packed((chunk - 1).bit_length(), sent) + packed(2, sent) + 4 * FLOAT
+
+
 # Of every worker, each way, in a round in which it sends.
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
@@ -102,16 +110,44 @@ FORMS: dict[str, Form] = {
     "powersgd": all_reduce,
     "dion": all_reduce,
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
+    **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
+    **dict.fromkeys(("easgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
+    "mime": lambda N, d: d * FLOAT,
+    "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
+    "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
+    "fed-dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
+    "streaming-diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
+    "sparse-loco": lambda N, d: (N - 1) * chunked(4, 8, d),
+    "muloco": lambda N, d: (N - 1) * (packed(2, d) + 4 * FLOAT),
+    "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
+    "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
-LAST_OF_FOUR = {"local-sgd", "scaffold"}  # these methods send nothing in the other rounds
-# number of sending workers, if not all; their first round is tested
-FEW = {"asgd": 1, "ad-psgd": 2}
+# numbers of the rounds, modulo the period, that send messages; the others send nothing
+ROUNDS: dict[str, tuple[int, set[int]]] = {
+    **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
+    **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
+    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
+    **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
+    **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
+    "noloco": (4, {3}),
+    "mime": (3, {0, 2}),
+}
+# number of sending workers of N, if not all; the first round that sends is tested
+FEW: dict[str, Callable[[int], int]] = {
+    "asgd": lambda N: 1,
+    "ad-psgd": lambda N: 2,
+    "noloco": lambda N: N // 2 * 2,
+}
+BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
     """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
-    silent = name in LAST_OF_FOUR and (t + 1) % PERIOD
-    senders = 0 if silent else min(N, FEW.get(name, N))
+    period, rounds = ROUNDS.get(name, (1, {0}))
+    number = min(N, FEW[name](N) if name in FEW else N)
+    senders = number if t % period in rounds else 0
     return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
 
 
@@ -138,8 +174,9 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         return bits.up, bits.down
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
-    for t in range(1 if name in FEW else PERIOD):
+    for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
         for sent in program(jnp.int32(t)):
-            np.testing.assert_array_equal(
-                np.sort(counts.to_int(np.asarray(sent))), expected(name, t, N, d)
-            )
+            bits = np.sort(counts.to_int(np.asarray(sent)))
+            if name in BY_CHANCE and not bits.any():
+                continue
+            np.testing.assert_array_equal(bits, expected(name, t, N, d))

@@ -46,7 +46,7 @@ def test_all_pairs_meet_and_all_workers_idle_equally_often():
     """
     rounds = 600
     met = sum(W.toarray() > 0 for W in topologies.random_matchings(6, rounds, seed=1).matrices)
-    idle = (topologies.random_matchings(5, rounds, seed=1).sends == 0).sum(axis=0)
+    idle = (topologies.random_matchings(5, rounds, seed=1).out_degrees == 0).sum(axis=0)
     for often in (met[np.triu_indices(6, 1)], idle):
         assert np.abs(often - rounds / 5).max() < 5 * math.sqrt(rounds * 1 / 5 * 4 / 5)
 
