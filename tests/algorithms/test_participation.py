@@ -211,8 +211,8 @@ def regularized(alpha: float) -> tuple[dict, float]:
 
 
 def frozen_momentum() -> tuple[dict, float]:
-    """Returns the final models of MimeLite. The server's momentum accumulates each client's gradient
-    at the server's model, which is that of its first step in a period, whenever that is.
+    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of each
+    client's first step in a period, which are those at the server's model.
     """
     X, x, m, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0
     for t in range(T):
