@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change
+from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Params, Pattern, Period, PyTree
 from dsgd.communication import Communicator
@@ -153,4 +153,4 @@ def _share(changes: Params, round: Communicator) -> Params:
     if weights is None:
         return jax.tree.map(lambda leaf: leaf / N, changes)
     shares = workers.local_block(jnp.asarray(weights), N) / sum(weights)
-    return jax.vmap(optax.tree.scale)(shares, changes)
+    return jax.vmap(scaled)(shares, changes)

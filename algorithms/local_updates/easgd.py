@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import optax
 
-from algorithms import methods, optimizers
+from algorithms import methods, optimizers, weights
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Params, Pattern, Period, Real
 
@@ -66,11 +66,17 @@ def easgd(
         center, models = round.every(period, attract, center, y.params)
         return center, y._replace(params=models)
 
+    name = f"easgd({period}, {moving_rate})"
     method = methods.with_server(
-        f"easgd({period}, {moving_rate})",
+        name,
         optimizer,
         update,
         server=lambda params: params,
         start=lambda models: models,
     )
-    return method._replace(model=lambda state: state.server)
+
+    def query(state, round):
+        weights.warn_if_cancelled(name, optimizer, round)
+        return method.query(state, round)
+
+    return method._replace(query=query, model=lambda state: state.server)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
+from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Pattern, Period, PyTree
@@ -76,11 +76,11 @@ def fed_nova(
     def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
         distance = -y.optimizer.unit.params
         counts = distance > 0
-        normalized = jax.vmap(_scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
+        normalized = jax.vmap(scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
         sent = normalized, distance, counts.astype(distance.dtype)
         direction, effective, share = round.weighted_mean(sent, via)
         share = jnp.where(share > 0, share, 1)
-        return _scaled(effective / share**2, direction), x.memory, y.memory
+        return scaled(effective / share**2, direction), x.memory, y.memory
 
     return local_updates(
         f"fed_nova({period})",
@@ -91,11 +91,6 @@ def fed_nova(
         fresh=True,
         change=change,
     )
-
-
-def _scaled(factor: jax.Array, tree: PyTree) -> PyTree:
-    """Multiplies all leaves by a scalar; their types stay the same."""
-    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 
 
 def _measured(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -43,7 +43,8 @@ def mime_lite(
     $$ x_{t+1} = \frac{1}{|S_t|} \sum_{n \in S_t} y^{(n)}, \qquad s_{t+1} = \mathcal V(c, s_t) $$
 
     $\mathcal U$ and $\mathcal V$ are the updates and the next state of the optimizer. $g_n(x_t)$ is
-    the gradient of the first local step; the paper computes that of all samples of a client. A
+    the gradient of the client's first local step of the period; the paper computes that of all
+    samples of a client. A client that computes nothing in a period sends its last such gradient. A
     round is one gradient per client; every H-th round sends $y^{(n)}$ and $g_n(x_t)$. Clients
     participate as in `fed_avg`. If the problem has weights, means are weighted. With H = 1 and
     momentum the method is mini-batch SGD with momentum; with an optimizer without state it is
@@ -66,18 +67,21 @@ def mime_lite(
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
         at_start = round.step % period == 0
-        y = y._replace(memory=_either(at_start, round.if_active(gradients, y.memory), y.memory))
-        moves = jnp.ones(jax.tree.leaves(gradients)[0].shape[0], bool)
-        y = _frozen_step(optimizer, x, y, gradients, round, moves)
+        memory, known = y.memory.gradient, y.memory.known & ~at_start
+        yes = jnp.ones_like(known)
+        computed = Reference(jax.vmap(_either)(known, memory, gradients), yes)
+        y = y._replace(memory=round.if_active(computed, Reference(memory, known)))
+        y = _frozen_step(optimizer, x, y, gradients, round, yes)
 
         def synchronize(x: Outer, y: Inner):
-            delta, c = round.weighted_mean((outer_gradient(x, y), y.memory), via)
+            sent = outer_gradient(x, y), y.memory.gradient
+            delta, c = round.weighted_mean(sent, via)
             return _synchronized(optimizer, x, y, delta, c)
 
         return round.every(period, synchronize, x, y)
 
     name = f"mime_lite({period})"
-    return _clients(name, optimizer, update, lambda params: (), optax.tree.zeros_like)
+    return _clients(name, optimizer, update, lambda params: (), _unknown)
 
 
 @checks.arguments
@@ -152,16 +156,12 @@ def mime(
 
         return round.every(period, synchronize, x, y)
 
-    def start(models: Params) -> Reference:
-        rows = jax.tree.leaves(models)[0].shape[0]
-        return Reference(optax.tree.zeros_like(models), jnp.zeros(rows, bool))
-
-    method = _clients(f"mime({steps})", optimizer, update, optax.tree.zeros_like, start)
+    method = _clients(f"mime({steps})", optimizer, update, optax.tree.zeros_like, _unknown)
     return method._replace(query=query)
 
 
 class Reference(NamedTuple):
-    """A client's gradient at the server's model, for the current pair of rounds.
+    """A client's gradient at the server's model, for the current period, or pair of rounds of Mime.
 
     Args:
         gradient: the gradient.
@@ -170,6 +170,12 @@ class Reference(NamedTuple):
 
     gradient: Params
     known: jax.Array
+
+
+def _unknown(models: Params) -> Reference:
+    """Returns the clients' gradients before the first round, from equal models `[N, ...]`."""
+    rows = jax.tree.leaves(models)[0].shape[0]
+    return Reference(optax.tree.zeros_like(models), jnp.zeros(rows, bool))
 
 
 def _place(t: jax.Array, period: Period) -> tuple[jax.Array, jax.Array]:

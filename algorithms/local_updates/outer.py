@@ -167,6 +167,11 @@ def replicated(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, rows: jnp.broadcast_to(leaf, rows.shape), tree, like)
 
 
+def scaled(factor: jax.Array, tree: PyTree) -> PyTree:
+    """Multiplies all leaves by a scalar; their types stay the same."""
+    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
 def _restarted(inner: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
     """Returns the inner optimizers' states before their first step; their random keys go on."""
     start = optimizers.init(inner, params).optimizer

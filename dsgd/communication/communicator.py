@@ -163,7 +163,7 @@ class Communicator(Round):
             if weights is None:
                 return workers.mean_rows(rows)
             shares = jnp.asarray(weights, workers.widened(rows).dtype) / sum(weights)
-            return jnp.tensordot(shares, rows, 1).astype(rows.dtype)
+            return jnp.tensordot(shares, rows, 1, precision="highest").astype(rows.dtype)
 
         return delivery._replace(received=jax.tree.map(mean, delivery.received))
 
@@ -428,12 +428,11 @@ class Communicator(Round):
             offset: an integer in [0, period): the exchanges take place in the rounds t with
                 t + 1 = offset modulo `period`.
         """
-        period = _common_multiple(self.record.frame.period, period)
-        later = self.step - offset
+        both = _common_multiple(self.record.frame.period, period)
         return self._sometimes(
-            (later + 1) % period == 0,
-            (later + jnp.where(offset > 0, period, 0)) // period,
-            period,
+            (self.step + 1 - offset) % period == 0,
+            self.step // both,
+            both,
             send,
             operands,
             None,

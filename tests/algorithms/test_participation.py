@@ -211,19 +211,19 @@ def regularized(alpha: float) -> tuple[dict, float]:
 
 
 def frozen_momentum() -> tuple[dict, float]:
-    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of the
-    first round of each period.
+    """Returns the final models of MimeLite. The server's momentum accumulates the gradients of each
+    client's first step in a period, which are those at the server's model.
     """
-    X, x, m, first, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros((N, D)), 0
+    X, x, m, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0
     for t in range(T):
         g, there, S = slopes(X), HERE[t][:, None], counted(t)
-        first = np.where(there & (t % H == 0), g, first)
+        first = slopes(np.tile(x, (N, 1)))
         X = np.where(there, X - GAMMA * (g + BETA * m), X)
         if (t + 1) % H == 0:
             if S.any():
                 x, m = X[S].mean(axis=0), first[S].mean(axis=0) + BETA * m
             X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * 2 * WORD
-    return {"params": X}, bits
+    return {"params": X, "momentum": m}, bits
 
 
 def corrected_momentum() -> tuple[dict, float]:
@@ -244,7 +244,7 @@ def corrected_momentum() -> tuple[dict, float]:
                 x, m = X[S].mean(axis=0), c + BETA * m
             X = np.tile(x, (N, 1))
         bits += 2 * HERE[t].sum() * WORD * (t % 3 != 1)
-    return {"params": X}, bits
+    return {"params": X, "momentum": m}, bits
 
 
 def desynced() -> tuple[dict, float]:
@@ -404,7 +404,7 @@ def named(result: dsgd.Result) -> dict[str, np.ndarray]:
     """Returns the leaves of the state by the names of the numpy loops."""
     server, rows = result.state.server, result.state.workers
     parts = rows._asdict() if hasattr(rows, "_asdict") else {"params": server.params}
-    momentum = optax.tree.get(parts.get("optimizer", ()), "trace")
+    momentum = optax.tree.get(result.state, "trace")
     if momentum is not None:
         parts["momentum"] = momentum
     return {**parts, "server": server}

@@ -93,9 +93,16 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/communicator.py",
-        "(later + 1) % period == 0",
-        "later % period == 0",
-        f"{CALLS} -k every",
+        "(self.step + 1 - offset) % period == 0",
+        "(self.step + 1 - offset) % both == 0",
+        f"{CALLS} -k 'every and third'",
+    ),
+    Mistake(
+        "dsgd/communication/communicator.py",
+        "jnp.asarray(weights, workers.widened(rows).dtype)",
+        "jnp.ones_like(weights, workers.widened(rows).dtype)",
+        '"tests/dsgd/problems/test_weights.py::test_a_worker_of_weight_2_counts_as_two_workers'
+        '[DeMo]"',
     ),
 ]
 

@@ -34,6 +34,7 @@ SERVER, GOSSIP = (
 LOCAL = "algorithms/test_local_updates"
 SLOW_LINKS = "algorithms/test_slow_links"
 STATEMENTS = "theory_checks/test_statements"
+WEIGHTS = "dsgd/problems/test_weights"
 
 MISTAKES = [
     # Equations.
@@ -54,6 +55,12 @@ MISTAKES = [
         "mean[None] - own",
         "mean[None]",
         of("theory_checks/test_statements", "statement_holds[DiLoCo, eager, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/delayed_diloco.py",
+        "jnp.asarray(weights), N",
+        "jnp.ones(N), N",
+        of(WEIGHTS, "an_eager_workers_part_of_the_mean_has_its_weight[float32]"),
     ),
     Mistake(
         "algorithms/local_updates/noloco.py",
@@ -96,6 +103,12 @@ MISTAKES = [
         "jnp.where(at_local, t - 1, t)",
         "t",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/mime.py",
+        "y.memory.known & ~at_start",
+        "y.memory.known",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[mime-lite]"),
     ),
     Mistake(
         "algorithms/local_updates/scaffnew.py",

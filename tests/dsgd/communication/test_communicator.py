@@ -276,6 +276,15 @@ CALLS = {
         period=5,
         now=False,
     ),
+    "every fourth, the second first, of every third": Call(
+        lambda round, x: round.every(3, lambda x: round.every(4, round.average, x, offset=2), x),
+        for_all(weighted(X)),
+        "ring_all_reduce",
+        REDUCED,
+        ROWS,
+        turn=0,
+        period=12,
+    ),
     "every fourth of every third": Call(
         lambda round, x: round.every(3, lambda x: round.every(4, round.average, x), x),
         X,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 
 import algorithms
 import dsgd
-from dsgd import clusters, problems
+from dsgd import clusters, compressors, problems
 from dsgd.engine import oracle, pooled
 
 SIZES = [1, 2, 4, 9]
@@ -91,6 +92,81 @@ def test_the_average_over_those_that_participate_has_their_weights():
     np.testing.assert_allclose(state.server, -np.sum((W * CENTERS)[PRESENT]) / N, rtol=1e-5)
 
 
+EACH, DOUBLED = np.array([0, 1, 2]), np.array([0, 0, 1, 2])
+CURVATURES = np.array([0.5, 1.0, 2.0])
+TARGETS = np.random.default_rng(0).normal(size=(3, 3, 2))
+MOMENTUM = optax.sgd(0.1, momentum=0.5)
+
+
+def three(workers: np.ndarray, dtype: Any = jnp.float32) -> dsgd.Problem:
+    """Returns the problem f_n(x) = a_n |x - c_n|^2 / 2 with three functions, of which each of the
+    given workers has one. The first function has the weight 2, or belongs to two workers.
+    """
+    problem = dsgd.Problem(
+        lambda key: {"x": jnp.zeros((3, 2), dtype)},
+        lambda params, data: data[0] * jnp.sum((params["x"] - data[1]) ** 2) / 2,
+        (jnp.asarray(CURVATURES[workers], dtype), jnp.asarray(TARGETS[workers], dtype)),
+        lambda key, data: data,
+    )
+    return problem._replace(weights=[1.5, 0.75, 0.75] if workers is EACH else None)
+
+
+def steps_of(workers: np.ndarray) -> Callable:
+    """Returns the local work of the workers with function n: they compute in the first n + 1 of
+    three rounds.
+    """
+
+    def work(state, round):
+        computes = (round.step % 3 < 1 + jnp.asarray(workers))[:, None]
+        return dsgd.LocalWork(computes, jnp.ones(computes.shape))
+
+    return work
+
+
+DIVIDED: dict[str, Callable[[np.ndarray], dsgd.Algorithm]] = {
+    "FedNova": lambda of: algorithms.with_local_work(
+        algorithms.fed_nova(optax.sgd(0.1), 3), steps_of(of)
+    ),
+    "FedDyn": lambda of: algorithms.fed_dyn(optax.sgd(0.1), 3, 1.0),
+    "MimeLite": lambda of: algorithms.mime_lite(MOMENTUM, 3),
+    "Mime": lambda of: algorithms.mime(MOMENTUM, 2),
+    "Scaffnew": lambda of: algorithms.scaffnew(optax.sgd(0.1), 0.5),
+    "SparseLoCo": lambda of: algorithms.sparse_loco(
+        MOMENTUM, 2, compressors.chunked_top_k(1, 3), outer=optax.sgd(0.7)
+    ),
+    "Streaming DiLoCo": lambda of: algorithms.streaming_diloco(MOMENTUM, 1, 2, compressor=None),
+    "DeMo": lambda of: algorithms.demo(optax.sgd(0.1), 0.9, 1, 3),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_worker_of_weight_2_counts_as_two_workers(name):
+    options: Any = {"steps": 6, "key": KEY, "mesh": 1}
+    weighted, doubled = (
+        dsgd.run(DIVIDED[name](workers), three(workers), **options).state
+        for workers in (EACH, DOUBLED)
+    )
+    workers = jax.tree.map(lambda rows: rows[1:], doubled.workers)  # without the second copy
+    for left, right in (weighted.workers, workers), (weighted.server, doubled.server):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), left, right)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(weighted.workers))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_an_eager_workers_part_of_the_mean_has_its_weight(dtype):
+    """One local step in each of three periods, in numpy."""
+    method = algorithms.eager_diloco(optax.sgd(0.1), 1, optax.sgd(0.7))
+    state: Any = dsgd.run(method, three(EACH, dtype), steps=3, key=KEY, mesh=1).state
+    shares = np.array([0.5, 0.25, 0.25])[:, None, None]
+    x, last = np.zeros((3, 3, 2)), np.zeros((3, 3, 2))
+    for _ in range(3):
+        change = 0.1 * CURVATURES[:, None, None] * (x - TARGETS)
+        x = x - 0.7 * ((shares * last).sum(axis=0) + shares * (change - last))
+        last = change
+    found = np.asarray(state.workers.params["x"], np.float64)
+    np.testing.assert_allclose(found, x, atol=1e-6 if dtype == jnp.float32 else 5e-3)
+
+
 def test_a_problem_without_a_custom_evaluation_has_weights_by_one_field():
     quadratic = problems.quadratic(np.ones((N, 1)), CENTERS[:, None])._replace(weights=W)
     method = algorithms.gradient_descent(optax.sgd(1.0))
@@ -106,6 +182,8 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
     momentum, adam = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
     with pytest.warns(UserWarning, match="the weights have no effect"):
         dsgd.compile_round(algorithms.make("dsgd", adam, N), means(), 1)
+    with pytest.warns(UserWarning, match="easgd.*: the problem has weights"):
+        dsgd.compile_round(algorithms.easgd(adam), means(), 1)
     for name, optimizer in (("dsgd", momentum), ("local-sgd", adam)):
         dsgd.compile_round(algorithms.make(name, optimizer, N), means(), 1)
 
