@@ -279,7 +279,7 @@ def tabulate(
         if (case := Case(where, name)) not in tuned:
             table.add_row(name, "diverged")
             continue
-        learning_rate, history = tuned[case]
+        learning_rate, history, _ = tuned[case]
         updates, _, seconds = statistics.cost_to(history, target)
         rate = history["step"][-1] / history["clock"][:, -1].mean()
         late = stale.get(name)

@@ -276,7 +276,7 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes)
     )
     waiting = reached(tuned[Case(where, WAITING)].history, args.target)
     for name, method in chosen.items():
-        learning_rate, history = tuned[Case(where, name)]
+        learning_rate, history, _ = tuned[Case(where, name)]
         seconds = reached(history, args.target)
         costs = ["-", "-"]
         if np.isfinite(seconds + waiting).all():
