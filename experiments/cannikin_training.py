@@ -81,7 +81,13 @@ def setting_of(args: Args, name: race.Name) -> Setting:
     task, N = race.TASKS[name], len(devices.CLUSTERS[args.cluster])
     if name == "text":
         problem = problems.language_model(
-            args.text, N, context=32, width=32, layers=1, batch_size=task.piece
+            args.text,
+            N,
+            context=32,
+            width=32,
+            layers=1,
+            batch_size=task.piece,
+            evaluation_size=None,
         )
     elif name == "cifar-10":
         problem = problems.neural_network(

@@ -180,7 +180,7 @@ def tabulate(
         ("method", "step size", "rounds", "Mbit", "seconds", quality),
         caption,
     )
-    for name, (learning_rate, history) in outcomes.items():
+    for name, (learning_rate, history, _) in outcomes.items():
         step = statistics.step_size(learning_rate, args.learning_rates)
         table.add_row(name, step, *statistics.cost_to(history, target), held_out(history))
     return table

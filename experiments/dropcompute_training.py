@@ -172,6 +172,7 @@ def setting_of(args: Args) -> Setting:
         heads=2,
         batch_size=args.batch_size,
         seed=args.seed,
+        evaluation_size=None,
     )
     name = f"bytes of {Path(args.text).name}"
     return Setting(

@@ -36,6 +36,7 @@ from dsgd.problems.partition import BY_CLASS, require_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
+_MOST_EVALUATED = 1 << 15  # of a worker; the squares of such numbers fit int32
 Metrics = tuple[tuple[str, PerSample], ...]
 
 # The functions of a problem are frozen dataclasses with `__call__` that are equal if their fields
@@ -150,16 +151,19 @@ class LossAndMetrics(sameness.Compared):
         loss: the loss of a batch.
         metrics: names and functions, (outputs, targets) -> `[m, ...]`.
         chunk_size: number of samples in a piece.
+        of_worker: number of samples of each worker that are evaluated; None: all.
     """
 
     loss: MeanLoss
     metrics: Metrics
     chunk_size: int
+    of_worker: int | None = None
 
     def __call__(
         self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
     ) -> tuple[dict[str, jax.Array], PyTree]:
-        rows = _rows(pooled.of_block(data), _shares)
+        block = pooled.of_block(data)
+        rows = _rows(block if self.of_worker is None else _spaced(block, self.of_worker), _shares)
         summed = accumulate.total(self.loss.with_slope, params, rows, self.chunk_size)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
@@ -207,6 +211,24 @@ def _rows(
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data._replace(weights=each))
 
 
+def _spaced(data: Examples | Pooled, count: int) -> Examples:
+    """Returns `count` evenly spaced samples of each of the block's workers, leaves `[n, count,
+    ...]`. A worker with fewer samples has all of them, and padding of weight 0.
+    """
+    sizes = data.size if isinstance(data, Pooled) else jnp.sum(data.weights > 0, axis=1)
+    sizes = sizes.astype(jnp.int32)[:, None]
+    kept, places = jnp.minimum(sizes, count), jnp.arange(count, dtype=jnp.int32)[None]
+    quotient, remainder = jnp.divmod(sizes, kept)
+    real = places < kept
+    # places * sizes // kept, without a product that overflows
+    at = jnp.where(real, places * quotient + places * remainder // kept, 0)
+    weights = real.astype(jnp.result_type(float))
+    if isinstance(data, Pooled):
+        return data.batch(data.offset[:, None] + at, weights)
+    of = jnp.arange(len(sizes))[:, None]
+    return jax.tree.map(lambda leaf: leaf[of, at], data)._replace(weights=weights)
+
+
 def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Whether the largest logit, `[m, classes]`, is that of the target, bool `[m]`. The mean is the
     accuracy.
@@ -239,6 +261,7 @@ def finite_sum(
     metrics: dict[str, Callable[..., Any]] | None = None,
     trainable: Any = None,
     chunk: int | None = None,
+    evaluation_size: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
     r"""Returns an empirical risk: $f = \frac1N \sum_n w_n f_n$ with $f_n(x) = \frac1{m_n} \sum_i
@@ -284,13 +307,18 @@ def finite_sum(
         chunk: number of samples that are evaluated at a time, on each device and for each run;
             None: as many as need about a quarter of a gigabyte. An exact gradient takes chunk / N
             samples of each worker at a time; a batch is never split.
+        evaluation_size: number of samples of all workers together on which the history's loss and
+            `grad_sqnorm` are evaluated, and of the test set on which the metrics are, if this is
+            too expensive on all samples. Each worker contributes the same number (rounded up, or
+            all that it has), evenly spaced and the same in all records. None: all samples.
         name: name in tables and error messages.
 
     Raises:
         ValueError: if the data do not fit together or are not finite; if the model is none of
             these, or `adapters.adapt` rejects it; if the losses or metrics are not those of single
             samples; if targets are outside the classes or probabilities that the loss expects; if a
-            worker has fewer than `min_samples` samples; if an index is outside the data; if the
+            worker has fewer than `min_samples` samples; if `evaluation_size` is less than 1 or more
+            than 32,768 N; if an index is outside the data; if the
             weights are none of these; if l2 < 0; or if only one of `metrics` and `test` is given.
     """
     numbers = {
@@ -298,6 +326,7 @@ def finite_sum(
         "workers": workers,
         "min_samples": min_samples,
         "chunk": 1 if chunk is None else chunk,
+        "evaluation_size": 1 if evaluation_size is None else evaluation_size,
     }
     for what, number in numbers.items():
         checks.positive_int(f"{name}: {what}", number)
@@ -315,7 +344,8 @@ def finite_sum(
             f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a "
             "product below 2^32"
         )
-    shared = _held_out(test, metrics, some)
+    of_worker = _of_worker(name, evaluation_size, workers, max(sizes))
+    shared = _held_out(test, metrics, some, evaluation_size)
     rows = jax.eval_shape(
         lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples
     )
@@ -326,10 +356,10 @@ def finite_sum(
     outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
     _require_meaning(name, loss, measured, outputs, examples, shared)
     chunk_size = chunk or accumulate.fitting(mean.with_slope, params, rows)
-    of_worker = max(batch_size, chunk_size // workers)
-    mean = replace(mean, chunk_size=of_worker)
+    piece = max(batch_size, chunk_size // workers)
+    mean = replace(mean, chunk_size=piece)
     if isinstance(examples, Pooled):
-        examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
+        examples = replace(examples, piece=min(-(-sum(sizes) // workers), piece))
     sampler = replace(
         minibatch(batch_size, replacement),
         max_local_samples=max(sizes),
@@ -346,13 +376,26 @@ def finite_sum(
         data=examples,
         sample=with_keys(sampler) if functions.training else sampler,
         evaluate=Evaluation(
-            LossAndMetrics(mean, measured, chunk_size),
+            LossAndMetrics(mean, measured, chunk_size, of_worker),
             shared,
             _statistics(functions.training, batch_size, replacement),
         ),
         weights=_weights(name, weights, sizes),
         name=name,
     )
+
+
+def _of_worker(name: str, size: int | None, workers: int, longest: int) -> int | None:
+    """Returns the number of samples of each worker that are evaluated; None if these are all."""
+    if size is None:
+        return None
+    count = -(-size // workers)
+    if count > _MOST_EVALUATED:
+        raise ValueError(
+            f"{name}: evaluation_size = {size}; expected at most {_MOST_EVALUATED:,} samples of "
+            f"each of the {workers} workers; pass None to evaluate on all samples"
+        )
+    return count if count < longest else None
 
 
 def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tuple[bool, ...]]:
@@ -461,8 +504,11 @@ def _held_out(
     test: tuple[Any, Any] | None,
     metrics: dict[str, Callable[..., Any]] | None,
     data: tuple[PyTree, PyTree],
+    size: int | None,
 ) -> Examples | tuple[()]:
-    """Returns the samples on which metrics are measured, or () if there are none."""
+    """Returns the samples on which metrics are measured, at most `size` of them, evenly spaced; or
+    () if there are none.
+    """
     if (test is None) != (not metrics):
         raise ValueError(
             f"finite_sum: test = {checks.shown(test)}, metrics = {checks.shown(metrics)}; "
@@ -480,6 +526,9 @@ def _held_out(
     held_out = arrays("test", test)
     for what, given, expected in zip(("inputs", "targets"), held_out, data, strict=True):
         checks.require_same(f"test: {what} of a sample", one(given), one(expected))
+    M = len(jax.tree.leaves(held_out[0])[0])
+    if size is not None and size < M:
+        held_out = jax.tree.map(lambda leaf: leaf[np.arange(size) * M // size], held_out)
     return on_device(*held_out)
 
 

@@ -39,6 +39,7 @@ def language_model(
     test_share: float = 0.1,
     seed: int = 0,
     chunk: int | None = None,
+    evaluation_size: int | None = 256,
 ) -> Problem:
     r"""Returns next-byte prediction: $f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid
     b_{i,1 \ldots t})$ over worker n's windows of T + 1 bytes, in nats.
@@ -67,6 +68,10 @@ def language_model(
             document ("files").
         seed: seed of the grammar's sentences.
         chunk: number of windows that are evaluated at a time, as in `finite_sum`.
+        evaluation_size: number of windows of all workers together on which the history's loss and
+            `grad_sqnorm` are evaluated, and of held-out windows, evenly spaced and the same in all
+            records; None: all. An evaluation on all windows of "docstrings" costs as much as about
+            90 rounds with the default batches.
 
     Raises:
         ValueError: if the text does not exist, the partition is unknown, there are too few windows
@@ -119,6 +124,7 @@ def language_model(
         test=_joined(test),
         metrics={"test_bits_per_byte": bits},
         chunk=chunk,
+        evaluation_size=evaluation_size,
         name=f"language_model({Path(text).resolve().name}, {partition})",
     )
 

@@ -31,6 +31,9 @@ from dsgd.runs.run_spec import RunSpec
 
 _CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after each
 _AHEAD = 2  # number of chunks queued on the devices
+_SLOW_CHUNK = 1.0  # seconds of the first chunk, from which on an evaluation is timed
+_LONG_EVALUATIONS = 5.0  # seconds; runs with less time in evaluations do not warn
+_MOST_TIME = 0.6  # share of the time from which on evaluations are reported
 _DONATED = (0,)  # donated arguments of `advance`: the carry
 
 
@@ -75,7 +78,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         while queue.waiting or (queue.sent < last and not turn.stop):
             # The next chunk is queued before the last one is read, so that the devices never wait
             # for the host.
-            ahead = 1 if job.until or turn.due else _AHEAD
+            ahead = 1 if job.until or turn.due or not log.steps else _AHEAD
             while queue.sent < last and len(queue.waiting) < ahead and not turn.stop:
                 count, rounds = _next_chunk(job, queue.sent, last, turn.records)
                 batches: PyTree = None
@@ -87,6 +90,8 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                     queue.send(count, rounds, last, batches)
             if queue.waiting:
                 records, count, done = queue.read()
+                if not log.steps:
+                    _warn_if_evaluations_are_slow(job, queue, queue.seconds())
                 log.extend(records, done)
                 pace.finished(count)
                 bar.update(done, log.last_loss())
@@ -172,19 +177,40 @@ class _Queue:
         self._job, self._inputs = job, inputs
         self.carry, self.sent = carry, sent
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()
+        self._batches: PyTree = None
+        self._begun = 0.0
+
+    def seconds(self) -> float:
+        """Returns the time since the last chunk was queued."""
+        return time.perf_counter() - self._begun
+
+    def evaluation_seconds(self) -> float:
+        """Returns the duration of one evaluation of the problem, which is made for this purpose by
+        a chunk of 0 rounds. No chunk may be waiting.
+        """
+        begun = time.perf_counter()
+        self.carry, records = self._advance(0, True, self._job.last, self._batches)
+        jax.block_until_ready(records)
+        return time.perf_counter() - begun
 
     def send(self, count: int, rounds: int, last: int, batches: PyTree) -> None:
         """Queues a chunk of `count` records and `rounds` rounds, in a run whose last round is
         `last`.
         """
-        points, keys, data, shared = self._inputs
-        chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self._job.before, last)))
-        arguments = (self.carry, points, keys, data, shared, batches, chunk)
-        self.carry, records = programs.call(
-            loop.advance, self._job.plan, *arguments, donate=_DONATED
-        )
+        fresh, self._batches = self.sent == self._job.before, batches
+        self.carry, records = self._advance(rounds, fresh, last, batches)
+        # The program is compiled before the call returns, while the devices still compute.
+        self._begun = time.perf_counter()
         self.sent += rounds
         self.waiting.append((records, count, self.sent))
+
+    def _advance(
+        self, rounds: int, fresh: bool, last: int, batches: PyTree
+    ) -> tuple[loop.Carry, loop.Records]:
+        points, keys, data, shared = self._inputs
+        chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, fresh, last)))
+        arguments = (self.carry, points, keys, data, shared, batches, chunk)
+        return programs.call(loop.advance, self._job.plan, *arguments, donate=_DONATED)
 
     def read(self) -> tuple[dict[str, np.ndarray], int, int]:
         """Returns the oldest queued chunk. It waits if the devices are still computing it."""
@@ -295,6 +321,30 @@ def _interrupted(
     except OSError as error:
         message += f"; its checkpoint could not be written: {error}"
     return Interrupted(message, log.history())
+
+
+def _warn_if_evaluations_are_slow(job: RunSpec, queue: _Queue, seconds: float) -> None:
+    """Warns if evaluations will take most of the run's time.
+
+    A compiled program of rounds and evaluations cannot be timed in parts, so one evaluation is
+    made for this purpose, unless the run is fast.
+
+    Args:
+        job: the run.
+        queue: the queue after the first chunk, which is empty.
+        seconds: duration of the first chunk, without compilation.
+    """
+    left, rounds = job.last - queue.sent, queue.sent - job.before
+    if seconds < _SLOW_CHUNK or left <= 0 or rounds <= 0 or job.plan.mesh.is_multi_process:
+        return
+    every = job.plan.record_every * job.plan.evaluate_every
+    each = queue.evaluation_seconds()
+    # The first chunk also evaluates the start.
+    evaluations = 1 + queue.sent // every - job.before // every
+    of_rounds = max(0.0, seconds - evaluations * each) * every / rounds
+    share = each / (each + of_rounds)
+    if share > _MOST_TIME and each * left / every > _LONG_EVALUATIONS:
+        plans.warn_of_evaluations(job, share, each)
 
 
 class _Pace:

@@ -219,6 +219,22 @@ def warn_if_silent(job: RunSpec, bits: np.ndarray) -> None:
             )
 
 
+def warn_of_evaluations(job: RunSpec, share: float, seconds: float) -> None:
+    """Warns that evaluations of the problem take most of the time of a run.
+
+    Args:
+        job: the run.
+        share: their share of the time.
+        seconds: of one evaluation.
+    """
+    warnings.warn(
+        f"{job.name}: {share:.0%} of the run's time is spent evaluating {job.problem.name} for the "
+        f"history ({seconds:.2g} s each); pass a larger record_every or evaluate_every, or a "
+        "problem with a cheaper evaluation (evaluation_size in finite_sum and language_model)",
+        stacklevel=2,
+    )
+
+
 def _periods(job: RunSpec) -> dict[int, str]:
     """Returns the periods of the exchanges that have one, in rounds, each with the name of a method
     that has it.

@@ -20,11 +20,12 @@ from experiments.shared import tables
 
 README = Path(__file__).parents[1] / "README.md"
 DOCS = Path("docs")
-SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, NO_PAPER = (
+SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, BEYOND, NO_PAPER = (
     "The survey",
     "Kimad",
     "DropCompute",
     "Cannikin",
+    "Beyond the papers",
     "All papers",
 )
 TABLE = (
@@ -36,7 +37,7 @@ class Command(NamedTuple):
     """One command `python -m experiments.<name>`.
 
     Args:
-        paper: the paper, a page of docs/papers.
+        paper: the paper, a page of docs/papers; or a heading of commands without one.
         where: section, figure or table of the paper.
         quick: flags of a run with a small budget, for `python -m experiments.all --quick`; all
             commands together take a quarter of an hour on two cores.
@@ -140,6 +141,17 @@ COMMANDS = {
     "cannikin_processes": Command(
         CANNIKIN, "section 4", "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500"
     ),
+    "slow_links": Command(
+        BEYOND,
+        "-",
+        "--text grammar --batch-size 1 --steps 40 --period 10 --learning-rates 3e-3 "
+        "--outer-rates 0.7 --sign-rates 1e-3 --powersgd-rates 0.03",
+    ),
+    "federated": Command(
+        BEYOND,
+        "-",
+        "--clients 20 --sampled 5 --batch-size 40 --rounds 10 --seeds 1 --learning-rates 0.3 1",
+    ),
     "benchmark": Command(
         NO_PAPER,
         "-",
@@ -178,11 +190,13 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "dropcompute_speedup": "dropcompute_speedup",
     "dropcompute_text": "dropcompute_training --problem text",
     "dropcompute_training": "dropcompute_training",
+    "federated": "federated",
     "heterogeneity": "heterogeneity",
     "kimad_deep": "kimad_deep",
     "kimad_quadratic": "kimad_quadratic",
     "kimad_variability": "kimad_variability",
     "real_asynchrony": "real_asynchrony",
+    "slow_links": "slow_links",
     "stragglers": "stragglers",
     "switch_timelines": "switch_timelines",
     "topology": "topology",
@@ -240,7 +254,7 @@ def readme() -> str:
 
 def _link(paper: str) -> str:
     page = f"../docs/papers/{paper.removeprefix('The ').lower()}.md"
-    return f"[{paper}]({page})" if paper != NO_PAPER else paper
+    return f"[{paper}]({page})" if paper not in (BEYOND, NO_PAPER) else paper
 
 
 def line(name: str) -> str:

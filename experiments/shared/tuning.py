@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,16 +59,19 @@ def elements(problem: dsgd.Problem) -> int:
 
 
 class Tuned(NamedTuple):
-    """A method at its best step size. `history` contains all seeds, `[seeds, records]`."""
+    """A method at its best step size. `history` contains all seeds, `[seeds, records]`, and
+    `others` the values of the other swept hyperparameters.
+    """
 
     learning_rate: float
     history: dict[str, np.ndarray]
+    others: Mapping[str, float] = {}
 
 
 def write_histories(path: Path, found: Mapping[Any, Tuned]) -> None:
     """Writes the histories by the names of the cases, with a column of the chosen step sizes."""
     histories = {}
-    for case, (rate, history) in found.items():
+    for case, (rate, history, _) in found.items():
         histories[str(case)] = history | {"learning_rate": np.full(history["loss"].shape, rate)}
     records.write_histories(path, histories)
 
@@ -99,6 +102,7 @@ def tune(
     cluster: clusters.Cluster | None = None,
     progress: bool = False,
     records: int = 200,
+    **others: Sequence[float],
 ) -> Tuned | None:
     """Returns the history at the step size with the smallest loss over the second half of the run;
     None if the method diverged at every step size.
@@ -106,13 +110,14 @@ def tune(
     Args:
         args: of a command, with the candidates `learning_rates`, `steps`, `seeds` (number of
             independent runs) and `seed` (of all random numbers).
-        build: (learning_rate) -> method.
+        build: (learning_rate, and the names of `others`) -> method.
         problem: the problem; its workers are distributed over as many devices as divide their
             number.
         steps: number of rounds; None: that of the arguments.
         cluster: cluster whose clock is recorded in the history.
         progress: whether to show a progress bar.
         records: approximate number of records of a run; each evaluates the full objective.
+        others: candidates of other hyperparameters by name; all combinations are tried.
     """
     steps = int(args.steps if steps is None else steps)
     sweep = resuming.sweep(
@@ -126,6 +131,7 @@ def tune(
         mesh=devices_for(problem.workers),
         progress=progress,
         learning_rate=args.learning_rates,
+        **others,
     )
     if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None
@@ -133,7 +139,8 @@ def tune(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         best = sweep.best(share=SHARE)
-    return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))
+    point = sweep.point(best)
+    return Tuned(point.pop("learning_rate"), sweep.at(best), point)
 
 
 def devices_for(workers: int) -> jax.sharding.Mesh:

@@ -19,10 +19,20 @@ import dsgd
 import topologies
 from dsgd import problems
 from dsgd.workers import routes
-from experiments.benchmark import by_hand, environments, mixing, peers, rounds, start, timing
+from experiments.benchmark import (
+    by_hand,
+    environments,
+    mixing,
+    peers,
+    rounds,
+    start,
+    timing,
+    tokens,
+)
 from experiments.benchmark import compression as throughput
 from experiments.benchmark.jobs import peers as jobs
 from experiments.benchmark.jobs import start as start_jobs
+from experiments.slow_links import Size
 
 WARM = {"rounds_per_second": 1.0, "memory": 2_000_000, "versions": {"numpy": "2"}}
 
@@ -362,3 +372,18 @@ def test_both_sums_of_the_benchmark_of_mixing_are_equal(key):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     graph = topologies.random_regular(16, 4)
     np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
+
+
+def test_tokens_per_second_are_those_of_all_versions(tmp_path, monkeypatch, long):
+    monkeypatch.setitem(tokens.MODELS, "small", Size(4, 4, 1, 1, 4))
+    args = tokens.Args(workers=2, period=2, seconds=1e-3, repeats=1, out=tmp_path, progress=False)
+    scripts.ran(tokens.main, args)
+    rows = scripts.rows(tmp_path / "tokens.csv")
+    assert [row["version"] for row in rows] == [
+        "plain JAX loop",
+        "synchronous AdamW",
+        "local AdamW",
+        "DiLoCo",
+    ]
+    assert float(rows[0]["of_plain"]) == 1
+    assert all(float(row["tokens_per_second"]) > 0 for row in rows)

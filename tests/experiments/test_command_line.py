@@ -22,7 +22,7 @@ import scripts
 import dsgd
 from experiments import compare
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import mixing, peers, rounds, start, workarounds
+from experiments.benchmark import mixing, peers, rounds, start, tokens, workarounds
 from experiments.shared import catalogue, commands, tuning
 
 SCRIPTS = [
@@ -30,7 +30,7 @@ SCRIPTS = [
     for name in catalogue.COMMANDS
     if name != "benchmark"
 ]
-BENCHMARKS = (throughput, mixing, peers, rounds, start, workarounds)
+BENCHMARKS = (throughput, mixing, peers, rounds, start, tokens, workarounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,6 +129,7 @@ REFUSED = {
         ({"local_drop_rate": 1.0}, "--local-drop-rate 1.0: expected shares of at least 0, below 1"),
         ({"steps": 5}, "--steps 5"),
     ],
+    "federated": [({"sampled": 101}, "sampled: k = 101 of 100 workers; expected k of at most 100")],
     "kimad_deep": [
         ({"shown": 0.3}, "--shown 0.3: expected one of --communication-times (2.0, 1.0,")
     ],
