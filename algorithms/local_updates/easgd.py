@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers, weights
@@ -57,8 +58,9 @@ def easgd(
         before, y = y.params, optimizers.local_step(optimizer, y, gradients, round)
 
         def attract(center: Params, models: Params) -> tuple[Params, Params]:
+            alpha = moving_rate / round.workers
             pull = jax.tree.map(
-                lambda x, c: moving_rate / round.workers * (x - c[None]), before, center
+                lambda x, c: jnp.asarray(alpha, x.dtype) * (x - c[None]), before, center
             )
             pull = workers.where_delivered(pull, optax.tree.zeros_like(pull))
             return optax.tree.add(center, round.sum(pull, via)), optax.tree.sub(models, pull)

@@ -102,7 +102,10 @@ def fed_prox(
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(
-            lambda g, y, x: g + proximal * (y - x[None]), gradients, y.params, x.params
+            lambda g, y, x: g + jnp.asarray(proximal, g.dtype) * (y - x[None]),
+            gradients,
+            y.params,
+            x.params,
         )
 
     return federated("fed_prox", optimizer, period, optax.sgd(1.0), inclusion, via, direction)

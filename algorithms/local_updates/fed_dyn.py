@@ -59,7 +59,7 @@ def fed_dyn(
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(
-            lambda g, g_n, y, x: g - g_n + regularization * (y - x[None]),
+            lambda g, g_n, y, x: g - g_n + jnp.asarray(regularization, g.dtype) * (y - x[None]),
             gradients,
             y.memory,
             y.params,

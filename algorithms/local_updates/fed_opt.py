@@ -230,8 +230,10 @@ def _adaptive(
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
 
     def update(updates, state, params=None):
-        m = jax.tree.map(lambda m, delta: beta1 * m + (1 - beta1) * delta, state.first, updates)
-        v = jax.tree.map(second, state.second, updates)
+        m = jax.tree.map(
+            lambda m, delta: (beta1 * m + (1 - beta1) * delta).astype(m.dtype), state.first, updates
+        )
+        v = jax.tree.map(lambda v, delta: second(v, delta).astype(v.dtype), state.second, updates)
         steps = jax.tree.map(lambda m, v: -step * m / (jnp.sqrt(v) + tau), m, v)
         return steps, _Moments(m, v)
 

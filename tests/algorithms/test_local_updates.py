@@ -501,6 +501,32 @@ def test_inclusion_probabilities_that_do_not_fit_are_refused(inclusion, cluster,
         )
 
 
+MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
+SWEPT: dict[str, Callable[[Any], dsgd.Algorithm]] = {
+    "EASGD": lambda number: algorithms.easgd(MOMENTUM, 2, number),
+    "FedProx": lambda number: algorithms.fed_prox(MOMENTUM, 2, number),
+    "FedDyn": lambda number: algorithms.fed_dyn(MOMENTUM, 2, number),
+    "FedAdam": lambda number: algorithms.fed_adam(MOMENTUM, 2, 0.1, number),
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_swept_number_keeps_the_type_of_states_in_half_precision(name):
+    half = dsgd.Problem(
+        lambda key: jnp.zeros(1, jnp.bfloat16),
+        lambda x, center: jnp.sum((x - center) ** 2) / 2,
+        jnp.asarray(CENTERS, jnp.bfloat16),
+        lambda key, center: center,
+    )
+    options: Any = {"steps": 4, "key": jax.random.key(0), "mesh": 1}
+    swept = dsgd.sweep(SWEPT[name], half, number=[0.25, 0.5], **options)
+    alone = dsgd.run(SWEPT[name](0.5), half, **options).params
+    assert swept.params.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(swept.params[1, 0], float), np.asarray(alone, float), rtol=0.02
+    )
+
+
 def test_clients_talk_to_a_server_by_default_and_workers_reduce_around_a_ring():
     (federated,) = dsgd.exchanges(algorithms.fed_adam(optax.sgd(0.1), 3, 0.1), means())
     assert (federated.pattern, federated.period) == (network.star, 3)

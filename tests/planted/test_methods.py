@@ -82,8 +82,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/fed_avg.py",
-        "g + proximal * (y - x[None])",
-        "g + proximal * y",
+        "jnp.asarray(proximal, g.dtype) * (y - x[None])",
+        "jnp.asarray(proximal, g.dtype) * y",
         of(LOCAL, "the_outer_step_does_not_change_the_limit[FedProx]"),
     ),
     Mistake(
