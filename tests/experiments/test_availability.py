@@ -61,10 +61,10 @@ def test_its_tables_have_every_share(ran):
     for name in ("losses", "seconds"):
         rows = scripts.rows(ran.out / f"{name}.csv")
         assert [row["share of"] for row in rows] == [
-            "workers present",
+            "participating workers",
             "100%",
             "50%",
-            "messages delivered",
+            "delivered messages",
             "100%",
             "50%",
         ]

@@ -190,7 +190,7 @@ def test_a_calibration_has_all_rows_in_80_columns(ran):
         for name, i, j in (("switch", 0, 5), ("crossovers", 7, None))
     }
     assert first == {
-        "switch": [*measuring.COLLECTIVES, "all of them"],
+        "switch": [*measuring.COLLECTIVES, "all collectives"],
         "crossovers": ["csgd", "ec-sgd", "ef21", "dsgd"],
     }
     assert [row[""] for row in scripts.rows(args.out / "predicted.csv")] == [

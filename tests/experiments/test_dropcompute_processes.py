@@ -50,7 +50,7 @@ def test_it_measures_both_runs_in_real_processes(ran):
     for row in rows:
         slowest = max(float(row["computing[0]"]), float(row["computing[1]"]))
         assert float(row["seconds"]) >= slowest + float(row["communication"]) - 1e-5
-    assert "by process 1, the slow one" in [row[0] for row in scripts.cells(lines)]
+    assert "by process 1, the slow process" in [row[0] for row in scripts.cells(lines)]
 
 
 def history(latencies, communication=0.5, tau=math.inf, loss=None):

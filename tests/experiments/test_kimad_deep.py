@@ -110,7 +110,7 @@ def test_its_tables_have_the_papers_numbers(ran):
     assert [float(row[4]) for row in sent] == pytest.approx([1.5045, 2.475], abs=0.006)
     assert [row[:3] for row in accuracies] == [["2", "79.70", "79.34"]]
     assert [row[0] for row in errors] == ["EF21", "Kimad", "Kimad, coarse", "Kimad+", "whole model"]
-    assert any("in its layers: of the same" in line for line in lines)
+    assert any("in a layer. With the" in line for line in lines)
 
 
 def test_seconds_of_ef21_are_those_expected_without_noise():

@@ -30,7 +30,7 @@ MISTAKES = [
         QUANTIZERS,
         "delta=lambda d: 1 / d)",
         "delta=lambda d: 2 / d)",
-        f"{QUANTIZATION} -k sign_reaches",
+        f"{QUANTIZATION} -k sign_attains",
     ),
     Mistake(
         QUANTIZERS,

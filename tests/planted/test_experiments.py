@@ -37,7 +37,7 @@ MISTAKES = [
         'np.minimum.accumulate(history["loss"].mean(axis=0))[1:]',
         'history["loss"].mean(axis=0)[1:]',
         TESTS
-        + "test_compare.py::test_every_method_is_drawn_in_the_colour_of_its_folder_with_its_name",
+        + "test_compare.py::test_every_method_has_its_own_look_in_the_line_style_of_its_folder",
     ),
     Mistake(
         "experiments/shared/statistics.py",

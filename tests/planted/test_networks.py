@@ -47,13 +47,13 @@ MISTAKES = [
         "dsgd/network/switch.py",
         "message.size * max(",
         "message.size * min(",
-        f"{NETWORK}switch.py -k rules_say",
+        f"{NETWORK}switch.py -k given_by_the_rules",
     ),
     Mistake(
         "dsgd/network/switch.py",
         "start + takes if self.overlap else arrived",
         "arrived",
-        f"{NETWORK}switch.py -k rules_say",
+        f"{NETWORK}switch.py -k given_by_the_rules",
     ),
     Mistake(
         "dsgd/graphs/matchings.py",
@@ -65,19 +65,19 @@ MISTAKES = [
         "dsgd/graphs/spectra.py",
         "(len(matrices) << doublings)",
         "(1 << doublings)",
-        f"{GRAPHS}topology.py -k a_schedule_knows",
+        f"{GRAPHS}topology.py -k of_a_schedule",
     ),
     Mistake(
         "dsgd/graphs/topology.py",
         'connection="strong"',
         'connection="weak"',
-        f"{GRAPHS}topology.py -k no_mixing_matrix",
+        f"{GRAPHS}topology.py -k invalid_mixing",
     ),
     Mistake(
         "dsgd/graphs/topology.py",
         "(W.sum(axis=1) - 1).max() <= 100 * _EXACT",
         "(W.sum(axis=0) - 1).max() <= 100 * _EXACT",
-        f"{GRAPHS}topology.py -k knows_what",
+        f"{GRAPHS}topology.py -k of_a_matrix",
     ),
     Mistake(
         "dsgd/clusters/integrals.py", "laps * large[n] + passed", "passed", f"{INTEGRALS} -k trace"
@@ -95,7 +95,7 @@ MISTAKES = [
         "dsgd/clusters/cluster.py",
         "if self.down else self._sender",
         "if self.down else (_FREE, _DOWN)",
-        f"{CLUSTERS} -k not_given",
+        f"{CLUSTERS} -k defaults_of_ports",
     ),
     Mistake(
         "topologies/weights.py",

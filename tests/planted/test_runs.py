@@ -192,7 +192,7 @@ MISTAKES = [
         "dsgd/records.py",
         "values[..., worker]",
         "values[..., 0]",
-        "tests/dsgd/test_frames.py -k column_a_worker",
+        "tests/dsgd/test_frames.py -k has_a_column",
     ),
     Mistake(
         "dsgd/checks.py",
