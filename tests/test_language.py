@@ -24,7 +24,12 @@ SOURCES = [
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
-    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "papers" not in path.parts),
+    *sorted(
+        path
+        for path in (ROOT / "docs").rglob("*.md")
+        # copies that a build made of notebooks may be old
+        if not {"papers", "notebooks", "_build"} & {*path.relative_to(ROOT).parts}
+    ),
 ]
 # told: reports, records; held against: checked against; anew: again; beside: next to, compared with
 DIALECT = re.compile(
