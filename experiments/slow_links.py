@@ -15,7 +15,6 @@ the messages that the workers wait for on the survey's switch.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,8 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms.local_updates.streaming_diloco import of_fragments
-from dsgd import network, plots, problems, records
-from experiments.shared import commands, figures, resuming, statistics, tables, tuning
+from dsgd import network, plots, problems
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 ADAMW, LOCAL, DILOCO, STREAMING, SPARSE, DEMO, POWERSGD = (
     "synchronous AdamW",
@@ -46,6 +45,7 @@ ADAMW, LOCAL, DILOCO, STREAMING, SPARSE, DEMO, POWERSGD = (
 WARM_UP, FINAL = 0.05, 0.1  # share of the steps, and the last step size relative to the largest
 BITS = "test_bits_per_byte"
 THOUSANDS = "thousand tokens"
+END = 0.1  # last part of a run on which rates are compared
 SHOWN = 1.5  # upper end of the y axes, relative to the highest last value
 
 
@@ -124,24 +124,12 @@ class Method(NamedTuple):
     grid: dict[str, tuple[float, ...]]
 
 
-class Tuned(NamedTuple):
-    """A method at its best rates. `history` contains all seeds, `[seeds, records]`."""
-
-    rates: dict[str, float]
-    history: dict[str, np.ndarray]
-
-
 def main(args: Args) -> None:
     check(args)
     problem, methods = make_problem(args), make_methods(args)
     commands.begin(args)
-    found = commands.collect(
-        args,
-        "methods",
-        methods,
-        lambda name: tune(args, methods[name], problem),
-        write_histories,
-        args.out / "history.csv",
+    found = tuning.compare(
+        args, "methods", methods, lambda name: tune(args, methods[name], problem)
     )
     seconds = {name: on_links(args, methods[name], problem, found[name].history) for name in found}
     target = args.target or max(one.history[BITS][:, -1].mean() for one in found.values())
@@ -231,37 +219,20 @@ def make_methods(args: Args) -> dict[str, Method]:
     }
 
 
-def tune(args: Args, method: Method, problem: dsgd.Problem) -> Tuned | None:
+def tune(args: Args, method: Method, problem: dsgd.Problem) -> tuning.Tuned | None:
     """Returns the history at the rates with the smallest loss at the end; None if the method
     diverged at all of them.
     """
-    sweep = resuming.sweep(
+    others: dict[str, Any] = dict(method.grid)
+    return tuning.tune(
+        args,
         method.build,
         problem,
-        steps=args.steps,
-        key=jax.random.key(args.seed),
-        seeds=args.seeds,
-        record_every=args.period,
-        mesh=tuning.devices_for(problem.workers),
-        **method.grid,
+        records=args.steps // args.period,
+        share=END,
+        rates=others.pop("learning_rate"),
+        **others,
     )
-    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"])).all(axis=-1).any():
-        return None
-    # The table marks the edges of the grids with a star, so the warnings about them are not shown.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        best = sweep.best()
-    return Tuned(sweep.point(best), sweep.at(best))
-
-
-def write_histories(path: Path, found: dict[str, Tuned]) -> None:
-    """Writes the histories by the names of the methods, with columns of the chosen rates."""
-    histories = {
-        name: history
-        | {rate: np.full(history["loss"].shape, value) for rate, value in rates.items()}
-        for name, (rates, history) in found.items()
-    }
-    records.write_histories(path, histories)
 
 
 def on_links(
@@ -307,7 +278,7 @@ def of_elements(problem: dsgd.Problem, fragments: int) -> np.ndarray:
     return np.array(sizes) / np.mean(sizes)
 
 
-def ends(args: Args, methods: dict[str, Method], found: dict[str, Tuned]) -> Table:
+def ends(args: Args, methods: dict[str, Method], found: dict[str, tuning.Tuned]) -> Table:
     """Tabulates the rates, the quality after all steps, and the bits of a step."""
     caption = (
         "Outer: outer step size. *: at an edge of the grid. Mbit: sent and received per worker."
@@ -319,9 +290,10 @@ def ends(args: Args, methods: dict[str, Method], found: dict[str, Tuned]) -> Tab
         ("method", "step size", "outer", "loss", "bits per byte", "Mbit per step"),
         caption,
     )
-    for name, (rates, history) in found.items():
+    for name, (rate, history, others) in found.items():
+        rates = {"learning_rate": rate, **others}
         chosen = [
-            statistics.step_size(rates[rate], grid) for rate, grid in methods[name].grid.items()
+            statistics.step_size(rates[which], grid) for which, grid in methods[name].grid.items()
         ]
         chosen += ["-"] * (2 - len(chosen))
         megabits = history["bits"][:, -1].mean() / 1e6 / args.steps
@@ -331,7 +303,10 @@ def ends(args: Args, methods: dict[str, Method], found: dict[str, Tuned]) -> Tab
 
 
 def costs(
-    args: Args, found: dict[str, Tuned], seconds: dict[str, dict[float, np.ndarray]], target: float
+    args: Args,
+    found: dict[str, tuning.Tuned],
+    seconds: dict[str, dict[float, np.ndarray]],
+    target: float,
 ) -> Table:
     """Tabulates the cost to the target, one row per method."""
     links = tuple(f"min,\n{link(bandwidth)}" for bandwidth in args.bandwidths)
@@ -342,7 +317,7 @@ def costs(
         f"with {args.compute * 1e3:g} ms for a gradient and {args.latency * 1e3:g} ms of latency."
         "\n-: not reached.",
     )
-    for name, (_, history) in found.items():
+    for name, (_, history, _) in found.items():
         at = statistics.first_reaching(history[BITS], target)
         if at is None:
             table.add_row(name, *["-"] * (2 + len(links)))
@@ -374,7 +349,7 @@ def title(args: Args) -> str:
 def draw(
     args: Args,
     problem: dsgd.Problem,
-    found: dict[str, Tuned],
+    found: dict[str, tuning.Tuned],
     seconds: dict[str, dict[float, np.ndarray]],
     target: float,
 ) -> Figure:
@@ -389,11 +364,11 @@ def draw(
     axes += [
         (
             f"seconds, {link(bandwidth)}",
-            "",
+            "" if i else "bits per byte",
             lambda name, history, bandwidth=bandwidth: seconds[name][bandwidth],
             BITS,
         )
-        for bandwidth in args.bandwidths
+        for i, bandwidth in enumerate(args.bandwidths)
     ]
     columns, rows = 3, math.ceil(len(axes) / 3)
     sheet, panels = plots.figure(

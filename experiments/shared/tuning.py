@@ -69,10 +69,15 @@ class Tuned(NamedTuple):
 
 
 def write_histories(path: Path, found: Mapping[Any, Tuned]) -> None:
-    """Writes the histories by the names of the cases, with a column of the chosen step sizes."""
+    """Writes the histories by the names of the cases, with columns of the chosen step sizes and
+    other hyperparameters.
+    """
     histories = {}
-    for case, (rate, history, _) in found.items():
-        histories[str(case)] = history | {"learning_rate": np.full(history["loss"].shape, rate)}
+    for case, (rate, history, others) in found.items():
+        chosen = {"learning_rate": rate, **others}
+        histories[str(case)] = history | {
+            name: np.full(history["loss"].shape, value) for name, value in chosen.items()
+        }
     records.write_histories(path, histories)
 
 
@@ -102,9 +107,11 @@ def tune(
     cluster: clusters.Cluster | None = None,
     progress: bool = False,
     records: int = 200,
+    share: float = SHARE,
+    rates: Sequence[float] | None = None,
     **others: Sequence[float],
 ) -> Tuned | None:
-    """Returns the history at the step size with the smallest loss over the second half of the run;
+    """Returns the history at the step size with the smallest loss over the last part of the run;
     None if the method diverged at every step size.
 
     Args:
@@ -117,6 +124,8 @@ def tune(
         cluster: cluster whose clock is recorded in the history.
         progress: whether to show a progress bar.
         records: approximate number of records of a run; each evaluates the full objective.
+        share: the last part of the run, as a share.
+        rates: candidate step sizes; None: those of the arguments.
         others: candidates of other hyperparameters by name; all combinations are tried.
     """
     steps = int(args.steps if steps is None else steps)
@@ -130,15 +139,15 @@ def tune(
         record_every=max(1, steps // records),
         mesh=devices_for(problem.workers),
         progress=progress,
-        learning_rate=args.learning_rates,
+        learning_rate=args.learning_rates if rates is None else rates,
         **others,
     )
-    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
+    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], share)).all(axis=-1).any():
         return None
     # Tables mark the edges of the grid with a star, so the warnings about them are not shown.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        best = sweep.best(share=SHARE)
+        best = sweep.best(share=share)
     point = sweep.point(best)
     return Tuned(point.pop("learning_rate"), sweep.at(best), point)
 
