@@ -20,6 +20,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import clusters, network, problems
+from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import D, N
@@ -107,15 +108,8 @@ def in_float64() -> Iterator[None]:
 
 @cache
 def instance(noise: float, start: tuple[float, ...] | None = None) -> Instance:
-    """Returns the quadratics f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2."""
-    rng = np.random.default_rng(7)
-    bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
-    A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
-    b = rng.normal(size=(N, D))
-    first = rng.normal(size=D) if start is None else np.array(start)
-    zero = np.float64(0)
-    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), first, zero, zero)
-    return Instance(*arrays)
+    """Returns the quadratics with runs that start at `start`; None: at a random point."""
+    return quadratics.instance(noise, quadratics.arrays()[2] if start is None else np.array(start))
 
 
 def models(name: str, numbers: Numbers, of: Instance) -> np.ndarray:

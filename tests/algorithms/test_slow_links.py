@@ -22,9 +22,9 @@ import dsgd
 import topologies
 from algorithms.local_updates.streaming_diloco import of_fragments
 from dsgd import clusters, compressors, network
+from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.trajectories import D, N, Trajectory
+from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.statements.recursions.slow_links import drawn
 
 GAMMA, H, T = 0.02, 4, 2_000
@@ -96,24 +96,13 @@ def in_float64() -> Iterator[None]:
 
 
 @cache
-def instance(noise: float) -> Instance:
-    """Returns the quadratics f_n(x) = x A_n x / 2 - b_n x with eigenvalues from 0.5 to 2; runs
-    start at the minimizer of f.
-    """
-    rng = np.random.default_rng(7)
-    bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
-    A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
-    b = rng.normal(size=(N, D))
-    best = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
-    zero = np.float64(0)
-    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, noise * np.eye(D), best, zero, zero)
-    return Instance(*arrays)
-
-
-@cache
 def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
     arguments = jax.tree.map(np.asarray, numbers)
-    return trajectories.run(build(name), instance(noise)._replace(more=arguments), length=T)
+    return trajectories.run(
+        build(name),
+        quadratics.instance(noise, quadratics.minimizer())._replace(more=arguments),
+        length=T,
+    )
 
 
 def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:
@@ -170,7 +159,7 @@ def limit(name: str, numbers: Numbers) -> tuple[float, float]:
     models.
     """
     X = models(name, numbers)[-4 * PAIRS.period * H :]
-    error = X.mean(axis=(0, 1)) - np.asarray(instance(0.0).start)
+    error = X.mean(axis=(0, 1)) - quadratics.minimizer()
     spread = np.linalg.norm(X - X.mean(axis=1, keepdims=True), axis=-1).max()
     return float(np.linalg.norm(error)), float(spread)
 

@@ -1,0 +1,34 @@
+"""Quadratics with different Hessians, on which methods with local steps are compared in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.trajectories import D, N
+
+
+@cache
+def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns A `[N, D, D]` with eigenvalues from 0.5 to 2, b `[N, D]` and a start `[D]`."""
+    rng = np.random.default_rng(7)
+    bases = np.linalg.qr(rng.normal(size=(N, D, D)))[0]
+    A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.5, 2.0, (N, D)), bases)
+    return (A + A.swapaxes(1, 2)) / 2, rng.normal(size=(N, D)), rng.normal(size=D)
+
+
+def minimizer() -> np.ndarray:
+    """Returns the minimizer of the mean objective, `[D]`."""
+    A, b, _ = arrays()
+    return np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
+
+
+def instance(noise: float, start: np.ndarray) -> Instance:
+    """Returns f_n(x) = x A_n x / 2 - b_n x, with runs that start at `start`."""
+    A, b, _ = arrays()
+    zero = np.float64(0)
+    values: Any = (A, b, noise * np.eye(D), start, zero, zero)
+    return Instance(*values)
