@@ -134,11 +134,11 @@ def with_memory(
     rank: Callable[[int, int], int],
     update: Callable,
 ) -> Algorithm:
-    """Returns a method whose workers keep a memory of each leaf that is a matrix, from 0, and send
-    its factors.
+    """Returns a method in which the workers keep a memory of each leaf that is a matrix, from 0,
+    and send its factors.
 
-    Workers that do not participate, or whose messages are lost, keep their memory; their gradients
-    are lost.
+    Workers keep their memory if they do not participate or their messages are lost; their
+    gradients are lost.
 
     Args:
         name: for tables and error messages.

@@ -1,9 +1,9 @@
-"""Federated methods on clients of different sizes, of which a few are sampled in each round: test
+"""Federated methods on clients of different sizes, with a few sampled clients in each round: test
 accuracy against communication rounds and bits, each method at its tuned step sizes.
 
     python -m experiments.federated --alpha 0.1 --sampled 5
 
-A multilayer perceptron is trained on clients whose data come from a Dirichlet partition. The
+A multilayer perceptron is trained on clients with data from a Dirichlet partition. The
 objective weights clients by their numbers of samples. In the group "epochs" each sampled client
 passes a number of times through its own samples, so that large clients make more local steps. In
 the group "equal" all sampled clients make the mean of these numbers of steps, as SCAFFOLD, Mime and
@@ -251,7 +251,7 @@ def draw(
     args: Args, clients: Clients, cases: dict[str, Case], found: dict[str, tuning.Tuned]
 ) -> Figure:
     """Draws the accuracy against communication rounds and bits: a column of panels for each group,
-    whose first line is FedAvg.
+    in which the first line is FedAvg.
     """
     headings = describe(clients)
     sheet, panels = plots.figure(

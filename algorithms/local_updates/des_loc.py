@@ -41,7 +41,7 @@ def des_loc(
     The paper states the averages at the beginning of a step. They are made at the end of the step
     before, so that a gradient is always computed at the averaged model. A round is one gradient per
     worker, and each average is an all-reduce of one vector. With $K_u = K_v = K_x$ this is local
-    Adam. Local AdamW whose moments stay local is `local_sgd(optax.adamw(...), period)`; `diloco`
+    Adam. Local AdamW with local moments is `local_sgd(optax.adamw(...), period)`; `diloco`
     adds an outer step to it. With all periods 1 the method is not mini-batch Adam: v is the mean of
     squares, not the square of the mean.
 

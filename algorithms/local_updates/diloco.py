@@ -1,4 +1,4 @@
-"""DiLoCo, and the related methods SlowMo and BMUF, whose outer step has heavy-ball momentum."""
+"""DiLoCo, and the related methods SlowMo and BMUF with heavy-ball momentum."""
 
 from __future__ import annotations
 

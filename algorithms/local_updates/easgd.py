@@ -40,7 +40,7 @@ def easgd(
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. With momentum this is
-            not the paper's EAMSGD, whose gradients are computed at $x^{(n)} + \mu v^{(n)}$.
+            not the paper's EAMSGD, which computes gradients at $x^{(n)} + \mu v^{(n)}$.
         period: H. It may be swept.
         moving_rate: $\beta$, in (0, 1].
         via: communication pattern.

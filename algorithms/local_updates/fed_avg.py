@@ -73,7 +73,7 @@ def fed_prox(
     inclusion: Real | Sequence[float] | None = None,
     via: Pattern = network.star,
 ) -> Algorithm:
-    r"""FedProx: FedAvg whose clients make steps on $f_n(y) + \frac\mu2 |y - x_t|^2$.
+    r"""FedProx: FedAvg with local steps on $f_n(y) + \frac\mu2 |y - x_t|^2$.
 
     $$ y^{(n)} \leftarrow y^{(n)} - \gamma \big(g_n(y^{(n)}) + \mu (y^{(n)} - x_t)\big) \quad H
        \text{ times from } x_t $$
@@ -120,8 +120,8 @@ def federated(
     via: Pattern,
     direction: Callable[[Gradients, Outer, Inner], Gradients] | None = None,
 ) -> Algorithm:
-    """Returns the method with local steps of sampled clients, whose optimizers start again in each
-    period, and a step of the server. Arguments are those of `fed_opt` and `local_updates`.
+    """Returns the method with local steps of sampled clients and a step of the server. The clients'
+    optimizers start again in each period. Arguments are those of `fed_opt` and `local_updates`.
     """
     period = checks.period(f"{name}: period", period)
     change = _mean_change_of_clients(name, inclusion)

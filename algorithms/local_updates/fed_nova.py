@@ -16,7 +16,7 @@ from dsgd.communication import Communicator
 
 
 class Measured(NamedTuple):
-    r"""State of an optimizer whose steps are measured.
+    r"""State of an optimizer with measured steps.
 
     Args:
         optimizer: its state.

@@ -1,4 +1,4 @@
-"""FedOpt: FedAvg whose server makes an optimizer's step on the mean of the clients' changes."""
+"""FedOpt: FedAvg with an optimizer's step of the server on the mean of the clients' changes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Mime and MimeLite: local steps with an optimizer whose state only the server updates."""
+"""Mime and MimeLite: local steps with an optimizer; only the server updates its state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,7 +33,7 @@ def mime_lite(
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
-    r"""MimeLite: clients make local steps of an optimizer whose state is frozen; the server updates
+    r"""MimeLite: clients make local steps of an optimizer with a frozen state; the server updates
     the state with the mean gradient at $x_t$.
 
     $$ y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U(g_n(y^{(n)}), s_t) \quad H \text{ times from
@@ -52,7 +51,7 @@ def mime_lite(
 
     Args:
         optimizer: for example `optax.sgd(gamma, momentum=0.9)`. As in fedjax's `mime_lite`, a local
-            step is the whole update of the optimizer, whose new state is then discarded: Adam's
+            step is the whole update of the optimizer, and the new state is discarded: Adam's
             moments contain the gradient of that step, which the paper's do not.
         period: H. It may be swept.
         via: communication pattern; by default each client has its own link to the server.
@@ -69,7 +68,7 @@ def mime_lite(
         at_start = round.step % period == 0
         memory, known = y.memory.gradient, y.memory.known & ~at_start
         yes = jnp.ones_like(known)
-        computed = Reference(jax.vmap(_either)(known, memory, gradients), yes)
+        computed = Reference(jax.vmap(optax.tree.where)(known, memory, gradients), yes)
         y = y._replace(memory=round.if_active(computed, Reference(memory, known)))
         y = _frozen_step(optimizer, x, y, gradients, round, yes)
 
@@ -129,7 +128,7 @@ def mime(
         # Both gradients of a pair have the number of its first round as the number of their draw.
         draws = jnp.full(round.workers, jnp.where(at_local, t - 1, t), jnp.int32)
         once = jnp.ones((round.workers, 1))
-        models = _either(at_start | at_local, y, replicated(x, y))
+        models = optax.tree.where(at_start | at_local, y, replicated(x, y))
         return Query(models, work=LocalWork(once > 0, once, draws))
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
@@ -148,7 +147,7 @@ def mime(
         y = _frozen_step(optimizer, x, y, corrected, round, at_start | (at_local & y.memory.known))
         yes = jnp.ones_like(y.memory.known)
         computed = round.if_active(Reference(gradients, yes), Reference(gradients, ~yes))
-        y = y._replace(memory=_either(at_start | at_local, y.memory, computed))
+        y = y._replace(memory=optax.tree.where(at_start | at_local, y.memory, computed))
 
         def synchronize(x: Outer, y: Inner):
             delta = round.weighted_mean(outer_gradient(x, y), via)
@@ -186,10 +185,6 @@ def _place(t: jax.Array, period: Period) -> tuple[jax.Array, jax.Array]:
     return place == 0, (place > 0) & (place % 2 == 0)
 
 
-def _either(condition: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
-    return jax.tree.map(partial(jnp.where, condition), tree, otherwise)
-
-
 def _frozen_step(
     optimizer: optax.GradientTransformation,
     x: Outer,
@@ -204,7 +199,7 @@ def _frozen_step(
 
     def stepped(params, gradient, moves):
         updates, _ = optimizers.update(optimizer, gradient, x.optimizer, params)
-        return _either(moves, optax.apply_updates(params, updates), params)
+        return optax.tree.where(moves, optax.apply_updates(params, updates), params)
 
     after = jax.vmap(stepped)(y.params, gradients, moves)
     return y._replace(params=round.if_active(after, y.params))
@@ -229,7 +224,7 @@ def _clients(
     shared: Callable[[Params], PyTree],
     own: Callable[[Params], PyTree],
 ) -> Algorithm:
-    """Returns a method with an optimizer whose state is stored on the server. Arguments are as in
+    """Returns a method that stores the optimizer's state on the server. Arguments are as in
     `methods.with_server` and `local_updates`.
     """
     return methods.with_server(
