@@ -24,7 +24,7 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -126,6 +126,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -170,6 +171,7 @@ __all__ = [
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
+    "atc_tracking",
     "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",
