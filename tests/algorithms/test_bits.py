@@ -20,7 +20,7 @@ import optax
 import pytest
 
 import algorithms
-from dsgd.base import Round
+from dsgd.base import Query, Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
@@ -168,9 +168,14 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         method = algorithms.make(name, optax.sgd(0.1), N)
         state = method.init(jnp.ones(d, jnp.float32), N)
         this = Round(t, N, jax.random.key(0))
+
+        def ones(query):
+            asked = N if query.workers is None else query.workers.shape[0]
+            gradients = jnp.ones((asked, d), jnp.float32)
+            return (jnp.ones(asked), gradients) if query.loss else gradients
+
         query = method.query(state, this)
-        asked = N if query.workers is None else query.workers.shape[0]
-        gradients = jnp.ones((asked, d), jnp.float32)
+        gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 
