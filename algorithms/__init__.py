@@ -22,9 +22,13 @@ from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
+from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -126,6 +130,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
+    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
+    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -182,6 +190,7 @@ __all__ = [
     "des_loc",
     "diloco",
     "dion",
+    "dlm",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
@@ -204,6 +213,7 @@ __all__ = [
     "kimad",
     "kimad_sgd",
     "local_sgd",
+    "lt_admm",
     "make",
     "mime",
     "mime_lite",
@@ -212,10 +222,12 @@ __all__ = [
     "muloco",
     "noloco",
     "on_ray",
+    "opapc",
     "parameter_server_sgd",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "relay_sgd",
     "scaffnew",
     "scaffold",
     "sgd",
