@@ -25,7 +25,7 @@ from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
 from algorithms.decentralized.lt_admm import lt_admm
 from algorithms.decentralized.opapc import opapc
 from algorithms.decentralized.relay_sgd import relay_sgd
@@ -130,10 +130,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
-    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
-    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
-    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
-    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
+    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -143,6 +140,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "deepsqueeze": lambda optimizer, workers: deepsqueeze(
         optimizer, topologies.ring(workers), whole_model(sign), 0.3
     ),
+    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
+    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
+    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
@@ -178,6 +179,7 @@ __all__ = [
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
+    "atc_tracking",
     "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",

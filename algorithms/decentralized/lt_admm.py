@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
@@ -75,7 +76,7 @@ def lt_admm(
     checks.within("lt_admm: correction_step", correction_step, "(0, inf)")
 
     def start(x: optimizers.Model):
-        exists = jnp.arange(topology.degree) < topology.out_degrees[0][:, None]
+        exists = np.arange(topology.degree) < topology.out_degrees[0][:, None]
         z = jax.tree.map(
             lambda x: (penalty * jnp.einsum("nk,n...->nk...", exists, x)).astype(x.dtype), x.params
         )
