@@ -22,9 +22,13 @@ from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
+from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -136,6 +140,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "deepsqueeze": lambda optimizer, workers: deepsqueeze(
         optimizer, topologies.ring(workers), whole_model(sign), 0.3
     ),
+    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
+    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
+    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
@@ -184,6 +192,7 @@ __all__ = [
     "des_loc",
     "diloco",
     "dion",
+    "dlm",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
@@ -206,6 +215,7 @@ __all__ = [
     "kimad",
     "kimad_sgd",
     "local_sgd",
+    "lt_admm",
     "make",
     "mime",
     "mime_lite",
@@ -214,10 +224,12 @@ __all__ = [
     "muloco",
     "noloco",
     "on_ray",
+    "opapc",
     "parameter_server_sgd",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "relay_sgd",
     "scaffnew",
     "scaffold",
     "sgd",

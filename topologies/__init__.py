@@ -1,5 +1,6 @@
 """Gossip topologies: static graphs, time-varying schedules, mixing weights and pictures."""
 
+from topologies.acceleration import chebyshev, fast_mix
 from topologies.graphs import (
     chain,
     complete,
@@ -10,6 +11,7 @@ from topologies.graphs import (
     hypercube,
     random_regular,
     ring,
+    spanning_tree,
     star,
     torus,
 )
@@ -20,10 +22,12 @@ from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, uniform
 __all__ = [
     "WEIGHTS",
     "chain",
+    "chebyshev",
     "complete",
     "draw",
     "erdos_renyi",
     "exponential",
+    "fast_mix",
     "from_graph",
     "from_matrix",
     "hypercube",
@@ -34,6 +38,7 @@ __all__ = [
     "random_matchings",
     "random_regular",
     "ring",
+    "spanning_tree",
     "star",
     "torus",
     "uniform",

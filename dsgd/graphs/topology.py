@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import block_array, coo_array, csr_array, dia_array, issparse
+from scipy.sparse import block_array, coo_array, csr_array, dia_array, eye_array, issparse
 
 from dsgd import array_likes, checks
 from dsgd.graphs import spectra
@@ -96,6 +96,13 @@ class Topology:
                 f"{workers} workers; expected the same number"
             )
 
+    def require_one_exchange(self, name: str) -> None:
+        """Raises a ValueError if a round of gossip has several exchanges (`topologies.chebyshev`).
+
+        Args:
+            name: where it is used, for the message.
+        """
+
     @property
     def period(self) -> int:
         """Number of rounds after which the schedule repeats; 1 for a single matrix."""
@@ -165,13 +172,28 @@ class Topology:
         Raises:
             ValueError: if W is not symmetric, or the topology is a schedule.
         """
+        return spectra.smallest(self._single("smallest_eigenvalue"))
+
+    @cached_property
+    def second_eigenvalue(self) -> float:
+        """Second largest eigenvalue of W, with its sign; 0 for one worker.
+
+        Raises:
+            ValueError: if W is not symmetric, or the topology is a schedule.
+        """
+        # The eigenvalues of I + W are not negative.
+        W = self._single("second_eigenvalue")
+        return spectra.second_largest([csr_array(W + eye_array(self.n))]) - 1 if self.n > 1 else 0.0
+
+    def _single(self, what: str) -> csr_array:
+        """Returns W, or raises ValueError if it is not one symmetric matrix."""
         if not self.symmetric or self.period > 1:
             raise ValueError(
-                f"{self.name}: smallest_eigenvalue of "
+                f"{self.name}: {what} of "
                 f"{'a schedule' if self.symmetric else 'a W that is not symmetric'}; expected a "
                 "single symmetric W"
             )
-        return spectra.smallest(self.matrices[0])
+        return self.matrices[0]
 
     @cached_property
     def uniform(self) -> bool:

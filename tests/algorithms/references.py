@@ -165,6 +165,9 @@ THIRD = {
     "sparse-loco": "blocking",
     "muloco": "none",
     "noloco": "lossy",
+    "dlm": "changing",
+    **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
+    "opapc": "blocking",
     "sparta": "sampled",
     "atc-tracking": "lossy",
 }

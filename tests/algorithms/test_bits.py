@@ -11,7 +11,9 @@ indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ from theory_checks.machinery.rounds import on_one_device
 from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Form = Callable[[int, int], float]  # (N, d) -> bits
+Form = Callable[[int, int], Any]  # (N, d) -> bits, of all workers or `[N]`
 
 
 def all_reduce(N: int, d: int) -> float:
@@ -38,6 +40,19 @@ def all_reduce(N: int, d: int) -> float:
 def degree(N: int) -> int:
     """Returns the number of neighbours on a ring."""
     return min(2, N - 1)
+
+
+def on_chain(N: int) -> np.ndarray:
+    """Returns the numbers of neighbours on a chain, `[N]`."""
+    return np.minimum(np.arange(N), 1) + np.minimum(np.arange(N)[::-1], 1)
+
+
+def exchanges(N: int) -> int:
+    """Returns OPAPC's number of exchanges on a ring, from the extreme eigenvalues of I - W, which
+    are 2/3 (1 - cos(2 pi k / N)).
+    """
+    gaps = 1 - np.cos(2 * np.pi * np.arange(1, N) / N)
+    return math.floor(math.sqrt(gaps.max() / gaps.min()) + 1e-9)
 
 
 def _parts(message: Callable[[int], int]) -> Form:
@@ -104,6 +119,9 @@ FORMS: dict[str, Form] = {
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
+    **dict.fromkeys(("dlm", "lt-admm"), _models()),
+    "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
+    "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
@@ -133,6 +151,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
     "noloco": (4, {3}),
+    "lt-admm": (4, {3}),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested

@@ -23,10 +23,13 @@ from algorithms import (
     d2,
     decentralized_sgd,
     deepsqueeze,
+    dlm,
     exact_diffusion,
     extra,
     gradient_tracking,
     local_sgd,
+    lt_admm,
+    opapc,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -197,6 +200,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+    "dlm": lambda graph: dlm(STEP, graph),
+    "lt_admm": lambda graph: lt_admm(STEP, graph),
+    "opapc": lambda graph: opapc(graph, 1.0, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
 ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking")

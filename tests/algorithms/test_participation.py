@@ -47,8 +47,10 @@ CLUSTER = clusters.Cluster(
     clusters.constant(1.0), present=clusters.trace(HERE.T.astype(float), 1.0), delivered=LINKS
 )
 SGD, MOMENTUM = optax.sgd(GAMMA), optax.sgd(GAMMA, momentum=BETA)
-RING, COMPLETE, PUSH, MATCHED = (
+RING, CHAIN, STAR, COMPLETE, PUSH, MATCHED = (
     topologies.ring(N),
+    topologies.chain(N),
+    topologies.star(N),
     topologies.complete(N),
     topologies.one_peer_exponential(N),
     topologies.random_matchings(N),
@@ -372,6 +374,56 @@ def paired(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "slow": slow, "momentum": v}, bits
 
 
+def local_admm(A: np.ndarray, rho: float, beta: float) -> tuple[dict, float]:
+    """Returns the final models of LT-ADMM. A worker keeps its variable of an edge if the message
+    does not arrive, and all of its state if it does not participate.
+    """
+    X, z, correction, bits = np.zeros((N, D)), np.zeros((N, N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        there = HERE[t][:, None]
+        X = np.where(there, X - GAMMA * slopes(X) - beta * correction, X)
+        if (t + 1) % H == 0:
+            message = z - 2 * rho * X[:, None]
+            arrives, sent = along(t, A)
+            z = np.where(arrives[..., None], z / 2 - message.swapaxes(0, 1) / 2, z)
+            after = rho * A.sum(axis=1)[:, None] * X - z.sum(axis=1)
+            correction = np.where(there, after, correction)
+            bits += (sent + arrives.sum()) * WORD
+    return {"params": X, "correction": correction}, bits
+
+
+def relayed(A: np.ndarray) -> tuple[dict, float]:
+    """Returns the final models of RelaySGD. The last message of a neighbour is used again if none
+    arrives.
+    """
+    X, m, c, bits = np.zeros((N, D)), np.zeros((N, N, D)), np.zeros((N, N)), 0.0
+    for t in range(T):
+        Y = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        arrives, sent = along(t, A)
+        message = (Y + m.sum(axis=0))[:, None] - m.swapaxes(0, 1)
+        number = (1 + c.sum(axis=0))[:, None] - c.T
+        m, c = np.where(arrives[..., None], message, m), np.where(arrives, number, c)
+        # x_0 = 0
+        X = np.where(HERE[t][:, None], (Y + m.sum(axis=0)) / N, X)
+        bits += (sent + arrives.sum()) * (WORD + 32)
+    return {"params": X}, bits
+
+
+def neighbours(topology: dsgd.Topology) -> np.ndarray:
+    """Returns the adjacency matrix of an undirected graph."""
+    return np.where(np.eye(N), 0, topology.W != 0)
+
+
+def along(t: int, A: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns on which links between neighbours messages arrive, bool `[N, N]`, and the number of
+    messages sent.
+    """
+    sent = (A > 0) & HERE[t] & HERE[t][:, None]
+    numbers = np.minimum.outer(np.arange(N), np.arange(N)) * N
+    numbers = numbers + np.maximum.outer(np.arange(N), np.arange(N))
+    return sent & ARRIVES[t, numbers], int(sent.sum())
+
+
 METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
@@ -390,6 +442,11 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         streamed,
     ),
     "noloco": (algorithms.noloco(SGD, RING, H), lambda: paired(RING)),
+    "lt-admm": (
+        algorithms.lt_admm(SGD, STAR, H, penalty=0.4, correction_step=0.2),
+        lambda: local_admm(neighbours(STAR), 0.4, 0.2),
+    ),
+    "relay-sgd": (algorithms.relay_sgd(SGD, CHAIN), lambda: relayed(neighbours(CHAIN))),
     "sparta": (algorithms.sparta(SGD, 1.0), lambda: models_averaged(1)),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
@@ -498,6 +555,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("dlm", "opapc"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 

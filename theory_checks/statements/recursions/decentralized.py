@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import algorithms
-from theory_checks.machinery.cases import Case, Symbols, on_workers
+from theory_checks.machinery.cases import Case, on_workers
 from theory_checks.machinery.statement import Method
-from theory_checks.machinery.trajectories import LAYERS, D, N
+from theory_checks.machinery.trajectories import LAYERS, D
 from theory_checks.recursions import compressed, decentralized, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
 from theory_checks.statements.recursions.shared import (
@@ -20,23 +18,12 @@ from theory_checks.statements.recursions.shared import (
     HALF_OF_ALL,
     SHORT_OF_ALL,
     SIGN,
+    between_neighbours,
     graph,
     matrices,
 )
 
 ETA = 0.3
-
-
-def _between_neighbours(
-    rounds: Iterator[Symbols], on: str, message: float, every: int = 1
-) -> Iterator[Symbols]:
-    """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
-    `message` bits to each neighbour.
-    """
-    for t, symbols in enumerate(rounds, start=1):
-        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
-        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
-        yield {**symbols, "bits up": up, "bits down": down}
 
 
 def _gossip(
@@ -52,7 +39,7 @@ def _gossip(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on)),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message
         ),
         on_workers,
@@ -76,7 +63,7 @@ def _lossy_gossip(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message
         ),
         on_workers,
@@ -114,7 +101,7 @@ CASES = (
         "local SGD, schedule",
         "Koloskova et al. 2020",
         lambda optimizer, of: algorithms.local_sgd(optimizer, 2, graph("one peer")),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2),
             "one peer",
             BITS,
