@@ -25,6 +25,9 @@ from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.k_gt import k_gt
+from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
+from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -126,6 +129,11 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
+    "led": lambda optimizer, workers: local_exact_diffusion(
+        optimizer, topologies.ring(workers, topologies.lazy), 4
+    ),
+    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -201,8 +209,10 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "k_gt",
     "kimad",
     "kimad_sgd",
+    "local_exact_diffusion",
     "local_sgd",
     "make",
     "mime",
@@ -216,6 +226,7 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "prox_skip",
     "scaffnew",
     "scaffold",
     "sgd",

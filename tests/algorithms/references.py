@@ -164,7 +164,8 @@ THIRD = {
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
-    "noloco": "lossy",
+    **dict.fromkeys(("noloco", "k-gt"), "lossy"),
+    **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it

@@ -102,6 +102,8 @@ FORMS: dict[str, Form] = {
     "extra": _models(),
     "exact-diffusion": _models(),
     "gradient-tracking": _models(2),  # model and tracker
+    "k-gt": _models(2),  # model and change
+    **dict.fromkeys(("led", "prox-skip"), _models()),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
@@ -131,7 +133,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    "noloco": (4, {3}),
+    **dict.fromkeys(("noloco", "k-gt", "led"), (4, {3})),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
@@ -140,7 +142,7 @@ FEW: dict[str, Callable[[int], int]] = {
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
 }
-BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:

@@ -299,6 +299,24 @@ def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": Y, "gradient": last}, bits
 
 
+def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models and corrections of K-GT, -H gamma c. A worker that does not
+    participate in an exchange continues from its model.
+    """
+    x, y, c, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        there = HERE[t][:, None]
+        y = np.where(there, y - GAMMA * (slopes(y) + c), y)
+        if (t + 1) % H == 0:
+            W, messages = gossip(t, topology)
+            z = (x - y) / (H * GAMMA)
+            c, bits = c - z + W @ z, bits + messages * 2 * WORD
+            x = np.where(there, W @ y, x)
+            y = np.where(there, x, y)
+            np.testing.assert_allclose(c.sum(axis=0), 0, atol=1e-12)
+    return {"params": y, "start": x, "correction": -H * GAMMA * c}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -382,6 +400,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: decentralized(COMPLETE),
     ),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
+    "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
         algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
@@ -480,6 +499,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -514,6 +534,7 @@ UNFIT = [
     # directed graphs are for push-sum, whose weights must remain positive
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),
