@@ -24,7 +24,7 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
 from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.prox_skip import prox_skip
@@ -129,6 +129,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
     "led": lambda optimizer, workers: local_exact_diffusion(
         optimizer, topologies.ring(workers, topologies.lazy), 4
@@ -178,6 +179,7 @@ __all__ = [
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
+    "atc_tracking",
     "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",

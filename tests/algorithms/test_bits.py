@@ -101,7 +101,8 @@ FORMS: dict[str, Form] = {
     "d2": _models(),
     "extra": _models(),
     "exact-diffusion": _models(),
-    "gradient-tracking": _models(2),  # model and tracker
+    # model and tracker
+    **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight

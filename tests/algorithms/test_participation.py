@@ -299,6 +299,20 @@ def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": Y, "gradient": last}, bits
 
 
+def tracked_after_the_step(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of ATC tracking. A worker that does not participate keeps its
+    tracker and its last gradient.
+    """
+    X, mixed, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = mixed + g - last, g, bits + 2 * messages * WORD
+        X, mixed = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0)), W @ Y
+        np.testing.assert_allclose(mixed.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": mixed, "gradient": last}, bits
+
+
 def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
     """Returns the final models and corrections of K-GT, -H gamma c. A worker that does not
     participate in an exchange continues from its model.
@@ -400,6 +414,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: decentralized(COMPLETE),
     ),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
+    "atc-tracking": (
+        algorithms.atc_tracking(SGD, MATCHED),
+        lambda: tracked_after_the_step(MATCHED),
+    ),
     "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
@@ -534,6 +552,7 @@ UNFIT = [
     # directed graphs are for push-sum, whose weights must remain positive
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
