@@ -185,7 +185,9 @@ def test_the_sum_of_the_corrections_is_0(name, numbers):
     np.testing.assert_allclose(corrections.sum(axis=1), 0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("tau", "beta", "grows"), [(4, 1.0, True), (4, 0.45, False)])
+@pytest.mark.parametrize(
+    ("tau", "beta", "grows"), [(4, 1.0, True), (4, 0.52, True), (4, 0.48, False)]
+)
 def test_a_correction_step_that_is_too_large_diverges_and_is_refused(tau, beta, grows):
     """With W of smallest eigenvalue 0, disagreement contracts if beta tau < 2."""
     W = matrices("lazy")
@@ -195,10 +197,10 @@ def test_a_correction_step_that_is_too_large_diverges_and_is_refused(tau, beta, 
     rounds = local_gossip.led(
         np.tile(x, (N, 1)), quadratic(A, b), lambda t: shifted, 1e-3, tau, beta
     )
-    last = list(islice(rounds, 400))[-1]["params"]
+    last = list(islice(rounds, 1_200))[-1]["params"]
     assert (np.abs(last).max() > 1e3) == grows
     if grows:
-        with pytest.raises(ValueError, match=r"correction_step = 1 with period = 4.*below 0\.5"):
+        with pytest.raises(ValueError, match=r"correction_step = .* with period = 4.*below 0\.5"):
             algorithms.local_exact_diffusion(optax.sgd(0.1), topology, tau, beta)
     else:
         algorithms.local_exact_diffusion(optax.sgd(0.1), topology, tau, beta)
