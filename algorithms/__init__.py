@@ -26,8 +26,11 @@ from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.k_gt import k_gt
+from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.lt_admm import lt_admm
 from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
@@ -131,6 +134,11 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
+    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
+    "led": lambda optimizer, workers: local_exact_diffusion(
+        optimizer, topologies.ring(workers, topologies.lazy), 4
+    ),
+    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -212,8 +220,10 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "k_gt",
     "kimad",
     "kimad_sgd",
+    "local_exact_diffusion",
     "local_sgd",
     "lt_admm",
     "make",
@@ -229,6 +239,7 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "prox_skip",
     "relay_sgd",
     "scaffnew",
     "scaffold",

@@ -118,6 +118,8 @@ FORMS: dict[str, Form] = {
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
+    "k-gt": _models(2),  # model and change
+    **dict.fromkeys(("led", "prox-skip"), _models()),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     **dict.fromkeys(("dlm", "lt-admm"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
@@ -150,8 +152,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    "noloco": (4, {3}),
-    "lt-admm": (4, {3}),
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
@@ -160,7 +161,7 @@ FEW: dict[str, Callable[[int], int]] = {
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
 }
-BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:

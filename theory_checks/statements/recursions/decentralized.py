@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import algorithms
-from theory_checks.machinery.cases import Case, on_workers
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D
-from theory_checks.recursions import compressed, decentralized, synchronous
+from theory_checks.recursions import compressed, decentralized, local_gossip, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
 from theory_checks.statements.recursions.shared import (
     BITS,
@@ -23,7 +23,7 @@ from theory_checks.statements.recursions.shared import (
     matrices,
 )
 
-ETA = 0.3
+ETA, K, P, CHI = 0.3, 3, 0.5, 0.75
 
 
 def _gossip(
@@ -75,6 +75,18 @@ def _lossy_gossip(
 def _largest(k: int, d: int) -> int:
     """Returns the bits of k of d elements with their indices."""
     return k * DOUBLE + packed((d - 1).bit_length(), k)
+
+
+def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
+    """Yields the rounds with the coins of the method, and the bits of all messages if it sends
+    any.
+    """
+    coins = inputs.found.sent.any(axis=1)
+    rounds = local_gossip.prox_skip(
+        inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
+    )
+    for coin, symbols in zip(coins, between_neighbours(rounds, "irregular", BITS), strict=True):
+        yield symbols | {bits: coin * symbols[bits] for bits in ("bits up", "bits down")}
 
 
 def _in_layers(q: compressed.Q) -> compressed.Q:
@@ -149,6 +161,40 @@ CASES = (
         "one peer",
         "momentum",
         2 * BITS,
+    ),
+    Case(
+        "K-GT, schedule",
+        "Liu et al. 2024",
+        lambda optimizer, of: algorithms.k_gt(optimizer, graph("one peer"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.k_gt(inputs.X, inputs.G, matrices("one peer"), inputs.gamma, K, ETA),
+            "one peer",
+            2 * BITS,
+            K,
+        ),
+        on_workers,
+        "on one peer, every third round",
+    ),
+    Case(
+        "LED",
+        "Alghunaim 2024",
+        lambda optimizer, of: algorithms.local_exact_diffusion(optimizer, graph("lazy"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.led(inputs.X, inputs.G, matrices("lazy"), inputs.gamma, K, ETA),
+            "lazy",
+            BITS,
+            K,
+        ),
+        on_workers,
+        "on lazy, every third round",
+    ),
+    Case(
+        "ProxSkip on graphs",
+        "Guo et al. 2023",
+        lambda optimizer, of: algorithms.prox_skip(optimizer, graph("irregular"), P, 1 / (2 * CHI)),
+        _prox_skip,
+        on_workers,
+        "on irregular",
     ),
     _gossip(
         "ATC tracking, schedule",
