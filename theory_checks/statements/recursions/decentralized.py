@@ -24,6 +24,10 @@ from theory_checks.statements.recursions.shared import (
 )
 
 ETA, K, P, CHI = 0.3, 3, 0.5, 0.75
+# Deterministic compressors in the place of unbiased ones: the recursions hold for any map.
+HALF_FOR_LEAD, SHORT_FOR_DCD = (
+    C._replace(delta=None, omega=lambda d: 1.0) for C in (HALF, SHORT_OF_ALL)
+)
 
 
 def _gossip(
@@ -87,6 +91,25 @@ def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
     )
     for coin, symbols in zip(coins, between_neighbours(rounds, "irregular", BITS), strict=True):
         yield symbols | {bits: coin * symbols[bits] for bits in ("bits up", "bits down")}
+
+
+TRACKED = {
+    "BEER": (
+        "Zhao et al. 2022",
+        algorithms.beer,
+        lambda *given: decentralized.motef(*given, momentum=1.0),
+    ),
+    "C-GT": (
+        "Liao et al. 2022",
+        lambda *given: algorithms.c_gt(*given, memory_step=0.6),
+        lambda *given: decentralized.c_gt(*given, alpha=0.6),
+    ),
+    "MoTEF": (
+        "Islamov et al. 2024",
+        lambda *given: algorithms.motef(*given, momentum_step=0.4),
+        lambda *given: decentralized.motef(*given, momentum=0.4),
+    ),
+}
 
 
 def _in_layers(q: compressed.Q) -> compressed.Q:
@@ -263,5 +286,50 @@ CASES = (
         largest_half,
         _largest(D // 2, D),
         optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "LEAD",
+        "Liu et al. 2021, algorithm 1",
+        lambda *given: algorithms.lead(*given, memory_step=0.4),
+        lambda *given: decentralized.lead(*given, alpha=0.4),
+        "irregular",
+        HALF_FOR_LEAD,
+        _in_layers(largest_half),
+        sum(_largest(-(-size // 2), size) for size in LAYERS),
+    ),
+    _lossy_gossip(
+        "DCD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.dcd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.dcd(X, G, W, step, q),
+        "star",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+        optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "ECD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.ecd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.ecd(X, G, W, step, q),
+        "irregular",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+    ),
+    *(
+        _lossy_gossip(
+            name,
+            reference,
+            method,
+            recursion,
+            "irregular",
+            HALF_OF_ALL,
+            largest_half,
+            2 * _largest(D // 2, D),
+            optimizer="momentum",
+        )
+        for name, (reference, method, recursion) in TRACKED.items()
     ),
 )
