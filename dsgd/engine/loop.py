@@ -129,6 +129,7 @@ class Description(NamedTuple):
     Args:
         sendings: its exchanges; their arrays belong to the trace.
         uses_timings, weighs: as in `Plan`.
+        proximal: whether the update applies the proximal step of the problem's regularizer.
         asks_some: whether only some workers are asked for gradients, which the simulation then
             sends between devices.
         micro_batches: M, the number of micro-batches of a round's local work; 1 without local work.
@@ -137,6 +138,7 @@ class Description(NamedTuple):
     sendings: tuple[Sending, ...]
     uses_timings: bool
     weighs: bool
+    proximal: bool
     asks_some: bool
     micro_batches: int
 
@@ -365,7 +367,12 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         M = 1 if asked.work is None else asked.work.samples.shape[1]
         descriptions.append(
             Description(
-                record.sendings(), uses_timings, record.weighs, asked.workers is not None, M
+                record.sendings(),
+                uses_timings,
+                record.weighs,
+                record.proximal,
+                asked.workers is not None,
+                M,
             )
         )
         return state.step
