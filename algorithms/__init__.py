@@ -24,7 +24,7 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
 from algorithms.decentralized.nids import nids
 from algorithms.decentralized.pg_extra import pg_extra
 from algorithms.decentralized.proximal_tracking import proximal_tracking
@@ -141,6 +141,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "prox-tracking": lambda optimizer, workers: proximal_tracking(
         optimizers.step_size(optimizer), topologies.ring(workers)
     ),
+    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -185,6 +186,7 @@ __all__ = [
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
+    "atc_tracking",
     "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",

@@ -166,6 +166,7 @@ THIRD = {
     "muloco": "none",
     "noloco": "lossy",
     "sparta": "sampled",
+    "atc-tracking": "lossy",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.

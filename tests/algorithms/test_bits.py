@@ -101,7 +101,8 @@ FORMS: dict[str, Form] = {
     "d2": _models(),
     "extra": _models(),
     "exact-diffusion": _models(),
-    "gradient-tracking": _models(2),  # model and tracker
+    # model and tracker
+    **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),

@@ -18,6 +18,7 @@ import dsgd
 import topologies
 from algorithms import (
     asynchronous_gossip_sgd,
+    atc_tracking,
     choco_sgd,
     d2,
     decentralized_sgd,
@@ -97,14 +98,15 @@ def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory
     assert history["grad_sqnorm"][2:].max() < 1e-12
 
 
-def test_in_float32_gradient_tracking_stays_at_the_optimum(mesh):
+@pytest.mark.parametrize("factory", [gradient_tracking, atc_tracking])
+def test_in_float32_gradient_tracking_stays_at_the_optimum(factory, mesh):
     """The mean of its trackers is that of the gradients up to rounding, which must not accumulate:
     after 20,000 rounds a drift of a tenth of a rounding in each would be visible. Gradients are
     exact up to a few roundings of b, hence the optimum up to that over mu.
     """
     problem = quadratic()
     result = dsgd.run(
-        gradient_tracking(STEP, ONE_PEER),
+        factory(STEP, ONE_PEER),
         problem,
         steps=20_000,
         key=jax.random.key(0),
@@ -189,6 +191,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
+    "atc_tracking": lambda graph: atc_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
@@ -196,7 +199,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
-ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking")
+ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking")
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 

@@ -299,6 +299,20 @@ def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": Y, "gradient": last}, bits
 
 
+def tracked_after_the_step(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of ATC tracking. A worker that does not participate keeps its
+    tracker and its last gradient.
+    """
+    X, mixed, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = mixed + g - last, g, bits + 2 * messages * WORD
+        X, mixed = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0)), W @ Y
+        np.testing.assert_allclose(mixed.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": mixed, "gradient": last}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -382,6 +396,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: decentralized(COMPLETE),
     ),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
+    "atc-tracking": (
+        algorithms.atc_tracking(SGD, MATCHED),
+        lambda: tracked_after_the_step(MATCHED),
+    ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
         algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
@@ -514,6 +532,7 @@ UNFIT = [
     # directed graphs are for push-sum, whose weights must remain positive
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

@@ -45,9 +45,15 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
-        "optax.tree.sub(optax.tree.add(y, gradients), state.gradient)",
-        "optax.tree.add(y, gradients)",
+        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
+        "optax.tree.add(tracker, gradients)",
         holds("gradient tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "round.mix((half, y), topology)",
+        "half, round.mix(y, topology)",
+        holds("ATC tracking, schedule, every round"),
     ),
     Mistake(
         "algorithms/decentralized/choco_sgd.py",

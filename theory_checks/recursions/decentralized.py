@@ -67,6 +67,35 @@ def tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         yield {"params": X, "tracker": y, "gradient": g}
 
 
+def adapt_then_combine_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Gradient tracking that adapts, then combines: Di Lorenzo and Scutari, 2016, NEXT with linear
+    surrogates. The tracker of the state is the average that the round's messages give.
+    """
+    g = y = G(0, X)
+    t = 0
+    while True:
+        X, mixed = W(t) @ (X + step(y)), W(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
+
+
+def suda(
+    X: np.ndarray, G: Gradients, step: Step, A: np.ndarray, B: np.ndarray, C: np.ndarray
+) -> Rounds:
+    """SUDA, of which the exact methods on graphs are instances: Alghunaim and Yuan, "A unified and
+    refined convergence analysis for non-convex decentralized learning", 2022. A, B and C are
+    polynomials in a symmetric W, or square roots of them; the models start equal.
+    """
+    Y, t = np.zeros_like(X), 0
+    while True:
+        X = A @ (C @ X + step(G(t, X))) - B @ Y
+        Y = Y + B @ X
+        t += 1
+        yield {"params": X}
+
+
 def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
     """Stochastic gradient push: Assran et al., 2019, algorithm 1."""
     w, t = np.ones(len(X)), 0

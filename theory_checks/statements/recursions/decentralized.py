@@ -164,6 +164,15 @@ CASES = (
         2 * BITS,
     ),
     _gossip(
+        "ATC tracking, schedule",
+        "Di Lorenzo and Scutari 2016, NEXT",
+        algorithms.atc_tracking,
+        decentralized.adapt_then_combine_tracking,
+        "one peer",
+        "momentum",
+        2 * BITS,
+    ),
+    _gossip(
         "SGP",
         "Assran et al. 2019, algorithm 1",
         algorithms.stochastic_gradient_push,
