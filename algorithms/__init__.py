@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import topologies
-from algorithms import dropcompute, kimad
+from algorithms import dropcompute, kimad, optimizers
 from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
@@ -32,8 +32,11 @@ from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.nids import nids
 from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.pg_extra import pg_extra
 from algorithms.decentralized.prox_skip import prox_skip
+from algorithms.decentralized.proximal_tracking import proximal_tracking
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
@@ -62,6 +65,7 @@ from algorithms.synchronous.minibatch_sgd import (
     model_averaging_sgd,
     parameter_server_sgd,
 )
+from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
@@ -83,6 +87,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgd": lambda optimizer, workers: sgd(optimizer),
     "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
     "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
+    "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
+    "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
     "csgd": lambda optimizer, workers: compressed_sgd(
         optimizer, whole_model(random_quantization(4))
@@ -137,6 +143,15 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     ),
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
+    ),
+    "nids": lambda optimizer, workers: nids(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "pg-extra": lambda optimizer, workers: pg_extra(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "prox-tracking": lambda optimizer, workers: proximal_tracking(
+        optimizers.step_size(optimizer), topologies.ring(workers)
     ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
@@ -261,14 +276,19 @@ __all__ = [
     "model_averaging_sgd",
     "motef",
     "muloco",
+    "nids",
     "noloco",
     "on_ray",
     "opapc",
     "parameter_server_sgd",
+    "pg_extra",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
     "prox_skip",
+    "proximal_gradient",
+    "proximal_sgd",
+    "proximal_tracking",
     "relay_sgd",
     "scaffnew",
     "scaffold",
