@@ -24,7 +24,12 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.gradient_tracking import (
+    atc_tracking,
+    aug_dgm,
+    gradient_tracking,
+    momentum_tracking,
+)
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -127,6 +132,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
+    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
+    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
+        optimizer, topologies.ring(workers)
+    ),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -172,6 +181,7 @@ __all__ = [
     "asynchronous_server",
     "asynchronous_sgd",
     "atc_tracking",
+    "aug_dgm",
     "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",
@@ -211,6 +221,7 @@ __all__ = [
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "momentum_tracking",
     "muloco",
     "noloco",
     "on_ray",

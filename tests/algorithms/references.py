@@ -166,7 +166,7 @@ THIRD = {
     "muloco": "none",
     "noloco": "lossy",
     "sparta": "sampled",
-    "atc-tracking": "lossy",
+    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.

@@ -103,6 +103,7 @@ FORMS: dict[str, Form] = {
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
+    **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),

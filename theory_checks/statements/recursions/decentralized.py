@@ -13,6 +13,7 @@ from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D, N
 from theory_checks.recursions import compressed, decentralized, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
+from theory_checks.recursions.shared import Step
 from theory_checks.statements.recursions.shared import (
     BITS,
     DOUBLE,
@@ -24,7 +25,8 @@ from theory_checks.statements.recursions.shared import (
     matrices,
 )
 
-ETA = 0.3
+ETA, BETA = 0.3, 0.7
+FACTORS = [0.5, 1.0, 1.5, 0.7, 1.2, 0.9]  # of the workers' steps
 
 
 def _between_neighbours(
@@ -83,6 +85,11 @@ def _lossy_gossip(
         f"on {on}; {C.name}",
         **more,
     )
+
+
+def _scaled(step: Step) -> Step:
+    """Returns the step of workers whose step sizes differ by `FACTORS`."""
+    return lambda y: np.array(FACTORS)[:, None] * step(y)
 
 
 def _largest(k: int, d: int) -> int:
@@ -171,6 +178,35 @@ CASES = (
         "one peer",
         "momentum",
         2 * BITS,
+    ),
+    Case(
+        "Aug-DGM",
+        "Xu et al. 2015",
+        lambda optimizer, of: algorithms.aug_dgm(optimizer, graph("irregular"), FACTORS),
+        lambda inputs: _between_neighbours(
+            decentralized.augmented_tracking(
+                inputs.X, inputs.G, matrices("irregular"), _scaled(inputs.step)
+            ),
+            "irregular",
+            2 * BITS,
+        ),
+        on_workers,
+        "on irregular; step sizes differ",
+        "momentum",
+    ),
+    Case(
+        "momentum tracking",
+        "Takezawa et al. 2023",
+        lambda optimizer, of: algorithms.momentum_tracking(optimizer, graph("one peer"), BETA),
+        lambda inputs: _between_neighbours(
+            decentralized.momentum_tracking(
+                inputs.X, inputs.G, matrices("one peer"), inputs.step, BETA
+            ),
+            "one peer",
+            2 * BITS,
+        ),
+        on_workers,
+        "on one peer",
     ),
     _gossip(
         "SGP",
