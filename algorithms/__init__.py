@@ -27,7 +27,12 @@ from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.gradient_tracking import (
+    atc_tracking,
+    aug_dgm,
+    gradient_tracking,
+    momentum_tracking,
+)
 from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
@@ -159,6 +164,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers, topologies.lazy), 4
     ),
     "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
+    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
+    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
+        optimizer, topologies.ring(workers)
+    ),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -226,6 +235,7 @@ __all__ = [
     "asynchronous_server",
     "asynchronous_sgd",
     "atc_tracking",
+    "aug_dgm",
     "backup_workers_sgd",
     "beer",
     "c_gt",
@@ -274,6 +284,7 @@ __all__ = [
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "momentum_tracking",
     "motef",
     "muloco",
     "nids",

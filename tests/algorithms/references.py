@@ -170,7 +170,7 @@ THIRD = {
     **dict.fromkeys(("noloco", "k-gt"), "lossy"),
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
-    "atc-tracking": "lossy",
+    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.

@@ -120,6 +120,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
+    **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     **dict.fromkeys(("dlm", "lt-admm"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
