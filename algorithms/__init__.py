@@ -25,6 +25,8 @@ from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.push_diging import push_diging
+from algorithms.decentralized.push_pull import ab, push_pull
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -130,6 +132,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
+    "push-diging": lambda optimizer, workers: push_diging(
+        optimizer, topologies.one_peer_exponential(workers)
+    ),
+    "push-pull": lambda optimizer, workers: push_pull(
+        optimizer, *[topologies.exponential(workers)] * 2
+    ),
+    "ab": lambda optimizer, workers: ab(optimizer, *[topologies.exponential(workers)] * 2),
     "choco-sgd": lambda optimizer, workers: choco_sgd(
         optimizer, topologies.ring(workers), whole_model(sign), 0.5
     ),
@@ -168,6 +177,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "ab",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -218,6 +228,8 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "push_diging",
+    "push_pull",
     "scaffnew",
     "scaffold",
     "sgd",

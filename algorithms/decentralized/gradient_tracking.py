@@ -54,7 +54,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
 
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)
-        y = _track(y, gradients, state.gradient)
+        y = track(y, gradients, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, gradients)
 
@@ -90,7 +90,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
     """
 
     def update(state, gradients, round):
-        y = _track(state.tracker, gradients, state.gradient)
+        y = track(state.tracker, gradients, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         half = optax.apply_updates(state.params, change)  # X - gamma Y
         x, y = round.mix((half, y), topology)
@@ -99,7 +99,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
     return _tracking("atc_tracking", optimizer, topology, update)
 
 
-def _track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
+def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
     """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`."""
     return optax.tree.sub(optax.tree.add(tracker, gradients), last)
 

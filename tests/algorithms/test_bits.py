@@ -104,6 +104,10 @@ FORMS: dict[str, Form] = {
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
+    "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
+    **dict.fromkeys(
+        ("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT
+    ),  # to all powers of 2
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
