@@ -28,13 +28,14 @@ ETA = 0.3
 
 
 def _between_neighbours(
-    rounds: Iterator[Symbols], on: str, message: float, every: int = 1
+    rounds: Iterator[Symbols], on: str | tuple[str, ...], message: float, every: int = 1
 ) -> Iterator[Symbols]:
     """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
-    `message` bits to each neighbour.
+    `message` bits to each neighbour on the graph, or on each of several graphs.
     """
+    graphs = (on,) if isinstance(on, str) else on
     for t, symbols in enumerate(rounds, start=1):
-        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
+        links = sum((matrices(on)(t // every - 1) != 0) * (1 - np.eye(N)) for on in graphs)
         up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
         yield {**symbols, "bits up": up, "bits down": down}
 
@@ -57,6 +58,28 @@ def _gossip(
         ),
         on_workers,
         f"on {on}",
+        optimizer,
+    )
+
+
+def _push_pull(
+    name: str,
+    reference: str,
+    method: Callable,
+    recursion: Callable,
+    on: tuple[str, str],
+    optimizer: str = "plain",
+) -> Case:
+    pull, push = on
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer, graph(pull), graph(push)),
+        lambda inputs: _between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(pull), matrices(push), inputs.step), on, BITS
+        ),
+        on_workers,
+        f"on {pull}, {push}",
         optimizer,
     )
 
@@ -188,6 +211,52 @@ CASES = (
         decentralized.push,
         "one peer",
         message=BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "directed",
+        "momentum",
+        2 * BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing, schedule",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "pushes",
+        message=2 * BITS + DOUBLE,
+    ),
+    _push_pull(
+        "Push-Pull",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("directed, pull", "directed"),
+        "momentum",
+    ),
+    _push_pull(
+        "Push-Pull, schedule",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("pushes, pull", "pushes"),
+    ),
+    _push_pull(
+        "Push-Pull, tree",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("tree, pull", "tree, push"),
+    ),
+    _push_pull(
+        "AB",
+        "Xin and Khan 2018",
+        algorithms.ab,
+        decentralized.ab,
+        ("directed, pull", "directed"),
     ),
     _lossy_gossip(
         "CHOCO",

@@ -78,6 +78,8 @@ _IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]
 # Workers differ in the numbers of nodes to which they send and from which they receive, so that
 # only the columns of W sum to 1.
 _DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]
+_FROM_ROOT = [(2, 0), (2, 4), (4, 1), (4, 3), (3, 5)]  # a tree
+_TO_ROOT = [(receiver, sender) for sender, receiver in _FROM_ROOT]
 
 
 @cache
@@ -91,6 +93,15 @@ def graph(name: str) -> Topology:
         "matchings": lambda: topologies.random_matchings(N, 4),
         "irregular": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), name="irregular"),
         "directed": lambda: topologies.from_graph(nx.DiGraph(_DIRECTED), name="directed"),
+        "directed, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_DIRECTED), topologies.pull, "directed"
+        ),
+        "pushes": lambda: topologies.random_pushes(N, 4),
+        "pushes, pull": lambda: topologies.random_pushes(N, 4, weights=topologies.pull),
+        "tree, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_FROM_ROOT), topologies.pull, "tree"
+        ),
+        "tree, push": lambda: topologies.from_graph(nx.DiGraph(_TO_ROOT), topologies.push, "tree"),
     }
     return made[name]()
 
@@ -108,6 +119,13 @@ def matrices(name: str) -> Matrices:
         "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],
         "one peer": lambda: graphs.one_peer(N),
         "directed": lambda: [graphs.weighted("uniform", graphs.arrows(N, _DIRECTED))],
+        "directed, pull": lambda: [graphs.pulled(graphs.arrows(N, _DIRECTED))],
+        "tree, pull": lambda: [graphs.pulled(graphs.arrows(N, _FROM_ROOT))],
+        "tree, push": lambda: [graphs.weighted("uniform", graphs.arrows(N, _TO_ROOT))],
+        "pushes, pull": lambda: [
+            graphs.pulled((W.toarray() > 0) - np.eye(N)) for W in graph("pushes").matrices
+        ],
+        "pushes": lambda: [W.toarray() for W in graph("pushes").matrices],
         "matchings": lambda: [W.toarray() for W in graph("matchings").matrices],
     }
     dense = written[name]()
