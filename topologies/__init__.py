@@ -1,5 +1,6 @@
 """Gossip topologies: static graphs, time-varying schedules, mixing weights and pictures."""
 
+from topologies.acceleration import chebyshev, fast_mix
 from topologies.graphs import (
     chain,
     complete,
@@ -11,6 +12,7 @@ from topologies.graphs import (
     random_directed,
     random_regular,
     ring,
+    spanning_tree,
     star,
     torus,
 )
@@ -21,10 +23,12 @@ from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, pull, push
 __all__ = [
     "WEIGHTS",
     "chain",
+    "chebyshev",
     "complete",
     "draw",
     "erdos_renyi",
     "exponential",
+    "fast_mix",
     "from_graph",
     "from_matrix",
     "hypercube",
@@ -39,6 +43,7 @@ __all__ = [
     "random_pushes",
     "random_regular",
     "ring",
+    "spanning_tree",
     "star",
     "torus",
     "uniform",

@@ -245,6 +245,35 @@ def random_directed(n: int, degree: int, seed: int = 0, weights: Weights = unifo
 
 
 @checks.arguments
+def spanning_tree(topology: Topology, root: int = 0, weights: Weights = metropolis) -> Topology:
+    r"""Returns a spanning tree of an undirected graph: the n - 1 edges of a breadth-first search,
+    so that no worker is further from the root than in the graph.
+
+    Args:
+        topology: a topology whose W is symmetric; of a schedule, the edges of all rounds are used.
+        root: the worker at which the search starts. A root in the middle of the graph makes the
+            tree's diameter small.
+        weights: as in `ring`.
+
+    Raises:
+        ValueError: if W is not symmetric, or the root is no worker.
+    """
+    name = f"spanning_tree({topology.name}{f', {root}' if root else ''})"
+    if not topology.symmetric:
+        raise ValueError(
+            f"{name}: W of {topology.name} is not symmetric; expected an undirected graph"
+        )
+    if not checks.natural(f"{name}: root", root) < topology.n:
+        raise ValueError(f"{name}: root = {root}; expected a worker below {topology.n}")
+    from scipy.sparse.csgraph import breadth_first_order  # noqa: PLC0415 (takes a tenth of a second to import)
+
+    graph = _both_ways(topology.n, *topology.edges.T)
+    reached, before = breadth_first_order(graph, root, directed=False)
+    tree = _both_ways(topology.n, reached[1:], before[reached[1:]])
+    return named(name, tree, weights, names=topology.names)
+
+
+@checks.arguments
 def from_graph(
     graph: nx.Graph[Any], weights: Weights | str | None = None, name: str = "from_graph"
 ) -> Topology:

@@ -120,6 +120,8 @@ def _push_pull(
 
 def _require(name: str, pull: Topology, push: Topology) -> None:
     """Raises a ValueError unless a method can use the two topologies."""
+    for topology in (pull, push):
+        topology.require_one_exchange(name)
     if not pull.row_stochastic:
         raise ValueError(
             f"{name}: pull: the rows of W of {pull.name} do not sum to 1; expected a topology with "

@@ -59,6 +59,7 @@ def stochastic_gradient_push(
     """
     name = f"stochastic_gradient_push({topology.name})"
     gossip.require_topology("stochastic_gradient_push", topology, doubly_stochastic=False)
+    topology.require_one_exchange("stochastic_gradient_push")
     optimizers.require_descent(optimizer)
 
     def init(params, N):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import block_array, coo_array, csr_array, dia_array, issparse
+from scipy.sparse import block_array, coo_array, csr_array, dia_array, eye_array, issparse
 
 from dsgd import array_likes, checks
 from dsgd.graphs import spectra
@@ -67,6 +67,9 @@ class Topology:
             component. Also if `names` are not n different names.
     """
 
+    role: Role = "gossip"
+    """What W is for: "gossip", "pull" or "push"."""
+
     def __init__(
         self, name: str, W: Any, names: Sequence[Any] | None = None, role: Role = "gossip"
     ) -> None:
@@ -75,8 +78,7 @@ class Topology:
                 f"{name}: role = {role!r}; expected one of {', '.join(map(repr, get_args(Role)))}"
             )
         self.name = name
-        self.role: Role = role
-        """What W is for: "gossip", "pull" or "push"."""
+        self.role = role
         self.names: tuple[Any, ...] | None = (
             None
             if names is None
@@ -114,6 +116,13 @@ class Topology:
                 f"{name} on {self.name}: the topology has {self.n} nodes but the problem has "
                 f"{workers} workers; expected the same number"
             )
+
+    def require_one_exchange(self, name: str) -> None:
+        """Raises a ValueError if a round of gossip has several exchanges (`topologies.chebyshev`).
+
+        Args:
+            name: where it is used, for the message.
+        """
 
     @property
     def period(self) -> int:
@@ -201,13 +210,28 @@ class Topology:
         Raises:
             ValueError: if W is not symmetric, or the topology is a schedule.
         """
+        return spectra.smallest(self._single("smallest_eigenvalue"))
+
+    @cached_property
+    def second_eigenvalue(self) -> float:
+        """Second largest eigenvalue of W, with its sign; 0 for one worker.
+
+        Raises:
+            ValueError: if W is not symmetric, or the topology is a schedule.
+        """
+        # The eigenvalues of I + W are not negative.
+        W = self._single("second_eigenvalue")
+        return spectra.second_largest([csr_array(W + eye_array(self.n))]) - 1 if self.n > 1 else 0.0
+
+    def _single(self, what: str) -> csr_array:
+        """Returns W, or raises ValueError if it is not one symmetric matrix."""
         if not self.symmetric or self.period > 1:
             raise ValueError(
-                f"{self.name}: smallest_eigenvalue of "
+                f"{self.name}: {what} of "
                 f"{'a schedule' if self.symmetric else 'a W that is not symmetric'}; expected a "
                 "single symmetric W"
             )
-        return spectra.smallest(self.matrices[0])
+        return self.matrices[0]
 
     @cached_property
     def uniform(self) -> bool:

@@ -383,3 +383,31 @@ def test_graphs_that_are_invalid_for_gossip_are_refused(make, given, message):
 def test_weights_are_found_by_name():
     assert set(topologies.WEIGHTS) == {"metropolis", "max_degree", "lazy", "uniform"}
     assert all(weights is getattr(topologies, name) for name, weights in topologies.WEIGHTS.items())
+
+
+@pytest.mark.parametrize("root", [0, 5])
+def test_a_spanning_tree_has_the_distances_to_its_root(root):
+    of = topologies.from_graph(nx.circulant_graph(11, [1, 3]), name="circulant")
+    found = topologies.spanning_tree(of, root)
+    tree, whole = (nx.Graph(each.edges.tolist()) for each in (found, of))
+    assert nx.is_tree(tree)
+    assert {*map(tuple, found.edges.tolist())} <= {*map(tuple, of.edges.tolist())}
+    assert nx.single_source_shortest_path_length(
+        tree, root
+    ) == nx.single_source_shortest_path_length(whole, root)
+    assert found.name == f"spanning_tree(circulant{', 5' if root else ''})"
+
+
+def test_a_spanning_tree_of_a_schedule_has_edges_of_all_rounds_and_keeps_names():
+    schedule = topologies.random_matchings(6)
+    assert len(topologies.spanning_tree(schedule, weights=topologies.lazy).edges) == 5
+    square = from_graph(nx.cycle_graph(["a", "b", "c", "d"]))
+    assert topologies.spanning_tree(square).names == ("a", "b", "c", "d")
+    assert topologies.spanning_tree(topologies.ring(1)).n == 1
+
+
+def test_spanning_trees_of_directed_graphs_or_from_unknown_roots_are_refused():
+    with pytest.raises(ValueError, match=r"W of exponential\(8\) is not symmetric; expected an un"):
+        topologies.spanning_tree(topologies.exponential(8))
+    with pytest.raises(ValueError, match="root = 8; expected a worker below 8"):
+        topologies.spanning_tree(topologies.ring(8), 8)

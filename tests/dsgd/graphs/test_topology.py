@@ -142,8 +142,10 @@ def check(rounds: list[np.ndarray], *, rho: float) -> None:
     pairs = np.argwhere(np.triu(links.any(axis=0)) if symmetric else links.any(axis=0).T)
     assert topology.edges.tolist() == pairs.tolist()
     if symmetric and len(rounds) == 1:
-        smallest = np.linalg.eigvals(P).real.min()
-        assert topology.smallest_eigenvalue == pytest.approx(smallest, abs=1e-12)
+        values = np.sort(np.linalg.eigvals(P).real)
+        assert topology.smallest_eigenvalue == pytest.approx(values[0], abs=1e-12)
+        second = values[-2] if n > 1 else 0.0
+        assert topology.second_eigenvalue == pytest.approx(second, abs=1e-12)
     for eps in (0.9, 0.1, 1e-3, 1e-6):
         left = distances(rounds, topology.mixing_time(eps))
         assert left[-1] <= eps * (1 + 1e-9)
