@@ -42,6 +42,8 @@ from algorithms.decentralized.opapc import opapc
 from algorithms.decentralized.pg_extra import pg_extra
 from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.proximal_tracking import proximal_tracking
+from algorithms.decentralized.push_diging import push_diging
+from algorithms.decentralized.push_pull import ab, push_pull
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
@@ -171,6 +173,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
+    "push-diging": lambda optimizer, workers: push_diging(
+        optimizer, topologies.one_peer_exponential(workers)
+    ),
+    "push-pull": lambda optimizer, workers: push_pull(
+        optimizer, *[topologies.exponential(workers)] * 2
+    ),
+    "ab": lambda optimizer, workers: ab(optimizer, *[topologies.exponential(workers)] * 2),
     "choco-sgd": lambda optimizer, workers: choco_sgd(
         optimizer, topologies.ring(workers), whole_model(sign), 0.5
     ),
@@ -231,6 +240,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "ab",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -300,6 +310,8 @@ __all__ = [
     "proximal_gradient",
     "proximal_sgd",
     "proximal_tracking",
+    "push_diging",
+    "push_pull",
     "relay_sgd",
     "scaffnew",
     "scaffold",

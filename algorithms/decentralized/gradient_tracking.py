@@ -124,7 +124,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
     """
 
     def update(state, gradients, round):
-        y = _track(state.tracker, gradients, state.gradient)
+        y = track(state.tracker, gradients, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         half = optax.apply_updates(state.params, change)  # X - gamma Y
         x, y = round.mix((half, y), topology)
@@ -171,7 +171,7 @@ def aug_dgm(
     _require_factors(step_factors, topology)
 
     def update(state, gradients, round):
-        y = round.mix(_track(state.tracker, gradients, state.gradient), topology)
+        y = round.mix(track(state.tracker, gradients, state.gradient), topology)
         change, memory = optimizers.update_local(optimizer, state, y)
         if step_factors is not None:
             change = _scaled(change, step_factors)
@@ -214,14 +214,14 @@ def _combine_then_adapt(
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)
         g = tracked(state.gradient, gradients)
-        y = _track(y, g, state.gradient)
+        y = track(y, g, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, g)
 
     return _tracking(name, optimizer, topology, update)
 
 
-def _track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
+def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
     """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`."""
     return optax.tree.sub(optax.tree.add(tracker, gradients), last)
 

@@ -240,8 +240,8 @@ class Record:
         yield
         if not (parts := frame.sendings[first:]):
             return
-        names = {part.pattern.name for part in parts}
-        if len(names) > 1:
+        if len({part.pattern.links or part.pattern.name for part in parts}) > 1:
+            names = {part.pattern.name for part in parts}
             raise ValueError(
                 f"{self.method}: round.joint contains exchanges of different patterns, "
                 f"{' and '.join(sorted(names))}; expected exchanges of one pattern"

@@ -68,6 +68,24 @@ METHODS = [
         holds("momentum tracking, every round"),
     ),
     Mistake(
+        "algorithms/decentralized/push_diging.py",
+        "Query(divided(state.workers))",
+        "Query(state.workers.params)",
+        holds("Push-DIGing, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "round.pull(half, pull)",
+        "optax.apply_updates(round.pull(state.params, pull), change)",
+        holds("Push-Pull, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "optax.apply_updates(x, change)",
+        "optax.apply_updates(state.params, change)",
+        holds("AB, every round"),
+    ),
+    Mistake(
         "algorithms/decentralized/choco_sgd.py",
         "half.params, laplacian\n",
         "half.params, sent.received\n",

@@ -136,6 +136,46 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         yield {"params": X, "weight": w}
 
 
+def push_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Push-DIGing: Nedic, Olshevsky and Shi, 2017. The tracker of the state is the sum that the
+    round's messages give.
+    """
+    U, v, t = X, np.ones(len(X)), 0
+    g = y = G(0, X)
+    while True:
+        U, v, mixed = W(t) @ (U + step(y)), W(t) @ v, W(t) @ y
+        t += 1
+        yield {"params": U, "weight": v, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, np.stack([U[n] / v[n] for n in range(len(X))]))
+        y = mixed + g - last
+
+
+def push_pull(X: np.ndarray, G: Gradients, R: Matrices, P: Matrices, step: Step) -> Rounds:
+    """Push-Pull: Pu, Shi, Xu and Nedic, 2021. The tracker of the state is the sum that the round's
+    messages give.
+    """
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = R(t) @ (X + step(y)), P(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
+
+
+def ab(X: np.ndarray, G: Gradients, A: Matrices, B: Matrices, step: Step) -> Rounds:
+    """AB: Xin and Khan, 2018; otherwise as `push_pull`."""
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = A(t) @ X + step(y), B(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
+
+
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
     """CHOCO-SGD: Koloskova, Stich and Jaggi, 2019, algorithm 2. Every worker i keeps its own copy
     of each neighbour's x-hat, here `hat[i, j]`; all start at the common x_0 instead of 0.

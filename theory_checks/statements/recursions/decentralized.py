@@ -56,6 +56,28 @@ def _gossip(
     )
 
 
+def _push_pull(
+    name: str,
+    reference: str,
+    method: Callable,
+    recursion: Callable,
+    on: tuple[str, str],
+    optimizer: str = "plain",
+) -> Case:
+    pull, push = on
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer, graph(pull), graph(push)),
+        lambda inputs: between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(pull), matrices(push), inputs.step), on, BITS
+        ),
+        on_workers,
+        f"on {pull}, {push}",
+        optimizer,
+    )
+
+
 def _lossy_gossip(
     name: str,
     reference: str,
@@ -282,6 +304,52 @@ CASES = (
         decentralized.push,
         "one peer",
         message=BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "directed",
+        "momentum",
+        2 * BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing, schedule",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "pushes",
+        message=2 * BITS + DOUBLE,
+    ),
+    _push_pull(
+        "Push-Pull",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("directed, pull", "directed"),
+        "momentum",
+    ),
+    _push_pull(
+        "Push-Pull, schedule",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("pushes, pull", "pushes"),
+    ),
+    _push_pull(
+        "Push-Pull, tree",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("tree, pull", "tree, push"),
+    ),
+    _push_pull(
+        "AB",
+        "Xin and Khan 2018",
+        algorithms.ab,
+        decentralized.ab,
+        ("directed, pull", "directed"),
     ),
     _lossy_gossip(
         "CHOCO",
