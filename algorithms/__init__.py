@@ -105,7 +105,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
-    "mime": lambda optimizer, workers: mime(optimizer, 2),
+    "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(

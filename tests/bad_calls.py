@@ -403,7 +403,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: regularization = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
-    "algorithms.mime(SGD, 2**30 + 1)": "mime: 2 * steps - 1 = 2147483649",
+    "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
     "algorithms.deepsqueeze(SGD, ring, compressors.top_k, 0.1)": "compressor = the function top_k",

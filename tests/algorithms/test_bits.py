@@ -133,7 +133,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
     "noloco": (4, {3}),
-    "mime": (3, {0, 2}),
+    "mime": (4, {0, 3}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {

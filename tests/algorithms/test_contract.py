@@ -30,7 +30,6 @@ SHARES = {
     "fed-dyn": (D + 1) / D,
     "mime-lite": 2.0,
 }
-SETS_WORK = {"mime"}  # its queries have local work
 OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, if not in the last
 # other collectives stand for their messages
 SIMULATED = {
@@ -98,7 +97,7 @@ def unequal(name: str) -> dsgd.Algorithm:
     handle themselves. (All other tests use one batch each.)
     """
     adam = made(name, optax.adam(0.05))
-    return adam if name in SETS_WORK else algorithms.with_local_work(adam, some)
+    return algorithms.with_local_work(adam, some)
 
 
 @cache

@@ -180,7 +180,7 @@ def test_two_methods_are_the_same(name):
 
 
 def test_mime_of_one_step_is_mini_batch_momentum():
-    """The gradients are exact, since draws with sample ids have different noise."""
+    """The gradients are exact, since Mime computes exact gradients for c."""
     left, right = (
         models(name, Numbers(period=1, momentum=0.5), instance(0.0))
         for name in ("Mime", "mini-batch")

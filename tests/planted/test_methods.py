@@ -100,8 +100,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
-        "jnp.where(at_local, t - 1, t)",
-        "t",
+        "g - g_x + c[None]",
+        "g + c[None]",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
     ),
     Mistake(
