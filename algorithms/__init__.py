@@ -28,6 +28,7 @@ from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tr
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.adacomm import adacomm
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
@@ -93,6 +94,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "adacomm": lambda optimizer, workers: adacomm(optimizer, 4, 4, minimum=-10.0),
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
     "easgd": lambda optimizer, workers: easgd(optimizer, 2),
@@ -168,6 +170,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "adacomm",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",

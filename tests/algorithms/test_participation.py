@@ -245,6 +245,33 @@ def corrected_momentum() -> tuple[dict, float]:
     return {"params": X, "momentum": m}, bits
 
 
+def decided() -> tuple[dict, float]:
+    """Returns the final models of AdaComm, which averages in the next round if no message arrives.
+    A worker sends the loss of its first step after the last average in which it participated.
+    """
+    X, x, period, bits = np.zeros((N, D)), np.zeros(D), 4, 0
+    due, last, start = 4, 0, None
+    losses, known = np.zeros(N), np.zeros(N, bool)
+    for t in range(T):
+        S, there = counted(t), HERE[t]
+        values = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
+        losses, known = np.where(there & ~known, values, losses), known | there
+        X = np.where(there[:, None], X - GAMMA * slopes(X), X)
+        if t + 1 < due or not there.any():
+            continue
+        bits += 2 * there.sum() * round(2 * (1 - 1 / there.sum()) * (WORD + 32))
+        known = known & ~there
+        if S.any():
+            x, F = X[S].mean(axis=0), losses[S].mean()
+            start = F if start is None else start
+            if t + 1 - last >= 3:
+                target = int(np.ceil(np.sqrt((F + 5) / (start + 5)) * 4))
+                period, last = (target if target < period else -(-period // 2)), t + 1
+            due = t + 1 + period
+        X = np.tile(x, (N, 1))
+    return {"params": X}, bits
+
+
 def desynced() -> tuple[dict, float]:
     """Returns the final models of DES-LOC, with averages of models every H rounds and of momenta
     every second round.
@@ -375,6 +402,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
+    "adacomm": (algorithms.adacomm(SGD, 4, 3, minimum=-5.0), decided),
     "diloco": (algorithms.diloco(SGD, H), outer_momentum),
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),

@@ -123,6 +123,12 @@ MISTAKES = [
         of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
     ),
     Mistake(
+        "algorithms/local_updates/adacomm.py",
+        "schedule(0) / schedule(done)",
+        "schedule(done) / schedule(0)",
+        of(STATEMENTS, "statement_holds[AdaComm, every round]"),
+    ),
+    Mistake(
         "algorithms/local_updates/easgd.py",
         "before, center",
         "y.params, center",
