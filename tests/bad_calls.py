@@ -321,6 +321,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     clusters.per_server: {"size": 2},
     clusters.slow: {"workers": [0, 1]},
     clusters.square_wave: {"period": 1.0},
+    algorithms.adacomm: {"interval": 2},
     clusters.trace: {"values": [1.0, 2.0]},
     work.local_batches: {"sizes": [2, 1]},
     topologies.erdos_renyi: {"probability": 0.9},
