@@ -48,6 +48,7 @@ from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.adacomm import adacomm
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
@@ -118,6 +119,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "adacomm": lambda optimizer, workers: adacomm(optimizer, 4, 4, minimum=-10.0),
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
     "easgd": lambda optimizer, workers: easgd(optimizer, 2),
@@ -130,7 +132,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
-    "mime": lambda optimizer, workers: mime(optimizer, 2),
+    "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
@@ -241,6 +243,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 __all__ = [
     "ALGORITHMS",
     "ab",
+    "adacomm",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",

@@ -153,11 +153,10 @@ PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
 # The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
 # each synchronization; moments have periods of their own, in which others would be drawn.
 THIRD = {
-    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "adacomm"), "sampled-4"),
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
-    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite"), "sampled-4"),
-    "mime": "lossy",
+    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     "scaffnew": "changing",
     "des-loc": "lossy",
     "easgd": "lossy",

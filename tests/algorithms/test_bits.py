@@ -139,6 +139,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
     **dict.fromkeys(("easgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
+    "adacomm": lambda N, d: all_reduce(N, d + 1),  # model and loss
     "mime": lambda N, d: d * FLOAT,
     "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
     "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
@@ -156,8 +157,9 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
+    "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
-    "mime": (3, {0, 2}),
+    "mime": (4, {0, 3}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {

@@ -69,6 +69,7 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "Mime": lambda of: algorithms.mime(sgd(of), of.period),
     "Scaffnew": lambda of: algorithms.scaffnew(plain_sgd(of), of.probability),
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
+    "AdaComm": lambda of: algorithms.adacomm(sgd(of), of.period, of.switch, minimum=-100.0),
     "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
     "DES-LOC, momentum": lambda of: algorithms.des_loc(sgd(of), of.period, of.first, of.second),
     "DES-LOC": lambda of: algorithms.des_loc(optax.adam(of.gamma), of.period, of.first, of.second),
@@ -155,6 +156,14 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("mini-batch", Numbers(momentum=0.5)),
     ),
     "Scaffnew that always averages": (("Scaffnew", Numbers()), ("mini-batch", Numbers())),
+    "AdaComm before its first decision": (
+        ("AdaComm", Numbers(momentum=0.5, switch=NEVER)),
+        ("local SGD", Numbers(momentum=0.5)),
+    ),
+    "AdaComm of one step": (
+        ("AdaComm", Numbers(period=1, switch=1)),
+        ("mini-batch", Numbers()),
+    ),
     "post-local SGD, local at once": (
         ("post-local SGD", Numbers(momentum=0.5)),
         ("local SGD", Numbers(momentum=0.5)),
@@ -180,7 +189,7 @@ def test_two_methods_are_the_same(name):
 
 
 def test_mime_of_one_step_is_mini_batch_momentum():
-    """The gradients are exact, since draws with sample ids have different noise."""
+    """The gradients are exact, since Mime computes exact gradients for c."""
     left, right = (
         models(name, Numbers(period=1, momentum=0.5), instance(0.0))
         for name in ("Mime", "mini-batch")
@@ -303,6 +312,25 @@ def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
     path = models(name, numbers[name], instance(0.0))
     assert error(path[0]) > 0.1
     assert error(path[-1]) < 1e-10
+
+
+def test_adacomms_period_is_1_in_the_end_so_that_its_limit_is_the_optimum():
+    """Local SGD with the first period stays away from it."""
+    path = models("AdaComm", Numbers(gamma=0.3, period=6, switch=10), instance(0.0))
+    assert error(path[-1]) < 1e-9
+    assert error(models("local SGD", Numbers(gamma=0.3, period=6), instance(0.0))[-1]) > 1e-3
+
+
+def test_adacomm_refuses_a_loss_at_the_start_that_is_not_above_its_minimum():
+    problem = problems.random_quadratic(4, 3)  # the loss at the start is 0
+
+    def run(minimum: float) -> None:
+        method = algorithms.adacomm(optax.sgd(0.1), 2, 2, minimum=minimum)
+        dsgd.run(method, problem, steps=4, key=jax.random.key(0), mesh=1)
+
+    run(-1.0)
+    with pytest.raises(ValueError, match="loss at the start is 0; expected a loss above adacomm's"):
+        run(0.0)
 
 
 def limit_of_mime_lite(gamma: float, beta: float) -> np.ndarray:

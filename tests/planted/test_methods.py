@@ -101,8 +101,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
-        "jnp.where(at_local, t - 1, t)",
-        "t",
+        "g - g_x + c[None]",
+        "g + c[None]",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
     ),
     Mistake(
@@ -122,6 +122,12 @@ MISTAKES = [
         "(round.step < switch) |",
         "(round.step <= switch) |",
         of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/adacomm.py",
+        "schedule(0) / schedule(done)",
+        "schedule(done) / schedule(0)",
+        of(STATEMENTS, "statement_holds[AdaComm, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/easgd.py",

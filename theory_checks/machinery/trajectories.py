@@ -154,7 +154,7 @@ def run(
 def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
     def everything(of, key):
         data = _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        problem = Problem(init=_start, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
+        problem = Problem(init=_start, loss=Loss(_loss, _gradient), data=data, sample=_sample)
         method = Method(build(of), problem, N)
 
         def one_round(carry, t):
@@ -192,9 +192,11 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
 
 def _stacked(asked: AllAsked, answers: PyTree) -> Gradients:
     """Returns the gradients of a round's queries one after the other, leaves `[k Q, ...]`."""
-    if isinstance(asked, Asked):
-        return answers
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *answers)
+    pairs = zip(
+        queries.each(asked), (answers,) if isinstance(asked, Asked) else answers, strict=True
+    )
+    gradients = [answer[1] if query.loss else answer for query, answer in pairs]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *gradients)
 
 
 def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
@@ -228,5 +230,6 @@ def _start(key: jax.Array) -> dict[str, jax.Array]:
     return tree(jnp.zeros(D))
 
 
-def _no_loss(*args: Any) -> None:
-    raise NotImplementedError("only gradients are computed")
+def _loss(params: Any, batch: _Data) -> jax.Array:
+    x = ravel_pytree(params)[0]
+    return x @ (batch.A @ x / 2 - batch.b + batch.noise)

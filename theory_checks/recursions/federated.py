@@ -90,20 +90,20 @@ def mime_lite(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H:
         yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}
 
 
-def mime(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int) -> Rounds:
-    """Mime with momentum, as `mime_lite`. G(t, y) has draw t; the two gradients of a step have the
-    same draw, and a round each, except for the first, in which they cancel.
+def mime(
+    x: np.ndarray, G: Gradients, exact: Gradients, N: int, gamma: float, beta: float, H: int
+) -> Rounds:
+    """Mime with momentum, as `mime_lite`. The two gradients of a step have the same draw; c is the
+    mean of exact gradients.
     """
     m, t = np.zeros_like(x), 0
     while True:
         start = np.tile(x, (N, 1))
-        c = G(t, start).mean(axis=0)
-        y = start - gamma * (c + beta * m)
-        t += 1
-        for _ in range(H - 1):
-            yield {"params": y, "server": x, "momentum": m}
-            yield {"params": y, "server": x, "momentum": m}
+        c, y = exact(t, start).mean(axis=0), start
+        for h in range(H):
             y = y - gamma * (G(t, y) - G(t, start) + c + beta * m)
-            t += 2
+            t += 1
+            if h + 1 < H:
+                yield {"params": y, "server": x, "momentum": m}
         x, m = y.mean(axis=0), c + beta * m
         yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}

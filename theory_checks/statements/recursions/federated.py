@@ -59,10 +59,6 @@ def _with_momentum(found: Trajectory, papers: Symbols) -> Symbols:
     return {**_with_server(found, papers), "momentum": trajectories.rows(momentum, 1)}
 
 
-def _mime_rounds(inputs: Inputs) -> Iterator[Symbols]:
-    return federated.mime(inputs.x, _of_one_batch(inputs), N, inputs.gamma, 0.9, H)
-
-
 CASES = (
     Case(
         "FedNova",
@@ -93,7 +89,7 @@ CASES = (
         "Mime",
         "Karimireddy et al. 2020, algorithm 1",
         lambda optimizer, of: algorithms.mime(optimizer, H),
-        _mime_rounds,
+        lambda inputs: federated.mime(inputs.x, inputs.G, inputs.exact, N, inputs.gamma, 0.9, H),
         _with_momentum,
         "momentum, frozen in local steps; gradients at two points with the same noise",
         "momentum",

@@ -11,10 +11,13 @@ import algorithms
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
+from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import outer
 
 H, MU, TAU, PERIODS = 3, 0.4, 0.05, (2, 3, 4)
+# of AdaComm: H_0 and the interval, and a bound below most losses at the start
+FIRST_AND_INTERVAL, LOWEST = (12, 4), -3.0
 
 
 def _with_server(found: Trajectory, papers: Symbols) -> Symbols:
@@ -30,6 +33,23 @@ def _with_moments(found: Trajectory, papers: Symbols) -> Symbols:
         **on_workers(found, {"params": papers["params"]}),
         **{name: trajectories.rows(optax.tree.get(memory, name)) for name in ("mu", "nu")},
     }
+
+
+def _decaying(gamma: Any) -> Callable[[Any], Any]:
+    """Returns the step size of each round."""
+    return lambda t: gamma / (1 + t / 32)
+
+
+def _adacomm(of: Instance) -> Algorithm:
+    gammas = _decaying(of.learning_rate)
+    return algorithms.adacomm(
+        optax.sgd(gammas), *FIRST_AND_INTERVAL, minimum=LOWEST, schedule=gammas
+    )
+
+
+def _with_period(found: Trajectory, papers: Symbols) -> Symbols:
+    params = on_workers(found, {"params": papers["params"]})
+    return {**params, "period": found.metrics["period"]}
 
 
 def _outer(
@@ -124,6 +144,17 @@ CASES = (
         lambda inputs: outer.post_local(inputs.X, inputs.G, N, inputs.steps, 2, H),
         on_workers,
         optimizer="momentum",
+    ),
+    Case(
+        "AdaComm",
+        "Wang and Joshi 2019, AdaComm",
+        lambda optimizer, of: _adacomm(of),
+        lambda inputs: outer.adacomm(
+            inputs.X, inputs.G, inputs.losses, _decaying(inputs.gamma), *FIRST_AND_INTERVAL, LOWEST
+        ),
+        _with_period,
+        "the step size decays; the losses of batches determine the periods",
+        length=4 * trajectories.ROUNDS,
     ),
     Case(
         "DES-LOC",
