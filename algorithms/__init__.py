@@ -20,7 +20,8 @@ from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
-from algorithms.decentralized.decentralized_sgd import decentralized_sgd
+from algorithms.decentralized.decentlam import decentlam
+from algorithms.decentralized.decentralized_sgd import decentralized_sgd, dgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
@@ -30,6 +31,7 @@ from algorithms.decentralized.gradient_tracking import (
     gradient_tracking,
     momentum_tracking,
 )
+from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -94,6 +96,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
         optimizer, topologies.complete(workers)
     ),
+    "dgd": lambda optimizer, workers: dgd(optimizer, topologies.ring(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
@@ -136,6 +139,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "momentum-tracking": lambda optimizer, workers: momentum_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "qg-dsgdm": lambda optimizer, workers: quasi_global_momentum(
+        optimizer, topologies.ring(workers)
+    ),
+    "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -186,12 +193,14 @@ __all__ = [
     "choco_sgd",
     "compressed_sgd",
     "d2",
+    "decentlam",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
     "delays",
     "demo",
     "des_loc",
+    "dgd",
     "diloco",
     "dion",
     "drop_compute",
@@ -229,6 +238,7 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "quasi_global_momentum",
     "scaffnew",
     "scaffold",
     "sgd",

@@ -167,6 +167,7 @@ THIRD = {
     "noloco": "lossy",
     "sparta": "sampled",
     **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
@@ -281,6 +282,10 @@ ON_QUADRATICS: Table = {
         "changing partly sampled-2",
     ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "dsgd, averaged momenta": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        "changing partly",
+    ),
     "dsgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",

@@ -22,13 +22,16 @@ from algorithms import (
     aug_dgm,
     choco_sgd,
     d2,
+    decentlam,
     decentralized_sgd,
     deepsqueeze,
+    dgd,
     exact_diffusion,
     extra,
     gradient_tracking,
     local_sgd,
     momentum_tracking,
+    quasi_global_momentum,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -144,6 +147,11 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "quasi-global momentum": lambda number: quasi_global_momentum(
+        optax.sgd(0.1), LAZY, number, nesterov=True
+    ),
+    "decentlam": lambda number: decentlam(optax.sgd(0.1), LAZY, number),
+    "momentum tracking": lambda number: momentum_tracking(optax.sgd(0.1), LAZY, number),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -191,6 +199,9 @@ DIRECTED = topologies.from_graph(
 )
 ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
+    "dgd": lambda graph: dgd(STEP, graph),
+    "quasi_global_momentum": lambda graph: quasi_global_momentum(STEP, graph),
+    "decentlam": lambda graph: decentlam(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
@@ -206,6 +217,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking"),
     *("atc_tracking", "aug_dgm", "momentum_tracking"),
+    *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
