@@ -189,6 +189,14 @@ def _are_moments(names: tuple[str, ...], states: PyTree) -> list[bool]:
     return [name(path) in names for path, _ in jax.tree_util.tree_leaves_with_path(states)]
 
 
+def step_size(optimizer: optax.GradientTransformation) -> jax.Array:
+    r"""Returns the length of the optimizer's first step for a gradient of 1, $\gamma$ for
+    `optax.sgd`.
+    """
+    start = init(optimizer, jnp.zeros(()))
+    return -update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]
+
+
 def require_descent(optimizer: optax.GradientTransformation) -> float:
     r"""Validates that the optimizer's first step for a gradient of 1 is a descent step. An
     optimizer that fails on a scalar is not checked.

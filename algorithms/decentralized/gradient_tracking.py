@@ -12,6 +12,7 @@ import optax
 from algorithms import gossip, methods, optimizers
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Gradients, Params, Real
+from dsgd.engine import units
 
 
 class Tracking(NamedTuple):
@@ -124,7 +125,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
     """
 
     def update(state, gradients, round):
-        y = _track(state.tracker, gradients, state.gradient)
+        y = track(state.tracker, gradients, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         half = optax.apply_updates(state.params, change)  # X - gamma Y
         x, y = round.mix((half, y), topology)
@@ -171,10 +172,11 @@ def aug_dgm(
     _require_factors(step_factors, topology)
 
     def update(state, gradients, round):
-        y = round.mix(_track(state.tracker, gradients, state.gradient), topology)
+        y = round.mix(track(state.tracker, gradients, state.gradient), topology)
         change, memory = optimizers.update_local(optimizer, state, y)
         if step_factors is not None:
-            change = _scaled(change, step_factors)
+            factors = workers.local_block(jnp.asarray(step_factors), topology.n)
+            change = units.scaled(factors, change)
         x = round.mix(optax.apply_updates(state.params, change), topology)
         return Tracking(x, memory, y, gradients)
 
@@ -196,14 +198,6 @@ def _require_factors(factors: Sequence[float] | None, topology: Topology) -> Non
         checks.within("aug_dgm: step_factors", factor, "(0, inf)")
 
 
-def _scaled(change: Params, factors: Sequence[float]) -> Params:
-    """Returns the changes, leaves `[n, ...]`, each multiplied by its worker's factor."""
-    rows = workers.local_block(jnp.asarray(factors), len(factors))
-    return jax.tree.map(
-        lambda leaf: rows.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, change
-    )
-
-
 def _combine_then_adapt(
     name: str, optimizer: optax.GradientTransformation, topology: Topology, tracked: Callable
 ) -> Algorithm:
@@ -214,14 +208,14 @@ def _combine_then_adapt(
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)
         g = tracked(state.gradient, gradients)
-        y = _track(y, g, state.gradient)
+        y = track(y, g, state.gradient)
         change, memory = optimizers.update_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, g)
 
     return _tracking(name, optimizer, topology, update)
 
 
-def _track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
+def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
     """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`."""
     return optax.tree.sub(optax.tree.add(tracker, gradients), last)
 

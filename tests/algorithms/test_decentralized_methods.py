@@ -26,11 +26,17 @@ from algorithms import (
     decentralized_sgd,
     deepsqueeze,
     dgd,
+    dlm,
     exact_diffusion,
     extra,
     gradient_tracking,
+    k_gt,
+    local_exact_diffusion,
     local_sgd,
+    lt_admm,
     momentum_tracking,
+    opapc,
+    prox_skip,
     quasi_global_momentum,
     stochastic_gradient_push,
 )
@@ -88,7 +94,17 @@ def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
     )
 
 
-@pytest.mark.parametrize("factory", [d2, extra])
+def led(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns LED with beta = 1 / 3, which is rounded."""
+    return local_exact_diffusion(optimizer, topology, 3)
+
+
+def tracked(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns K-GT."""
+    return k_gt(optimizer, topology, 3)
+
+
+@pytest.mark.parametrize("factory", [d2, extra, led, tracked])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory):
     """Twelve workers: the mean of equal models is rounded, and the changes of all rounds
     accumulate.
@@ -152,6 +168,11 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     ),
     "decentlam": lambda number: decentlam(optax.sgd(0.1), LAZY, number),
     "momentum tracking": lambda number: momentum_tracking(optax.sgd(0.1), LAZY, number),
+    "k_gt, consensus step": lambda number: k_gt(optax.sgd(0.1), LAZY, 2, number),
+    "local_exact_diffusion, correction": lambda number: local_exact_diffusion(
+        optax.sgd(0.1), LAZY, 2, number
+    ),
+    "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -205,6 +226,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
+    "k_gt": lambda graph: k_gt(STEP, graph, 2),
+    "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
+    "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
     "aug_dgm": lambda graph: aug_dgm(STEP, graph),
     "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
@@ -212,10 +236,13 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+    "dlm": lambda graph: dlm(STEP, graph),
+    "lt_admm": lambda graph: lt_admm(STEP, graph),
+    "opapc": lambda graph: opapc(graph, 1.0, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
 ANY_DOUBLY_STOCHASTIC = (
-    *("decentralized_sgd", "local_sgd", "gradient_tracking"),
+    *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
     *("atc_tracking", "aug_dgm", "momentum_tracking"),
     *("dgd", "quasi_global_momentum", "decentlam"),
 )

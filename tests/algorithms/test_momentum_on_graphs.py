@@ -27,7 +27,8 @@ from theory_checks.statements.recursions.shared import graph
 
 GAMMA, BETA, T = 0.05, 0.6, 1_500
 LAZY = graph("lazy")
-W, EYE = LAZY.W, np.eye(N)
+W: np.ndarray = np.asarray(LAZY.W)
+EYE = np.eye(N)
 
 
 class Numbers(NamedTuple):
@@ -82,8 +83,9 @@ def fixed_point(P: np.ndarray) -> np.ndarray:
     polynomial in W.
     """
     A, b, _ = quadratics.arrays()
+    hessians = np.asarray(block_diag(*A))
     apart, steps = (np.kron(matrix, np.eye(D)) for matrix in (EYE - W, P))
-    return np.linalg.solve(apart + steps @ block_diag(*A), steps @ b.ravel()).reshape(N, D)
+    return np.linalg.solve(apart + steps @ hessians, steps @ b.ravel()).reshape(N, D)
 
 
 def of_dsgd(gamma: float) -> np.ndarray:

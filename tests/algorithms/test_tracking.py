@@ -30,7 +30,8 @@ from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T = 0.1, 2_500
 LAZY, COMPLETE = graph("lazy"), topologies.complete(N)
-W, EYE = LAZY.W, np.eye(N)
+W: np.ndarray = np.asarray(LAZY.W)
+EYE = np.eye(N)
 
 
 def sgd(of: Any) -> optax.GradientTransformation:
