@@ -22,7 +22,8 @@ from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.dcd_sgd import dcd_sgd, ecd_sgd
-from algorithms.decentralized.decentralized_sgd import decentralized_sgd
+from algorithms.decentralized.decentlam import decentlam
+from algorithms.decentralized.decentralized_sgd import decentralized_sgd, dgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
@@ -44,6 +45,7 @@ from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.proximal_tracking import proximal_tracking
 from algorithms.decentralized.push_diging import push_diging
 from algorithms.decentralized.push_pull import ab, push_pull
+from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
@@ -115,6 +117,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
         optimizer, topologies.complete(workers)
     ),
+    "dgd": lambda optimizer, workers: dgd(optimizer, topologies.ring(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
@@ -172,6 +175,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "momentum-tracking": lambda optimizer, workers: momentum_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "qg-dsgdm": lambda optimizer, workers: quasi_global_momentum(
+        optimizer, topologies.ring(workers)
+    ),
+    "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -256,12 +263,14 @@ __all__ = [
     "compressed_sgd",
     "d2",
     "dcd_sgd",
+    "decentlam",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
     "delays",
     "demo",
     "des_loc",
+    "dgd",
     "diloco",
     "dion",
     "dlm",
@@ -315,6 +324,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "quasi_global_momentum",
     "relay_sgd",
     "scaffnew",
     "scaffold",

@@ -170,6 +170,7 @@ THIRD = {
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
     **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
 }
@@ -286,6 +287,10 @@ ON_QUADRATICS: Table = {
         "changing partly sampled-2",
     ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "dsgd, averaged momenta": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        "changing partly",
+    ),
     "dsgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",

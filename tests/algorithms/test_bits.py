@@ -109,7 +109,7 @@ FORMS: dict[str, Form] = {
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
     "asgd": lambda N, d: d * FLOAT,
-    "dsgd": _models(),
+    **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
     "local-sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),

@@ -22,8 +22,10 @@ from algorithms import (
     aug_dgm,
     choco_sgd,
     d2,
+    decentlam,
     decentralized_sgd,
     deepsqueeze,
+    dgd,
     dlm,
     exact_diffusion,
     extra,
@@ -35,6 +37,7 @@ from algorithms import (
     momentum_tracking,
     opapc,
     prox_skip,
+    quasi_global_momentum,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -160,6 +163,11 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "quasi-global momentum": lambda number: quasi_global_momentum(
+        optax.sgd(0.1), LAZY, number, nesterov=True
+    ),
+    "decentlam": lambda number: decentlam(optax.sgd(0.1), LAZY, number),
+    "momentum tracking": lambda number: momentum_tracking(optax.sgd(0.1), LAZY, number),
     "k_gt, consensus step": lambda number: k_gt(optax.sgd(0.1), LAZY, 2, number),
     "local_exact_diffusion, correction": lambda number: local_exact_diffusion(
         optax.sgd(0.1), LAZY, 2, number
@@ -212,6 +220,9 @@ DIRECTED = topologies.from_graph(
 )
 ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
+    "dgd": lambda graph: dgd(STEP, graph),
+    "quasi_global_momentum": lambda graph: quasi_global_momentum(STEP, graph),
+    "decentlam": lambda graph: decentlam(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
@@ -233,6 +244,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
     *("atc_tracking", "aug_dgm", "momentum_tracking"),
+    *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
