@@ -165,6 +165,10 @@ THIRD = {
     "sparse-loco": "blocking",
     "muloco": "none",
     "noloco": "lossy",
+    **dict.fromkeys(("lead", "motef"), "changing"),
+    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
+    "ecd-sgd": "none",
+    "c-gt": "noisy",
     "sparta": "sampled",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
@@ -331,6 +335,10 @@ ON_QUADRATICS: Table = {
     ),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "beer, low rank": (
+        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
         "pipelined",
     ),
     "d2 on a torus": (

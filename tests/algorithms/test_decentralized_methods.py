@@ -18,14 +18,20 @@ import dsgd
 import topologies
 from algorithms import (
     asynchronous_gossip_sgd,
+    beer,
+    c_gt,
     choco_sgd,
     d2,
+    dcd_sgd,
     decentralized_sgd,
     deepsqueeze,
+    ecd_sgd,
     exact_diffusion,
     extra,
     gradient_tracking,
+    lead,
     local_sgd,
+    motef,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -144,6 +150,15 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
     ),
+    "lead, both steps": lambda number: lead(
+        optax.sgd(0.1), LAZY, compressors.ternary, number, number
+    ),
+    "motef, both steps": lambda number: motef(
+        optax.sgd(0.05), LAZY, compressors.sign, number, number
+    ),
+    "c_gt, both steps": lambda number: c_gt(
+        optax.sgd(0.05), LAZY, compressors.ternary, number, number
+    ),
     "deepsqueeze, consensus step": lambda number: deepsqueeze(
         optax.sgd(0.1), LAZY, compressors.sign, number
     ),
@@ -194,6 +209,12 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+    "dcd_sgd": lambda graph: dcd_sgd(STEP, graph, compressors.identity),
+    "ecd_sgd": lambda graph: ecd_sgd(STEP, graph, compressors.identity),
+    "lead": lambda graph: lead(STEP, graph, compressors.identity),
+    "beer": lambda graph: beer(STEP, graph, compressors.sign, 0.1),
+    "c_gt": lambda graph: c_gt(STEP, graph, compressors.sign, 0.1, 0.5),
+    "motef": lambda graph: motef(STEP, graph, compressors.sign, 0.1, 0.5),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
 ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking")
@@ -231,7 +252,9 @@ def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     d2(STEP, topologies.ring(7))
 
 
-@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
+@pytest.mark.parametrize(
+    "method", [choco_sgd, deepsqueeze, beer], ids=lambda method: method.__name__
+)
 def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(method):
     """A layer of one element is sent whole."""
     for eta in (0.0, 1.5, float("nan")):
@@ -245,6 +268,27 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
             method(STEP, RING, compressor, 0.1).init(layers, N)
     method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
     method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)
+
+
+@pytest.mark.parametrize("method", [lead, dcd_sgd, ecd_sgd], ids=lambda method: method.__name__)
+def test_a_biased_compressor_is_refused_by_methods_that_need_an_unbiased_one(method):
+    with pytest.raises(ValueError, match=f"^{method.__name__}: the compressor sign is biased"):
+        method(STEP, RING, compressors.sign)
+
+
+def test_a_damped_memory_takes_unbiased_compressors_and_contractions_only():
+    neither = compressors.qsgd(1)._replace(omega=None, name="neither")
+    with pytest.raises(ValueError, match="^c_gt: neither states no contraction"):
+        c_gt(STEP, RING, neither, 0.1, 0.5).init(jnp.zeros(D), N)
+    for compressor in (compressors.qsgd(1), compressors.sign):
+        c_gt(STEP, RING, compressor, 0.1, 0.5).init(jnp.zeros(D), N)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"^c_gt: memory_step = {wrong}"):
+            c_gt(STEP, RING, compressors.sign, 0.1, wrong)
+        with pytest.raises(ValueError, match=f"^lead: memory_step = {wrong}"):
+            lead(STEP, RING, compressors.ternary, memory_step=wrong)
+        with pytest.raises(ValueError, match=f"^motef: momentum_step = {wrong}"):
+            motef(STEP, RING, compressors.sign, 0.1, wrong)
 
 
 def test_a_correction_loses_nothing_to_rounding():
