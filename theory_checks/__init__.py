@@ -14,6 +14,7 @@ Each family of methods has a module with the derivation of its bound and these f
 from theory_checks import bounds
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.search import ReplayableDraws
+from theory_checks.machinery.stability import linear_rate, stable_step
 from theory_checks.machinery.statement import Condition, Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
@@ -44,7 +45,9 @@ __all__ = [
     "ef21",
     "error_compensated_sgd",
     "gradient_descent",
+    "linear_rate",
     "local_sgd",
     "minibatch_sgd",
     "sgd",
+    "stable_step",
 ]

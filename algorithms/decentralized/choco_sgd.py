@@ -62,6 +62,7 @@ def choco_sgd(
     estimates start at $x_0$ instead of 0, which requires no message.
     """
     gossip.require_topology("choco_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("choco_sgd")
     gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):
