@@ -159,6 +159,7 @@ def _tracked(
     so that previous gradients need not be kept, and rounding errors of gradients do not accumulate.
     """
     gossip.require_topology(name, topology, symmetric=True, fixed=True)
+    topology.require_one_exchange(name)
     gossip.require_step(name, consensus_step)
 
     def start(x: optimizers.Model):

@@ -286,6 +286,15 @@ def test_factors_of_steps_are_one_positive_number_for_each_worker():
             aug_dgm(STEP, RING, factors)
 
 
+COMPRESSED = ("choco_sgd", "deepsqueeze", "dcd_sgd", "ecd_sgd", "lead", "beer", "c_gt", "motef")
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_accelerated_gossip_of_compressed_messages_is_refused(name):
+    with pytest.raises(ValueError, match=rf"^{name} on chebyshev.*: a round has 2 exchanges"):
+        ON_GRAPHS[name](topologies.chebyshev(RING, 2))
+
+
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     """At -1/3 one of the recursion's roots is -1."""
     for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
