@@ -226,7 +226,7 @@ BY_NAME: dict[str, Any] = {
     "proximal": 0.1,
     "switch": 2,
     "backups": 1,
-    "consensus_step": 0.5,
+    **dict.fromkeys(("consensus_step", "memory_step", "momentum_step"), 0.5),
     "method": METHOD,
     "threshold": 1.0,
     "micro_batches": 2,
@@ -334,7 +334,15 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
-    algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
+    **{
+        method: {"compressor": compressors.random_k(0.5)}
+        for method in (
+            algorithms.compressed_sgd,
+            algorithms.lead,
+            algorithms.dcd_sgd,
+            algorithms.ecd_sgd,
+        )
+    },
     algorithms.ab: {"pull": RING, "push": RING},
     algorithms.push_pull: {"pull": RING, "push": RING},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
@@ -415,6 +423,9 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
+    "algorithms.lead(SGD, ring, compressors.ternary, 2)": "lead: consensus_step = 2",
+    "algorithms.motef(SGD, ring, compressors.sign, 0.1, 0)": "motef: momentum_step = 0",
+    "compressors.qsgd(2, 'l1')": "qsgd: norm = 'l1'; expected 'l2' or 'linf'",
     "algorithms.deepsqueeze(SGD, ring, compressors.top_k, 0.1)": "compressor = the function top_k",
     "algorithms.asynchronous_sgd(SGD, delays.uniform)": "delays = the function uniform",
     "delays.given([0.0, 1.0])": "given: D = [0.0, 1.0]",

@@ -163,6 +163,10 @@ THIRD = {
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
+    **dict.fromkeys(("lead", "motef"), "changing"),
+    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
+    "ecd-sgd": "none",
+    "c-gt": "noisy",
     "dlm": "changing",
     **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
     "opapc": "blocking",
@@ -358,6 +362,10 @@ ON_QUADRATICS: Table = {
     ),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "beer, low rank": (
+        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
         "pipelined",
     ),
     "d2 on a torus": (

@@ -80,6 +80,16 @@ def largest(k: int, p: int) -> int:
     return FLOAT * k + packed((p - 1).bit_length(), k)
 
 
+def ranged(p: int) -> int:
+    """Returns the bits of a message of `random_quantization(8)`."""
+    return packed(8, p) + 2 * FLOAT if p > 2 else p * FLOAT
+
+
+def five_values(p: int) -> int:
+    """Returns the bits of a message of `qsgd(2, "linf")`."""
+    return packed(3, p) + FLOAT
+
+
 def frequencies(k: int, d: int) -> int:
     """Of k coefficients of each chunk, the largest divisor of d that is at most 64, and their
     places.
@@ -130,6 +140,10 @@ FORMS: dict[str, Form] = {
     "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
+    **dict.fromkeys(("dcd-sgd", "ecd-sgd"), lambda N, d: degree(N) * ranged(d)),
+    "lead": lambda N, d: degree(N) * five_values(d),
+    "c-gt": lambda N, d: degree(N) * 2 * five_values(d),  # of model and tracker
+    **dict.fromkeys(("beer", "motef"), lambda N, d: degree(N) * 2 * largest(-(-d // 10), d)),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
     # vectors are not compressed
     "powersgd": all_reduce,

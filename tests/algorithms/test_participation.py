@@ -729,6 +729,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "opapc"),
     *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
