@@ -331,6 +331,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
+    algorithms.local_exact_diffusion: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.fed_adagrad: {"step": 0.1},
     algorithms.fed_adam: {"step": 0.1},
     algorithms.fed_yogi: {"step": 0.1},
