@@ -160,7 +160,7 @@ THIRD = {
     "mime": "lossy",
     "scaffnew": "changing",
     "des-loc": "lossy",
-    "easgd": "lossy",
+    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
