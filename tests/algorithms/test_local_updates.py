@@ -64,6 +64,9 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedNova": lambda of: algorithms.with_local_work(
         algorithms.fed_nova(plain_sgd(of), of.period), partial(first_rounds, of.period)
     ),
+    "FedNova, server momentum": lambda of: algorithms.fed_nova(
+        plain_sgd(of), of.period, optax.sgd(of.step, momentum=of.outer_momentum)
+    ),
     "FedDyn": lambda of: algorithms.fed_dyn(plain_sgd(of), of.period, of.proximal),
     "MimeLite": lambda of: algorithms.mime_lite(sgd(of), of.period),
     "Mime": lambda of: algorithms.mime(sgd(of), of.period),
@@ -139,6 +142,10 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("mini-batch", Numbers(gamma=0.7 * GAMMA, momentum=0.6)),
     ),
     "FedAvg": (("FedAvg", Numbers()), ("local SGD", Numbers())),
+    "FedNova, server momentum": (
+        ("FedNova, server momentum", Numbers(step=0.7, outer_momentum=0.6)),
+        ("FedAvgM", Numbers(step=0.7, outer_momentum=0.6)),
+    ),
     "EAMSGD without momentum": (("EAMSGD", Numbers(step=0.9)), ("EASGD", Numbers(step=0.9))),
     "FedProx without its term": (("FedProx", Numbers()), ("FedAvg", Numbers())),
     "FedProx of one step": (
