@@ -54,7 +54,7 @@ from algorithms.local_updates.adacomm import adacomm
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
-from algorithms.local_updates.easgd import easgd
+from algorithms.local_updates.easgd import eamsgd, easgd
 from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
@@ -126,6 +126,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
     "easgd": lambda optimizer, workers: easgd(optimizer, 2),
+    "eamsgd": lambda optimizer, workers: eamsgd(optimizer, 0.9, 2),
     "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
     "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
     "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
@@ -277,6 +278,7 @@ __all__ = [
     "drop_compute",
     "dropcompute",
     "eager_diloco",
+    "eamsgd",
     "easgd",
     "ecd_sgd",
     "ef21",

@@ -346,6 +346,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.ab: {"pull": RING, "push": RING},
     algorithms.push_pull: {"pull": RING, "push": RING},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
+    algorithms.local_exact_diffusion: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.fed_adagrad: {"step": 0.1},
     algorithms.fed_adam: {"step": 0.1},
     algorithms.fed_yogi: {"step": 0.1},

@@ -159,7 +159,7 @@ THIRD = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     "scaffnew": "changing",
     "des-loc": "lossy",
-    "easgd": "lossy",
+    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",

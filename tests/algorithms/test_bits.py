@@ -151,7 +151,7 @@ FORMS: dict[str, Form] = {
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
-    **dict.fromkeys(("easgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("easgd", "eamsgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
     "adacomm": lambda N, d: all_reduce(N, d + 1),  # model and loss
     "mime": lambda N, d: d * FLOAT,
@@ -170,7 +170,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
-    **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
+    **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
     "mime": (4, {0, 3}),

@@ -132,6 +132,12 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/easgd.py",
+        "x + jnp.asarray(momentum, x.dtype) * v",
+        "x",
+        of(STATEMENTS, "statement_holds[EAMSGD, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
         "before, center",
         "y.params, center",
         of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[easgd]"),
