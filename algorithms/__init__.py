@@ -18,16 +18,22 @@ from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
+from algorithms.decentralized.dcd_sgd import dcd_sgd, ecd_sgd
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.k_gt import k_gt
+from algorithms.decentralized.lead import lead
+from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.lt_admm import lt_admm
 from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
@@ -62,7 +68,9 @@ from algorithms.with_local_work import with_local_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
+    buckets,
     chunked_top_k,
+    qsgd,
     random_quantization,
     sign,
     top_k,
@@ -131,6 +139,11 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
+    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
+    "led": lambda optimizer, workers: local_exact_diffusion(
+        optimizer, topologies.ring(workers, topologies.lazy), 4
+    ),
+    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -144,6 +157,24 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
     "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
     "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
+    "dcd-sgd": lambda optimizer, workers: dcd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "ecd-sgd": lambda optimizer, workers: ecd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "lead": lambda optimizer, workers: lead(
+        optimizer, topologies.ring(workers), whole_model(buckets(qsgd(2, "linf"), 512))
+    ),
+    "beer": lambda optimizer, workers: beer(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1
+    ),
+    "c-gt": lambda optimizer, workers: c_gt(
+        optimizer, topologies.ring(workers), whole_model(qsgd(2, "linf")), 0.2, 0.2
+    ),
+    "motef": lambda optimizer, workers: motef(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1, 0.2
+    ),
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
     ),
@@ -181,9 +212,12 @@ __all__ = [
     "asynchronous_sgd",
     "atc_tracking",
     "backup_workers_sgd",
+    "beer",
+    "c_gt",
     "choco_sgd",
     "compressed_sgd",
     "d2",
+    "dcd_sgd",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
@@ -197,6 +231,7 @@ __all__ = [
     "dropcompute",
     "eager_diloco",
     "easgd",
+    "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",
@@ -212,8 +247,11 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "k_gt",
     "kimad",
     "kimad_sgd",
+    "lead",
+    "local_exact_diffusion",
     "local_sgd",
     "lt_admm",
     "make",
@@ -221,6 +259,7 @@ __all__ = [
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "motef",
     "muloco",
     "noloco",
     "on_ray",
@@ -229,6 +268,7 @@ __all__ = [
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "prox_skip",
     "relay_sgd",
     "scaffnew",
     "scaffold",

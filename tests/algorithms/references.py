@@ -164,10 +164,11 @@ THIRD = {
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
-    "noloco": "lossy",
     "dlm": "changing",
     **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
     "opapc": "blocking",
+    **dict.fromkeys(("noloco", "k-gt"), "lossy"),
+    **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
     "atc-tracking": "lossy",
 }

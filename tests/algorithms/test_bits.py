@@ -22,7 +22,7 @@ import optax
 import pytest
 
 import algorithms
-from dsgd.base import Round
+from dsgd.base import Query, Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
@@ -118,6 +118,8 @@ FORMS: dict[str, Form] = {
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
+    "k-gt": _models(2),  # model and change
+    **dict.fromkeys(("led", "prox-skip"), _models()),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     **dict.fromkeys(("dlm", "lt-admm"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
@@ -150,8 +152,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    "noloco": (4, {3}),
-    "lt-admm": (4, {3}),
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
@@ -160,7 +161,7 @@ FEW: dict[str, Callable[[int], int]] = {
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
 }
-BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
@@ -187,9 +188,14 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         method = algorithms.make(name, optax.sgd(0.1), N)
         state = method.init(jnp.ones(d, jnp.float32), N)
         this = Round(t, N, jax.random.key(0))
+
+        def ones(query):
+            asked = N if query.workers is None else query.workers.shape[0]
+            gradients = jnp.ones((asked, d), jnp.float32)
+            return (jnp.ones(asked), gradients) if query.loss else gradients
+
         query = method.query(state, this)
-        asked = N if query.workers is None else query.workers.shape[0]
-        gradients = jnp.ones((asked, d), jnp.float32)
+        gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 

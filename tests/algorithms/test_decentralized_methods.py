@@ -27,9 +27,12 @@ from algorithms import (
     exact_diffusion,
     extra,
     gradient_tracking,
+    k_gt,
+    local_exact_diffusion,
     local_sgd,
     lt_admm,
     opapc,
+    prox_skip,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -86,7 +89,17 @@ def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
     )
 
 
-@pytest.mark.parametrize("factory", [d2, extra])
+def led(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns LED with beta = 1 / 3, which is rounded."""
+    return local_exact_diffusion(optimizer, topology, 3)
+
+
+def tracked(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns K-GT."""
+    return k_gt(optimizer, topology, 3)
+
+
+@pytest.mark.parametrize("factory", [d2, extra, led, tracked])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory):
     """Twelve workers: the mean of equal models is rounded, and the changes of all rounds
     accumulate.
@@ -145,6 +158,11 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "k_gt, consensus step": lambda number: k_gt(optax.sgd(0.1), LAZY, 2, number),
+    "local_exact_diffusion, correction": lambda number: local_exact_diffusion(
+        optax.sgd(0.1), LAZY, 2, number
+    ),
+    "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -195,6 +213,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
+    "k_gt": lambda graph: k_gt(STEP, graph, 2),
+    "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
+    "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
@@ -205,7 +226,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "opapc": lambda graph: opapc(graph, 1.0, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
-ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking")
+ANY_DOUBLY_STOCHASTIC = (
+    *("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking", "k_gt"),
+)
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 

@@ -315,6 +315,24 @@ def tracked_after_the_step(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": mixed, "gradient": last}, bits
 
 
+def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models and corrections of K-GT, -H gamma c. A worker that does not
+    participate in an exchange continues from its model.
+    """
+    x, y, c, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        there = HERE[t][:, None]
+        y = np.where(there, y - GAMMA * (slopes(y) + c), y)
+        if (t + 1) % H == 0:
+            W, messages = gossip(t, topology)
+            z = (x - y) / (H * GAMMA)
+            c, bits = c - z + W @ z, bits + messages * 2 * WORD
+            x = np.where(there, W @ y, x)
+            y = np.where(there, x, y)
+            np.testing.assert_allclose(c.sum(axis=0), 0, atol=1e-12)
+    return {"params": y, "start": x, "correction": -H * GAMMA * c}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -457,6 +475,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.atc_tracking(SGD, MATCHED),
         lambda: tracked_after_the_step(MATCHED),
     ),
+    "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
         algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
@@ -556,6 +575,7 @@ REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
     *("dlm", "opapc"),
+    *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -591,6 +611,7 @@ UNFIT = [
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

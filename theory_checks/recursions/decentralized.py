@@ -153,6 +153,88 @@ def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: flo
         yield {"params": X, "error": delta}
 
 
+def lead(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, alpha: float
+) -> Rounds:
+    """LEAD: Liu et al., 2021, with a fixed step size. Departures: no step without gossip before the
+    first round, and H starts at the common x_0.
+    """
+    W_, gamma, t = W(0), -step(np.ones(())), 0
+    D, H, H_w = np.zeros_like(X), X, W_ @ X
+    while True:
+        g = G(t, X)
+        Y = X - gamma * g - gamma * D
+        Q = _each(q, Y - H)
+        Y_hat, Y_hat_w = H + Q, H_w + W_ @ Q
+        H, H_w = (1 - alpha) * H + alpha * Y_hat, (1 - alpha) * H_w + alpha * Y_hat_w
+        D = D + eta / (2 * gamma) * (Y_hat - Y_hat_w)
+        X = X - gamma * g - gamma * D
+        t += 1
+        yield {"params": X, "correction": -gamma * D}
+
+
+def dcd(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q) -> Rounds:
+    """DCD-PSGD: Tang et al., 2018."""
+    t = 0
+    while True:
+        half = W(0) @ X + step(G(t, X))
+        X = X + _each(q, half - X)
+        t += 1
+        yield {"params": X, "laplacian": W(0) @ X - X}
+
+
+def ecd(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q) -> Rounds:
+    """ECD-PSGD: Tang et al., 2018."""
+    X_hat, t = X, 1
+    while True:
+        after = W(0) @ X_hat + step(G(t - 1, X))
+        z = (1 - t / 2) * X + t / 2 * after
+        X_hat = (1 - 2 / t) * X_hat + 2 / t * _each(q, z)
+        X = after
+        t += 1
+        yield {"params": X, "x_hat": X_hat}
+
+
+def motef(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, momentum: float
+) -> Rounds:
+    """MoTEF: Islamov, Gao and Stich, 2024; BEER if the momentum step is 1. Departure: the copies
+    start at the common x_0 and at C(V_0) instead of 0.
+    """
+    pull, M, H, t = W(0) - np.eye(len(X)), G(0, X), X, 0
+    V, C_V = M, _each(q, M)
+    while True:
+        X = X + eta * pull @ H + step(V)
+        yield {"params": X, "correction": V + eta * pull @ C_V - M}
+        H = H + _each(q, X - H)
+        t += 1
+        before, M = M, (1 - momentum) * M + momentum * G(t, X)
+        V = V + eta * pull @ C_V + M - before
+        C_V = C_V + _each(q, V - C_V)
+
+
+def c_gt(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, alpha: float
+) -> Rounds:
+    """C-GT: Liao, Li, Huang and Pu, 2022. Departure: the copies start at the common x_0 and 0."""
+    I_W, g, H, t = np.eye(len(X)) - W(0), G(0, X), X, 0
+    Y, H_Y = g, np.zeros_like(X)
+    while True:
+        Q, Q_Y = _each(q, X - H), _each(q, Y - H_Y)
+        X_hat, Y_hat = H + Q, H_Y + Q_Y
+        H, H_Y = H + alpha * Q, H_Y + alpha * Q_Y
+        X = X - eta * I_W @ X_hat + step(Y)
+        yield {"params": X, "correction": Y - eta * I_W @ Y_hat - g}
+        t += 1
+        last, g = g, G(t, X)
+        Y = Y - eta * I_W @ Y_hat + g - last
+
+
+def _each(q: Q, X: np.ndarray) -> np.ndarray:
+    """Returns the messages of all workers, `[N, d]`."""
+    return np.stack([q(x) for x in X])
+
+
 def by_layers(q: Q, layers: Sequence[int]) -> Q:
     """Returns the compressor of a model that compresses each layer of these sizes separately."""
     return lambda x: np.concatenate([q(layer) for layer in np.split(x, np.cumsum(layers)[:-1])])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import algorithms
-from theory_checks.machinery.cases import Case, on_workers
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D
-from theory_checks.recursions import compressed, decentralized, synchronous
+from theory_checks.recursions import compressed, decentralized, local_gossip, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
 from theory_checks.statements.recursions.shared import (
     BITS,
@@ -23,7 +23,11 @@ from theory_checks.statements.recursions.shared import (
     matrices,
 )
 
-ETA = 0.3
+ETA, K, P, CHI = 0.3, 3, 0.5, 0.75
+# Deterministic compressors in the place of unbiased ones: the recursions hold for any map.
+HALF_FOR_LEAD, SHORT_FOR_DCD = (
+    C._replace(delta=None, omega=lambda d: 1.0) for C in (HALF, SHORT_OF_ALL)
+)
 
 
 def _gossip(
@@ -75,6 +79,37 @@ def _lossy_gossip(
 def _largest(k: int, d: int) -> int:
     """Returns the bits of k of d elements with their indices."""
     return k * DOUBLE + packed((d - 1).bit_length(), k)
+
+
+def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
+    """Yields the rounds with the coins of the method, and the bits of all messages if it sends
+    any.
+    """
+    coins = inputs.found.sent.any(axis=1)
+    rounds = local_gossip.prox_skip(
+        inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
+    )
+    for coin, symbols in zip(coins, between_neighbours(rounds, "irregular", BITS), strict=True):
+        yield symbols | {bits: coin * symbols[bits] for bits in ("bits up", "bits down")}
+
+
+TRACKED = {
+    "BEER": (
+        "Zhao et al. 2022",
+        algorithms.beer,
+        lambda *given: decentralized.motef(*given, momentum=1.0),
+    ),
+    "C-GT": (
+        "Liao et al. 2022",
+        lambda *given: algorithms.c_gt(*given, memory_step=0.6),
+        lambda *given: decentralized.c_gt(*given, alpha=0.6),
+    ),
+    "MoTEF": (
+        "Islamov et al. 2024",
+        lambda *given: algorithms.motef(*given, momentum_step=0.4),
+        lambda *given: decentralized.motef(*given, momentum=0.4),
+    ),
+}
 
 
 def _in_layers(q: compressed.Q) -> compressed.Q:
@@ -150,6 +185,40 @@ CASES = (
         "momentum",
         2 * BITS,
     ),
+    Case(
+        "K-GT, schedule",
+        "Liu et al. 2024",
+        lambda optimizer, of: algorithms.k_gt(optimizer, graph("one peer"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.k_gt(inputs.X, inputs.G, matrices("one peer"), inputs.gamma, K, ETA),
+            "one peer",
+            2 * BITS,
+            K,
+        ),
+        on_workers,
+        "on one peer, every third round",
+    ),
+    Case(
+        "LED",
+        "Alghunaim 2024",
+        lambda optimizer, of: algorithms.local_exact_diffusion(optimizer, graph("lazy"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.led(inputs.X, inputs.G, matrices("lazy"), inputs.gamma, K, ETA),
+            "lazy",
+            BITS,
+            K,
+        ),
+        on_workers,
+        "on lazy, every third round",
+    ),
+    Case(
+        "ProxSkip on graphs",
+        "Guo et al. 2023",
+        lambda optimizer, of: algorithms.prox_skip(optimizer, graph("irregular"), P, 1 / (2 * CHI)),
+        _prox_skip,
+        on_workers,
+        "on irregular",
+    ),
     _gossip(
         "ATC tracking, schedule",
         "Di Lorenzo and Scutari 2016, NEXT",
@@ -217,5 +286,50 @@ CASES = (
         largest_half,
         _largest(D // 2, D),
         optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "LEAD",
+        "Liu et al. 2021, algorithm 1",
+        lambda *given: algorithms.lead(*given, memory_step=0.4),
+        lambda *given: decentralized.lead(*given, alpha=0.4),
+        "irregular",
+        HALF_FOR_LEAD,
+        _in_layers(largest_half),
+        sum(_largest(-(-size // 2), size) for size in LAYERS),
+    ),
+    _lossy_gossip(
+        "DCD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.dcd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.dcd(X, G, W, step, q),
+        "star",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+        optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "ECD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.ecd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.ecd(X, G, W, step, q),
+        "irregular",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+    ),
+    *(
+        _lossy_gossip(
+            name,
+            reference,
+            method,
+            recursion,
+            "irregular",
+            HALF_OF_ALL,
+            largest_half,
+            2 * _largest(D // 2, D),
+            optimizer="momentum",
+        )
+        for name, (reference, method, recursion) in TRACKED.items()
     ),
 )
