@@ -121,7 +121,7 @@ FORMS: dict[str, Form] = {
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
-    **dict.fromkeys(("dlm", "lt-admm"), _models()),
+    **dict.fromkeys(("dlm", "lt-admm", "lt-admm-vr"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
     "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
@@ -152,7 +152,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested

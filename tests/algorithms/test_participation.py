@@ -574,7 +574,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
-    *("dlm", "opapc"),
+    *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
