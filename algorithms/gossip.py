@@ -30,7 +30,8 @@ def require_topology(
     symmetric: bool = False,
     fixed: bool = False,
 ) -> None:
-    """Validates that a method can use the topology.
+    """Validates that a method can use the topology. A topology for "pull" or "push" is not accepted
+    unless W is doubly stochastic.
 
     Args:
         method: name for the error message.
@@ -52,11 +53,17 @@ def require_topology(
             f"{method}: W of {topology.name} is not symmetric; expected an undirected graph with "
             "symmetric weights"
         )
+    if topology.role != "gossip" and not topology.doubly_stochastic:
+        raise ValueError(
+            f"{method}: {topology.name} is a topology for {topology.role!r}, which only "
+            "algorithms.push_pull and algorithms.ab use; expected one for 'gossip': pass other "
+            "weights than topologies.pull and topologies.push"
+        )
     if doubly_stochastic and not topology.doubly_stochastic:
         raise ValueError(
             f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
-            "stochastic W (algorithms.stochastic_gradient_push takes any W whose columns sum to "
-            "1)"
+            "stochastic W (algorithms.stochastic_gradient_push and algorithms.push_diging take any "
+            "W whose columns sum to 1)"
         )
 
 

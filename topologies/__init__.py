@@ -9,6 +9,7 @@ from topologies.graphs import (
     from_graph,
     from_matrix,
     hypercube,
+    random_directed,
     random_regular,
     ring,
     spanning_tree,
@@ -16,8 +17,8 @@ from topologies.graphs import (
     torus,
 )
 from topologies.pictures import draw
-from topologies.schedules import one_peer_exponential, random_matchings
-from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, uniform
+from topologies.schedules import one_peer_exponential, random_matchings, random_pushes
+from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, pull, push, uniform
 
 __all__ = [
     "WEIGHTS",
@@ -35,7 +36,11 @@ __all__ = [
     "max_degree",
     "metropolis",
     "one_peer_exponential",
+    "pull",
+    "push",
+    "random_directed",
     "random_matchings",
+    "random_pushes",
     "random_regular",
     "ring",
     "spanning_tree",

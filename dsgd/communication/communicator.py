@@ -21,7 +21,7 @@ from dsgd.communication.bits import Bits
 from dsgd.communication.compressed import Delivery
 from dsgd.communication.record import Frame, Record
 from dsgd.graphs.accelerated import Accelerated
-from dsgd.graphs.topology import Topology
+from dsgd.graphs.topology import Role, Topology
 from dsgd.wire import counts
 
 UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
@@ -218,6 +218,30 @@ class Communicator(Round):
         with self._mixing("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
             return workers.mix((tree, weights), topology, turn, keep_sums=True)
 
+    def pull(self, tree: PyTree, topology: Topology) -> PyTree:
+        r"""Returns weighted means of the neighbours' vectors, $x_n \leftarrow \sum_m R_{nm} x_m$:
+        leaves `[n, ...]` to `[n, ...]`. Vectors that are all equal do not change, even if messages
+        are lost: a receiver keeps its own vector in the place of what does not arrive.
+
+        Args:
+            tree: floating-point leaves `[n, ...]`.
+            topology: R, whose rows sum to 1: a topology for "pull", or doubly stochastic.
+        """
+        with self._mixing("pull", tree, topology, None, ("pull",)) as turn:
+            return workers.mix(tree, topology, turn)
+
+    def push(self, tree: PyTree, topology: Topology) -> PyTree:
+        r"""Returns the sums of what workers send each other, $x_n \leftarrow \sum_m P_{nm} x_m$:
+        leaves `[n, ...]` to `[n, ...]`. The sum over workers is preserved even if messages are
+        lost: a sender keeps what does not arrive.
+
+        Args:
+            tree: floating-point leaves `[n, ...]`.
+            topology: P, whose columns sum to 1: a topology for "push" or for "gossip".
+        """
+        with self._mixing("push", tree, topology, None, ("push", "gossip")) as turn:
+            return workers.mix(tree, topology, turn, keep_sums=True)
+
     def neighbours(self, tree: PyTree, topology: Topology) -> tuple[PyTree, jax.Array]:
         """Returns the neighbours' values, one by one.
 
@@ -230,7 +254,7 @@ class Communicator(Round):
             corresponding entries of W, `[n, K]`, which are 0 for missing neighbours and for
             messages that do not arrive.
         """
-        with self._mixing("neighbours", tree, topology, None) as turn:
+        with self._mixing("neighbours", tree, topology, None, ("gossip", "pull", "push")) as turn:
             return workers.neighbours(tree, topology, turn)
 
     def to_each_neighbour(self, tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:
@@ -512,6 +536,26 @@ class Communicator(Round):
 
     # Calls that send nothing.
 
+    def prox(self, model: PyTree, step: Any) -> PyTree:
+        r"""Returns $\mathrm{prox}_{s r}(x) = \arg\min_z r(z) + \frac1{2 s} |z - x|^2$ for the
+        problem's regularizer r; x itself if it has none.
+
+        `jax.vmap(round.prox, (0, None))(models, step)` is the same for each of several models.
+
+        Args:
+            model: x, one model, leaves `[...]`.
+            step: s, a positive scalar.
+        """
+        self.record.proximal = True
+        regularizer = self.problem and self.problem.regularizer
+        if regularizer is None:
+            return model
+        after = regularizer.prox(model, step)
+        checks.require_same(
+            f"{self.record.method}: prox of {regularizer.name} returns a tree", after, model
+        )
+        return jax.tree.map(lambda after, x: after.astype(x.dtype), after, model)
+
     def log(self, **metrics: Any) -> None:
         """Records numbers in the history, by name: scalars, or `[N]` (one for each worker), the
         same on every device.
@@ -653,12 +697,16 @@ class Communicator(Round):
 
     @contextmanager
     def _to_neighbours(
-        self, call: str, topology: Any, needs_all: Callable[[Topology], str] | None
+        self,
+        call: str,
+        topology: Any,
+        needs_all: Callable[[Topology], str] | None,
+        roles: tuple[Role, ...] = ("gossip",),
     ) -> Iterator[None]:
         """Validates the topology, and counts the messages of the block as those of `call`.
         `needs_all` takes the topology and returns the reason for which it needs all workers and
         messages, or "" if it does not. If it is None, workers and messages may be missing on any
-        topology.
+        topology. A doubly stochastic topology has every role.
         """
         if not isinstance(topology, Topology):
             raise ValueError(
@@ -666,6 +714,12 @@ class Communicator(Round):
                 "expected a dsgd.Topology, such as topologies.ring(16)"
             )
         topology.require_workers(self.record.method, self.workers)
+        if topology.role not in roles and not topology.doubly_stochastic:
+            expected = " or ".join(map(repr, roles))
+            raise ValueError(
+                f"{self.record.method}: round.{call}: {topology.name} is a topology for "
+                f"{topology.role!r}; expected one for {expected}, or a doubly stochastic W"
+            )
         topology.require_one_exchange(f"{self.record.method}: round.{call}")
         if needs_all is not None and (reason := needs_all(topology)):
             self.require_all(reason)
@@ -674,12 +728,17 @@ class Communicator(Round):
 
     @contextmanager
     def _mixing(
-        self, call: str, tree: PyTree, topology: Any, needs_all: Callable[[Topology], str] | None
+        self,
+        call: str,
+        tree: PyTree,
+        topology: Any,
+        needs_all: Callable[[Topology], str] | None,
+        roles: tuple[Role, ...] = ("gossip",),
     ) -> Iterator[jax.Array]:
         """Records messages to all neighbours, and yields the number of the exchange, which selects
         the graph of a schedule.
         """
-        with self._to_neighbours(call, topology, needs_all):
+        with self._to_neighbours(call, topology, needs_all, roles):
             size, turn = bits.of_tree(tree), self.record.frame.turn
             sent = bits.to_neighbours(size, size, topology, turn)
             # The uniform W is a mean over all workers, which is computed by an all-reduce.

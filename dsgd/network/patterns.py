@@ -262,6 +262,7 @@ def gossip(topology: Topology) -> Pattern:
         volume,
         messages if turns == 1 else None,
         among_neighbours(topology),
+        tuple(links.tobytes() for links in topology.links),
     )
 
 

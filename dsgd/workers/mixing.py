@@ -39,19 +39,18 @@ def mix(
     `[n, ...]` to `[n, ...]`.
 
     The sum is computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with
-    $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that agree do not change,
-    bit for bit. Only the uniform W (the complete graph) is a mean over all workers, up to its
-    rounding.
+    $r_i = \sum_j W_{ij}$, which is 1 if the rows sum to 1: models that agree do not change, bit for
+    bit. Only the uniform W (the complete graph) is a mean over all workers, up to its rounding.
 
-    If messages are lost, or workers do not participate, rows still sum to 1 if W is doubly
-    stochastic: models that agree do not change, and, if W is symmetric, neither does the mean. For
-    other W, and with `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
+    If messages are lost, or workers do not participate, rows that sum to 1 still do: models that
+    agree do not change, and, if W is symmetric, neither does the mean. For other W, and with
+    `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
 
     Args:
         tree: floating-point leaves of a block.
         topology: W.
         step: the present round (`Round.step`), for a schedule; the same for all runs of a `vmap`.
-        keep_sums: for push-sum, which divides by its weights.
+        keep_sums: for methods that need the sum over workers; W has columns that sum to 1.
 
     Raises:
         ValueError: if leaves are for another number of workers, or not floating point (weights
@@ -64,7 +63,7 @@ def mix(
         return jax.tree.map(
             lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree
         )
-    if topology.doubly_stochastic and not (some_lost and keep_sums):
+    if topology.row_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, gather_neighbours(tree, topology, step), topology, step, onto=True)
     own_weights = (
         _kept(topology, step)

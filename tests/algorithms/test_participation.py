@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -55,6 +56,11 @@ RING, CHAIN, STAR, COMPLETE, PUSH, MATCHED = (
     topologies.one_peer_exponential(N),
     topologies.random_matchings(N),
 )
+PUSHES = topologies.random_pushes(N, 5)
+PULLS = topologies.random_pushes(N, 5, weights=topologies.pull)
+TREE = nx.DiGraph([(n // 2, n) for n in range(N)])  # with a loop, which is ignored
+DOWN = topologies.from_graph(TREE, topologies.pull)
+UP = topologies.from_graph(TREE.reverse(), topologies.push)
 
 
 def slopes(X: np.ndarray) -> np.ndarray:
@@ -290,11 +296,12 @@ def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X}, bits
 
 
-def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+def tracked(topology: dsgd.Topology, beta: float = 0.0) -> tuple[dict, float]:
+    """Returns the final states of gradient tracking, or of momentum tracking."""
     X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         W, messages = gossip(t, topology)
-        g = np.where(HERE[t][:, None], slopes(X), last)
+        g = np.where(HERE[t][:, None], beta * last + slopes(X), last)
         Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
         X = W @ X - GAMMA * np.where(HERE[t][:, None], Y, 0)
         np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
@@ -333,6 +340,18 @@ def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": y, "start": x, "correction": -H * GAMMA * c}, bits
 
 
+def tracked_in_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of Aug-DGM."""
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ (Y + g - last), g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": Y, "gradient": last}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -340,6 +359,41 @@ def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
         X = W @ np.where(HERE[t][:, None], X - GAMMA * slopes(X / mass[:, None]), X)
         mass, bits = W @ mass, bits + messages * (WORD + 32)
     return {"params": X, "weight": mass}, bits
+
+
+def pushed_and_tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of Push-DIGing. A sender keeps what does not arrive: the sums of
+    all three vectors are preserved.
+    """
+    U, mixed, last = np.zeros((3, N, D))
+    mass, bits = np.ones(N), 0.0
+    for t in range(T):
+        P, messages = gossip(t, topology, columns=True)
+        there = HERE[t][:, None]
+        g = np.where(there, slopes(U / mass[:, None]), last)
+        Y, last, bits = mixed + g - last, g, bits + messages * (2 * WORD + 32)
+        U, mass, mixed = P @ (U - GAMMA * np.where(there, Y, 0)), P @ mass, P @ Y
+        np.testing.assert_allclose(mixed.sum(axis=0), g.sum(axis=0))
+    return {"params": U, "weight": mass, "tracker": mixed, "gradient": last}, bits
+
+
+def pulled_and_pushed(
+    pull: dsgd.Topology, push: dsgd.Topology, adapt_first: bool
+) -> tuple[dict, float]:
+    """Returns the final states of Push-Pull, or of AB. The rows of R and the columns of P sum to 1
+    in every round.
+    """
+    X, mixed, last = np.zeros((3, N, D))
+    bits = 0.0
+    for t in range(T):
+        (R, pulls), (P, pushes) = gossip(t, pull), gossip(t, push, columns=True)
+        there = HERE[t][:, None]
+        g = np.where(there, slopes(X), last)
+        Y, last, bits = mixed + g - last, g, bits + (pulls + pushes) * WORD
+        change = -GAMMA * np.where(there, Y, 0)
+        X, mixed = R @ (X + change) if adapt_first else R @ X + change, P @ Y
+        np.testing.assert_allclose(mixed.sum(axis=0), g.sum(axis=0))
+    return {"params": X, "tracker": mixed, "gradient": last}, bits
 
 
 def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
@@ -476,7 +530,24 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: tracked_after_the_step(MATCHED),
     ),
     "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
+    "aug-dgm": (algorithms.aug_dgm(SGD, MATCHED), lambda: tracked_in_two_exchanges(MATCHED)),
+    "momentum-tracking": (
+        algorithms.momentum_tracking(SGD, MATCHED, BETA),
+        lambda: tracked(MATCHED, BETA),
+    ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
+    "push-diging": (
+        algorithms.push_diging(SGD, PUSHES),
+        lambda: pushed_and_tracked(PUSHES),
+    ),
+    "push-pull": (
+        algorithms.push_pull(SGD, PULLS, PUSHES),
+        lambda: pulled_and_pushed(PULLS, PUSHES, True),
+    ),
+    "ab": (
+        algorithms.ab(SGD, DOWN, UP),
+        lambda: pulled_and_pushed(DOWN, UP, False),
+    ),
     "deepsqueeze": (
         algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
         lambda: squeezed(RING, 0.3),

@@ -56,6 +56,36 @@ METHODS = [
         holds("ATC tracking, schedule, every round"),
     ),
     Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "reshape(-1, *[1] * (leaf.ndim - 1)) * leaf",
+        "mean() * leaf",
+        holds("Aug-DGM, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "jnp.asarray(momentum, u.dtype) * u + g",
+        "jnp.asarray(momentum, u.dtype) * (u + g)",
+        holds("momentum tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_diging.py",
+        "Query(divided(state.workers))",
+        "Query(state.workers.params)",
+        holds("Push-DIGing, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "round.pull(half, pull)",
+        "optax.apply_updates(round.pull(state.params, pull), change)",
+        holds("Push-Pull, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "optax.apply_updates(x, change)",
+        "optax.apply_updates(state.params, change)",
+        holds("AB, every round"),
+    ),
+    Mistake(
         "algorithms/decentralized/choco_sgd.py",
         "half.params, laplacian\n",
         "half.params, sent.received\n",

@@ -275,6 +275,38 @@ def test_a_directed_edge_goes_from_sender_to_receiver():
         np.testing.assert_allclose(topology.W, topologies.chain(4).W, atol=1e-15)
 
 
+@pytest.mark.parametrize("n", [3, 9])
+def test_a_random_directed_graph_is_a_cycle_and_some_more_edges(n):
+    cycle = topologies.random_directed(n, 1, seed=2)
+    assert cycle.name == f"random_directed({n}, 1, 2)"
+    assert nx.is_isomorphic(nx.DiGraph(cycle.edges.tolist()), nx.cycle_graph(n, nx.DiGraph))
+    graph = topologies.random_directed(n, n - 1)
+    assert graph.uniform
+    if n > 3:
+        unbalanced = topologies.random_directed(n, 3, seed=1)
+        assert (unbalanced.out_degrees == 3).all()
+        assert np.ptp(unbalanced.in_degrees) > 0
+        assert topologies.random_directed(n, 3, seed=1).edges.tolist() == unbalanced.edges.tolist()
+        assert topologies.random_directed(n, 3, seed=2).edges.tolist() != unbalanced.edges.tolist()
+
+
+def test_weights_for_pull_weigh_equally_what_a_worker_receives():
+    """On any graph of one root; for push, senders share equally on a graph of one end."""
+    tree = nx.DiGraph([("root", "a"), ("root", "b"), ("b", "c")])
+    down = from_graph(tree, topologies.pull)
+    assert (down.name, down.role) == ("from_graph, pull", "pull")
+    assert (down.names, down.roots.tolist()) == (("root", "a", "b", "c"), [0])
+    expected = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.5, 0.5]]
+    np.testing.assert_array_equal(down.W, expected)
+    up = from_graph(tree.reverse(), topologies.push, "up")
+    assert (up.name, up.role, up.roots.tolist()) == ("up, push", "push", [0])
+    np.testing.assert_array_equal(up.W, np.array(expected).T)
+    assert from_matrix(down.W, role="pull").role == "pull"
+    star = topologies.star(5, topologies.pull)
+    assert star.name == "star(5, pull)"
+    np.testing.assert_allclose(star.W, topologies.star(5, topologies.uniform).W.T)
+
+
 def weighted(value) -> nx.Graph:
     """One edge of the lazy ring has this weight, and its first end's loop has the remainder."""
     graph = lazy_ring()
@@ -313,6 +345,15 @@ REFUSED = [
     (from_graph, (nx.Graph(),), "nodes"),
     (from_graph, (nx.Graph([("a", "b"), ("c", "c")]),), r"workers \{2\} \('c'\)"),
     (from_graph, (nx.DiGraph([(0, 1), (1, 2)]),), "3 components.*strongly"),
+    (
+        from_graph,
+        (nx.DiGraph([("a", "b"), ("c", "b")]), topologies.pull),
+        r"3 components, .* \('a'\); expected a worker that reaches all others",
+    ),
+    *(
+        (topologies.random_directed, given, r"degree = \d; expected an integer from 1 to n - 1")
+        for given in ((4, 4), (4, 0), (1, 1))
+    ),
     (from_graph, (np.eye(3),), "from_numpy_array"),
     (from_graph, (eye_array(3),), "from_scipy_sparse_array"),
     (from_graph, ([(0, 1), (1, 2)],), r"networkx.Graph\(edges\)"),

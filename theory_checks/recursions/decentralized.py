@@ -81,6 +81,35 @@ def adapt_then_combine_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: 
         y = mixed + g - last
 
 
+def augmented_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Aug-DGM: Xu, Zhu, Soh and Xie, 2015. The first trackers are mixed, too. `step` gives the
+    changes of all workers, whose step sizes may differ.
+    """
+    g, t = G(0, X), 0
+    y = W(0) @ g
+    while True:
+        X = W(t) @ (X + step(y))
+        t += 1
+        yield {"params": X, "tracker": y, "gradient": g}
+        last, g = g, G(t, X)
+        y = W(t) @ (y + g - last)
+
+
+def momentum_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step, beta: float) -> Rounds:
+    """MT-DSGDm: Takezawa et al., 2023. Momenta and corrections start at 0. The corrections of a
+    round are mixed in the next, together with its models.
+    """
+    u, c, t = np.zeros_like(X), np.zeros_like(X), 0
+    while True:
+        last = u
+        u = beta * u + G(t, X)
+        # of the paper's previous round: C = (C - U) W + U
+        c = W(t) @ (c - last) + last
+        X = W(t) @ X + step(u - c)
+        t += 1
+        yield {"params": X, "tracker": u - c, "gradient": u}
+
+
 def suda(
     X: np.ndarray, G: Gradients, step: Step, A: np.ndarray, B: np.ndarray, C: np.ndarray
 ) -> Rounds:
@@ -105,6 +134,46 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         w = W(t) @ w
         t += 1
         yield {"params": X, "weight": w}
+
+
+def push_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Push-DIGing: Nedic, Olshevsky and Shi, 2017. The tracker of the state is the sum that the
+    round's messages give.
+    """
+    U, v, t = X, np.ones(len(X)), 0
+    g = y = G(0, X)
+    while True:
+        U, v, mixed = W(t) @ (U + step(y)), W(t) @ v, W(t) @ y
+        t += 1
+        yield {"params": U, "weight": v, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, np.stack([U[n] / v[n] for n in range(len(X))]))
+        y = mixed + g - last
+
+
+def push_pull(X: np.ndarray, G: Gradients, R: Matrices, P: Matrices, step: Step) -> Rounds:
+    """Push-Pull: Pu, Shi, Xu and Nedic, 2021. The tracker of the state is the sum that the round's
+    messages give.
+    """
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = R(t) @ (X + step(y)), P(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
+
+
+def ab(X: np.ndarray, G: Gradients, A: Matrices, B: Matrices, step: Step) -> Rounds:
+    """AB: Xin and Khan, 2018; otherwise as `push_pull`."""
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = A(t) @ X + step(y), B(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
 
 
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:

@@ -38,6 +38,7 @@ PARTNER = np.array([3, 1, 7, 0, 5, 4, 6, 2])
 RING, DIRECTED, COMPLETE = topologies.ring(N), topologies.exponential(N), topologies.complete(N)
 NEAR = np.stack([IDS - 1, (IDS + 1) % N], axis=1)
 SCHEDULE = topologies.one_peer_exponential(N)
+PULL, PUSH = topologies.star(N, topologies.pull), topologies.star(N, topologies.uniform)
 PRESENT = np.array([True, True, False, True, True, True, False, True])
 COUNTED = PRESENT & (IDS != 4)
 DOWN = {(0, 1), (3, 4), (0, 4)}
@@ -131,6 +132,12 @@ def old():
 def joint(round, x):
     with round.joint():
         return round.mix(x, RING), round.laplacian(old(), RING)
+
+
+def pull_and_push(round, x):
+    """Pulls and pushes along the edges of the star, in one exchange."""
+    with round.joint():
+        return round.pull(x, PULL), round.push(old(), PUSH)
 
 
 class Call(NamedTuple):
@@ -276,6 +283,13 @@ CALLS = {
         (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)),
         RING_MESSAGES,
         4 * VECTOR,
+        ROWS,
+    ),
+    "pull and push": Call(
+        pull_and_push,
+        (mixed(PULL, X), mixed(PUSH, OLD)),
+        "gossip(star(8, pull))",
+        2 * VECTOR * PULL.out_degrees[0],
         ROWS,
     ),
     "when": Call(
@@ -476,6 +490,7 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
         ("mean", "mean via ring_all_reduce"),
         ("to_servers", "to_servers of sign, from_servers of sign"),
         ("joint", "mix on ring(8), laplacian on ring(8)"),
+        ("pull and push", "pull on star(8, pull), push on star(8, uniform)"),
         ("all_gather of signs", "all_gather of sign"),
     ],
 )
@@ -579,6 +594,37 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
         expected |= {"messages": np.stack([SENT.sum(axis=0), (SENT & ARRIVES).sum(axis=1)], axis=1)}
     for what, numbers in expected.items():
         np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
+
+
+@pytest.mark.parametrize(
+    ("send", "topology", "message"),
+    [
+        (
+            "mix",
+            PULL,
+            r"round.mix: star\(8, pull\) is a topology for 'pull'; .* 'gossip', or a doubly",
+        ),
+        ("laplacian", PULL, "round.laplacian: .* 'pull'"),
+        ("push", PULL, "round.push: .* 'pull'; expected one for 'push' or 'gossip'"),
+        (
+            "pull",
+            PUSH,
+            "round.pull: .* 'gossip'; expected one for 'pull', or a doubly stochastic W",
+        ),
+    ],
+)
+def test_topologies_for_other_roles_are_refused(send, topology, message):
+    with pytest.raises(ValueError, match=message):
+        communicated(1, (lambda round, x: getattr(round, send)(x, topology), ROWS))
+
+
+def test_exchanges_on_different_graphs_are_not_joint():
+    def apart(round, x):
+        with round.joint():
+            return round.pull(x, RING), round.push(x, PUSH)
+
+    with pytest.raises(ValueError, match=r"different patterns, gossip\(ring\(8\)\) and gossip"):
+        communicated(1, (apart, ROWS))
 
 
 NEED_ALL = {

@@ -80,6 +80,8 @@ _TREE = [(0, 1), (0, 2), (2, 3), (2, 4), (4, 5)]
 # Workers differ in the numbers of nodes to which they send and from which they receive, so that
 # only the columns of W sum to 1.
 _DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]
+_FROM_ROOT = [(2, 0), (2, 4), (4, 1), (4, 3), (3, 5)]  # a tree
+_TO_ROOT = [(receiver, sender) for sender, receiver in _FROM_ROOT]
 
 
 @cache
@@ -93,6 +95,15 @@ def graph(name: str) -> Topology:
         "matchings": lambda: topologies.random_matchings(N, 4),
         "irregular": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), name="irregular"),
         "directed": lambda: topologies.from_graph(nx.DiGraph(_DIRECTED), name="directed"),
+        "directed, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_DIRECTED), topologies.pull, "directed"
+        ),
+        "pushes": lambda: topologies.random_pushes(N, 4),
+        "pushes, pull": lambda: topologies.random_pushes(N, 4, weights=topologies.pull),
+        "tree, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_FROM_ROOT), topologies.pull, "tree"
+        ),
+        "tree, push": lambda: topologies.from_graph(nx.DiGraph(_TO_ROOT), topologies.push, "tree"),
         "tree": lambda: topologies.from_graph(nx.Graph(_TREE), name="tree"),
     }
     return made[name]()
@@ -112,6 +123,13 @@ def matrices(name: str) -> Matrices:
         "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],
         "one peer": lambda: graphs.one_peer(N),
         "directed": lambda: [graphs.weighted("uniform", graphs.arrows(N, _DIRECTED))],
+        "directed, pull": lambda: [graphs.pulled(graphs.arrows(N, _DIRECTED))],
+        "tree, pull": lambda: [graphs.pulled(graphs.arrows(N, _FROM_ROOT))],
+        "tree, push": lambda: [graphs.weighted("uniform", graphs.arrows(N, _TO_ROOT))],
+        "pushes, pull": lambda: [
+            graphs.pulled((W.toarray() > 0) - np.eye(N)) for W in graph("pushes").matrices
+        ],
+        "pushes": lambda: [W.toarray() for W in graph("pushes").matrices],
         "matchings": lambda: [W.toarray() for W in graph("matchings").matrices],
     }
     dense = written[name]()
@@ -119,12 +137,13 @@ def matrices(name: str) -> Matrices:
 
 
 def between_neighbours(
-    rounds: Iterator[Symbols], on: str, message: float, every: int = 1
+    rounds: Iterator[Symbols], on: str | tuple[str, ...], message: float, every: int = 1
 ) -> Iterator[Symbols]:
     """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
-    `message` bits to each neighbour.
+    `message` bits to each neighbour on the graph, or on each of several graphs.
     """
+    graphs = [matrices(name) for name in ((on,) if isinstance(on, str) else on)]
     for t, symbols in enumerate(rounds, start=1):
-        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
+        links = sum((W(t // every - 1) != 0) * (1 - np.eye(N)) for W in graphs)
         up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
         yield {**symbols, "bits up": up, "bits down": down}
