@@ -37,7 +37,7 @@ from algorithms.decentralized.gradient_tracking import (
 from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
-from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.lt_admm import lt_admm, lt_admm_vr
 from algorithms.decentralized.nids import nids
 from algorithms.decentralized.opapc import opapc
 from algorithms.decentralized.pg_extra import pg_extra
@@ -198,6 +198,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     ),
     "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
     "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "lt-admm-vr": lambda optimizer, workers: lt_admm_vr(optimizer, topologies.ring(workers), 4),
     "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
     "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
     "dcd-sgd": lambda optimizer, workers: dcd_sgd(
@@ -303,6 +304,7 @@ __all__ = [
     "local_exact_diffusion",
     "local_sgd",
     "lt_admm",
+    "lt_admm_vr",
     "make",
     "mime",
     "mime_lite",

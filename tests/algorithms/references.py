@@ -169,7 +169,7 @@ THIRD = {
     "c-gt": "noisy",
     "dlm": "changing",
     **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
-    "opapc": "blocking",
+    **dict.fromkeys(("lt-admm-vr", "opapc"), "blocking"),
     **dict.fromkeys(("noloco", "k-gt"), "lossy"),
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",

@@ -135,7 +135,7 @@ FORMS: dict[str, Form] = {
     "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
     # model and tracker, to the workers that are a power of 2 further
     **dict.fromkeys(("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
-    **dict.fromkeys(("dlm", "lt-admm"), _models()),
+    **dict.fromkeys(("dlm", "lt-admm", "lt-admm-vr"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
     "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
@@ -172,7 +172,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
     "adacomm": (4, {3}),  # the first period
-    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested

@@ -730,7 +730,7 @@ REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
-    *("dlm", "opapc"),
+    *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
